@@ -1,0 +1,39 @@
+# Two commands for a fresh machine: `make quickstart` and `make test`. Everything else is for developers.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: quickstart test soak lint clean install
+.DEFAULT_GOAL := help
+
+help:            ## show the targets
+	@grep -E '^[a-z]+: .*##|^[a-z]+:  .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/'
+
+install: $(STAMP) ## create .venv and install lit_llm with the pinned versions
+
+# constraints.txt pins torch first and alone: a resolver that sees it beside other packages may fetch a CUDA build of several GB.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "lit_llm needs Python >= 3.10, this is " + sys.version)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+quickstart: install ## train a small GPT on this machine's own Python sources (minutes on two CPU cores)
+	$(BIN)/python -m lit_llm fit --config recipes/quickstart.yaml --resume auto
+	$(BIN)/python -m lit_llm.quickstart_report runs/quickstart
+
+test: install    ## the whole test suite, with OMP_NUM_THREADS=1 so that processes do not fight for cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+soak: install    ## the long tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
+
+lint: install    ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:           ## remove the virtual environment and caches (runs/ stays)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -1,0 +1,60 @@
+"""`python -m lit_llm COMMAND`: dispatch, and the one place where a user's mistake becomes one line and exit code 2."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import traceback
+from pathlib import Path
+
+USAGE = """usage: python -m lit_llm COMMAND [options]
+
+  fit        train:                  python -m lit_llm fit --config recipes/quickstart.yaml
+  validate   loss on held-out text:  python -m lit_llm validate --run runs/quickstart
+  test       loss on the test set:   python -m lit_llm test --run runs/quickstart
+  generate   text from a run:        python -m lit_llm generate --run runs/quickstart --prompt "def "
+  prepare    text to token shards:   python -m lit_llm prepare --data TextFiles --data.paths 'books/*.txt' --out shards
+
+python -m lit_llm COMMAND --help lists a command's options."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 2 a mistake in the input."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command in ("--help", "-h", "help"):
+        print(USAGE)
+        return 0
+    if command == "--version":
+        print(importlib.metadata.version("lit_llm"))
+        return 0
+    try:
+        # Imports are here because they cost: Lightning and its command line take seconds.
+        if command == "generate":
+            from lit_llm import generate
+
+            generate.main(rest)
+        elif command in ("fit", "validate", "test", "prepare"):
+            from lit_llm import cli
+
+            cli.main(command, rest)
+        else:
+            raise ValueError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
+    except ValueError as error:
+        if not is_users_mistake(error):
+            raise
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def is_users_mistake(error: BaseException) -> bool:
+    """Our own code raises ValueError for input that cannot work; a ValueError from anywhere else is a bug to be seen."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = (Path(__file__).parent, Path(__file__).parent.parent / "callbacks")
+    return bool(frames) and any(Path(frames[-1].filename).is_relative_to(folder) for folder in ours)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

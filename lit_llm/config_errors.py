@@ -1,0 +1,134 @@
+"""Mistakes in a recipe or on the command line: all of them at once, each with the nearest right key.
+
+jsonargparse stops at the first mistake and explains it in up to forty lines. When parsing fails, every single assignment
+(each leaf of each --config file, each flag) is tried again on top of those that were fine, so each mistake is found, named and
+explained once. That costs a parse per assignment, on the error path only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One value given by the user: a leaf of a config file, or a flag."""
+
+    key: str
+    """Dotted, without class_path and init_args: what the flag for it is called."""
+    value: Any
+    origin: str
+    """The config file it stands in, or "the command line"."""
+
+    def as_flag(self) -> str:
+        value = self.value if isinstance(self.value, str) else json.dumps(self.value)
+        return f"--{self.key}={value}"
+
+
+def assignments_in(arguments: list[str]) -> tuple[list[Assignment], list[str]]:
+    """Every assignment in command-line arguments, config files included, in order; and the files that cannot be read."""
+    found: list[Assignment] = []
+    problems: list[str] = []
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        position += 1
+        if not argument.startswith("-"):
+            problems.append(f"'{argument}' stands alone on the command line; a value follows its flag, like --model.n_layer 4")
+            continue
+        key, equals, value = argument.partition("=")
+        if not equals:
+            if position < len(arguments) and not re.match(r"--?[A-Za-z]", arguments[position]):
+                value = arguments[position]
+                position += 1
+            else:
+                problems.append(f"{key} is given without a value, like {key} VALUE")
+                continue
+        key = key.lstrip("-")
+        if key in ("config", "c"):
+            try:
+                with open(value, encoding="utf-8") as file:
+                    content = yaml.safe_load(file)
+            except OSError as error:
+                problems.append(f"config file {value} cannot be read: {error.strerror} (--config)")
+                continue
+            except (yaml.YAMLError, UnicodeDecodeError) as error:
+                where = getattr(error, "problem_mark", None)
+                line = f" at line {where.line + 1}" if where else ""
+                problems.append(f"config file {value} is not valid YAML{line} (--config)")
+                continue
+            if not isinstance(content, dict):
+                problems.append(f"config file {value} holds no settings, it should be `key: value` lines (--config)")
+                continue
+            found += [Assignment(k, v, value) for k, v in leaves(content)]
+        else:
+            found.append(Assignment(key, value, "the command line"))
+    return found, problems
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nested dict; a class comes before its arguments, which follow without `init_args`."""
+    for name, value in sorted(tree.items(), key=lambda item: item[0] != "class_path"):
+        if name == "class_path":
+            yield prefix.rstrip("."), value
+        elif name == "init_args" and isinstance(value, dict):
+            yield from leaves(value, prefix)
+        elif isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def explain(arguments: list[str], parse: Callable[[list[str]], Any], class_names: Callable[[str], list[str]]) -> list[str]:
+    """One sentence for each mistake in `arguments`.
+
+    Args:
+        parse: parses flags into a namespace; raises on a mistake.
+        class_names: the known classes of a group, by the group's key; empty when it takes no class.
+    """
+    assignments, problems = assignments_in(arguments)
+    accepted: list[str] = []
+    for assignment in assignments:
+        flag = assignment.as_flag()
+        try:
+            parse([*accepted, flag])
+        except Exception as error:
+            known = [key for key, _ in leaves(_as_dict(parse(accepted)))]
+            problems.append(_sentence(assignment, str(error), known, class_names(assignment.key)))
+        else:
+            accepted.append(flag)
+    return problems
+
+
+def _as_dict(namespace: Any) -> dict[str, Any]:
+    return namespace.as_dict() if hasattr(namespace, "as_dict") else dict(namespace)
+
+
+def _sentence(assignment: Assignment, error: str, known: list[str], classes: list[str]) -> str:
+    key, value = assignment.key, assignment.value
+    where = f"(--{key}, in {assignment.origin})"
+    unknown = "unrecognized arguments" in error or "is not accepted" in error or "is not expected" in error
+    if unknown and key not in known:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        if not near:  # the right name in the wrong group
+            tail = key.rpartition(".")[2]
+            near = [k for k in known if k.rpartition(".")[2] == tail][:1]
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"unknown key {key}{hint} {where}"
+    if classes and isinstance(value, str) and value.rpartition(".")[2] not in classes:
+        near = difflib.get_close_matches(value.rpartition(".")[2], classes, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"{key} is {value!r}, which is no class that can be used here{hint} (known: {', '.join(classes)}) {where}"
+    expected = re.findall(r"Expected an? (.+?)\. Got value", error) or re.findall(r"Subtypes: \[(.+?)\]", error)
+    if expected:
+        kinds = re.sub(r"<class '([\w.]+)'>", r"\1", expected[-1]).replace("NoneType", "null").replace("typing.", "")
+        return f"{key} is {value!r}, it must be of type {kinds} {where}"
+    detail = " ".join(line.strip(" -") for line in error.splitlines()[1:] if line.strip()) or error
+    return f"{key} is {value!r}: {detail[:300]} {where}"

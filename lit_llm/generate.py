@@ -1,0 +1,88 @@
+"""`python -m lit_llm generate`: text from a run folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_llm.data.tokenizer import load_tokenizer
+from lit_llm.model import GPT, GPTConfig
+from lit_llm.run_folder import find_checkpoint
+from lit_llm.sampling import Sampling, generate, prompt_ids
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_llm generate",
+        description="Continue a prompt with a trained model.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--run", required=True, help="run folder, like runs/quickstart")
+    parser.add_argument("--prompt", default="", help="text to continue; empty starts a new document")
+    parser.add_argument("--max_new_tokens", type=int, default=200, help="tokens to generate at most")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy, 1 the model's own distribution")
+    parser.add_argument("--top_k", type=int, default=50, help="keep the k most likely tokens; 0 keeps all")
+    parser.add_argument("--top_p", type=float, default=None, help="keep the smallest likely set of this probability")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
+    return parser
+
+
+def load_model(checkpoint: Path, device: str = "cpu") -> GPT:
+    """The trained GPT of a checkpoint, in fp32 and in eval mode.
+
+    Raises:
+        ValueError: the file is no checkpoint of lit_llm.
+    """
+    try:
+        content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        config, weights = GPTConfig(**content["model_config"]), content["state_dict"]
+    except Exception as error:
+        # torch.load has no exception type of its own: damaged zip, pickle and missing keys all mean the same to the user.
+        raise ValueError(f"{checkpoint} is not a lit_llm checkpoint, or it is damaged (--ckpt_path)") from error
+    with torch.device("meta"):
+        model = GPT(config)
+    model.to_empty(device=device)
+    model.init_weights()  # fills what no checkpoint holds: the rotary tables
+    prefix = "model."
+    model.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
+    return model.eval()
+
+
+def main(arguments: list[str]) -> None:
+    """Print the prompt and its continuation, token by token.
+
+    Raises:
+        ValueError: a run folder, checkpoint or setting that does not work.
+    """
+    options = build_parser().parse_args(arguments)
+    if options.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {options.max_new_tokens}, it must be at least 1 (--max_new_tokens)")
+    sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
+    run = Path(options.run)
+    named = options.ckpt_path in ("last", "best")
+    checkpoint = find_checkpoint(run, options.ckpt_path) if named else Path(options.ckpt_path)
+    if not checkpoint.exists():
+        raise ValueError(f"there is no checkpoint {checkpoint} (--ckpt_path)")
+    tokenizer = load_tokenizer(run)
+    model = load_model(checkpoint, options.device)
+    prompt = prompt_ids(tokenizer, options.prompt)
+    sys.stdout.write(options.prompt)
+    # One id can be part of a character: print what the ids so far decode to beyond what is printed, whole characters only.
+    new_ids: list[int] = []
+    printed = ""
+    for token in generate(
+        model, prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, stop_id=tokenizer.eos_id
+    ):
+        new_ids.append(token)
+        text = tokenizer.decode(new_ids)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            sys.stdout.write(text[len(printed) :])
+            sys.stdout.flush()
+            printed = text
+    sys.stdout.write(tokenizer.decode(new_ids)[len(printed) :] + "\n")

@@ -1,0 +1,255 @@
+"""The LightningModule: the training step, validation sums, and nothing a callback could do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_llm.sampling import Sampling, generate, prompt_ids
+from lit_llm.loss import LossSums, chunked_cross_entropy, cross_entropy
+from lit_llm.metrics import BitsPerByte, Perplexity
+from lit_llm.model import GPT, GPTConfig
+from lit_llm.optimizers import MuonAdamW, parameter_groups
+
+
+@dataclass
+class LossConfig:
+    """How the loss is computed."""
+
+    chunk_size: int | None = None
+    """Tokens whose logits are held at a time. None: all at once; pays off when the vocabulary is large (docs/loss.md)."""
+    z_loss: float = 0.0
+    """Weight of logsumexp(logits)^2 in the training loss, keeps logits from drifting (PaLM: 1e-4). Metrics leave it out."""
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.chunk_size is not None and self.chunk_size < 1:
+            found.append(f"loss.chunk_size is {self.chunk_size}, it must be at least 1 or null (--loss.chunk_size)")
+        if self.z_loss < 0:
+            found.append(f"loss.z_loss is {self.z_loss}, it must not be negative (--loss.z_loss)")
+        return found
+
+
+class LanguageModel(L.LightningModule):
+    """Trains a GPT with next-token cross-entropy; every mean is over the tokens of the *global* batch.
+
+    Batches are dicts of `input_ids` and `targets`, both (B, T) int64; a target of -100 counts nowhere.
+
+    Logs, at optimizer step 1 and every `trainer.log_every_n_steps`: `train/loss` (nats per token over that step's global
+    batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, when the
+    data knows its tokenizer, `val/bits_per_byte`.
+
+    Raises:
+        ValueError: the configuration cannot be built; every reason in one message.
+    """
+
+    def __init__(
+        self,
+        model: GPTConfig,
+        optimizer: OptimizerCallable = MuonAdamW,
+        loss: LossConfig | None = None,
+    ) -> None:
+        super().__init__()
+        loss = loss or LossConfig()
+        problems = model.problems() + loss.problems()
+        if problems:
+            raise ValueError("\n".join(problems))
+        self.config = model
+        self.optimizer_factory = optimizer
+        self.loss_function: Callable[..., LossSums] = partial(cross_entropy, z_loss=loss.z_loss)
+        if loss.chunk_size is not None:
+            self.loss_function = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
+        self.model: GPT | None = None  # built in configure_model, when the data's vocabulary and the strategy are known
+        self.perplexity = Perplexity()
+        self.bits_per_byte = BitsPerByte()
+        self.token_bytes: Tensor | None = None
+        self.tokenizer: Any = None
+        # Sums over the current optimizer step's micro-batches, on the device; nothing to save between steps.
+        self.window_nll: Tensor | float = 0.0
+        self.window_count: Tensor | int = 0
+
+    # -- building ---------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Build the model once the data is known. Lightning may call this more than once."""
+        if self.model is not None:
+            return
+        data = getattr(self._trainer, "datamodule", None) if self._trainer is not None else None
+        self.tokenizer = getattr(data, "tokenizer", None)
+        self.token_bytes = getattr(data, "token_bytes", None)
+        data_vocab_size = getattr(data, "vocab_size", None)
+        if self.config.vocab_size is None:
+            self.config.vocab_size = data_vocab_size
+        elif data_vocab_size is not None and data_vocab_size > self.config.vocab_size:
+            raise ValueError(
+                f"the data's tokenizer has {data_vocab_size} ids, model.vocab_size is {self.config.vocab_size}; "
+                "leave --model.vocab_size null to follow the data"
+            )
+        if self.config.eos_id is None:
+            self.config.eos_id = getattr(data, "eos_id", None)
+        if self.config.mask_documents and self.config.eos_id is None:
+            raise ValueError(
+                "model.mask_documents needs to know the end-of-document id, and the data's tokenizer has none; "
+                "give --model.eos_id or set --model.mask_documents false"
+            )
+        self.model = GPT(self.config)
+
+    def configure_optimizers(self) -> Optimizer:
+        assert self.model is not None
+        return self.optimizer_factory(parameter_groups(self.model))
+
+    @property
+    def flops_per_token(self) -> float:
+        """Training FLOPs per token, see `GPTConfig.flops_per_token`."""
+        return self.config.flops_per_token()
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    @property
+    def every_target_counts(self) -> bool:
+        """The data promises that no training target is ignored, so each micro-batch weighs the same."""
+        return getattr(self.trainer.datamodule, "every_target_counts", False)
+
+    def sums(self, batch: dict[str, Tensor]) -> LossSums:
+        assert self.model is not None
+        sums = self.model(batch["input_ids"], batch["targets"], loss=self.loss_function)
+        assert isinstance(sums, LossSums)
+        return sums
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        sums = self.sums(batch)
+        self.window_nll = self.window_nll + sums.nll
+        self.window_count = self.window_count + sums.count
+        return sums.loss / self._divisor(batch["targets"])
+
+    def _divisor(self, targets: Tensor) -> int:
+        # With ignored targets the token count of the global batch is not known before its last micro-batch, so each
+        # micro-batch divides by one constant, the same everywhere, and `optimizer_step` puts the exact count right.
+        return targets.numel() if self.every_target_counts else self.config.block_size
+
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Any,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Make the gradient the mean over all counted tokens before any callback sees (or clips) it."""
+
+        def closure() -> Any:
+            assert optimizer_closure is not None
+            result = optimizer_closure()
+            if not self.every_target_counts:
+                self._divide_gradients_by_token_count()
+            return result
+
+        super().optimizer_step(epoch, batch_idx, optimizer, closure)
+
+    def _divide_gradients_by_token_count(self) -> None:
+        # Lightning has divided by the number of micro-batches and the strategy by the number of ranks.
+        count = self.trainer.strategy.reduce(torch.as_tensor(self.window_count, device=self.device), reduce_op="sum")
+        assert isinstance(count, Tensor)
+        parts = self.config.block_size * self.trainer.accumulate_grad_batches * self.trainer.world_size
+        scale = parts / count.clamp(min=1)  # a batch without any target has zero gradients, not NaN
+        for p in self.parameters():
+            if p.grad is not None:
+                p.grad.mul_(scale.to(p.grad.dtype))
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        step = self.trainer.global_step + 1
+        nll, count = self.window_nll, self.window_count
+        self.window_nll, self.window_count = 0.0, 0
+        if step != 1 and step % self.trainer.log_every_n_steps:
+            return
+        packed = torch.stack((torch.as_tensor(nll).double(), torch.as_tensor(count).double()))  # (2,)
+        packed = self.trainer.strategy.reduce(packed, reduce_op="sum")
+        nll_sum, tokens = packed.tolist()  # the only read of the loss on the host, on logged steps
+        loss = nll_sum / tokens if tokens else math.nan
+        self._log_row({"train/loss": loss, "train/perplexity": safe_exp(loss)}, step)
+
+    def _log_row(self, row: dict[str, float], step: int) -> None:
+        # Not self.log: it costs 0.5 ms a value, and its x-axis is one step behind in training, two ways in validation.
+        for logger in self.trainer.loggers:
+            logger.log_metrics(row, step=step)
+        self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+
+    # -- validation and test ----------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        self.perplexity.reset()
+        self.bits_per_byte.reset()
+        if self.token_bytes is not None:
+            self.token_bytes = self.token_bytes.to(self.device)
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        sums = self.sums(batch)
+        self.perplexity.update(sums.nll, sums.count)
+        if self.token_bytes is not None:
+            targets = batch["targets"]
+            counted = targets >= 0  # (B, T)
+            self.bits_per_byte.update(sums.nll, (self.token_bytes[targets.clamp(min=0)] * counted).sum())
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def _log_evaluation(self, prefix: str) -> None:
+        perplexity = float(self.perplexity.compute())  # sums over all ranks; one exp at the end
+        row = {f"{prefix}/loss": math.log(perplexity), f"{prefix}/perplexity": perplexity}
+        if self.token_bytes is not None:
+            row[f"{prefix}/bits_per_byte"] = float(self.bits_per_byte.compute())
+        # For callback_metrics (EarlyStopping, checkpoints, what `trainer.validate` returns); the loggers get the row below.
+        self.log_dict(row, logger=False)
+        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            self._log_row(row, self.trainer.global_step)
+
+    # -- generation and checkpoints ---------------------------------------------------------------------------------
+
+    def generate_text(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.8,
+        top_k: int | None = 50,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> str:
+        """The prompt and its continuation; draws from a generator of its own, so training is not disturbed.
+
+        Raises:
+            ValueError: the data has no tokenizer, or a sampling setting is out of range.
+        """
+        assert self.model is not None
+        if self.tokenizer is None:
+            raise ValueError("text cannot be generated without a tokenizer: give the data one (--data.tokenizer)")
+        ids = generate(
+            self.model,
+            prompt_ids(self.tokenizer, prompt),
+            max_new_tokens=max_new_tokens,
+            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+            stop_id=self.tokenizer.eos_id,
+        )
+        return prompt + self.tokenizer.decode(list(ids))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["model_config"] = asdict(self.config)  # plain values: loading stays weights_only
+
+
+def safe_exp(loss: float) -> float:
+    """exp that is infinity where a float overflows."""
+    return math.exp(loss) if loss < 700 else math.inf

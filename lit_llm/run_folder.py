@@ -1,0 +1,67 @@
+"""A run folder, `runs/<name>/`: config.yaml, tokenizer.json, TensorBoard events, and checkpoints/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CONFIG = "config.yaml"
+CHECKPOINTS = "checkpoints"
+
+
+def default_run_dir(config_files: list[str]) -> Path:
+    """`runs/` and the name of the first recipe: overlays do not rename a run."""
+    return Path("runs") / (Path(config_files[0]).stem if config_files else "default")
+
+
+def holds_run(run_dir: Path) -> bool:
+    """Whether a run has written there."""
+    return (run_dir / CONFIG).exists() or (run_dir / CHECKPOINTS).exists()
+
+
+def find_checkpoint(run_dir: Path, which: str) -> Path:
+    """The checkpoint called `which` in a run folder.
+
+    Raises:
+        ValueError: there is none; says what is there.
+    """
+    path = run_dir / CHECKPOINTS / f"{which}.ckpt"
+    if path.exists():
+        return path
+    if not run_dir.is_dir():
+        raise ValueError(f"there is no run folder {run_dir} (--run_dir or --run)")
+    names = sorted(p.name for p in (run_dir / CHECKPOINTS).glob("*.ckpt"))
+    there = f"there are {', '.join(names)}" if names else "there is no checkpoint yet; train first with `fit`"
+    raise ValueError(f"run folder {run_dir} has no checkpoint '{which}': {there} (--ckpt_path)")
+
+
+def resume_checkpoint(run_dir: Path, resume: str) -> Path | None:
+    """What `--resume never|auto|PATH` continues from; None starts anew.
+
+    Raises:
+        ValueError: PATH does not exist, or a run would be overwritten.
+    """
+    if resume == "auto":
+        last = run_dir / CHECKPOINTS / "last.ckpt"
+        return last if last.exists() else None
+    if resume == "never":
+        if holds_run(run_dir):
+            raise ValueError(
+                f"run folder {run_dir} already holds a run; continue it with --resume auto, "
+                "set it aside with --replace true, or write elsewhere with --run_dir DIR"
+            )
+        return None
+    path = Path(resume)
+    if not path.exists():
+        raise ValueError(f"there is no checkpoint {path} to resume from (--resume PATH, or --resume auto)")
+    return path
+
+
+def set_aside(run_dir: Path) -> Path | None:
+    """Rename an existing run folder to `<name>.1`, `.2`, …; nothing is deleted. Returns where it went."""
+    if not run_dir.exists():
+        return None
+    number = 1
+    while (target := run_dir.with_name(f"{run_dir.name}.{number}")).exists():
+        number += 1
+    run_dir.rename(target)
+    return target
