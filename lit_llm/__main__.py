@@ -6,6 +6,7 @@ import importlib.metadata
 import sys
 import traceback
 from pathlib import Path
+from typing import cast
 
 USAGE = """usage: python -m lit_llm COMMAND [options]
 
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif command in ("fit", "validate", "test", "prepare"):
             from lit_llm import cli
 
-            cli.main(command, rest)
+            cli.main(cast(cli.Command, command), rest)
         else:
             raise ValueError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
     except ValueError as error:

@@ -10,13 +10,14 @@ import logging
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
 from jsonargparse import Namespace
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback, instantiate_class
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -26,27 +27,27 @@ from rich.table import Table
 from torch.optim import Optimizer
 
 import callbacks
-import lit_llm.data  # noqa: F401  registers the DataModules, so that their short names work
-import lit_llm.optimizers  # noqa: F401  likewise
+import lit_llm.data
+import lit_llm.optimizers
 from lit_llm.checkpoint.atomic_io import AtomicCheckpointIO
-from lit_llm.config_errors import explain
+from lit_llm.config_errors import explain, reason
 from lit_llm.model import GPTConfig
 from lit_llm.module import LanguageModel, LossConfig
 from lit_llm.prepare import prepare
-from lit_llm.run_folder import CHECKPOINTS, CONFIG, default_run_dir, find_checkpoint, resume_checkpoint, set_aside
+from lit_llm.run_folder import CONFIG, default_run_dir, existing_checkpoint, find_checkpoint, resume_checkpoint, set_aside
 
 Command = Literal["fit", "validate", "test", "prepare"]
 
-# Group → base class, default class. A group that is null is left out of the run.
-CALLBACKS: dict[str, tuple[type[Callback], str]] = {
-    "schedule": (callbacks.Schedule, "callbacks.Cosine"),
-    "gradient_norm": (callbacks.GradientNorm, "callbacks.GradientNorm"),
-    "validation": (callbacks.ValidateEvery, "callbacks.ValidateEvery"),
-    "throughput": (callbacks.Throughput, "callbacks.Throughput"),
-    "samples": (callbacks.TextSamples, "callbacks.TextSamples"),
-    "page": (callbacks.TensorBoardPage, "callbacks.TensorBoardPage"),
-    "progress": (callbacks.TrainingProgress, "callbacks.TrainingProgress"),
-    "checkpoint": (callbacks.StepCheckpoint, "callbacks.StepCheckpoint"),
+# Group → base class, default. A group that is null is left out of the run; samples need a prompt, so they start as null.
+CALLBACKS: dict[str, tuple[type[Callback], dict[str, Any] | None]] = {
+    "schedule": (callbacks.Schedule, {"class_path": "callbacks.Cosine"}),
+    "gradient_norm": (callbacks.GradientNorm, {"class_path": "callbacks.GradientNorm"}),
+    "validation": (callbacks.ValidateEvery, {"class_path": "callbacks.ValidateEvery", "init_args": {"every_n_steps": 1000}}),
+    "throughput": (callbacks.Throughput, {"class_path": "callbacks.Throughput"}),
+    "samples": (callbacks.TextSamples, None),
+    "page": (callbacks.TensorBoardPage, {"class_path": "callbacks.TensorBoardPage"}),
+    "progress": (callbacks.TrainingProgress, {"class_path": "callbacks.TrainingProgress"}),
+    "checkpoint": (callbacks.StepCheckpoint, {"class_path": "callbacks.StepCheckpoint"}),
 }
 
 
@@ -77,6 +78,23 @@ class SaveRunFolder(SaveConfigCallback):
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("config", f"```yaml\n{text}\n```", trainer.global_step)
 
+    @rank_zero_only
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say what is about to be trained on what."""
+        assert isinstance(pl_module, LanguageModel) and pl_module.model is not None
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        print(f"model: {pl_module.model.num_parameters():,} parameters, vocabulary {pl_module.config.vocab_size:,}")
+        if isinstance(data, lit_llm.data.TokenDataModule):
+            assert data.block_size is not None
+            step_tokens = data.global_batch_size * data.block_size
+            print(
+                f"data: {data.train_tokens:,} tokens to train on, {data.val_tokens:,} held out\n"
+                f"step: {data.global_batch_size} sequences of {data.block_size} = {step_tokens:,} tokens, in "
+                f"{trainer.accumulate_grad_batches} micro-batch(es) on each of {trainer.world_size} process(es)\n"
+                f"run: {trainer.max_steps:,} steps = {trainer.max_steps * step_tokens:,} tokens = "
+                f"{trainer.max_steps * step_tokens / data.train_tokens:.2f} epochs, into {trainer.default_root_dir}"
+            )
+
 
 class RecipeCLI(LightningCLI):
     """Turns a recipe into a model, data and a Trainer; `run` does what the command says.
@@ -88,6 +106,7 @@ class RecipeCLI(LightningCLI):
     def __init__(self, command: Command, arguments: list[str]) -> None:
         self.command = command
         self.arguments = expand_run(arguments)
+        self.problems: list[str] = []
         super().__init__(
             save_config_callback=SaveRunFolder if command == "fit" else None,
             save_config_kwargs={"save_to_log_dir": False},
@@ -145,7 +164,7 @@ class RecipeCLI(LightningCLI):
             {
                 "optimizer": {"class_path": "lit_llm.optimizers.MuonAdamW"},
                 "data": {"class_path": "lit_llm.data.PythonStdlib"},
-                **{group: {"class_path": default} for group, (_, default) in CALLBACKS.items()},
+                **{group: default for group, (_, default) in CALLBACKS.items()},
             }
         )
 
@@ -155,11 +174,14 @@ class RecipeCLI(LightningCLI):
         try:
             self.config = parser.parse_args(args)
         except Exception as error:
-            found = explain(args, parser.parse_args, self._known_classes)
-            raise ValueError("\n".join(found or [str(error)])) from None
+            self.problems, accepted = explain(args, parser.parse_args, self._known_classes)
+            if not self.problems:
+                raise ValueError(reason(str(error))) from None
+            # Go on with what was fine, so that a wrong key and a batch that does not divide are told together.
+            self.config = parser.parse_args(accepted)
 
     def _known_classes(self, key: str) -> list[str]:
-        bases = {group: base for group, (base, _) in CALLBACKS.items()}
+        bases: dict[str, type] = {group: base for group, (base, _) in CALLBACKS.items()}
         bases |= {"data": LightningDataModule, "optimizer": Optimizer, "data.tokenizer": lit_llm.data.Tokenizer}
         return sorted(c.__name__ for c in concrete_subclasses(bases[key])) if key in bases else []
 
@@ -167,6 +189,8 @@ class RecipeCLI(LightningCLI):
 
     def _set_seed(self) -> None:
         # The launcher's own "Seed set to" and device lines would be the first thing a newcomer reads.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
+        warnings.filterwarnings("ignore", message=".*does not have many workers")
         logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         super()._set_seed()
@@ -174,16 +198,15 @@ class RecipeCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build everything that is cheap, gather every problem, and only then go on."""
         config = self.config
-        config_files = [str(path) for path in config.get("config") or []]
-        config.run_dir = str(config.run_dir or default_run_dir(config_files))
+        config.run_dir = str(config.run_dir or default_run_dir(config_files_in(self.arguments)))
         self.run_dir = Path(config.run_dir)
-        problems: list[str] = []
+        problems = self.problems
         built: dict[str, Any] = {}
         for group in ("model", "loss", "data", *CALLBACKS):
             try:
                 built[group] = self.parser.instantiate_classes(Namespace({group: config[group]})).get(group)
             except ValueError as error:
-                problems += str(error).splitlines()
+                problems.append(reason(str(error)))
         self.config_init = Namespace(built)
         self.datamodule = built.get("data")
         model_config: GPTConfig | None = built.get("model")
@@ -205,6 +228,7 @@ class RecipeCLI(LightningCLI):
         if problems:
             raise ValueError("\n".join(problems))
         if trainer is not None:
+            assert model_config is not None
             self.trainer = trainer
             self.model = LanguageModel(model_config, self._optimizer_factory, built["loss"])
 
@@ -229,22 +253,23 @@ class RecipeCLI(LightningCLI):
         try:
             self._optimizer_factory([{"params": [matrix], "name": "matrix"}, {"params": [vector], "name": "vector"}])
         except (ValueError, TypeError, RuntimeError) as error:
-            return [f"optimizer {self.config.optimizer.class_path} cannot be built: {error} (--optimizer)"]
+            return [f"optimizer {self.config.optimizer.class_path} cannot be built: {str(error).rstrip('.')} (--optimizer)"]
         return []
 
     def _checkpoint_to_load(self, problems: list[str]) -> Path | None:
         try:
             if self.command == "fit":
                 # Other ranks of the same machine start after rank 0 has made the folder; only rank 0 judges what was there.
-                if rank_zero_only.rank != 0 and self.config.resume == "never":
+                rank = getattr(rank_zero_only, "rank", 0)
+                if rank != 0 and self.config.resume == "never":
                     return None
-                if self.config.replace and rank_zero_only.rank == 0 and not problems:
+                if self.config.replace and rank == 0 and not problems:
                     set_aside(self.run_dir)
                 return resume_checkpoint(self.run_dir, self.config.resume)
             if self.command in ("validate", "test"):
                 if self.config.ckpt_path in ("last", "best"):
                     return find_checkpoint(self.run_dir, self.config.ckpt_path)
-                return resume_checkpoint(self.run_dir, self.config.ckpt_path)
+                return existing_checkpoint(self.config.ckpt_path)
         except ValueError as error:
             problems.append(str(error))
         return None
@@ -276,12 +301,18 @@ class RecipeCLI(LightningCLI):
         elif self.command == "prepare":
             if self.config.out is None:
                 raise ValueError("prepare needs to know where to write (--out DIR)")
-            prepare(self.datamodule, Path(self.config.out), shard_tokens=self.config.shard_tokens)
+            summary = prepare(self.datamodule, Path(self.config.out), shard_tokens=self.config.shard_tokens)
+            for name, split in summary["splits"].items():
+                print(f"{name}: {split['documents']:,} documents, {split['bytes']:,} bytes, {split['tokens']:,} tokens")
+            out = summary["out"]
+            print(
+                f"train on it: python -m lit_llm fit --config RECIPE --data TokenShards --data.vocab_size "
+                f"{summary['vocab_size']} --data.train '{out}/train_*.bin' --data.val '{out}/val_*.bin' "
+                f"--data.tokenizer TokenizerJSON --data.tokenizer.path {out}/tokenizer.json"
+            )
         else:
             evaluate = self.trainer.validate if self.command == "validate" else self.trainer.test
-            evaluate(
-                self.model, datamodule=self.datamodule, ckpt_path=self.checkpoint, verbose=False, weights_only=True
-            )
+            evaluate(self.model, datamodule=self.datamodule, ckpt_path=self.checkpoint, verbose=False, weights_only=True)
             self._print_metrics("val" if self.command == "validate" else "test")
 
     def _fit(self) -> None:
@@ -341,6 +372,16 @@ def expand_run(arguments: list[str]) -> list[str]:
             raise ValueError(f"{value} is no run folder: it has no {CONFIG} (--run)")
         expanded += ["--config", str(Path(value) / CONFIG), "--run_dir", value]
     return expanded
+
+
+def config_files_in(arguments: list[str]) -> list[str]:
+    """The values of --config, in order."""
+    files = []
+    for i, argument in enumerate(arguments):
+        key, equals, value = argument.partition("=")
+        if key in ("--config", "-c") and (equals or i + 1 < len(arguments)):
+            files.append(value if equals else arguments[i + 1])
+    return files
 
 
 def main(command: Command, arguments: list[str]) -> None:

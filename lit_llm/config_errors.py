@@ -1,8 +1,8 @@
 """Mistakes in a recipe or on the command line: all of them at once, each with the nearest right key.
 
-jsonargparse stops at the first mistake and explains it in up to forty lines. When parsing fails, every single assignment
-(each leaf of each --config file, each flag) is tried again on top of those that were fine, so each mistake is found, named and
-explained once. That costs a parse per assignment, on the error path only.
+jsonargparse stops at the first mistake and explains it in up to forty lines. When parsing fails, the assignments (leaves of the
+--config files, and flags) are tried again on top of those that were fine, so each mistake is found, named and explained once.
+That costs up to a parse per assignment, on the error path only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import yaml
@@ -86,8 +87,10 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def explain(arguments: list[str], parse: Callable[[list[str]], Any], class_names: Callable[[str], list[str]]) -> list[str]:
-    """One sentence for each mistake in `arguments`.
+def explain(
+    arguments: list[str], parse: Callable[[list[str]], Any], class_names: Callable[[str], list[str]]
+) -> tuple[list[str], list[str]]:
+    """One sentence for each mistake in `arguments`, and the flags that remain without them.
 
     Args:
         parse: parses flags into a namespace; raises on a mistake.
@@ -95,16 +98,45 @@ def explain(arguments: list[str], parse: Callable[[list[str]], Any], class_names
     """
     assignments, problems = assignments_in(arguments)
     accepted: list[str] = []
-    for assignment in assignments:
-        flag = assignment.as_flag()
+
+    def error_of(candidates: list[Assignment]) -> str | None:
         try:
-            parse([*accepted, flag])
+            parse([*accepted, *(assignment.as_flag() for assignment in candidates)])
         except Exception as error:
-            known = [key for key, _ in leaves(_as_dict(parse(accepted)))]
-            problems.append(_sentence(assignment, str(error), known, class_names(assignment.key)))
-        else:
-            accepted.append(flag)
-    return problems
+            return str(error)
+        return None
+
+    def report(assignment: Assignment, error: str) -> None:
+        known = [key for key, _ in leaves(_as_dict(parse(accepted)))]
+        problems.append(_sentence(assignment, error, known, class_names(assignment.key)))
+
+    # A class may be valid only together with its required arguments, so what stands together is tried together first.
+    for _, together in groupby(assignments, key=lambda a: (a.origin, a.key.partition(".")[0])):
+        group = list(together)
+        if error_of(group) is not None:
+            for i, suspect in enumerate(group):
+                others = group[:i] + group[i + 1 :]
+                if len(others) > 0 and error_of(others) is None:
+                    report(suspect, error_of([*others, suspect]) or "")
+                    group = others
+                    break
+            else:
+                fine: list[Assignment] = []
+                for suspect in group:
+                    error = error_of([*fine, suspect])
+                    if error is None:
+                        fine.append(suspect)
+                    else:
+                        report(suspect, error)
+                group = fine
+        accepted += [assignment.as_flag() for assignment in group]
+    return problems, accepted
+
+
+def reason(error: str) -> str:
+    """What our own classes said, out of jsonargparse's account of everything it tried."""
+    own = [line.strip(" -.") for line in error.splitlines() if re.search(r"\(--[\w.]+\)", line)]
+    return own[0] if own else " ".join(error.split())[:300]
 
 
 def _as_dict(namespace: Any) -> dict[str, Any]:
@@ -126,9 +158,8 @@ def _sentence(assignment: Assignment, error: str, known: list[str], classes: lis
         near = difflib.get_close_matches(value.rpartition(".")[2], classes, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"{key} is {value!r}, which is no class that can be used here{hint} (known: {', '.join(classes)}) {where}"
-    expected = re.findall(r"Expected an? (.+?)\. Got value", error) or re.findall(r"Subtypes: \[(.+?)\]", error)
+    expected = re.findall(r"Expected an? (.+?)\. Got value", error) or re.findall(r"Subtypes: \[(.+)\]$", error, re.M)
     if expected:
-        kinds = re.sub(r"<class '([\w.]+)'>", r"\1", expected[-1]).replace("NoneType", "null").replace("typing.", "")
+        kinds = re.sub(r"<class '([\w.]+)'>", r"\1", expected[0]).replace("NoneType", "null").replace("typing.", "")
         return f"{key} is {value!r}, it must be of type {kinds} {where}"
-    detail = " ".join(line.strip(" -") for line in error.splitlines()[1:] if line.strip()) or error
-    return f"{key} is {value!r}: {detail[:300]} {where}"
+    return f"{key} is {value!r}: {reason(error)} {where}"

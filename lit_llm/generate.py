@@ -11,7 +11,7 @@ import torch
 
 from lit_llm.data.tokenizer import load_tokenizer
 from lit_llm.model import GPT, GPTConfig
-from lit_llm.run_folder import find_checkpoint
+from lit_llm.run_folder import existing_checkpoint, find_checkpoint
 from lit_llm.sampling import Sampling, generate, prompt_ids
 
 
@@ -66,9 +66,7 @@ def main(arguments: list[str]) -> None:
     sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
     run = Path(options.run)
     named = options.ckpt_path in ("last", "best")
-    checkpoint = find_checkpoint(run, options.ckpt_path) if named else Path(options.ckpt_path)
-    if not checkpoint.exists():
-        raise ValueError(f"there is no checkpoint {checkpoint} (--ckpt_path)")
+    checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     tokenizer = load_tokenizer(run)
     model = load_model(checkpoint, options.device)
     prompt = prompt_ids(tokenizer, options.prompt)
@@ -76,9 +74,7 @@ def main(arguments: list[str]) -> None:
     # One id can be part of a character: print what the ids so far decode to beyond what is printed, whole characters only.
     new_ids: list[int] = []
     printed = ""
-    for token in generate(
-        model, prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, stop_id=tokenizer.eos_id
-    ):
+    for token in generate(model, prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, stop_id=tokenizer.eos_id):
         new_ids.append(token)
         text = tokenizer.decode(new_ids)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):

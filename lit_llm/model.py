@@ -354,6 +354,7 @@ class GPT(nn.Module):
             (B, T, V) fp32 logits without targets, else `LossSums` over all counted targets.
         """
         config = self.config
+        assert config.vocab_size is not None
         start = 0 if cache is None else cache.length
         length = input_ids.size(1)
         assert start + length <= config.block_size, f"{start + length} positions > block_size {config.block_size}"
@@ -383,8 +384,8 @@ class GPT(nn.Module):
         """
         config, end = self.config, seen_ids.size(1)
         windowed = config.window is not None and config.window < end
-        documents = config.mask_documents and config.eos_id is not None
-        if not windowed and not documents and (start == 0 or end - start == 1):
+        eos_id = config.eos_id if config.mask_documents else None
+        if not windowed and eos_id is None and (start == 0 or end - start == 1):
             return None
         query = torch.arange(start, end, device=seen_ids.device)[:, None]  # (T, 1)
         key = torch.arange(end, device=seen_ids.device)[None, :]  # (1, S)
@@ -392,8 +393,8 @@ class GPT(nn.Module):
         if windowed:
             assert config.window is not None
             mask = mask & (query - key < config.window)
-        if documents:
-            ends = seen_ids == config.eos_id  # (B, S)
+        if eos_id is not None:
+            ends = seen_ids.eq(eos_id)  # (B, S)
             document = ends.cumsum(dim=1) - ends.long()  # (B, S): an end-of-document id belongs to what it ends
             mask = mask & (document[:, start:, None] == document[:, None, :])[:, None]  # (B, 1, T, S)
         return mask

@@ -14,11 +14,11 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_llm.sampling import Sampling, generate, prompt_ids
 from lit_llm.loss import LossSums, chunked_cross_entropy, cross_entropy
 from lit_llm.metrics import BitsPerByte, Perplexity
 from lit_llm.model import GPT, GPTConfig
 from lit_llm.optimizers import MuonAdamW, parameter_groups
+from lit_llm.sampling import Sampling, generate, prompt_ids
 
 
 @dataclass
@@ -117,7 +117,7 @@ class LanguageModel(L.LightningModule):
     @property
     def every_target_counts(self) -> bool:
         """The data promises that no training target is ignored, so each micro-batch weighs the same."""
-        return getattr(self.trainer.datamodule, "every_target_counts", False)
+        return getattr(getattr(self.trainer, "datamodule", None), "every_target_counts", False)
 
     def sums(self, batch: dict[str, Tensor]) -> LossSums:
         assert self.model is not None
@@ -168,7 +168,7 @@ class LanguageModel(L.LightningModule):
         step = self.trainer.global_step + 1
         nll, count = self.window_nll, self.window_count
         self.window_nll, self.window_count = 0.0, 0
-        if step != 1 and step % self.trainer.log_every_n_steps:
+        if step != 1 and step % self.trainer.log_every_n_steps:  # type: ignore[attr-defined]  # set by a connector
             return
         packed = torch.stack((torch.as_tensor(nll).double(), torch.as_tensor(count).double()))  # (2,)
         packed = self.trainer.strategy.reduce(packed, reduce_op="sum")
@@ -212,9 +212,11 @@ class LanguageModel(L.LightningModule):
         row = {f"{prefix}/loss": math.log(perplexity), f"{prefix}/perplexity": perplexity}
         if self.token_bytes is not None:
             row[f"{prefix}/bits_per_byte"] = float(self.bits_per_byte.compute())
-        # For callback_metrics (EarlyStopping, checkpoints, what `trainer.validate` returns); the loggers get the row below.
-        self.log_dict(row, logger=False)
-        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+        # For callback_metrics (EarlyStopping, checkpoints) and for what `trainer.validate` returns. While fitting, Lightning
+        # would write it one step early, so the row is written here.
+        fitting = self.trainer.state.fn == "fit"
+        self.log_dict(row, logger=not fitting)
+        if fitting and not self.trainer.sanity_checking:
             self._log_row(row, self.trainer.global_step)
 
     # -- generation and checkpoints ---------------------------------------------------------------------------------

@@ -56,6 +56,17 @@ def resume_checkpoint(run_dir: Path, resume: str) -> Path | None:
     return path
 
 
+def existing_checkpoint(path: str) -> Path:
+    """A checkpoint file given by its path.
+
+    Raises:
+        ValueError: it does not exist.
+    """
+    if not Path(path).exists():
+        raise ValueError(f"there is no checkpoint {path}; give last, best, or a file (--ckpt_path)")
+    return Path(path)
+
+
 def set_aside(run_dir: Path) -> Path | None:
     """Rename an existing run folder to `<name>.1`, `.2`, …; nothing is deleted. Returns where it went."""
     if not run_dir.exists():

@@ -36,7 +36,5 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         finally:
             os.close(directory)
 
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
         return torch.load(path, map_location=map_location, weights_only=True)

@@ -1,0 +1,31 @@
+"""Lightning callbacks for pretraining, one concern a file.
+
+Each file imports torch, lightning and the standard library, nothing of this project: copy one into another project and
+it works. What a callback logs, and what it does in which hook, is in its docstring. The x-axis of every row is the
+number of optimizer steps made; rows are written at step 1 and at multiples of `Trainer(log_every_n_steps)`.
+"""
+
+from callbacks.checkpoint import StepCheckpoint
+from callbacks.gradient_norm import GradientNorm
+from callbacks.progress_bar import TrainingProgress
+from callbacks.samples import TextSamples
+from callbacks.schedule import WSD, Constant, Cosine, InverseSquareRoot, Linear, Schedule
+from callbacks.tensorboard_page import TensorBoardPage
+from callbacks.throughput import Throughput
+from callbacks.validation import ValidateEvery
+
+__all__ = [
+    "WSD",
+    "Constant",
+    "Cosine",
+    "GradientNorm",
+    "InverseSquareRoot",
+    "Linear",
+    "Schedule",
+    "StepCheckpoint",
+    "TensorBoardPage",
+    "TextSamples",
+    "Throughput",
+    "TrainingProgress",
+    "ValidateEvery",
+]

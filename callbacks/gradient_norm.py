@@ -1,0 +1,127 @@
+"""Gradient norm and clipping, computed once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+
+
+def total_norm(grads: Iterable[Tensor]) -> Tensor:
+    """Global L2 norm in fp32 (float64 for float64 gradients): a plain 0-d tensor, on the first gradient's device.
+
+    Sharded gradients (DTensor) count with all their shards. They are grouped by mesh and placement first: norms of
+    differently distributed tensors, or of DTensors and plain ones, cannot be stacked.
+    """
+    groups: dict[Any, list[Tensor]] = defaultdict(list)
+    for grad in grads:
+        groups[(grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None].append(grad)
+    norms: list[Tensor] = []
+    for group in groups.values():
+        if any(grad.dtype in (torch.bfloat16, torch.float16) for grad in group):
+            # get_total_norm would return, and add up, the norms in 8 or 11 bits of mantissa.
+            each = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in group]
+            norm = torch.linalg.vector_norm(torch.stack([n.to(each[0].device) for n in each]))
+        else:
+            norm = get_total_norm(group)
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if not norms:
+        return torch.zeros(())
+    if len(norms) == 1:
+        return norms[0]
+    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+
+
+def scale_(grads: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply gradients in place by a 0-d tensor; of a DTensor the local shard, which needs no communication."""
+    by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
+    for grad in grads:
+        local = grad.to_local() if isinstance(grad, DTensor) else grad
+        by_device[local.device].append(local)
+    for device, group in by_device.items():
+        torch._foreach_mul_(group, factor.to(device))  # one fused launch, as in torch.nn.utils.clip_grads_with_norm_
+
+
+class GradientNorm(Callback):
+    """Clips the global gradient norm and logs it; the norm is computed once for both.
+
+    g ← g·min(1, clip/(‖g‖ + 1e-6)): the direction is kept. Leave `Trainer(gradient_clip_val)` unset.
+
+    Logs: `grad/norm` (before clipping); if clipping, also `grad/norm_clipped` (after) and `grad/clip_fraction`: of the
+    optimizer steps since the last row, the fraction whose norm was above `clip`.
+
+    Contract:
+        on_train_start: refuses settings under which the numbers would be wrong.
+        on_before_optimizer_step: norm, clipping, and at logged steps the row. Between two rows nothing is read on the
+            host; with `clip=None` nothing is even computed.
+        State: the counts behind `grad/clip_fraction`.
+
+    Args:
+        clip: largest norm let through; None = log only.
+
+    Raises:
+        ValueError: clip <= 0; `Trainer(gradient_clip_val)` is set; fp16 loss scaling with an optimizer that unscales by
+            itself (fused), whose gradients are still scaled when they would be clipped.
+    """
+
+    def __init__(self, clip: float | None = 1.0) -> None:
+        if clip is not None and not clip > 0:
+            raise ValueError(f"clip is {clip} but must be above 0, or null to only log the norm (--gradient_norm.clip).")
+        self.clip = clip
+        self._steps = 0  # optimizer steps since the last row
+        self._clipped: Tensor | int = 0  # how many of them were clipped; a device tensor once training runs
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.gradient_clip_val:
+            raise ValueError(
+                f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) and GradientNorm(clip={self.clip}) would both"
+                " clip: remove --trainer.gradient_clip_val."
+            )
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            for optimizer in trainer.optimizers:
+                if getattr(optimizer, "_step_supports_amp_scaling", False):
+                    raise ValueError(
+                        f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after they would"
+                        " be clipped: use --trainer.precision bf16-mixed, or an optimizer with fused=False."
+                    )
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
+        step = trainer.global_step + 1
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        logged = every > 0 and (step == 1 or step % every == 0)
+        self._steps += 1
+        if self.clip is None and not logged:
+            return
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = total_norm(grads)
+        if self.clip is not None:
+            scale_(grads, torch.clamp(self.clip / (norm + 1e-6), max=1.0))
+            self._clipped = self._clipped + (norm > self.clip)
+        if not logged:
+            return
+        if self.clip is None:
+            row = {"grad/norm": norm.item()}
+        else:
+            assert isinstance(self._clipped, Tensor)
+            value, clipped = torch.stack([norm.double(), self._clipped.double()]).tolist()  # one host sync for both
+            row = {
+                "grad/norm": value,
+                "grad/norm_clipped": value * min(1.0, self.clip / (value + 1e-6)),
+                "grad/clip_fraction": clipped / self._steps,
+            }
+        self._steps, self._clipped = 0, 0
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=step)
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps, "clipped": int(self._clipped)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._steps, self._clipped = state_dict["steps"], state_dict["clipped"]

@@ -1,0 +1,225 @@
+"""A progress bar that counts optimizer steps."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+
+# What a line shows, where it is logged: metric, label, format.
+_SHOWN = (
+    ("train/loss", "loss", "{:.4f}"),
+    ("train/perplexity", "ppl", "{:.4g}"),
+    ("lr", "lr", "{:.2e}"),
+    ("grad/norm", "grad", "{:.3g}"),
+)
+_REFRESH_SECONDS = 0.1
+
+
+def format_duration(seconds: float) -> str:
+    """7 → "7s", 187 → "3m07s", 11107 → "3h05m", 93600 → "1d02h"."""
+    s = round(seconds)
+    if s < 60:
+        return f"{s}s"
+    if s < 3600:
+        return f"{s // 60}m{s % 60:02d}s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    hours = round(seconds / 3600)
+    return f"{hours // 24}d{hours % 24:02d}h"
+
+
+def format_count(number: float) -> str:
+    """873 → "873", 45200 → "45.2k", 1234000 → "1.23M": three digits."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * limit:  # what rounds to 1000 of a unit is 1 of the next
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Like "loss 2.3456  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s": of these, what is there."""
+    parts = [f"{label} {form.format(metrics[name])}" for name, label, form in _SHOWN if name in metrics]
+    if "throughput/tokens_per_second" in metrics:
+        parts.append(f"{format_count(metrics['throughput/tokens_per_second'])} tok/s")
+    return "  ".join(parts)
+
+
+def format_line(step: int, max_steps: int, metrics: Mapping[str, float], eta_seconds: float | None) -> str:
+    """Like "step 100/2000  loss 2.3456 …  ETA 3m07s"; no total if `max_steps` is -1, no ETA if it is None."""
+    width = len(str(max_steps)) if max_steps >= 0 else 0
+    parts = [f"step {step:>{width}}/{max_steps}" if max_steps >= 0 else f"step {step}", format_metrics(metrics)]
+    if eta_seconds is not None:
+        parts.append(f"ETA {format_duration(eta_seconds)}")
+    return "  ".join(part for part in parts if part)
+
+
+def format_validation(step: int, metrics: Mapping[str, float], seconds: float) -> str:
+    """Like "validation after step 500: val/loss 2.1234  val/perplexity 8.36  (3s)"."""
+    values = "  ".join(f"{name} {value:.5g}" for name, value in metrics.items() if name.startswith("val"))
+    return f"validation after step {step}: {values}  ({format_duration(seconds)})"
+
+
+class TrainingProgress(ProgressBar):
+    """Shows optimizer steps of `trainer.max_steps`, loss, perplexity, lr, gradient norm, tokens/s and time to go.
+
+    On a terminal: one bar, redrawn at logged steps and at most ten times a second, and a second bar while validation
+    runs. Elsewhere (a log file, CI): one plain line per logged step. Validation leaves one line with its result in
+    both.
+
+    Reads `train/loss`, `train/perplexity`, `lr`, `grad/norm`, `throughput/tokens_per_second` from
+    `trainer.callback_metrics`; what is not logged is not shown. ETA is the time per step since this process began
+    training (validation and saving included, the first step not) times the steps to go.
+
+    Logs: nothing.
+
+    Contract:
+        on_train_start: opens the bar at the step resumed from.
+        on_train_batch_end: at an unlogged step compares two numbers and returns.
+        on_validation_*: bar and result line; the sanity check is not shown.
+        on_train_end, on_exception, teardown: closes the bars.
+        State: none. Rank 0 only.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._enabled = True
+        self._bar: Tqdm | None = None
+        self._val_bar: Tqdm | None = None
+        self._step = 0
+        self._drawn = 0.0  # when
+        self._first: tuple[int, float] | None = None  # the first step of this process and when it was over
+        self._val_since = 0.0
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print above the bar."""
+        text = kwargs.pop("sep", " ").join(map(str, args))
+        if self._bar is not None:
+            self._bar.write(text, **kwargs)
+        elif self._enabled:
+            print(text, **kwargs, flush=True)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._step, self._first, self._drawn = trainer.global_step, None, 0.0
+        if self._enabled and sys.stdout.isatty():
+            sized = trainer.max_steps >= 0
+            self._bar = Tqdm(
+                desc="step",
+                initial=trainer.global_step,
+                total=trainer.max_steps if sized else None,
+                file=sys.stdout,
+                dynamic_ncols=True,
+                bar_format="step {n_fmt}/{total_fmt} |{bar}| {postfix}" if sized else "step {n_fmt} {postfix}",
+            )
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if not self._enabled or step == self._step:
+            return
+        self._step = step
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        logged = (every > 0 and (step == 1 or step % every == 0)) or step == trainer.max_steps
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (step, now)
+        if not logged:
+            if self._bar is not None and now - self._drawn >= _REFRESH_SECONDS:
+                self._draw(step, now, None)
+            return
+        metrics = _floats(trainer)
+        eta = self._eta(step, trainer.max_steps, now)
+        if self._bar is None:
+            self.print(format_line(step, trainer.max_steps, metrics, eta))
+        else:
+            text = format_metrics(metrics)
+            self._draw(step, now, text if eta is None else f"{text}  ETA {format_duration(eta)}")
+
+    def _eta(self, step: int, max_steps: int, now: float) -> float | None:
+        assert self._first is not None
+        first, since = self._first
+        if max_steps < 0 or step == first:
+            return None
+        return (max_steps - step) * (now - since) / (step - first)
+
+    def _draw(self, step: int, now: float, postfix: str | None) -> None:
+        assert self._bar is not None
+        self._bar.n = step
+        if postfix is not None:
+            self._bar.set_postfix_str(postfix, refresh=False)
+        self._bar.refresh()
+        self._drawn = now
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or not self._enabled:
+            return
+        self._val_since = time.monotonic()
+        if sys.stdout.isatty():
+            batches = sum(trainer.num_val_batches)
+            self._val_bar = Tqdm(
+                desc="validation",
+                total=batches if batches != float("inf") else None,
+                file=sys.stdout,
+                leave=False,
+                dynamic_ncols=True,
+                mininterval=_REFRESH_SECONDS,
+                position=0 if self._bar is None else 1,
+            )
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self._val_bar is not None:
+            self._val_bar.update()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or not self._enabled:
+            return
+        self._close_validation()
+        if trainer.state.fn == "fit":  # `trainer.validate` prints a table of its own
+            seconds = time.monotonic() - self._val_since
+            self.print(format_validation(trainer.global_step, _floats(trainer), seconds))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._close()
+
+    def _close_validation(self) -> None:
+        if self._val_bar is not None:
+            self._val_bar.close()
+            self._val_bar = None
+
+    def _close(self) -> None:
+        self._close_validation()
+        if self._bar is not None:
+            self._bar.n = self._step
+            self._bar.close()
+            self._bar = None
+
+
+def _floats(trainer: Trainer) -> dict[str, float]:
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}

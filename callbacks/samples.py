@@ -1,0 +1,131 @@
+"""Generated text in TensorBoard while training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.seed import isolate_rng
+
+
+def markdown(text: str) -> str:
+    """A Markdown code block of `text`: TensorBoard renders text as Markdown, which would eat white space and `#`, `*`,
+    `_`.
+
+    Indented rather than fenced, so that no text can end the block.
+    """
+    return "\n".join("    " + line for line in text.split("\n"))
+
+
+class TextSamples(Callback):
+    """Continues fixed prompts at fixed steps, so that the same sentence can be read getting better.
+
+    Needs `LightningModule.generate_text(prompt, *, max_new_tokens, temperature, top_k, top_p, seed) -> str`. The seed
+    is the same each time: what changes between two samples is the model, not the luck.
+
+    Logs: text `samples/<i>` (prompt and continuation) to TensorBoard loggers; other loggers are left alone, and
+    without a TensorBoard logger nothing is generated.
+
+    Contract:
+        on_train_start: checks that the module can generate.
+        on_train_batch_end: generates at due optimizer steps. Every rank generates (a sharded model needs them all),
+            rank 0 writes.
+        on_train_end: generates, unless that step was due already.
+        Random state, train/eval mode and gradients are as before afterwards. The work is announced to the trainer's
+        profiler as "generate_samples", by which a throughput callback can leave it out.
+        State: none.
+
+    Args:
+        prompts: texts to continue.
+        every_n_steps: optimizer steps between two samples.
+        max_new_tokens: length of a continuation, in tokens.
+        temperature: 0 = always the likeliest token.
+        top_k: sample among the k likeliest tokens; null = among all.
+        seed: of the sampling.
+
+    Raises:
+        ValueError: numbers out of range; the module has no `generate_text`.
+    """
+
+    def __init__(
+        self,
+        prompts: list[str],
+        every_n_steps: int,
+        max_new_tokens: int = 100,
+        temperature: float = 0.8,
+        top_k: int | None = 50,
+        seed: int = 0,
+    ) -> None:
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps is {every_n_steps} but must be >= 1 (--samples.every_n_steps).")
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {max_new_tokens} but must be >= 1 (--samples.max_new_tokens).")
+        if temperature < 0:
+            raise ValueError(f"temperature is {temperature} but must be >= 0 (--samples.temperature).")
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k is {top_k} but must be >= 1, or null for no limit (--samples.top_k).")
+        self.prompts = prompts
+        self.every_n_steps = every_n_steps
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.top_k = top_k
+        self.seed = seed
+        self._seen = 0  # the last optimizer step looked at: under accumulation the hook runs once a micro-batch
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not callable(getattr(pl_module, "generate_text", None)):
+            raise ValueError(
+                f"TextSamples needs a method generate_text, which {type(pl_module).__name__} does not have:"
+                " drop the callback (`samples: null`)."
+            )
+        self._seen = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step != self._seen:
+            self._seen = step
+            if step % self.every_n_steps == 0:
+                self._write(trainer, pl_module, step)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        step = trainer.global_step
+        if step > 0 and step % self.every_n_steps != 0:
+            self._write(trainer, pl_module, step)
+
+    def _write(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        if not loggers:
+            return
+        with trainer.profiler.profile("generate_samples"):  # type: ignore[attr-defined]
+            texts = self._generate(trainer, pl_module)
+        if trainer.is_global_zero:
+            for i, text in enumerate(texts):
+                for logger in loggers:
+                    logger.experiment.add_text(f"samples/{i}", markdown(text), global_step=step)
+
+    def _generate(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
+        """Prompt and continuation, for each prompt."""
+        modes = [(module, module.training) for module in pl_module.modules()]
+        texts = []
+        try:
+            pl_module.eval()
+            # The precision context is the one validation runs in (autocast): same kernels, same numbers.
+            with isolate_rng(), torch.no_grad(), trainer.precision_plugin.forward_context():
+                for prompt in self.prompts:
+                    text = pl_module.generate_text(  # type: ignore[operator]
+                        prompt,
+                        max_new_tokens=self.max_new_tokens,
+                        temperature=self.temperature,
+                        top_k=self.top_k,
+                        top_p=None,
+                        seed=self.seed,
+                    )
+                    texts.append(text if text.startswith(prompt) else prompt + text)
+        finally:
+            for module, training in modes:  # one by one: parts may have been in eval mode on purpose
+                module.training = training
+        return texts

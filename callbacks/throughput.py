@@ -1,0 +1,278 @@
+"""Tokens per second, model FLOP utilisation, share of time spent waiting for data, peak memory."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+try:
+    import resource
+except ImportError:  # Windows has no getrusage
+    resource = None  # type: ignore[assignment]
+
+# Dense peak TFLOP/s: (device name, bf16 or fp16 with fp32 accumulation, tf32, fp32 without tensor cores). Vendors print
+# tensor-core figures "with sparsity": halved here. The whole name must match: an unknown variant (another form factor,
+# a laptop part, a MIG slice) has another peak, and gets none rather than a wrong one.
+PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
+    # https://www.nvidia.com/en-us/data-center/a100/ (specifications)
+    (r"(NVIDIA )?A100-(SXM4|SXM|PCIE|PCIe)-(40|80)GB|NVIDIA A100 80GB PCIe", 312.0, 156.0, 19.5),
+    # https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306 (SXM5, then PCIe)
+    (r"NVIDIA H100 80GB HBM3", 989.0, 494.5, 67.0),
+    (r"NVIDIA H100 PCIe", 756.0, 378.0, 51.0),
+    # https://nvdam.widen.net/s/nb5zzzsjdf/hpc-datasheet-sc23-h200-datasheet-3002446
+    (r"NVIDIA H200", 989.0, 494.5, 67.0),
+    # https://resources.nvidia.com/en-us-dgx-systems/dgx-b200-datasheet (one of eight; sources differ on tf32 and fp32)
+    (r"NVIDIA B200", 2250.0, None, None),
+    # https://resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet
+    (r"NVIDIA L4", 121.0, 60.0, 30.3),
+    # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf, appendix A
+    (r"NVIDIA GeForce RTX 4090", 165.2, 82.6, 82.6),
+    # https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf
+    (r"AMD Instinct MI300X( OAM)?", 1307.4, 653.7, 163.4),
+)
+
+_FETCH = "[_TrainingEpochLoop].train_dataloader_next"
+# What is no training step, by the names under which the trainer's profiler hears of it. Callbacks that do long work of
+# their own may announce it under "generate_samples".
+_OUTSIDE = ("save_checkpoint", "generate_samples")
+
+
+def peak_tflops(device_name: str, precision: str, matmul_precision: str = "highest") -> float | None:
+    """Dense peak of one device in TFLOP/s for the trainer's precision; None if either is not in the table.
+
+    Args:
+        device_name: as `torch.cuda.get_device_name()` says it.
+        precision: `Trainer(precision)`, canonical ("bf16-mixed", "32-true", …).
+        matmul_precision: `torch.get_float32_matmul_precision()`: other than "highest", fp32 matrix products run in
+            tf32.
+    """
+    for pattern, half, tf32, fp32 in PEAKS:
+        if re.fullmatch(pattern, device_name):
+            if precision.startswith(("bf16", "16")):
+                return half
+            if precision == "32-true":
+                return fp32 if matmul_precision == "highest" else tf32
+    return None
+
+
+def count_tokens(batch: Any) -> int:
+    """Tokens in a batch: elements of `batch["input_ids"]`, else of the first integer tensor in it (depth first).
+
+    Raises:
+        ValueError: there is none.
+    """
+    if isinstance(batch, dict) and isinstance(batch.get("input_ids"), torch.Tensor):
+        return batch["input_ids"].numel()
+    todo = [batch]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, torch.Tensor):
+            if not item.is_floating_point() and not item.is_complex() and item.dtype != torch.bool:
+                return item.numel()
+        elif isinstance(item, dict):
+            todo.extend(reversed(item.values()))
+        elif isinstance(item, (list, tuple)):
+            todo.extend(reversed(item))
+    raise ValueError(
+        f"Throughput counts tokens but a batch of type {type(batch).__name__} holds no tensor of integers:"
+        ' yield {"input_ids": …} from the train_dataloader, or drop the callback.'
+    )
+
+
+class Throughput(Callback):
+    """Measures the speed of training between two rows.
+
+    What is measured: wall-clock time from one row to the next, both taken when the gradients of a logged step are ready
+    (CUDA is synchronised there and nowhere else between), so it covers whole optimizer steps: waiting for data,
+    forward, backward, optimizer, logging, every callback. Left out: validation, saving of checkpoints, text generation
+    (`TextSamples`). The first step of a process is left out too (compilation, warm-up): the first row has no speed.
+
+    Logs at logged steps:
+        `throughput/tokens_per_second`: of all ranks together.
+        `throughput/mfu`: tokens/s · FLOPs per token / (devices · dense peak); absent where the peak is unknown. FLOPs
+            per token is `LightningModule.flops_per_token` where it has one, else 6 · parameters. Both, and the peak,
+            are printed once.
+        `time/data_fraction`: share of the measured time spent in the train loader's next().
+        `memory/peak_gb`: GB = 1e9 bytes since the process began: CUDA memory allocated, else resident memory.
+        `progress/tokens`: tokens consumed since the beginning of training, of all ranks, across resumes.
+
+    Contract:
+        on_train_start: begins to listen to `trainer.profiler`, on which the trainer announces fetching and saving.
+        on_train_batch_start: counts the batch's tokens: sizes only, nothing is read from the device.
+        on_before_optimizer_step: writes the row, before on_train_batch_end hooks look for it.
+        on_validation_start, on_validation_end: stop and restart the clock.
+        teardown, on_exception: stop listening.
+        State: tokens consumed.
+    All ranks are assumed to hold batches of equal size.
+
+    Args:
+        peak_tflops: dense peak of one device in TFLOP/s, for hardware that is not in the table; null = look it up.
+
+    Raises:
+        ValueError: peak_tflops <= 0; a batch without an integer tensor.
+    """
+
+    def __init__(self, peak_tflops: float | None = None) -> None:
+        if peak_tflops is not None and not peak_tflops > 0:
+            raise ValueError(f"peak_tflops is {peak_tflops} but must be above 0 (--throughput.peak_tflops).")
+        self.peak_tflops = peak_tflops
+        self._tokens = 0  # consumed in all
+        self._world = 1  # data-parallel ranks
+        self._cuda = False
+        self._flops_per_token: float | None = None
+        self._peak: float | None = None  # FLOP/s of all devices
+        self._restore: Callable[[], None] | None = None
+        # The window since the last row:
+        self._begin: float | None = None  # None until the first step is over
+        self._begin_tokens = 0
+        self._outside_seconds = 0.0
+        self._data_seconds = 0.0
+        # Sections now open: validation may hold a save.
+        self._outside_depth = 0
+        self._outside_since = 0.0
+        self._fetch_since = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Tensor-parallel ranks share their data: a strategy that knows says how many ranks do not.
+        sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
+        self._world = sampler["num_replicas"] if sampler else trainer.world_size
+        self._cuda = trainer.strategy.root_device.type == "cuda"
+        self._begin, self._outside_depth = None, 0
+        self._find_peak(trainer, pl_module)
+        self._listen(trainer)
+
+    def _find_peak(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._peak = None
+        device = trainer.strategy.root_device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        tflops = self.peak_tflops
+        if tflops is None and device.type == "cuda":
+            tflops = peak_tflops(name, str(trainer.precision), torch.get_float32_matmul_precision())
+        if tflops is None:
+            rank_zero_info(
+                f"throughput/mfu: none, no dense peak is known for {name} at precision {trainer.precision}"
+                " (give one with --throughput.peak_tflops)."
+            )
+            return
+        own = getattr(pl_module, "flops_per_token", None)
+        parameters = sum(p.numel() for p in pl_module.parameters())
+        self._flops_per_token = float(own) if own is not None else 6.0 * parameters
+        self._peak = tflops * 1e12 * trainer.world_size
+        convention = f"{type(pl_module).__name__}.flops_per_token" if own is not None else f"6 x {parameters:,} parameters"
+        rank_zero_info(
+            f"throughput/mfu: {self._flops_per_token:,.0f} FLOPs per token ({convention}) over {trainer.world_size} x"
+            f" {tflops:g} TFLOP/s ({name}, {trainer.precision}, dense)."
+        )
+
+    def _listen(self, trainer: Trainer) -> None:
+        """Wrap the profiler's start and stop: the only place where the trainer says that it enters the loader."""
+        self._stop_listening()
+        profiler = trainer.profiler  # type: ignore[attr-defined]
+        start, stop = profiler.start, profiler.stop
+        clock = time.perf_counter
+
+        def timed_start(action_name: str) -> None:
+            start(action_name)
+            if action_name == _FETCH:
+                self._fetch_since = clock()
+            elif action_name in _OUTSIDE:
+                self._enter_outside()
+
+        def timed_stop(action_name: str) -> None:
+            if action_name == _FETCH:
+                self._data_seconds += clock() - self._fetch_since
+            elif action_name in _OUTSIDE:
+                self._leave_outside()
+            stop(action_name)
+
+        def restore() -> None:
+            # The instance attributes shadowed the class's methods, which is all there was before.
+            del profiler.start, profiler.stop
+
+        profiler.start, profiler.stop = timed_start, timed_stop
+        self._restore = restore
+
+    def _stop_listening(self) -> None:
+        if self._restore is not None:
+            self._restore()
+            self._restore = None
+
+    def _enter_outside(self) -> None:
+        if self._outside_depth == 0:
+            self._synchronize()  # work queued before belongs to the steps
+            self._outside_since = time.perf_counter()
+        self._outside_depth += 1
+
+    def _leave_outside(self) -> None:
+        self._outside_depth -= 1
+        if self._outside_depth == 0:
+            self._synchronize()
+            self._outside_seconds += time.perf_counter() - self._outside_since
+
+    def _synchronize(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    def _peak_memory(self) -> int:
+        """Bytes."""
+        if self._cuda:
+            return torch.cuda.max_memory_allocated()
+        if resource is None:
+            return 0
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._tokens += count_tokens(batch) * self._world
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
+        step = trainer.global_step + 1
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        logged = every > 0 and (step == 1 or step % every == 0)
+        first = self._begin is None
+        if not logged and not first:
+            return
+        self._synchronize()
+        now = time.perf_counter()
+        row = {"progress/tokens": float(self._tokens), "memory/peak_gb": self._peak_memory() / 1e9}
+        if self._begin is not None:
+            seconds = max(now - self._begin - self._outside_seconds, 1e-9)
+            speed = (self._tokens - self._begin_tokens) / seconds
+            row["throughput/tokens_per_second"] = speed
+            row["time/data_fraction"] = self._data_seconds / seconds
+            if self._peak is not None and self._flops_per_token is not None:
+                row["throughput/mfu"] = speed * self._flops_per_token / self._peak
+        self._begin, self._begin_tokens = now, self._tokens
+        self._data_seconds = self._outside_seconds = 0.0
+        if not logged:  # the first step after a resume only starts the clock
+            return
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=step)
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.validating and self._restore is not None:  # within fit, after on_train_start
+            self._enter_outside()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.validating and self._restore is not None:
+            self._leave_outside()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._stop_listening()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._stop_listening()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tokens": self._tokens}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._tokens = state_dict["tokens"]

@@ -1,0 +1,20 @@
+"""Data: tokenizers, token shards on disk, the order of samples, and the data modules built on them."""
+
+from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.data.python_stdlib import PythonStdlib
+from lit_llm.data.text import TextDataModule, TextFiles
+from lit_llm.data.token_shards import TokenShards
+from lit_llm.data.tokenizer import BPE, Bytes, Tokenizer, TokenizerJSON, load_tokenizer
+
+__all__ = [
+    "BPE",
+    "Bytes",
+    "PythonStdlib",
+    "TextDataModule",
+    "TextFiles",
+    "TokenDataModule",
+    "TokenShards",
+    "Tokenizer",
+    "TokenizerJSON",
+    "load_tokenizer",
+]

@@ -1,0 +1,90 @@
+"""Tokenise documents into a folder of shards: the one implementation behind the text cache and ``prepare``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lit_llm.data.documents import Document
+from lit_llm.data.shards import ShardWriter
+from lit_llm.data.tokenizer import BPE, Tokenizer
+
+META_FILE = "meta.json"
+_BATCH_BYTES = 2**22  # tokenised at once, by several threads where the tokenizer can; bounds the memory it takes
+
+
+def build(documents: Mapping[str, Sequence[Document]], tokenizer: Tokenizer, out: Path, *, shard_tokens: int) -> dict[str, Any]:
+    """Write ``<split>_000000.bin``, ..., ``tokenizer.json`` and ``meta.json`` into the existing folder ``out``.
+
+    Every document is followed by the tokenizer's end-of-text token, if it has one. An untrained ``BPE`` is trained
+    on the documents of "train", and on nothing else. On a terminal, a progress bar counts the bytes of text.
+
+    Args:
+        documents: split name -> documents, in order.
+        shard_tokens: tokens per shard.
+
+    Returns:
+        What ``meta.json`` holds: {"tokenizer": identity, "vocab_size": int,
+        "splits": {name: {"documents": int, "bytes": int, "tokens": int}}}.
+    """
+    sizes = {name: sum(document.size for document in split) for name, split in documents.items()}
+    splits: dict[str, dict[str, int]] = {}
+    with _progress() as progress:
+        if isinstance(tokenizer, BPE) and not tokenizer.trained:
+            tokenizer = copy(tokenizer)  # the one asked for stays untrained: its identity is part of the cache's key
+            task = progress.add_task("Learning the vocabulary", total=sizes["train"])
+            tokenizer.train(_texts(documents["train"], lambda size: progress.advance(task, size)))
+        eos = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], dtype=np.int64)
+        for name, split in documents.items():
+            task = progress.add_task(f"Tokenising {name}", total=sizes[name])
+            with ShardWriter(out, name, vocab_size=tokenizer.vocab_size, shard_tokens=shard_tokens) as writer:
+                for pieces, ends in _batches(split):
+                    for ids, end in zip(tokenizer.encode_bytes(pieces), ends, strict=True):
+                        writer.write(ids)
+                        if end:
+                            writer.write(eos)
+                    progress.advance(task, sum(map(len, pieces)))
+            splits[name] = {"documents": len(split), "bytes": sizes[name], "tokens": writer.tokens}
+    tokenizer.save(out)
+    meta = {"tokenizer": tokenizer.identity(), "vocab_size": tokenizer.vocab_size, "splits": splits}
+    (out / META_FILE).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    return meta
+
+
+def _progress() -> Progress:
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _texts(documents: Sequence[Document], done: Callable[[int], None]) -> Iterator[str]:
+    for document in documents:
+        for piece in document.pieces():
+            yield piece.decode("utf-8", errors="replace")
+            done(len(piece))
+
+
+def _batches(documents: Sequence[Document]) -> Iterator[tuple[list[bytes], list[bool]]]:
+    """Pieces of consecutive documents, about ``_BATCH_BYTES`` at a time, each with whether it ends its document."""
+    pieces: list[bytes] = []
+    ends: list[bool] = []
+    size = 0
+    for document in documents:
+        for piece in document.pieces():
+            pieces.append(piece)
+            ends.append(False)
+            size += len(piece)
+            if size >= _BATCH_BYTES:
+                # The last piece is kept back: only the next one tells whether its document ends with it.
+                yield pieces[:-1], ends[:-1]
+                pieces, ends, size = pieces[-1:], ends[-1:], len(pieces[-1])
+        ends[-1] = True
+    if pieces:
+        yield pieces, ends

@@ -1,0 +1,318 @@
+"""What all data modules share: batch sizes, the order of samples, the held-out pass, and the position in the data.
+
+The Lightning "epoch" is the whole run. The training loader is as long as ``max_steps`` optimizer steps, and passes over
+the data ("data epochs") exist only inside the order (``lit_llm.data.order``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.loops.progress import _ProcessedTracker
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutBlocks, HeldOutOrder, ResumableLoader, TrainBlocks
+from lit_llm.data.order import accumulation_steps
+from lit_llm.data.shards import TokenStream
+from lit_llm.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokenised data, opened. ``streams`` has the keys "train" and "val", and "test" where there is such a part."""
+
+    streams: dict[str, TokenStream]
+    vocab_size: int
+    tokenizer: Tokenizer | None
+
+
+class TokenDataModule(LightningDataModule, ABC):
+    """Base of the data modules: subclasses say what is wrong with their sources and open them, the rest is here.
+
+    Batches are dicts of int64 ``input_ids`` and ``targets``, both (B, block_size); see ``lit_llm.data.batches``.
+
+    After ``setup``: ``vocab_size``, ``eos_id``, ``tokenizer``, ``token_bytes`` ((vocab_size,) int64 UTF-8 bytes of each
+    id, or None without a tokenizer), ``train_tokens``, ``val_tokens``, and ``fingerprint`` (counts and a hash of the
+    tokens).
+
+    Args:
+        micro_batch_size: sequences in one forward pass of one rank. None: the rank's whole share of the global batch.
+        global_batch_size: sequences per optimizer step over all ranks. Accumulation follows from it; it is never
+            configured.
+        block_size: tokens predicted per sequence (T). None: the command line takes it from the model.
+        seed: names the order of the training samples.
+        num_workers: processes that read ahead. Reading is cheap: 0 is right unless the disk is slow.
+    """
+
+    # Whether no training target is ever ignored (-100), so that a step's tokens need not be counted.
+    every_target_counts = True
+
+    def __init__(
+        self,
+        *,
+        micro_batch_size: int | None = None,
+        global_batch_size: int = 32,
+        block_size: int | None = None,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        self.micro_batch_size, self.global_batch_size, self.block_size = micro_batch_size, global_batch_size, block_size
+        self.seed, self.num_workers = seed, num_workers
+        self._corpus: Corpus | None = None
+        # The sample and step counts where this process took over: zero, or what a checkpoint says.
+        self._base_samples, self._base_step = 0, 0
+
+    # ---- What a subclass provides -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def source_problems(self) -> list[str]:
+        """Cheap checks of the subclass's own arguments: one sentence per mistake."""
+
+    @abstractmethod
+    def open_corpus(self) -> Corpus:
+        """Open the tokens, which exist by now. Called once, on every rank."""
+
+    # ---- Checks and set-up --------------------------------------------------------------------------------------
+
+    def problems(self, world_size: int = 1) -> list[str]:
+        """Everything that can be known to be wrong before any work is done, one sentence each.
+
+        Args:
+            world_size: data-parallel ranks the run is meant for.
+        """
+        found = []
+        for name in ("micro_batch_size", "global_batch_size", "block_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                found.append(f"{name} must be at least 1, not {value} (--data.{name}).")
+        if self.num_workers < 0:
+            found.append(f"num_workers must be at least 0, not {self.num_workers} (--data.num_workers).")
+        if not found:
+            try:
+                accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
+            except ValueError as error:
+                found.append(str(error))
+        return found + self.source_problems()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the data and, for "fit", tell the trainer how to accumulate and when to stop.
+
+        Raises:
+            ValueError: one sentence a line for everything that is wrong.
+        """
+        self.raise_problems()
+        if self.block_size is None:
+            raise ValueError("The data need a block size: set --data.block_size (the command line takes --model.block_size).")
+        if self._corpus is None:
+            corpus = self.open_corpus()
+            hashes = [f"{name}={len(s)}:{s.scan(corpus.vocab_size)}" for name, s in corpus.streams.items()]
+            self._fingerprint = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:32]
+            self._corpus = corpus
+        if self.train_tokens < self.block_size + 1:
+            raise ValueError(
+                f"The training text has {self.train_tokens} tokens, but one block needs {self.block_size + 1} "
+                f"({self.block_size} and the one after): give more text, or a smaller --model.block_size."
+            )
+        if stage == "fit" and self.trainer is not None:
+            self._direct_trainer()
+
+    def raise_problems(self) -> None:
+        """Raise one ValueError that holds all ``problems``, if there are any."""
+        if found := self.problems(self._data_parallel()[1]):
+            raise ValueError("\n".join(found))
+
+    @property
+    def corpus(self) -> Corpus:
+        assert self._corpus is not None, "setup() opens the data"
+        return self._corpus
+
+    @property
+    def vocab_size(self) -> int:
+        return self.corpus.vocab_size
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.corpus.tokenizer
+
+    @property
+    def eos_id(self) -> int | None:
+        return None if self.tokenizer is None else self.tokenizer.eos_id
+
+    @property
+    def token_bytes(self) -> Tensor | None:
+        if self.tokenizer is None:
+            return None
+        sizes = torch.zeros(self.vocab_size, dtype=torch.int64)  # (V,): ids that the tokenizer does not know stand for nothing
+        known = torch.from_numpy(self.tokenizer.token_bytes())
+        sizes[: len(known)] = known
+        return sizes
+
+    @property
+    def train_tokens(self) -> int:
+        return len(self.corpus.streams["train"])
+
+    @property
+    def val_tokens(self) -> int:
+        return len(self.corpus.streams["val"])
+
+    @property
+    def fingerprint(self) -> str:
+        assert self._corpus is not None, "setup() opens the data"
+        return self._fingerprint
+
+    # ---- Loaders ------------------------------------------------------------------------------------------------
+
+    def train_dataloader(self) -> DataLoader:
+        blocks = self._train_blocks()
+        rank, world_size = self._data_parallel()
+        accumulate = accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
+
+        if self.trainer is not None:
+            self._count_in_steps(accumulate)
+
+        def batches() -> int:
+            steps = self._max_steps()
+            return ENDLESS if steps == -1 else steps * accumulate
+
+        def remaining() -> int:
+            done = 0 if self.trainer is None else self.trainer.global_step
+            return batches() - done * accumulate
+
+        order = GlobalOrder(
+            blocks,
+            seed=self.seed,
+            global_batch_size=self.global_batch_size,
+            micro_batch_size=self._micro_batch_size(world_size),
+            rank=rank,
+            world_size=world_size,
+            consumed=lambda: self.consumed_samples,
+            batches=batches,
+            remaining=remaining,
+        )
+        return self._loader(blocks, order)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._held_out_loader("val")
+
+    def test_dataloader(self) -> DataLoader:
+        return self._held_out_loader("test")
+
+    def _held_out_loader(self, name: str) -> DataLoader:
+        if name not in self.corpus.streams:
+            raise ValueError(f"There is no {name} text to evaluate on: give some with --data.{name}.")
+        rank, world_size = self._data_parallel()
+        blocks = HeldOutBlocks(self.corpus.streams[name], block_size=self._block_size, vocab_size=self.vocab_size)
+        micro = self._micro_batch_size(world_size)
+        return self._loader(blocks, HeldOutOrder(blocks, micro_batch_size=micro, rank=rank, world_size=world_size))
+
+    def _loader(self, blocks: TrainBlocks | HeldOutBlocks, order: GlobalOrder | HeldOutOrder) -> DataLoader:
+        on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        return ResumableLoader(
+            blocks,
+            sampler=order,
+            batch_size=None,  # the sampler yields whole micro-batches
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=on_cuda,
+        )
+
+    # ---- Position in the data -----------------------------------------------------------------------------------
+
+    @property
+    def consumed_samples(self) -> int:
+        """Global samples whose gradients are in the weights: the only state of the data, and the trainer counts it."""
+        done = 0 if self.trainer is None else self.trainer.global_step - self._base_step
+        return self._base_samples + done * self.global_batch_size
+
+    def state_dict(self) -> dict[str, int | str]:
+        step = self._base_step if self.trainer is None else self.trainer.global_step
+        return {"consumed_samples": self.consumed_samples, "global_step": step} | self._identity()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._base_samples, self._base_step = state_dict["consumed_samples"], state_dict["global_step"]
+        if self.trainer is not None and self.trainer.state.fn == "fit":
+            changed = [f"{k} {state_dict[k]} -> {v}" for k, v in self._identity().items() if state_dict[k] != v]
+            if changed:
+                rank_zero_warn(
+                    "The data or their settings are not those of the checkpoint; the run goes on with other batches: "
+                    f"{', '.join(changed)}."
+                )
+
+    def _identity(self) -> dict[str, int | str]:
+        """What decides, beside the position, which batches come next."""
+        return {
+            "fingerprint": self.fingerprint,
+            "global_batch_size": self.global_batch_size,
+            "block_size": self._block_size,
+            "seed": self.seed,
+        }
+
+    # ---- The trainer --------------------------------------------------------------------------------------------
+
+    def _direct_trainer(self) -> None:
+        trainer = self.trainer
+        assert trainer is not None
+        if trainer.overfit_batches:  # type: ignore[attr-defined]  # set in Trainer.__init__ through a connector
+            raise ValueError(
+                "Trainer(overfit_batches=...) has no effect on this data: "
+                "to overfit on purpose, train on a small file (remove --trainer.overfit_batches)."
+            )
+        world_size = self._data_parallel()[1]
+        accumulate = accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
+        if trainer.accumulate_grad_batches not in (1, accumulate):
+            raise ValueError(
+                f"accumulate_grad_batches {trainer.accumulate_grad_batches} contradicts the batch sizes, which make it "
+                f"{accumulate}: remove --trainer.accumulate_grad_batches, or change --data.global_batch_size."
+            )
+        trainer.accumulate_grad_batches = accumulate
+        if trainer.max_epochs is not None and trainer.max_epochs != -1:
+            samples = trainer.max_epochs * len(self._train_blocks())
+            steps = -(-samples // self.global_batch_size)
+            limit = steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
+            trainer.fit_loop.epoch_loop.max_steps = limit
+
+    def _count_in_steps(self, accumulate: int) -> None:
+        """Make Lightning count micro-batches, by which it finds where accumulation windows begin, as its steps imply.
+
+        They disagree when a run resumes with another accumulation (other ranks or micro-batches), or from a
+        checkpoint taken inside a window: unless mended, its first step would average over a part of a batch.
+        """
+        assert self.trainer is not None
+        loop = self.trainer.fit_loop
+        progress, done = loop.epoch_loop.batch_progress, self.trainer.global_step * accumulate
+        # When `limit_train_batches` cut the run into several Lightning epochs, the two counts are not comparable.
+        if loop.restarting and progress.total.ready == progress.current.ready != done:
+            for count in (progress.total, progress.current):
+                assert isinstance(count, _ProcessedTracker)  # has all four
+                in_hook = min(done, count.processed - count.completed)  # 1 if saved while a batch's hooks ran
+                count.ready = count.started = count.processed = done
+                count.completed = done - in_hook
+
+    def _data_parallel(self) -> tuple[int, int]:
+        """(rank, world size) along the data-parallel axis; strategies with one device do not have the property."""
+        if self.trainer is None:
+            return 0, 1
+        kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
+        return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
+
+    def _max_steps(self) -> int:
+        return -1 if self.trainer is None else self.trainer.max_steps
+
+    def _micro_batch_size(self, world_size: int) -> int:
+        return self.micro_batch_size or self.global_batch_size // world_size
+
+    @property
+    def _block_size(self) -> int:
+        assert self.block_size is not None, "setup() checks it"
+        return self.block_size
+
+    def _train_blocks(self) -> TrainBlocks:
+        return TrainBlocks(self.corpus.streams["train"], block_size=self._block_size, vocab_size=self.vocab_size)

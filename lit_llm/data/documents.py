@@ -1,0 +1,120 @@
+"""Text on disk as documents: which files or parts of files are held out, and how they are read piece by piece."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PIECE_BYTES = 2**18  # read, tokenised and written at a time; a few of them are tokenised in parallel
+MIN_FILES_TO_HOLD_OUT = 10
+
+_LONGEST_LINE = 2**20  # how far to look for a line end
+
+# A newline with words on both sides: no word-splitting rule in use looks across it, so cutting there changes no token.
+_SAFE_CUT = re.compile(rb"\S\n(?=\S)")
+
+
+@dataclass(frozen=True)
+class Document:
+    """Bytes [start, stop) of a file."""
+
+    path: Path
+    start: int
+    stop: int
+
+    @classmethod
+    def whole(cls, path: Path) -> Document:
+        return cls(path, 0, path.stat().st_size)
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def pieces(self) -> Iterator[bytes]:
+        """The text in pieces of about ``PIECE_BYTES``, cut where no token straddles, else at a line or character."""
+        with open(self.path, "rb") as file:
+            file.seek(self.start)
+            left, rest = self.size, b""
+            while left:
+                read = file.read(min(left, PIECE_BYTES))
+                if not read:
+                    raise ValueError(f"{self.path} became shorter while it was read: prepare the data again.")
+                left -= len(read)
+                rest += read
+                if left:
+                    cut = _cut(rest)
+                    yield rest[:cut]
+                    rest = rest[cut:]
+            if rest:
+                yield rest
+
+
+def path_hash(tail: str) -> float:
+    """A number in [0, 1) that depends on nothing but ``tail``: alike on every machine, in every process, for ever."""
+    return int.from_bytes(hashlib.blake2b(tail.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+def hold_out(files: Sequence[Path], fraction: float) -> tuple[list[Document], list[Document]]:
+    """Split ``files`` into training and held-out text, the latter about ``fraction`` of all bytes.
+
+    With ten files or more, whole files are held out: in the order of a hash of their last two path components, until
+    the fraction is reached, passing over files so large that they would take it beyond twice the fraction. With fewer
+    files, or if that leaves nothing, the end of every file is held out, cut behind a line end where there is one.
+
+    Returns:
+        Training and held-out documents, in the order of ``files``.
+    """
+    documents = [Document.whole(path) for path in files]
+    target = fraction * sum(document.size for document in documents)
+    held: set[Path] = set()
+    if len(documents) >= MIN_FILES_TO_HOLD_OUT:
+        reached = 0
+        for document in sorted(documents, key=lambda d: (path_hash("/".join(d.path.parts[-2:])), d.path)):
+            if reached < target and reached + document.size <= 2 * target:
+                held.add(document.path)
+                reached += document.size
+    if held:
+        return [d for d in documents if d.path not in held], [d for d in documents if d.path in held]
+    cuts = [_tail_cut(document, fraction) for document in documents]
+    heads = [Document(d.path, d.start, cut) for d, cut in zip(documents, cuts, strict=True)]
+    tails = [Document(d.path, cut, d.stop) for d, cut in zip(documents, cuts, strict=True)]
+    return [d for d in heads if d.size], [d for d in tails if d.size]
+
+
+def _tail_cut(document: Document, fraction: float) -> int:
+    """Where the last ``fraction`` of a document begins: behind the first line end from there, else at a character."""
+    wanted = document.stop - round(document.size * fraction)
+    before = max(wanted - 1, document.start)  # if a line ends right there, so be it
+    with open(document.path, "rb") as file:
+        file.seek(before)
+        text = file.read(min(document.stop - before, _LONGEST_LINE))
+    line_end = text.find(b"\n") + 1
+    if 0 < line_end < document.stop - before:  # the end of the last line would leave nothing
+        return before + line_end
+    return wanted + _character_start(text[wanted - before :])
+
+
+def _cut(text: bytes) -> int:
+    """Where to cut ``text``, of which more follows: as late as possible, by preference at a safe line end."""
+    window = max(0, len(text) - 2**16)  # far enough back for any usual line
+    safe = None
+    for match in _SAFE_CUT.finditer(text, window):
+        safe = match.end()
+    if safe:
+        return safe
+    newline = text.rfind(b"\n", 0, len(text)) + 1
+    if newline:
+        return newline
+    # Text without lines: cut before the last character, which may be incomplete. Four continuation bytes are no UTF-8.
+    for back in range(1, 5):
+        if len(text) > back and text[-back] & 0xC0 != 0x80:
+            return len(text) - back
+    return len(text)
+
+
+def _character_start(text: bytes) -> int:
+    """How many bytes at the beginning continue a UTF-8 character that began before (at most 3)."""
+    return next((n for n in range(min(4, len(text))) if text[n] & 0xC0 != 0x80), 0)

@@ -1,0 +1,118 @@
+"""The order in which training samples are read: a pure function of (seed, epoch, position), O(1), stored nowhere.
+
+Global sample number ``g`` = 0, 1, 2, ... counts the samples of the whole run over all ranks. It lies in data epoch
+``g // samples``, at position ``g % samples``, and the sample it stands for is that position under the epoch's own
+permutation. Because the stream is defined globally, it does not change with the number of ranks, workers or the
+micro-batch size, and the only state of a run is how many samples it has consumed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_ROUNDS = 8  # as in the stateless shuffles of grain and levanter; Luby-Rackoff needs four
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the odd step of SplitMix64
+
+
+def permute(index: np.ndarray, *, size: int, seed: int, epoch: int | np.ndarray) -> np.ndarray:
+    """Apply the pseudo-random permutation of ``range(size)`` that ``(seed, epoch)`` names.
+
+    A Feistel network over the smallest power of two that holds ``size``: whatever its round function, it is a
+    bijection. Results outside ``range(size)`` are encrypted again until they fall inside ("cycle-walking"), which keeps
+    it a bijection on ``range(size)`` and takes fewer than two passes on average. (A linear congruence would be cheaper,
+    but strides.)
+
+    Args:
+        index: (n,) integers in [0, size).
+        size: number of elements, 1 <= size < 2**63.
+        seed: any integer (taken modulo 2**64).
+        epoch: one non-negative integer, or (n,) of them.
+
+    Returns:
+        (n,) int64 in [0, size).
+
+    Raises:
+        ValueError: if ``size`` is below one or an index lies outside [0, size).
+    """
+    if not 1 <= size < 2**63:
+        raise ValueError(f"A permutation needs 1 <= size < 2**63, but size is {size}.")
+    index = np.asarray(index)
+    if index.size and not (index.min() >= 0 and index.max() < size):
+        raise ValueError(f"An index lies outside [0, {size}).")
+
+    values = index.astype(np.uint64)  # (n,)
+    seed_key = np.uint64(_mix_int(seed & _MASK))
+    keys = _mix(np.broadcast_to(np.asarray(epoch).astype(np.uint64), values.shape) ^ seed_key)  # (n,) one key per epoch
+    bits = (size - 1).bit_length()
+    out = _feistel(values, keys, bits)
+    while (outside := np.flatnonzero(out >= np.uint64(size))).size:
+        out[outside] = _feistel(out[outside], keys[outside], bits)
+    return out.astype(np.int64)
+
+
+def sample_index(g: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
+    """Which of the ``samples`` samples each global sample number ``g`` stands for.
+
+    Args:
+        g: (n,) non-negative integers; they may span any number of data epochs.
+        samples: samples in one data epoch (M).
+        seed: the run's data seed.
+
+    Returns:
+        (n,) int64 in [0, samples).
+    """
+    g = np.asarray(g, dtype=np.int64)
+    return permute(g % samples, size=samples, seed=seed, epoch=g // samples)
+
+
+def accumulation_steps(global_batch_size: int, micro_batch_size: int | None, world_size: int) -> int:
+    """Micro-batches per optimizer step on each rank: A = G / (micro * W). All three sizes count sequences, or ranks.
+
+    ``micro_batch_size=None`` means one micro-batch per step, G / W sequences long.
+
+    Raises:
+        ValueError: if the division leaves a rest; the sentence names the nearest global batch sizes that leave none.
+    """
+    unit = (micro_batch_size or 1) * world_size
+    if global_batch_size % unit == 0:
+        return global_batch_size // unit if micro_batch_size is not None else 1
+    below = global_batch_size // unit * unit
+    nearest = f"{below} and {below + unit}" if below else f"{unit}"
+    ranks = f"{world_size} data-parallel rank{'s' if world_size > 1 else ''}"
+    parts = ranks if micro_batch_size is None else f"micro_batch_size {micro_batch_size} x {ranks} = {unit}"
+    raise ValueError(
+        f"global_batch_size {global_batch_size} is not a multiple of {parts}: "
+        f"the nearest that divide are {nearest} (--data.global_batch_size)."
+    )
+
+
+def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
+    """Permute (n,) uint64 in [0, 2**bits).
+
+    The halves take turns instead of swapping, because they differ in width when ``bits`` is odd.
+    """
+    low_bits = np.uint64(bits // 2)
+    low_mask = np.uint64((1 << (bits // 2)) - 1)
+    high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
+    low, high = values & low_mask, values >> low_bits
+    for round_number in range(_ROUNDS):
+        constant = np.uint64(_GOLDEN * (round_number + 1) & _MASK)
+        if round_number % 2 == 0:
+            high = high ^ (_mix((low ^ keys) + constant) & high_mask)
+        else:
+            low = low ^ (_mix((high ^ keys) + constant) & low_mask)
+    return (high << low_bits) | low
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser on (n,) uint64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
+    x = x + np.uint64(_GOLDEN)  # arrays of uint64 wrap around, which is what is wanted
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _mix_int(x: int) -> int:
+    """``_mix`` of one Python integer."""
+    return int(_mix(np.array([x], dtype=np.uint64))[0])

@@ -1,0 +1,229 @@
+"""Token shards on disk: the layout of llm.c, so that published GPT-2-tokenised FineWeb shards can be read as they are.
+
+A shard is a header of 256 little-endian int32, [magic, version, number of tokens, 0, ...], then the tokens:
+
+    magic 20240520, version 1: uint16        magic 20240801, version 7: uint32
+
+nanoGPT's ``.bin`` files are bare uint16 without a header; nothing in them says so, hence ``headerless`` is for the user
+to state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+HEADER_INTS = 256
+HEADER_BYTES = HEADER_INTS * 4
+MAX_SHARD_TOKENS = 2**31 - 1  # the header counts in int32
+FULL_SCAN_TOKENS = 64_000_000  # what scan() reads in a fraction of a second
+_LAYOUTS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic -> version, token type
+    20240520: (1, np.dtype("<u2")),
+    20240801: (7, np.dtype("<u4")),
+}
+
+
+class ShardWriter:
+    """Stream tokens into ``<folder>/<name>_000000.bin``, ``_000001.bin``, ...
+
+    A shard is written under a temporary name beside its place, synced to disk and renamed, so that a file that bears
+    its final name is complete. Use as a context manager: on an exception the unfinished shard is removed.
+
+    Args:
+        vocab_size: ids fit in uint16 up to 65,536; beyond, shards hold uint32.
+        shard_tokens: tokens per shard; the last one is shorter.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], name: str, *, vocab_size: int, shard_tokens: int) -> None:
+        if not 1 <= shard_tokens <= MAX_SHARD_TOKENS:
+            raise ValueError(f"shard_tokens must be 1 to {MAX_SHARD_TOKENS}, not {shard_tokens} (--shard_tokens).")
+        self.paths: list[Path] = []
+        self.tokens = 0
+        self._folder, self._name, self._shard_tokens = Path(folder), name, shard_tokens
+        self._magic = 20240520 if vocab_size <= 2**16 else 20240801
+        self._version, self._dtype = _LAYOUTS[self._magic]
+        self._file: Any = None
+        self._in_shard = 0
+
+    def write(self, tokens: np.ndarray) -> None:
+        """Append tokens (n,), which must be in [0, vocab_size)."""
+        assert not tokens.size or tokens.max() <= np.iinfo(self._dtype).max
+        while tokens.size:
+            if self._file is None:
+                self._open()
+            part = tokens[: self._shard_tokens - self._in_shard]
+            self._file.write(part.astype(self._dtype).tobytes())
+            self._in_shard += part.size
+            self.tokens += part.size
+            tokens = tokens[part.size :]
+            if self._in_shard == self._shard_tokens:
+                self._finish()
+
+    def close(self) -> None:
+        """Finish the last shard. Without a single token nothing is written."""
+        if self._file is not None:
+            self._finish()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        elif self._file is not None:
+            self._file.close()
+            self._temporary.unlink()
+
+    def _open(self) -> None:
+        self._path = self._folder / f"{self._name}_{len(self.paths):06d}.bin"
+        self._temporary = self._path.with_suffix(".bin.tmp")
+        self._file = open(self._temporary, "wb")  # noqa: SIM115 - stays open across write() calls
+        self._file.write(bytes(HEADER_BYTES))  # filled in when the count is known
+        self._in_shard = 0
+
+    def _finish(self) -> None:
+        header = np.zeros(HEADER_INTS, dtype="<i4")
+        header[:3] = self._magic, self._version, self._in_shard
+        self._file.seek(0)
+        self._file.write(header.tobytes())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        os.replace(self._temporary, self._path)
+        self.paths.append(self._path)
+
+
+class TokenStream:
+    """The tokens of several shards, one after the other, as one array on disk.
+
+    Files are mapped into memory on first use, in each process for itself: pickling (to a data worker) carries only
+    names.
+
+    Raises:
+        ValueError: listing every file that is missing, empty, cut short, or not a shard.
+    """
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], *, headerless: bool = False) -> None:
+        assert paths, "a stream needs at least one file"
+        self.paths = [Path(path) for path in paths]
+        self._offset = 0 if headerless else HEADER_BYTES
+        self._maps: dict[int, np.ndarray] = {}
+        self._layouts: list[tuple[np.dtype, int]] = []  # token type and number of tokens of each shard
+        problems = []
+        for path in self.paths:
+            try:
+                self._layouts.append(_bare_layout(path) if headerless else _layout(path))
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("\n".join(problems))
+        # First token of each shard, then the total.
+        self._starts = [0, *accumulate(count for _, count in self._layouts)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_maps": {}}
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        """Tokens [start, start + length), unsigned integers (length,); read-only if they lie within one shard."""
+        if not 0 <= start <= start + length <= len(self):
+            raise IndexError(f"tokens [{start}, {start + length}) of a stream of {len(self)}")
+        shard = bisect_right(self._starts, start) - 1
+        first = start - self._starts[shard]
+        if start + length <= self._starts[min(shard + 1, len(self.paths))]:
+            return self._map(shard)[first : first + length] if length else np.empty(0, dtype=np.uint16)
+        parts = []
+        while length:
+            part = self._map(shard)[first : first + length]
+            parts.append(part)
+            length, shard, first = length - part.size, shard + 1, 0
+        return np.concatenate(parts)
+
+    def scan(self, vocab_size: int) -> str:
+        """Check token ids against the vocabulary and return a hash of the content (hex).
+
+        Up to 64 million tokens are read in full. Of a longer stream, 1,024 evenly spaced windows are (their hash tells
+        corpora apart, and the datasets check every batch they serve anyway).
+
+        Raises:
+            ValueError: naming shard, position and id of the first token beyond the vocabulary.
+        """
+        window = 2**16
+        starts = np.arange(0, len(self), window)
+        if len(self) > FULL_SCAN_TOKENS:
+            starts = np.linspace(0, len(self) - window, 1024).astype(np.int64)
+        digest = hashlib.blake2b(digest_size=16)
+        for start in starts.tolist():
+            tokens = self.read(start, min(window, len(self) - start))
+            if tokens.max() >= vocab_size:
+                raise self.bad_token(start + int(np.argmax(tokens >= vocab_size)), vocab_size)
+            digest.update(tokens.astype("<u4").tobytes())  # the hash does not depend on how ids are stored
+        return digest.hexdigest()
+
+    def bad_token(self, position: int, vocab_size: int) -> ValueError:
+        """The error that says that the token at ``position`` is not in the vocabulary."""
+        shard = bisect_right(self._starts, position) - 1
+        return ValueError(
+            f"{self.paths[shard]} holds token id {int(self.read(position, 1)[0])} at position "
+            f"{position - self._starts[shard]}, but the vocabulary has {vocab_size} ids, from 0 (--data.vocab_size)."
+        )
+
+    def _map(self, shard: int) -> np.ndarray:
+        if shard not in self._maps:
+            dtype, count = self._layouts[shard]
+            mapped = np.memmap(self.paths[shard], dtype=dtype, mode="r", offset=self._offset, shape=(count,))
+            self._maps[shard] = mapped.view(np.ndarray)  # slicing a plain array is several times cheaper
+        return self._maps[shard]
+
+
+def _layout(path: Path) -> tuple[np.dtype, int]:
+    """Token type and count of a shard with a header."""
+    size = _size(path)
+    header = np.fromfile(path, dtype="<i4", count=min(HEADER_INTS, size // 4))
+    magic = int(header[0]) if header.size else None
+    if magic not in _LAYOUTS:
+        expected = " or ".join(str(known) for known in _LAYOUTS)
+        raise ValueError(
+            f"{path} is not a token shard: it begins with {magic} instead of the magic number {expected} "
+            "(if it holds bare uint16 tokens, as nanoGPT writes them, set --data.headerless true)."
+        )
+    version, dtype = _LAYOUTS[magic]
+    if header.size < HEADER_INTS:
+        raise ValueError(f"{path} is cut short: {size} bytes do not even hold the header of {HEADER_BYTES}.")
+    if header[1] != version:
+        raise ValueError(f"{path} is a token shard of version {header[1]}, but only version {version} can be read.")
+    count = int(header[2])
+    expected_size = HEADER_BYTES + count * dtype.itemsize
+    if count < 1:
+        raise ValueError(f"{path} is a token shard that states {count} tokens: it needs at least one.")
+    if size != expected_size:
+        what = "cut short" if size < expected_size else "too long"
+        raise ValueError(f"{path} is {what}: {count} tokens in the header make {expected_size} bytes, it has {size}.")
+    return dtype, count
+
+
+def _bare_layout(path: Path) -> tuple[np.dtype, int]:
+    """Token type and count of a file of bare uint16."""
+    size = _size(path)
+    if size == 0 or size % 2:
+        raise ValueError(f"{path} does not hold bare uint16 tokens: it has {size} bytes.")
+    if size >= HEADER_BYTES and int(np.fromfile(path, dtype="<i4", count=1)[0]) in _LAYOUTS:
+        raise ValueError(f"{path} is a token shard with a header: set --data.headerless false.")
+    return np.dtype("<u2"), size // 2
+
+
+def _size(path: Path) -> int:
+    if not path.is_file():
+        raise ValueError(f"There is no token shard {path}.")
+    return path.stat().st_size

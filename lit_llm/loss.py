@@ -1,0 +1,221 @@
+"""Next-token cross-entropy from hidden states: full logits, or chunk by chunk without ever holding them.
+
+Both functions take the hidden states and the output matrix instead of logits, return *sums* (the caller divides by the
+token count of the whole global batch), and agree in value and gradient:
+
+    z    = softcap · tanh(h Wᵀ / softcap)            (no softcap: z = h Wᵀ), columns ≥ vocab_size do not exist
+    nll  = logsumexp(z) − z[target]                  nats, summed over targets ≠ ignore_index
+    loss = nll + z_loss · logsumexp(z)²              (z-loss: PaLM, arXiv 2204.02311, section 5)
+
+Letters: N rows (B·T), d width, V vocabulary rows of W including padding, C rows of one chunk.
+
+Why not ``F.linear_cross_entropy`` (torch ≥ 2.13)? It has no softcap, no z-loss, no padded vocabulary, no autocast.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_SIZE = 1024
+
+
+class LossSums(NamedTuple):
+    """Sums over the counted targets of one micro-batch; 0-d tensors on the device of the hidden states."""
+
+    loss: Tensor
+    """Differentiable sum to minimise: NLL plus z-loss; float32 (float64 for float64 inputs)."""
+    nll: Tensor
+    """Detached sum of the negative log-likelihood alone, in nats, same dtype: what perplexity is made of."""
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody wants of three tensors
+    """Detached int64 number of targets ≠ ignore_index."""
+
+
+def logits(hidden: Tensor, weight: Tensor, *, vocab_size: int, softcap: float | None = None) -> Tensor:
+    """Logits of real token ids in at least float32: (..., d), (V, d) → (..., vocab_size). Respects autocast."""
+    assert 0 < vocab_size <= weight.shape[0], (vocab_size, weight.shape)
+    # The product covers the padding too and is cut after: a GPU wants the aligned rows that the padding is there for.
+    z = F.linear(hidden, weight)[..., :vocab_size]
+    z = z.to(torch.promote_types(z.dtype, torch.float32))
+    return z if softcap is None else softcap * torch.tanh(z / softcap)
+
+
+def cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    vocab_size: int,
+    ignore_index: int = -100,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+) -> LossSums:
+    """Cross-entropy through full logits: fastest for small vocabularies, holds (N, V) several times over.
+
+    Args:
+        hidden: (..., d) final hidden states.
+        weight: (V, d) output matrix; rows ≥ ``vocab_size`` are padding: never in the logsumexp, gradient exactly zero.
+        targets: (...) int64, leading shape of ``hidden``; ``ignore_index`` counts neither in the sums nor in the count.
+
+    Raises:
+        IndexError: a target that is neither ``ignore_index`` nor in [0, vocab_size) (a device-side assert on CUDA).
+    """
+    assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
+    targets = targets.reshape(-1)
+    counted = targets != ignore_index
+    z = logits(hidden.reshape(-1, hidden.shape[-1]), weight, vocab_size=vocab_size, softcap=softcap)  # (N, vocab_size)
+    loss = F.cross_entropy(z, targets, ignore_index=ignore_index, reduction="sum")
+    nll = loss.detach()
+    if z_loss:
+        loss = loss + z_loss * (torch.logsumexp(z, dim=-1).square() * counted).sum()
+    return LossSums(loss, nll, counted.sum())
+
+
+def chunked_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    vocab_size: int,
+    ignore_index: int = -100,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    chunk_size: int = CHUNK_SIZE,
+) -> LossSums:
+    """`cross_entropy` in chunks of ``chunk_size`` rows: memory of O(C·V) instead of O(N·V) beside the two gradients.
+
+    The gradients are computed in the forward pass, while a chunk's logits exist, and only scaled in the backward pass.
+    So the result can be differentiated once: a second backward (``retain_graph=True``) or a double backward raises
+    RuntimeError. No work is spent on gradients nobody needs (``no_grad``, frozen weight). The gradient of ``weight`` is
+    summed over chunks in float32 (float64 for float64 inputs) whatever the autocast dtype.
+
+    Arguments, result and errors are those of `cross_entropy`.
+    """
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}, but a chunk of the loss needs at least 1 row.")
+    assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
+    assert 0 < vocab_size <= weight.shape[0], (vocab_size, weight.shape)
+    hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    counted = targets != ignore_index  # (N,) bool
+    # An ignored row still goes through the products (dropping it needs its position on the host): any valid id will do.
+    targets = torch.where(counted, targets, 0)
+    settings = _Settings(vocab_size, softcap, z_loss, chunk_size)
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        loss, nll = _ChunkedCrossEntropy.apply(hidden, weight, targets, counted, settings)
+    else:
+        loss, nll, _, _ = _forward(hidden, weight, targets, counted, settings, need_hidden=False, need_weight=False)
+    return LossSums(loss, nll, counted.sum())
+
+
+class _Settings(NamedTuple):
+    vocab_size: int
+    softcap: float | None
+    z_loss: float
+    chunk_size: int
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, settings: _Settings
+    ) -> tuple[Tensor, Tensor]:
+        need_hidden, need_weight, *_ = ctx.needs_input_grad
+        loss, nll, *ctx.gradients = _forward(
+            hidden, weight, targets, counted, settings, need_hidden=need_hidden, need_weight=need_weight
+        )
+        ctx.dtypes = (hidden.dtype, weight.dtype)
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor, _grad_nll: Tensor | None) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("chunked_cross_entropy can be differentiated only once: its gradients were given away.")
+        # Scaled in place, and let go of, so that a (V, d) gradient exists once and becomes weight.grad without a copy.
+        gradients, ctx.gradients = ctx.gradients, None
+        grad_hidden, grad_weight = (
+            None if g is None else g.mul_(grad_loss).to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True)
+        )
+        return grad_hidden, grad_weight, None, None, None
+
+
+def _forward(
+    hidden: Tensor,  # (N, d)
+    weight: Tensor,  # (V, d)
+    targets: Tensor,  # (N,) int64 in [0, vocab_size), also where not counted
+    counted: Tensor,  # (N,) bool
+    settings: _Settings,
+    *,
+    need_hidden: bool,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Sums of loss and NLL, and the gradients of the loss sum: (N, d) in the compute dtype, (V, d) in the sum dtype."""
+    vocab_size, softcap, z_loss, chunk_size = settings
+    device = hidden.device
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    dtype, sum_dtype = weight.dtype, torch.promote_types(weight.dtype, torch.float32)
+    rows, padded_size = hidden.shape[0], weight.shape[0]
+    nll = torch.empty(rows, dtype=sum_dtype, device=device)
+    lse = torch.empty_like(nll)
+    grad_hidden = torch.empty_like(hidden) if need_hidden else None
+    grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if need_weight else None
+    # Blocks that all chunks share: fresh memory for every chunk would cost page faults, a third of the time on a CPU.
+    block = partial(torch.empty, min(chunk_size, rows), padded_size, device=device)
+    product_block = block(dtype=dtype)
+    z_block = product_block if dtype == sum_dtype else block(dtype=sum_dtype)
+    log_p_block = block(dtype=sum_dtype)
+    term_block = torch.empty_like(weight) if need_weight and dtype != sum_dtype else None
+
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        for start in range(0, rows, chunk_size):
+            chunk = slice(start, start + chunk_size)
+            h, target = hidden[chunk], targets[chunk, None]  # (C, d), (C, 1)
+            product, z, log_p = (b[: h.shape[0]] for b in (product_block, z_block, log_p_block))  # (C, V)
+            torch.mm(h, weight.T, out=product)
+            if z is not product:
+                z.copy_(product)
+            if softcap is not None:
+                z.div_(softcap).tanh_().mul_(softcap)
+            z[:, vocab_size:] = -torch.inf
+            torch.log_softmax(z, dim=-1, out=log_p)
+            log_p_target = log_p[:, :vocab_size].gather(1, target)  # (C, 1)
+            z_target = z[:, :vocab_size].gather(1, target)
+            log_z = z_target - log_p_target
+            nll[chunk] = -log_p_target[:, 0]
+            lse[chunk] = log_z[:, 0]
+            if not (need_hidden or need_weight):
+                continue
+
+            # d loss / d z = (1 + 2·z_loss·lse)·softmax(z) − onehot, and times 1 − (z/softcap)² for the raw product.
+            # The target's entry comes from expm1: a rounded softmax minus 1 would lose it where the model is confident.
+            grad, grad_target = log_p.exp_(), torch.expm1(log_p_target)
+            if z_loss:
+                grad_target += 2 * z_loss * log_z * log_p_target.exp()
+                grad.mul_(1 + 2 * z_loss * log_z)
+            if softcap is not None:
+                grad_target *= 1 - (z_target / softcap).square()
+                grad.addcmul_(grad, z.square_(), value=-1 / softcap**2)
+            grad.scatter_(1, target, grad_target)
+            grad[:, vocab_size:] = 0
+            if dtype != sum_dtype:
+                grad = product.copy_(grad)
+            # Ignored rows are dropped on the narrow side of each product: that costs C·d, not C·V.
+            keep = counted[chunk, None]  # (C, 1)
+            if grad_hidden is not None:
+                torch.mm(grad, weight, out=grad_hidden[chunk]).mul_(keep)
+            if grad_weight is not None and term_block is None:
+                grad_weight.addmm_(grad.T, h * keep)
+            elif grad_weight is not None:
+                grad_weight += torch.mm(grad.T, h * keep, out=term_block)
+
+    nll_sum = (nll * counted).sum()
+    loss = nll_sum + z_loss * (lse.square() * counted).sum() if z_loss else nll_sum.clone()
+    return loss, nll_sum, grad_hidden, grad_weight

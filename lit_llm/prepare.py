@@ -1,0 +1,35 @@
+"""Tokenise text into shards that ``TokenShards`` reads, here or on another machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lit_llm.data import TextDataModule, TokenDataModule
+from lit_llm.data.build import build
+
+
+def prepare(datamodule: TokenDataModule, out: str | Path, *, shard_tokens: int = 100_000_000) -> dict[str, Any]:
+    """Write ``train_000000.bin``, ..., ``val_000000.bin``, ..., ``tokenizer.json`` and ``meta.json`` into ``out``.
+
+    Args:
+        datamodule: one that begins with text (``TextFiles``, ``PythonStdlib``).
+        out: a folder that does not exist or is empty.
+        shard_tokens: tokens per shard.
+
+    Returns:
+        A summary: {"out": str, "tokenizer": str, "vocab_size": int,
+        "splits": {name: {"documents": int, "bytes": int, "tokens": int}}}.
+
+    Raises:
+        ValueError: if ``out`` has something in it, or the data module has problems or no text.
+    """
+    if not isinstance(datamodule, TextDataModule):
+        raise ValueError(f"{type(datamodule).__name__} has no text to tokenise: use --data TextFiles or PythonStdlib.")
+    out = Path(out).expanduser()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not an empty folder: choose another place for the shards (--out).")
+    datamodule.raise_problems()
+    out.mkdir(parents=True, exist_ok=True)
+    summary = build(datamodule.documents(), datamodule.source_tokenizer, out, shard_tokens=shard_tokens)
+    return {"out": str(out)} | summary

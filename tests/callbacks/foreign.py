@@ -1,0 +1,179 @@
+"""What the callbacks are tested with: a LightningModule that knows nothing of this project, and a plain Trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers.logger import Logger
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+VOCAB, LENGTH, BATCH = 11, 5, 2
+
+
+class Batches(Dataset):
+    """Micro-batch i is a pure function of i: what a resumed run sees depends on where it begins and on nothing else."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.randint(VOCAB, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1000 + i))
+
+
+class FromGlobalStep(Sampler):
+    """Micro-batches of this rank in global order, beginning after the optimizer steps the trainer has made."""
+
+    def __init__(self, trainer: Trainer, steps: int) -> None:
+        self.trainer, self.steps = trainer, steps
+
+    def __len__(self) -> int:
+        return self.steps * self.trainer.accumulate_grad_batches
+
+    def __iter__(self):
+        world, rank = self.trainer.world_size, self.trainer.global_rank
+        for i in range(self.trainer.global_step * self.trainer.accumulate_grad_batches, len(self)):
+            yield i * world + rank
+
+
+class Foreign(LightningModule):
+    """Predicts the next token from the current one. `seen`: (optimizer steps made before, loss) per micro-batch."""
+
+    def __init__(self, steps: int = 8, lr: float = 0.1, seed: int = 0, val_losses: list[float] | None = None):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(VOCAB, 8)
+        self.drop = nn.Dropout(0.0)
+        self.head = nn.Linear(8, VOCAB)
+        self.steps, self.lr, self.val_losses = steps, lr, val_losses
+        self.seen: list[tuple[int, float]] = []
+        self.validated: list[int] = []
+        self.ends: list[int] = []
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.drop(self.embed(batch[:, :-1])))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.seen.append((self.trainer.global_step, loss.item()))
+        return loss
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        value = self.loss(batch)
+        if not self.trainer.sanity_checking and self.val_losses is not None:
+            value = torch.tensor(self.val_losses[len(self.validated)])
+        self.log("val/loss", value, sync_dist=self.trainer.world_size > 1)
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.validated.append(self.trainer.global_step)
+
+    def on_train_end(self) -> None:
+        self.ends.append(self.trainer.global_step)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(
+            [
+                {"params": self.embed.parameters(), "lr": self.lr * 2, "name": "embedding"},
+                {"params": self.head.parameters()},
+            ],
+            lr=self.lr,
+        )
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(Batches(10**6), batch_size=None, sampler=FromGlobalStep(self.trainer, self.steps))
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(Batches(2), batch_size=None)
+
+
+class Rows(Logger):
+    """Keeps what is logged: {step: row}."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[int, dict[str, float]] = {}
+
+    @property
+    def name(self) -> str:
+        return "rows"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        assert step is not None
+        self.rows.setdefault(step, {}).update(metrics)
+
+
+def make_trainer(callbacks: list, tmp_path: Path, *, steps: int = 8, every: int = 1, **kwargs: Any) -> Trainer:
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": Rows(),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": any(isinstance(c, Checkpoint) for c in callbacks),
+        "num_sanity_val_steps": 0,
+        "limit_val_batches": 0,
+    }
+    return Trainer(
+        max_steps=steps,
+        max_epochs=-1,
+        log_every_n_steps=every,
+        callbacks=callbacks,
+        default_root_dir=tmp_path,
+        **{**defaults, **kwargs},
+    )
+
+
+def fit(callbacks: list, tmp_path: Path, *, module: Foreign | None = None, resume: Any = None, steps: int = 8, **kwargs):
+    """One run; returns (trainer, module, {step: row})."""
+    module = module or Foreign(steps=steps)
+    trainer = make_trainer(callbacks, tmp_path, steps=steps, **kwargs)
+    trainer.fit(module, ckpt_path=resume, weights_only=True if resume else None)
+    rows = trainer.logger.rows if isinstance(trainer.logger, Rows) else {}
+    return trainer, module, rows
+
+
+def run_ranks(script: str, tmp_path: Path, ranks: int = 2) -> list[dict[str, Any]]:
+    """Run `script` in `ranks` gloo processes; each calls report(dict). Returns the reports in rank order.
+
+    In the script `OUT` is a shared folder and `WORLD` the number of processes.
+    """
+    file = tmp_path / "ranks.py"
+    file.write_text(
+        "import json, os, torch\n"
+        "from pathlib import Path\n"
+        "from foreign import *\n"
+        f"OUT, WORLD = Path({str(tmp_path)!r}), {ranks}\n"
+        "def report(trainer, **values):\n"
+        "    (OUT / f'report-{trainer.global_rank}.json').write_text(json.dumps(values))\n" + script
+    )
+    import socket
+
+    with socket.socket() as s:  # a free port, so that runs beside each other do not meet
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    reports = [json.loads((tmp_path / f"report-{rank}.json").read_text()) for rank in range(ranks)]
+    for each in reports:
+        each["stdout"] = done.stdout
+    return reports

@@ -1,0 +1,296 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from foreign import Foreign, fit, make_trainer
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+
+from callbacks import StepCheckpoint, ValidateEvery
+
+VAL = {"limit_val_batches": 1.0}
+
+
+def files(tmp_path):
+    return sorted(p.name for p in (tmp_path / "checkpoints").iterdir() if not p.is_symlink())
+
+
+def link(tmp_path, name):
+    return os.readlink(tmp_path / "checkpoints" / f"{name}.ckpt")
+
+
+def state(path):
+    return torch.load(path, weights_only=True)
+
+
+def test_steps_are_saved_at_multiples_and_at_the_end_and_the_newest_kept(tmp_path):
+    trainer, _, _ = fit([StepCheckpoint(3, monitor=None)], tmp_path, steps=8)
+    assert files(tmp_path) == ["step-00000006.ckpt", "step-00000008.ckpt"]
+    assert link(tmp_path, "last") == "step-00000008.ckpt"  # relative: the folder may be moved
+    assert not (tmp_path / "checkpoints" / "best.ckpt").exists()
+    callback = trainer.checkpoint_callback
+    assert isinstance(callback, StepCheckpoint)
+    assert callback.last_model_path == str(tmp_path / "checkpoints" / "step-00000008.ckpt")
+    assert callback.best_model_path == "" and callback.best_model_score is None
+    assert [state(tmp_path / "checkpoints" / f)["global_step"] for f in files(tmp_path)] == [6, 8]
+
+
+def test_the_end_is_not_saved_twice(tmp_path):
+    saves = count_saves(tmp_path, [StepCheckpoint(4, monitor=None)])
+    assert saves == [4, 8]
+
+
+def count_saves(tmp_path, callbacks, **options):
+    trainer = make_trainer(callbacks, tmp_path, **options)
+    saves, save = [], trainer.save_checkpoint
+    trainer.save_checkpoint = lambda path, *a, **k: (saves.append(trainer.global_step), save(path, *a, **k))
+    trainer.fit(Foreign(steps=8))
+    return saves
+
+
+@pytest.mark.parametrize(("keep_last", "kept"), [(1, [8]), (3, [6, 7, 8])])
+def test_keep_last_says_how_many(tmp_path, keep_last, kept):
+    fit([StepCheckpoint(1, keep_last=keep_last, monitor=None)], tmp_path, steps=8)
+    assert files(tmp_path) == [f"step-{k:08d}.ckpt" for k in kept]
+
+
+@pytest.mark.parametrize(
+    ("mode", "losses", "best"),
+    [
+        ("min", [3.0, 1.0, 2.0, 2.5], 4),
+        ("max", [3.0, 1.0, 4.0, 2.5], 6),
+        (
+            "min",
+            [float("nan"), 3.0, 5.0, 9.0],
+            4,
+        ),  # NaN compares false with everything: first, it would never be beaten
+        ("min", [3.0, float("-inf"), 5.0, 9.0], 2),
+    ],
+)
+def test_best_follows_the_monitor_and_outlives_the_newer_ones(tmp_path, mode, losses, best):
+    module = Foreign(steps=8, val_losses=losses)
+    callback = StepCheckpoint(3, keep_last=1, mode=mode)
+    fit([ValidateEvery(2), callback], tmp_path, module=module, steps=8, **VAL)
+    assert link(tmp_path, "best") == f"step-{best:08d}.ckpt"
+    assert link(tmp_path, "last") == "step-00000008.ckpt"
+    assert files(tmp_path) == [f"step-{best:08d}.ckpt", "step-00000008.ckpt"]
+    assert callback.best_model_score.item() == pytest.approx(losses[best // 2 - 1])
+    assert callback.best_model_path.endswith(f"/checkpoints/step-{best:08d}.ckpt")
+
+
+def test_trainer_finds_the_best_by_name(tmp_path):
+    module = Foreign(steps=8, val_losses=[1.0, 2.0, 3.0, 4.0])
+    trainer, _, _ = fit([ValidateEvery(2), StepCheckpoint(4)], tmp_path, module=module, steps=8, **VAL)
+    module.val_losses = None
+    shown = trainer.validate(module, ckpt_path="best", weights_only=True, verbose=False)[0]["val/loss"]
+    at_two = Foreign(steps=8)
+    at_two.load_state_dict(state(tmp_path / "checkpoints" / "step-00000002.ckpt")["state_dict"])
+    batches = [at_two.val_dataloader().dataset[i] for i in range(2)]
+    assert shown == pytest.approx(torch.stack([at_two.loss(b) for b in batches]).mean().item())
+
+
+def test_a_save_that_meets_a_validation_waits_for_it_and_knows_its_result(tmp_path):
+    module = Foreign(steps=8, val_losses=[3.0, 1.0])
+    stop = EarlyStopping("val/loss", patience=5)
+    fit([ValidateEvery(4), stop, StepCheckpoint(4)], tmp_path, module=module, steps=8, **VAL)
+    saved = state(tmp_path / "checkpoints" / "step-00000008.ckpt")
+    ours = saved["callbacks"]["StepCheckpoint"]
+    assert ours == {
+        "best_score": 1.0,
+        "best_name": "step-00000008.ckpt",
+        "kept": ["step-00000004.ckpt", "step-00000008.ckpt"],
+    }
+    theirs = next(v for k, v in saved["callbacks"].items() if "EarlyStopping" in k)
+    assert theirs["best_score"].item() == 1.0
+
+
+def test_one_file_a_step_even_if_it_is_due_best_and_last(tmp_path):
+    saves = count_saves(tmp_path, [ValidateEvery(4), StepCheckpoint(4)], **VAL)
+    assert saves == [4, 8]
+
+
+def test_the_sanity_check_and_trainer_validate_save_nothing(tmp_path):
+    module = Foreign(steps=8)
+    trainer = make_trainer([ValidateEvery(100), StepCheckpoint(100)], tmp_path, **VAL, num_sanity_val_steps=1)
+    trainer.validate(module, verbose=False)
+    assert not (tmp_path / "checkpoints").exists()
+    trainer.fit(module)
+    assert files(tmp_path) == ["step-00000008.ckpt"]
+
+
+class SaveEach(StepCheckpoint):
+    """Keeps all, so that a resume from each can be tried."""
+
+    def __init__(self, every):
+        super().__init__(every, keep_last=100)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("every", [2, 3])
+def test_resumed_from_any_file_the_rest_is_bit_identical(tmp_path, accumulate, every):
+    """Files saved after a step, at the end of a validation (multiples of 4) and at the end of training."""
+    options = {"accumulate_grad_batches": accumulate, **VAL}
+
+    def run(steps, folder, resume=None):
+        checkpoint = SaveEach(every)
+        checkpoint.dirpath = str(folder)
+        module = Foreign(steps=steps, seed=0 if resume is None else 99)
+        trainer, _, rows = fit([ValidateEvery(4), checkpoint], tmp_path, module=module, steps=steps, resume=resume, **options)
+        return trainer, module, rows
+
+    _, straight, rows = run(10, tmp_path / "a")
+    final = state(tmp_path / "a" / "step-00000010.ckpt")
+    saved = sorted(p for p in (tmp_path / "a").iterdir() if not p.is_symlink())
+    assert {every, 4, 10} < {int(p.stem[5:]) for p in saved}
+    for path in saved[:-1]:
+        step = int(path.stem[5:])
+        _, resumed, rows_resumed = run(10, tmp_path / f"from-{step}", path)
+        assert resumed.seen == straight.seen[step * accumulate :]
+        assert resumed.validated == [v for v in straight.validated if v > step]
+        assert all(rows[x] == rows_resumed[x] for x in rows_resumed)
+        ended = state(tmp_path / f"from-{step}" / "step-00000010.ckpt")
+        same(final["state_dict"], ended["state_dict"])
+        same(final["optimizer_states"], ended["optimizer_states"])
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_last_file_of_a_run_extends_it(tmp_path, accumulate):
+    options = {"accumulate_grad_batches": accumulate}
+    straight = fit([], tmp_path, module=Foreign(steps=10), steps=10, **options)[1]
+    fit([StepCheckpoint(100)], tmp_path, module=Foreign(steps=5), steps=5, **options)  # saved in on_train_end
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    more = fit([StepCheckpoint(100)], tmp_path, module=Foreign(steps=10), steps=10, resume=path, **options)[1]
+    assert more.seen == straight.seen[5 * accumulate :]
+
+
+def test_a_resumed_run_remembers_the_best_and_goes_on_deleting(tmp_path):
+    def run(steps, losses, resume=None):
+        module = Foreign(steps=steps, val_losses=losses)
+        callbacks = [ValidateEvery(2), StepCheckpoint(2)]
+        return fit(callbacks, tmp_path, module=module, steps=steps, resume=resume, **VAL)[0]
+
+    run(6, [1.0, 2.0, 3.0])
+    assert files(tmp_path) == [f"step-{k:08d}.ckpt" for k in (2, 4, 6)]
+    trainer = run(10, [1.5, 1.2], tmp_path / "checkpoints" / "last.ckpt")
+    assert files(tmp_path) == [f"step-{k:08d}.ckpt" for k in (2, 8, 10)]
+    assert link(tmp_path, "best") == "step-00000002.ckpt"
+    assert trainer.checkpoint_callback.best_model_score.item() == 1.0
+
+
+def test_resuming_does_not_save_the_same_step_again(tmp_path):
+    fit([StepCheckpoint(4, monitor=None)], tmp_path, module=Foreign(steps=8), steps=8)
+    path = tmp_path / "checkpoints" / "step-00000004.ckpt"
+    before = path.stat().st_mtime_ns
+    fit([StepCheckpoint(4, monitor=None)], tmp_path, module=Foreign(steps=5), steps=5, resume=path)
+    assert path.stat().st_mtime_ns == before
+    assert link(tmp_path, "last") == "step-00000005.ckpt"
+
+
+def test_a_branch_into_a_new_folder_has_a_best_of_its_own_and_leaves_the_old_alone(tmp_path):
+    module = Foreign(steps=4, val_losses=[1.0, 2.0])
+    fit([ValidateEvery(2), StepCheckpoint(2)], tmp_path, module=module, steps=4, **VAL)
+    old = {name: (tmp_path / "checkpoints" / name).stat().st_mtime_ns for name in files(tmp_path)}
+    branch = StepCheckpoint(2, keep_last=1, dirpath=str(tmp_path / "branch"))
+    module = Foreign(steps=8, val_losses=[5.0, 6.0])
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    fit([ValidateEvery(2), branch], tmp_path, module=module, steps=8, resume=path, **VAL)
+    assert os.readlink(tmp_path / "branch" / "best.ckpt") == "step-00000006.ckpt"
+    assert branch.best_model_score.item() == 5.0
+    assert old == {name: (tmp_path / "checkpoints" / name).stat().st_mtime_ns for name in files(tmp_path)}
+
+
+def test_files_of_others_in_the_folder_are_not_deleted(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000001.ckpt").write_text("mine")
+    fit([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path, steps=8)
+    assert files(tmp_path) == ["step-00000001.ckpt", "step-00000008.ckpt"]
+
+
+def test_an_older_file_is_deleted_only_after_the_next_is_saved(tmp_path):
+    class Full(Exception): ...
+
+    trainer = make_trainer([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path)
+    save = trainer.save_checkpoint
+
+    def failing(path, *args, **kwargs):
+        if trainer.global_step == 6:
+            raise Full
+        save(path, *args, **kwargs)
+
+    trainer.save_checkpoint = failing
+    with pytest.raises(Full):
+        trainer.fit(Foreign(steps=8))
+    assert files(tmp_path) == ["step-00000004.ckpt"]
+    assert link(tmp_path, "last") == "step-00000004.ckpt"
+
+
+def test_a_link_left_half_made_by_a_killed_process_does_not_matter(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt.tmp").symlink_to("nowhere")
+    fit([StepCheckpoint(8, monitor=None)], tmp_path, steps=8)
+    assert link(tmp_path, "last") == "step-00000008.ckpt"
+    assert not Path(tmp_path / "checkpoints" / "last.ckpt.tmp").is_symlink()
+
+
+def test_a_stop_inside_an_accumulation_window_waits_for_its_end(tmp_path):
+    class StopAtMicroBatch(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 9:  # the second of the four micro-batches of step 3
+                trainer.should_stop = True
+
+    callbacks = [StopAtMicroBatch(), StepCheckpoint(100, monitor=None)]
+    _, stopped, _ = fit(callbacks, tmp_path, accumulate_grad_batches=4)
+    assert len(stopped.seen) == 12
+    assert files(tmp_path) == ["step-00000003.ckpt"]
+    straight = fit([], tmp_path, accumulate_grad_batches=4)[1]
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    resumed = fit([StepCheckpoint(100, monitor=None)], tmp_path, accumulate_grad_batches=4, resume=path)[1]
+    assert stopped.seen + resumed.seen == straight.seen
+
+
+def test_validation_inside_an_accumulation_window_saves_nothing_and_warns_once(tmp_path):
+    options = {"accumulate_grad_batches": 2, "val_check_interval": 3, "check_val_every_n_epoch": None, **VAL}
+    with pytest.warns(UserWarning, match="between two optimizer steps") as caught:
+        fit([StepCheckpoint(100)], tmp_path, **options)  # micro-batches 3, 9 and 15 are mid-window; 6 and 12 are not
+    assert sum("between two optimizer steps" in str(w.message) for w in caught) == 1
+    assert {"step-00000008.ckpt"} < set(files(tmp_path)) <= {f"step-{k:08d}.ckpt" for k in (3, 6, 8)}
+
+
+def test_a_monitor_that_is_not_logged_is_an_error_naming_what_is(tmp_path):
+    callbacks = [ValidateEvery(4), StepCheckpoint(4, monitor="val/los")]
+    with pytest.raises(ValueError, match=r"monitors 'val/los' .* logged are: .*val/loss.*--checkpoint\.monitor"):
+        fit(callbacks, tmp_path, **VAL)
+
+
+def test_fast_dev_run_writes_nothing(tmp_path):
+    fit([StepCheckpoint(1)], tmp_path, fast_dev_run=2)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"every_n_steps": 0}, "every_n_steps is 0 .*--checkpoint.every_n_steps"),
+        ({"keep_last": 0}, "keep_last is 0 .*--checkpoint.keep_last"),
+        ({"mode": "least"}, "mode is 'least' .*--checkpoint.mode"),
+        ({"dirpath": "s3://bucket/x"}, "local folder .*--checkpoint.dirpath"),
+    ],
+)
+def test_settings_out_of_range_are_named(options, flag):
+    with pytest.raises(ValueError, match=flag):
+        StepCheckpoint(**options)

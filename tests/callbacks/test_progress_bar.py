@@ -1,0 +1,168 @@
+import io
+import re
+import sys
+
+import pytest
+import torch
+from foreign import Foreign, fit, make_trainer
+from lightning.pytorch.callbacks import Callback
+
+from callbacks import Constant, GradientNorm, TrainingProgress, ValidateEvery
+from callbacks import progress_bar as module_under_test
+from callbacks.progress_bar import format_count, format_duration, format_line, format_metrics, format_validation
+
+METRICS = {
+    "train/loss": 2.34561,
+    "train/perplexity": 10.4397,
+    "lr": 3e-4,
+    "grad/norm": 0.4217,
+    "throughput/tokens_per_second": 45210.0,
+    "something/else": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "0s"),
+        (7, "7s"),
+        (59.6, "1m00s"),
+        (187, "3m07s"),
+        (3599.7, "1h00m"),
+        (11107, "3h05m"),
+        (86399, "1d00h"),
+        (93600, "1d02h"),
+    ],
+)
+def test_durations_are_short_and_never_print_sixty(seconds, text):
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (873, "873"), (999.7, "1k"), (45210, "45.2k"), (999_900, "1M"), (1.234e6, "1.23M"), (5e9, "5G")],
+)
+def test_counts_have_three_digits(number, text):
+    assert format_count(number) == text
+
+
+def test_a_line_holds_what_is_logged_in_a_fixed_order():
+    text = "loss 2.3456  ppl 10.44  lr 3.00e-04  grad 0.422  45.2k tok/s"
+    assert format_metrics(METRICS) == text
+    assert format_metrics({"lr": 1e-3}) == "lr 1.00e-03"
+    assert format_line(100, 2000, METRICS, 187.0) == f"step  100/2000  {text}  ETA 3m07s"
+    assert format_line(100, -1, {}, None) == "step 100"
+
+
+def test_a_validation_line_holds_the_validation_metrics():
+    line = format_validation(500, {"val/loss": 2.12341, "train/loss": 9.0, "val/perplexity": 8.3596}, 3.2)
+    assert line == "validation after step 500: val/loss 2.1234  val/perplexity 8.3596  (3s)"
+
+
+class WithLoss(Foreign):
+    def on_before_optimizer_step(self, optimizer):
+        self.trainer.callback_metrics["train/loss"] = torch.tensor(1.5)
+
+
+def run(tmp_path, *callbacks, steps=8, **kwargs):
+    options = {"enable_progress_bar": True, **kwargs}
+    return fit([*callbacks, TrainingProgress()], tmp_path, module=WithLoss(steps=steps), steps=steps, **options)
+
+
+def test_a_log_file_gets_one_plain_line_a_logged_step(tmp_path, capsys):
+    run(tmp_path, Constant(), GradientNorm(), every=4, accumulate_grad_batches=2)
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("step")]
+    assert [re.match(r"step \d/8  loss 1\.5000  lr 2\.00e-01  grad [\d.]+", x) is not None for x in lines] == [True] * 3
+    assert [x.split("/")[0] for x in lines] == ["step 1", "step 4", "step 8"]
+    assert "ETA" not in lines[0]
+    assert lines[1].split("ETA ")[1] == "0s"
+    assert "\r" not in "".join(lines) and "\x1b" not in "".join(lines)
+
+
+def test_validation_leaves_one_line_with_its_result(tmp_path, capsys):
+    run(tmp_path, ValidateEvery(5), limit_val_batches=1.0, num_sanity_val_steps=1, every=100)
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("validation")]
+    assert [re.fullmatch(r"validation after step \d: val/loss [\d.]+  \(\ds\)", x) is not None for x in lines] == [True] * 2
+    assert [x.split(":")[0] for x in lines] == ["validation after step 5", "validation after step 8"]
+
+
+def test_a_resumed_run_starts_at_its_step(tmp_path, capsys, monkeypatch):
+    trainer = make_trainer([], tmp_path, steps=5)
+    trainer.fit(WithLoss(steps=5))
+    trainer.save_checkpoint(tmp_path / "five.ckpt")
+    run(tmp_path, resume=tmp_path / "five.ckpt")
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("step")]
+    assert [x.split("  ")[0] for x in lines] == ["step 6/8", "step 7/8", "step 8/8"]
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    run(tmp_path, resume=tmp_path / "five.ckpt")
+    assert re.findall(r"step (\d+)/8 ", terminal.getvalue())[0] == "5"
+
+
+def test_time_to_go_is_time_per_step_times_steps_left(tmp_path, capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module_under_test.time, "monotonic", lambda: now[0])
+
+    class Tick(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            now[0] += 500.0 if trainer.global_step == 0 else 100.0  # the first step compiles
+
+    run(tmp_path, Tick())
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("step")]
+    assert [x.split("ETA ")[1] for x in lines[1:]] == ["10m00s", "8m20s", "6m40s", "5m00s", "3m20s", "1m40s", "0s"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_one_bar_that_counts_optimizer_steps(tmp_path, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    run(tmp_path, ValidateEvery(4), limit_val_batches=1.0, accumulate_grad_batches=3, every=4)
+    shown = terminal.getvalue()
+    states = re.findall(r"step (\d+)/8 ", shown)
+    assert states[0] == "0" and states[-1] == "8" and set(states) <= {str(i) for i in range(9)}
+    assert "loss 1.5000" in shown
+    assert "validation after step 4: val/loss" in shown
+    assert re.search(r"validation: +\d+%", shown)
+
+
+def test_unlogged_steps_redraw_at_most_ten_times_a_second(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module_under_test.time, "monotonic", lambda: now[0])
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    drawn = []
+
+    class Tick(Callback):
+        def on_train_batch_start(self, *args):
+            now[0] += 0.03
+
+    bar = TrainingProgress()
+    draw = bar._draw
+    bar._draw = lambda step, *args: (drawn.append(step), draw(step, *args))
+    trainer = make_trainer([Tick(), bar], tmp_path, steps=20, every=10, enable_progress_bar=True)
+    trainer.fit(WithLoss(steps=20))
+    assert drawn == [1, 5, 9, 10, 14, 18, 20]  # logged: 1, 10, 20; else every 0.12 s of 0.03 s steps
+
+
+def test_nothing_is_read_at_unlogged_steps(tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setattr(module_under_test, "_floats", lambda trainer: reads.append(trainer.global_step) or {})
+    run(tmp_path, every=4)
+    assert reads == [1, 4, 8]
+
+
+def test_a_disabled_bar_is_silent(tmp_path, capsys):
+    bar = TrainingProgress()
+    bar.disable()
+    fit([bar], tmp_path, module=WithLoss(), enable_progress_bar=True)
+    assert "step" not in capsys.readouterr().out
+
+
+def test_the_trainer_adds_no_second_bar(tmp_path):
+    trainer = make_trainer([TrainingProgress()], tmp_path, enable_progress_bar=True)
+    assert isinstance(trainer.progress_bar_callback, TrainingProgress)
+    assert len([c for c in trainer.callbacks if "Progress" in type(c).__name__]) == 1

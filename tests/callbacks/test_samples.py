@@ -1,0 +1,115 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from foreign import Foreign, fit
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from callbacks import TextSamples
+from callbacks.samples import markdown
+
+
+class Writer(Foreign):
+    """Draws from every generator there is, as careless generation code may."""
+
+    def __init__(self, steps=8, whole=False, **kwargs):
+        super().__init__(steps=steps, **kwargs)
+        self.drop.p = 0.5
+        self.drop.eval()  # frozen on purpose: must be in eval mode afterwards, too
+        self.whole, self.calls = whole, []
+
+    def generate_text(self, prompt, *, max_new_tokens, temperature, top_k, top_p, seed):
+        assert not any(m.training for m in self.modules()) and not torch.is_grad_enabled()
+        self.calls.append((self.trainer.global_step, prompt, max_new_tokens, temperature, top_k, top_p, seed))
+        np.random.rand(), random.random()
+        text = f" continued {torch.rand(1).item():.0f}\n  * as # Markdown\n"
+        return prompt + text if self.whole else text
+
+
+def texts(folder):
+    events = EventAccumulator(str(folder)).Reload()
+    tags = events.Tags()["tensors"]
+    return {tag: {e.step: e.tensor_proto.string_val[0].decode() for e in events.Tensors(tag)} for tag in tags}
+
+
+def run(tmp_path, module, *callbacks, **kwargs):
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    trainer, _, _ = fit(list(callbacks), tmp_path, module=module, logger=logger, **kwargs)
+    logger.finalize("success")
+    return trainer
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_samples_are_written_at_due_steps_and_at_the_end(tmp_path, accumulate):
+    module = Writer()
+    callback = TextSamples(["def ", "class "], every_n_steps=3, max_new_tokens=7, temperature=0.5, top_k=None, seed=4)
+    run(tmp_path, module, callback, accumulate_grad_batches=accumulate)
+    expected = [(step, prompt, 7, 0.5, None, None, 4) for step in (3, 6, 8) for prompt in ("def ", "class ")]
+    assert module.calls == expected
+    written = texts(tmp_path)
+    assert list(written["samples/0/text_summary"]) == list(written["samples/1/text_summary"]) == [3, 6, 8]
+
+
+def test_the_last_step_is_not_sampled_twice(tmp_path):
+    module = Writer()
+    run(tmp_path, module, TextSamples(["a"], every_n_steps=4))
+    assert [call[0] for call in module.calls] == [4, 8]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_prompt_and_continuation_are_one_block_with_its_white_space(tmp_path, whole):
+    run(tmp_path, Writer(whole=whole), TextSamples(["def "], every_n_steps=8))
+    text = texts(tmp_path)["samples/0/text_summary"][8]
+    assert text.startswith("    def  continued ")
+    assert text.split("\n")[1:] == ["      * as # Markdown", "    "]
+
+
+def test_a_block_survives_any_text():
+    assert markdown("a\n\n```\tb") == "    a\n    \n    ```\tb"
+
+
+def test_training_is_bit_identical_with_and_without(tmp_path):
+    def losses(*callbacks):
+        class Random(Writer):
+            def training_step(self, batch, batch_idx):  # reads all three generators
+                noise = torch.rand(1).item() + np.random.rand() + random.random()
+                self.seen_noise = [*getattr(self, "seen_noise", []), noise]
+                return super().training_step(batch, batch_idx) * noise
+
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)
+        module = Random()
+        torch.manual_seed(1)
+        run(tmp_path, module, *callbacks)
+        assert not module.drop.training and module.embed.training and module.training
+        return module.seen_noise, module.seen
+
+    assert losses() == losses(TextSamples(["x"], every_n_steps=1))
+
+
+def test_other_loggers_get_no_text_and_nothing_is_generated_for_them(tmp_path):
+    module = Writer()
+    _, _, rows = fit([TextSamples(["x"], every_n_steps=1)], tmp_path, module=module)
+    assert rows == {} and module.calls == []
+
+
+def test_a_module_that_cannot_generate_is_refused_before_training(tmp_path):
+    module = Foreign()
+    with pytest.raises(ValueError, match="needs a method generate_text, which Foreign does not have"):
+        fit([TextSamples(["x"], every_n_steps=1)], tmp_path, module=module)
+    assert module.seen == []
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"every_n_steps": 0}, "every_n_steps"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+    ],
+)
+def test_settings_out_of_range_are_named(options, flag):
+    with pytest.raises(ValueError, match=f"--samples.{flag}"):
+        TextSamples(["x"], **{"every_n_steps": 1, **options})

@@ -1,0 +1,214 @@
+import math
+
+import pytest
+import torch
+from foreign import Foreign, fit, make_trainer
+
+from callbacks import WSD, Constant, Cosine, InverseSquareRoot, Linear, Schedule
+from callbacks.schedule import constant, cosine, inverse_square_root, linear, wsd
+
+LLM = {"peak": 1e-3, "final": 1e-4, "warmup_steps": 1000, "total_steps": 10000}
+
+
+@pytest.mark.parametrize(
+    ("t", "rate"),
+    [(500, 5e-4), (1000, 1e-3), (5500, 5.5e-4), (3000, 8.947e-4), (8000, 2.053e-4), (10000, 1e-4), (15000, 1e-4)],
+)
+def test_cosine_gives_the_published_values(t, rate):
+    assert cosine(t, **LLM) == pytest.approx(rate, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("t", "rate"), [(1, 1e-6), (1000, 1e-3), (5500, 5.5e-4), (3250, 7.75e-4), (10000, 1e-4), (15000, 1e-4)]
+)
+def test_linear_is_the_straight_line(t, rate):
+    assert linear(t, **LLM) == pytest.approx(rate)
+
+
+def test_constant_stays_at_the_peak():
+    assert [constant(t, peak=2.0, warmup_steps=4) for t in (1, 2, 4, 5, 10**6)] == [0.5, 1.0, 2.0, 2.0, 2.0]
+
+
+def test_inverse_square_root_halves_when_the_step_quadruples():
+    rate = [inverse_square_root(t, peak=1.0, warmup_steps=100) for t in (50, 100, 400, 1600)]
+    assert rate == pytest.approx([0.5, 1.0, 0.5, 0.25])
+    assert inverse_square_root(9, peak=1.0, warmup_steps=0) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "middle"),
+    [
+        ("linear", 0.55),
+        ("cosine", 0.55),
+        ("one_minus_sqrt", 0.1 + 0.9 * (1 - math.sqrt(0.5))),  # 0.3636
+        ("exponential", math.sqrt(0.1)),  # halfway in the exponent: 0.3162
+    ],
+)
+def test_wsd_is_stable_then_decays_in_the_given_shape(shape, middle):
+    rates = [
+        wsd(t, peak=1.0, final=0.1, warmup_steps=10, total_steps=100, decay_steps=20, shape=shape)
+        for t in (1, 10, 50, 80, 90, 100, 101)
+    ]
+    assert rates == pytest.approx([0.1, 1.0, 1.0, 1.0, middle, 0.1, 0.1])
+
+
+def test_the_rate_before_a_wsd_decay_does_not_depend_on_the_horizon():
+    def stable(total):
+        return [
+            wsd(t, peak=1.0, final=0.0, warmup_steps=5, total_steps=total, decay_steps=10, shape="linear") for t in range(1, 91)
+        ]
+
+    assert stable(100) == stable(1000)
+
+
+@pytest.mark.parametrize("schedule", [cosine, linear])
+def test_warmup_never_starts_at_zero_and_no_warmup_starts_near_the_peak(schedule):
+    assert schedule(1, peak=1.0, final=0.0, warmup_steps=7, total_steps=70) == pytest.approx(1 / 7)
+    assert 0.9 < schedule(1, peak=1.0, final=0.0, warmup_steps=0, total_steps=70) < 1
+    assert schedule(70, peak=1.0, final=0.0, warmup_steps=70, total_steps=70) == 1.0  # warmup only
+
+
+class Rates(torch.optim.SGD):
+    """Records the rates each update really uses."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.used = []
+
+    def step(self, closure=None):
+        result = super().step(closure)
+        self.used.append([group["lr"] for group in self.param_groups])
+        return result
+
+
+class WithRates(Foreign):
+    def configure_optimizers(self):
+        groups = super().configure_optimizers().param_groups
+        self.optimizer = Rates(
+            [{"params": g["params"], "lr": g["lr"], **({"name": g["name"]} if "name" in g else {})} for g in groups],
+            lr=self.lr,
+        )
+        return self.optimizer
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_every_update_uses_the_rate_of_its_number_and_the_row_says_so(tmp_path, accumulate):
+    module = WithRates(steps=6, lr=0.1)
+    callback = Cosine(warmup_steps=2, final_ratio=0.1)
+    _, _, rows = fit([callback], tmp_path, module=module, steps=6, accumulate_grad_batches=accumulate)
+    expected = [cosine(t, peak=1.0, final=0.1, warmup_steps=2, total_steps=6) for t in range(1, 7)]
+    assert [used[1] for used in module.optimizer.used] == pytest.approx([0.1 * e for e in expected])
+    assert [used[0] for used in module.optimizer.used] == pytest.approx([0.2 * e for e in expected])
+    assert list(rows) == [1, 2, 3, 4, 5, 6]  # one row an optimizer step, not one a micro-batch
+    assert [rows[t]["lr"] for t in rows] == [used[0] for used in module.optimizer.used]
+    assert [rows[t]["lr/1"] for t in rows] == [used[1] for used in module.optimizer.used]  # no name: its index
+
+
+def test_rows_are_written_at_step_one_and_at_multiples(tmp_path):
+    _, _, rows = fit([Constant()], tmp_path, steps=7, every=3)
+    assert list(rows) == [1, 3, 6]
+
+
+def test_groups_with_one_peak_give_one_curve_and_named_groups_their_name(tmp_path):
+    class Same(Foreign):
+        def configure_optimizers(self):
+            return torch.optim.SGD([{"params": [p]} for p in self.parameters()], lr=0.5)
+
+    class Named(Foreign):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            optimizer.param_groups[1]["name"] = "matrix"
+            return optimizer
+
+    _, _, rows = fit([Constant()], tmp_path, module=Same(steps=1), steps=1)
+    assert rows[1] == {"lr": 0.5}
+    _, _, rows = fit([Constant()], tmp_path, module=Named(steps=1, lr=0.1), steps=1)
+    assert rows[1] == {"lr": 0.2, "lr/matrix": 0.1}
+
+
+def test_the_row_is_there_for_other_callbacks(tmp_path):
+    trainer, _, _ = fit([Constant(warmup_steps=16)], tmp_path, steps=8)
+    assert trainer.callback_metrics["lr"].item() == pytest.approx(0.2 * 8 / 16)
+
+
+@pytest.mark.parametrize("callback", [Cosine, Linear, WSD])
+def test_a_resumed_run_takes_its_rates_from_the_step_not_from_the_checkpoint(tmp_path, callback):
+    def make():
+        return callback(warmup_steps=3, total_steps=10)
+
+    straight = WithRates(steps=10)
+    fit([make()], tmp_path, module=straight, steps=10)
+    first = make_trainer([make()], tmp_path, steps=5)
+    first.fit(WithRates(steps=5))
+    first.save_checkpoint(tmp_path / "five.ckpt")
+    resumed = WithRates(steps=10)
+    fit([make()], tmp_path, module=resumed, steps=10, resume=tmp_path / "five.ckpt")
+    assert len(resumed.optimizer.used) == 5
+    assert resumed.optimizer.used == straight.optimizer.used[5:]
+    assert make().state_dict() == {}
+
+
+def test_wsd_takes_the_last_fifth_unless_told(tmp_path):
+    rows = fit([WSD(shape="linear", final_ratio=0.0)], tmp_path, steps=10)[2]
+    assert [round(rows[t]["lr"] / 0.2, 6) for t in range(6, 11)] == [1, 1, 1, 0.5, 0]
+    rows = fit([WSD(shape="linear", final_ratio=0.0, decay_steps=4)], tmp_path, steps=10)[2]
+    assert [round(rows[t]["lr"] / 0.2, 6) for t in range(6, 11)] == [1, 0.75, 0.5, 0.25, 0]
+
+
+def test_a_rate_held_in_a_tensor_is_changed_in_place(tmp_path):
+    class TensorRate(Foreign):
+        def configure_optimizers(self):
+            self.rate = torch.tensor(0.4)
+            return torch.optim.Adam(self.parameters(), lr=self.rate, capturable=False, foreach=False)
+
+    _, module, rows = fit([Constant(warmup_steps=4)], tmp_path, module=TensorRate(steps=2), steps=2)
+    assert rows[2]["lr"] == pytest.approx(0.2)
+    assert module.rate.item() == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Cosine(warmup_steps=-1), "warmup_steps is -1 .*--schedule.warmup_steps"),
+        (lambda: Cosine(final_ratio=1.5), "final_ratio is 1.5 .*--schedule.final_ratio"),
+        (lambda: Linear(final_ratio=-0.1), "final_ratio is -0.1"),
+        (lambda: Linear(total_steps=0), "total_steps is 0"),
+        (lambda: WSD(final_ratio=0.0, shape="exponential"), "never reaches 0"),
+        (lambda: WSD(shape="step"), "shape is 'step'"),
+        (lambda: WSD(decay_steps=0), "decay_steps is 0"),
+        (lambda: WSD(decay_fraction=0.0), "decay_fraction is 0.0"),
+        (lambda: InverseSquareRoot(warmup_steps=-3), "warmup_steps is -3"),
+    ],
+)
+def test_numbers_out_of_range_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("callback", "steps", "message"),
+    [
+        (Cosine(warmup_steps=9), 8, "warmup_steps is 9 but the schedule ends after 8"),
+        (WSD(warmup_steps=6, decay_steps=3), 8, "overlap in a schedule of 8"),
+        (Cosine(), -1, "--trainer.max_steps or --schedule.total_steps"),
+    ],
+)
+def test_a_horizon_that_does_not_fit_is_refused_before_training(tmp_path, callback, steps, message):
+    module = Foreign(steps=8)
+    with pytest.raises(ValueError, match=message):
+        make_trainer([callback], tmp_path, steps=steps).fit(module)
+    assert module.seen == []
+
+
+def test_a_second_schedule_in_the_module_is_refused(tmp_path):
+    class Scheduled(Foreign):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    with pytest.raises(ValueError, match=r"Constant and the StepLR returned by Scheduled\.configure_optimizers"):
+        fit([Constant()], tmp_path, module=Scheduled())
+
+
+def test_one_base_class_for_the_command_line_to_choose_from():
+    assert all(issubclass(c, Schedule) for c in (Cosine, Linear, Constant, InverseSquareRoot, WSD))

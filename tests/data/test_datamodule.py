@@ -1,0 +1,401 @@
+"""Data modules under a real Trainer: which batches arrive, in which order, after which interruption."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from lit_llm.data import Bytes, TextFiles, TokenShards
+from lit_llm.data.order import sample_index
+from lit_llm.data.shards import ShardWriter
+
+TOKENS = 203  # T = 8: M = (203 - 1) // 8 = 25 samples
+T = 8
+
+
+class Recorder(LightningModule):
+    """Keeps what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen, self.steps, self.validated = [], [], []
+
+    def training_step(self, batch, _):
+        self.seen.append(batch)
+        self.steps.append(self.trainer.global_step)
+        return self.weight.sum()
+
+    def validation_step(self, batch, _):
+        self.validated.append(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def write(folder, name, tokens, vocab_size=1000):
+    with ShardWriter(folder, name, vocab_size=vocab_size, shard_tokens=64) as writer:
+        writer.write(np.asarray(tokens))
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Token i of the training stream is i, so that a batch tells where it was read."""
+    write(tmp_path, "train", np.arange(TOKENS))
+    write(tmp_path, "val", np.arange(500, 500 + 30))
+
+    def make(**arguments):
+        defaults = {
+            "train": str(tmp_path / "train_*.bin"),
+            "val": str(tmp_path / "val_*.bin"),
+            "vocab_size": 1000,
+            "block_size": T,
+            "global_batch_size": 6,
+            "seed": 3,
+        }
+        return TokenShards(**(defaults | arguments))
+
+    return make
+
+
+def trainer(tmp_path, **arguments):
+    defaults = {
+        "default_root_dir": str(tmp_path),
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "limit_val_batches": 0,
+    }
+    return Trainer(**(defaults | arguments))
+
+
+def fit(tmp_path, data, ckpt_path=None, callbacks=(), **arguments):
+    module, run = Recorder(), trainer(tmp_path, callbacks=list(callbacks), **arguments)
+    run.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+    return module, run
+
+
+def sample_numbers(batches):
+    """Which samples the batches hold; also checks that they are whole blocks of successive tokens."""
+    found = []
+    for batch in batches:
+        assert batch["input_ids"].dtype == batch["targets"].dtype == torch.int64
+        assert batch["input_ids"].is_contiguous()
+        assert batch["targets"].is_contiguous()
+        torch.testing.assert_close(batch["targets"], batch["input_ids"] + 1, rtol=0, atol=0)
+        starts = batch["input_ids"][:, :1]
+        torch.testing.assert_close(batch["input_ids"], starts + torch.arange(T), rtol=0, atol=0)
+        assert torch.all(starts % T == 0)
+        found += (starts // T).flatten().tolist()
+    return found
+
+
+def expected_samples(first, last, seed=3):
+    return sample_index(np.arange(first, last), samples=25, seed=seed).tolist()
+
+
+# ---- Training order ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("micro", "workers"), [(None, 0), (6, 0), (2, 0), (1, 0), (3, 2)])
+def test_samples_arrive_in_the_global_order_whatever_the_micro_batch_and_workers(tmp_path, shards, micro, workers):
+    module, run = fit(tmp_path, shards(micro_batch_size=micro, num_workers=workers), max_steps=10)
+    assert run.global_step == 10
+    assert len(module.seen) == 10 * 6 // (micro or 6)
+    assert {tuple(b["input_ids"].shape) for b in module.seen} == {(micro or 6, T)}
+    assert sample_numbers(module.seen) == expected_samples(0, 60)  # two epochs of 25 and a part of a third
+    assert sorted(sample_numbers(module.seen)[25:50]) == list(range(25))
+    assert run.accumulate_grad_batches == 6 // (micro or 6)
+    assert run.current_epoch == 1  # one Lightning epoch
+    assert len(run.train_dataloader) == len(module.seen)
+    assert list(run.train_dataloader) == []  # nothing is left
+
+
+def test_a_batch_larger_than_the_data_takes_samples_twice(tmp_path, shards):
+    module, _ = fit(tmp_path, shards(global_batch_size=60), max_steps=2)
+    assert sample_numbers(module.seen) == expected_samples(0, 120)
+
+
+def test_the_order_is_computed_ahead_without_a_seam(tmp_path, shards, monkeypatch):
+    monkeypatch.setattr("lit_llm.data.batches._AHEAD", 13)  # two steps of six at a time
+    module, _ = fit(tmp_path, shards(micro_batch_size=2), max_steps=7)
+    assert sample_numbers(module.seen) == expected_samples(0, 42)
+
+
+def test_another_seed_is_another_order(tmp_path, shards):
+    module, _ = fit(tmp_path, shards(seed=4), max_steps=2)
+    assert sample_numbers(module.seen) == expected_samples(0, 12, seed=4) != expected_samples(0, 12)
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps"),
+    [
+        ({"max_epochs": 2}, 9),  # 50 samples in batches of 6: 8.33
+        ({"max_epochs": 2, "max_steps": 100}, 9),
+        ({"max_epochs": 2, "max_steps": 4}, 4),
+        ({"max_steps": 4}, 4),
+        (
+            {"max_epochs": 3, "limit_train_batches": 2},
+            6,
+        ),  # as asked; each of the three goes on where the last one ended
+    ],
+)
+def test_epochs_mean_passes_over_the_data(tmp_path, shards, limits, steps):
+    module, run = fit(tmp_path, shards(), **limits)
+    assert run.global_step == steps
+    assert sample_numbers(module.seen)[: steps * 6] == expected_samples(0, steps * 6)
+
+
+def test_without_a_limit_the_loader_does_not_end_but_the_clock_does(tmp_path, shards):
+    class StopAt(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            trainer.should_stop = trainer.global_step == 12
+
+    module, run = fit(tmp_path, shards(), max_steps=-1, max_epochs=-1, callbacks=[StopAt()])
+    assert run.global_step == 12
+    assert sample_numbers(module.seen) == expected_samples(0, 72)
+
+
+# ---- Resume -----------------------------------------------------------------------------------------------------
+
+
+class SaveAt(Callback):
+    def __init__(self, step, path):
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step and not trainer.fit_loop._should_accumulate():
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize(
+    ("micro", "workers"), [((6, 6), 0), ((2, 2), 0), ((2, 3), 0), ((3, 1), 2), ((6, 1), 0), ((1, 6), 0), ((6, 2), 0)]
+)
+def test_a_resumed_run_reads_exactly_what_the_first_would_have(tmp_path, shards, micro, workers):
+    path = tmp_path / "at4.ckpt"
+    fit(tmp_path, shards(micro_batch_size=micro[0], num_workers=workers), max_steps=9, callbacks=[SaveAt(4, path)])
+    data = shards(micro_batch_size=micro[1], num_workers=workers)
+    module, run = fit(tmp_path, data, ckpt_path=path, max_steps=9)
+    assert run.global_step == 9
+    assert sample_numbers(module.seen) == expected_samples(24, 54)
+    assert module.steps == [step for step in range(4, 9) for _ in range(6 // micro[1])]  # no window is cut short
+    assert data.consumed_samples == 54
+    assert run.current_epoch == 1
+    assert run.fit_loop.epoch_loop.batch_progress.total.completed == 54 // micro[1]
+
+
+@pytest.mark.parametrize("inside", ["hook", "step"])
+@pytest.mark.parametrize("batch", [0, 1, 13, 14])
+def test_a_run_interrupted_inside_an_accumulation_window_repeats_the_whole_window(tmp_path, shards, batch, inside):
+    path = tmp_path / "mid.ckpt"
+
+    class Interrupt(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, seen, batch_idx):
+            if inside == "hook" and batch_idx == batch:
+                trainer.save_checkpoint(path)
+
+        def on_train_batch_start(self, trainer, module, seen, batch_idx):
+            if inside == "step" and batch_idx == batch:
+                trainer.save_checkpoint(path)
+
+    fit(tmp_path, shards(micro_batch_size=2), max_steps=9, callbacks=[Interrupt()])
+    first = (batch + (inside == "hook")) // 3  # steps made by then
+    module, run = fit(tmp_path, shards(micro_batch_size=2), ckpt_path=path, max_steps=9)
+    assert sample_numbers(module.seen) == expected_samples(first * 6, 54)
+    assert module.steps == [step for step in range(first, 9) for _ in range(3)]
+    assert run.fit_loop.epoch_loop.batch_progress.total.completed == 27
+
+
+def test_a_finished_run_can_be_extended(tmp_path, shards):
+    path = tmp_path / "end.ckpt"
+    fit(tmp_path, shards(micro_batch_size=2), max_steps=5, callbacks=[SaveAt(5, path)])
+    module, run = fit(tmp_path, shards(micro_batch_size=2), ckpt_path=path, max_steps=8)
+    assert run.global_step == 8
+    assert sample_numbers(module.seen) == expected_samples(30, 48)
+
+
+def test_a_resume_of_a_resume_with_another_global_batch_skips_and_repeats_nothing(tmp_path, shards):
+    first, second = tmp_path / "1.ckpt", tmp_path / "2.ckpt"
+    fit(tmp_path, shards(), max_steps=9, callbacks=[SaveAt(3, first)])  # 18 samples
+    with pytest.warns(UserWarning, match="global_batch_size 6 -> 4"):
+        fit(tmp_path, shards(global_batch_size=4), ckpt_path=first, max_steps=9, callbacks=[SaveAt(5, second)])  # + 8
+    with pytest.warns(UserWarning, match="global_batch_size 4 -> 6"):
+        module, _ = fit(tmp_path, shards(), ckpt_path=second, max_steps=7)
+    assert sample_numbers(module.seen) == expected_samples(26, 38)
+
+
+def test_the_state_is_plain_and_says_where_the_run_is(tmp_path, shards):
+    path = tmp_path / "x.ckpt"
+    data = shards()
+    fit(tmp_path, data, max_steps=4, callbacks=[SaveAt(3, path)])
+    state = torch.load(path, weights_only=True)["TokenShards"]
+    assert state == {
+        "consumed_samples": 18,
+        "global_step": 3,
+        "fingerprint": data.fingerprint,
+        "global_batch_size": 6,
+        "block_size": T,
+        "seed": 3,
+    }
+
+
+def test_resuming_on_other_data_is_not_silent(tmp_path, shards):
+    path = tmp_path / "x.ckpt"
+    fit(tmp_path, shards(), max_steps=3, callbacks=[SaveAt(2, path)])
+    write(tmp_path, "train", np.arange(TOKENS) % 100)
+    with pytest.warns(UserWarning, match=r"not those of the checkpoint.*fingerprint.*seed 3 -> 4"):
+        fit(tmp_path, shards(seed=4), ckpt_path=path, max_steps=3)
+
+
+# ---- Held-out pass ----------------------------------------------------------------------------------------------
+
+
+def held_out(loader):
+    """Targets that count and the inputs they follow, in the order of the batches."""
+    batches = list(loader)
+    targets = torch.cat([batch["targets"].flatten() for batch in batches])
+    inputs = torch.cat([batch["input_ids"].flatten() for batch in batches])
+    return inputs[targets != -100], targets[targets != -100], batches
+
+
+@pytest.mark.parametrize("tokens", [2, 8, 9, 10, 17, 30, 65])
+@pytest.mark.parametrize("micro", [1, 2, 6])
+def test_every_held_out_token_but_the_first_is_predicted_once(tmp_path, shards, tokens, micro):
+    write(tmp_path, "few", 500 + np.arange(tokens))
+    data = shards(val=str(tmp_path / "few_*.bin"), micro_batch_size=micro)
+    data.setup("validate")
+    for _ in range(2):  # the order is fixed
+        inputs, targets, batches = held_out(data.val_dataloader())
+        assert targets.tolist() == list(range(501, 500 + tokens))
+        assert inputs.tolist() == list(range(500, 499 + tokens))
+        assert len({batch["targets"].shape for batch in batches}) == 1
+        assert all(1 <= len(batch["targets"]) <= micro for batch in batches)
+        assert all(batch["input_ids"].min() >= 0 for batch in batches)
+
+
+def test_validation_sees_the_whole_set_and_testing_without_a_set_is_explained(tmp_path, shards):
+    module, run = fit(tmp_path, shards(), max_steps=2, limit_val_batches=1.0, num_sanity_val_steps=0)
+    assert sum(int((b["targets"] != -100).sum()) for b in module.validated) == 29
+    with pytest.raises(ValueError, match=r"no test text .*--data\.test"):
+        data = shards()
+        data.setup()
+        data.test_dataloader()
+    assert run.global_step == 2
+
+
+# ---- Without a trainer, and mistakes ----------------------------------------------------------------------------
+
+
+def test_it_works_without_a_trainer(shards):
+    data = shards(micro_batch_size=3)
+    data.setup("fit")
+    assert (data.train_tokens, data.val_tokens, data.vocab_size) == (TOKENS, 30, 1000)
+    assert (data.tokenizer, data.eos_id, data.token_bytes) == (None, None, None)
+    assert data.every_target_counts
+    batches = iter(data.train_dataloader())
+    assert sample_numbers([next(batches) for _ in range(4)]) == expected_samples(0, 12)
+    data.load_state_dict(data.state_dict() | {"consumed_samples": 600, "global_step": 100})
+    assert data.consumed_samples == 600
+    assert sample_numbers([next(iter(data.train_dataloader()))]) == expected_samples(600, 603)
+    assert data.state_dict()["global_step"] == 100
+
+
+def test_the_fingerprint_follows_the_tokens_not_the_files(tmp_path, shards):
+    data, same, other = shards(), shards(), shards()
+    data.setup()
+    with ShardWriter(tmp_path, "again", vocab_size=1000, shard_tokens=1000) as writer:
+        writer.write(np.arange(TOKENS))
+    same.train = str(tmp_path / "again_000000.bin")
+    same.setup()
+    other.train, other.val = other.val, other.train
+    other.setup()
+    assert data.fingerprint == same.fingerprint != other.fingerprint
+
+
+def test_a_vocabulary_larger_than_the_tokenizer_has_ids_of_no_bytes(tmp_path, shards):
+    write(tmp_path, "bytes", np.arange(257))
+    files = str(tmp_path / "bytes_*.bin")
+    data = shards(train=files, val=files, vocab_size=260, tokenizer=Bytes())
+    data.setup()
+    assert data.token_bytes.tolist() == [1] * 256 + [0] * 4
+    data = shards(train=files, val=files, vocab_size=None, tokenizer=Bytes())
+    data.setup()
+    assert data.vocab_size == 257
+    assert shards(vocab_size=100, tokenizer=Bytes()).problems() == [
+        "vocab_size 100 is smaller than the tokenizer's 257: leave --data.vocab_size out."
+    ]
+
+
+def test_gpt2s_vocabulary_is_the_default_for_shards(shards):
+    data = shards(vocab_size=None)
+    data.setup()
+    assert data.vocab_size == 50257
+
+
+def test_problems_of_shards_and_sizes_are_reported_together(tmp_path, shards):
+    (tmp_path / "bad.bin").write_bytes(b"not a shard at all")
+    write(tmp_path, "one", [5])
+    data = shards(
+        train=[str(tmp_path / "bad.bin"), str(tmp_path / "nothing_*.bin")],
+        val=None,
+        test=str(tmp_path / "one_*.bin"),
+        global_batch_size=7,
+        micro_batch_size=2,
+        num_workers=0,
+    )
+    problems = data.problems(world_size=2)
+    for words in (
+        "nearest that divide are 4 and 8",
+        "no val shards: give --data.val",
+        "No file matches " + str(tmp_path / "nothing_*.bin"),
+        "test shards hold one token",
+    ):
+        assert sum(words in problem for problem in problems) == 1, words
+    assert len(problems) == 4  # the broken shard shows once the pattern is mended
+    assert any("bad.bin is not a token shard" in p for p in shards(train=str(tmp_path / "bad.bin")).problems())
+    assert "give a pattern such as" in shards(train=str(tmp_path)).problems()[0]
+    assert shards(block_size=0, num_workers=-1).problems() == [
+        "block_size must be at least 1, not 0 (--data.block_size).",
+        "num_workers must be at least 0, not -1 (--data.num_workers).",
+    ]
+
+
+def test_a_token_beyond_the_vocabulary_stops_before_training(tmp_path, shards):
+    with pytest.raises(ValueError, match=r"train_000001\.bin holds token id 100 at position 36,.*--data\.vocab_size"):
+        fit(tmp_path, shards(vocab_size=100), max_steps=1)
+
+
+def test_a_token_that_the_first_scan_did_not_see_is_never_served(shards):
+    data = shards()
+    data.setup()
+    loader = data.train_dataloader()
+    loader.dataset.vocab_size = 100  # as if the scan had missed the tokens from 100 on
+    served = []
+    with pytest.raises(ValueError, match=r"holds token id \d+ at position"):
+        for batch in loader:
+            served.append(int(batch["targets"].max()))
+    assert all(token < 100 for token in served)
+    with pytest.raises(ValueError, match=r"holds token id 100 at position 36"):
+        loader.dataset[np.array([3, 12])]  # tokens 24..32 and 96..104
+
+
+def test_accumulation_configured_by_hand_must_agree(tmp_path, shards):
+    fit(tmp_path, shards(micro_batch_size=2), max_steps=1, accumulate_grad_batches=3)
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches 2 contradicts .* make it 3: remove"):
+        fit(tmp_path, shards(micro_batch_size=2), max_steps=1, accumulate_grad_batches=2)
+    with pytest.raises(ValueError, match="overfit_batches"):
+        fit(tmp_path, shards(), max_steps=1, overfit_batches=1)
+
+
+def test_text_files_are_prepared_and_trained_by_a_plain_trainer(tmp_path):
+    (tmp_path / "my.txt").write_text("To be, or not to be, that is the question:\n" * 20)
+    data = TextFiles(paths=str(tmp_path / "my.txt"), cache_dir=str(tmp_path / "c"), block_size=16, global_batch_size=4)
+    module, _ = fit(tmp_path, data, max_steps=3, limit_val_batches=1.0)
+    text = data.tokenizer.decode(module.seen[0]["input_ids"][0].numpy())
+    assert text in "To be, or not to be, that is the question:\n" * 20
+    assert {tuple(b["input_ids"].shape) for b in module.seen} == {(4, 16)}

@@ -1,0 +1,110 @@
+"""The order of samples: a bijection per epoch, the same for ever, and a batch arithmetic that explains itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lit_llm.data.order import accumulation_steps, permute, sample_index
+
+MASK = 2**64 - 1
+
+
+def mix(x: int) -> int:
+    """SplitMix64's finaliser in Python integers."""
+    x = (x + 0x9E3779B97F4A7C15) & MASK
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
+    return x ^ x >> 31
+
+
+def permute_one(i: int, size: int, seed: int, epoch: int) -> int:
+    """The definition, one element at a time, without numpy."""
+    bits = (size - 1).bit_length()
+    width = bits // 2
+    key = mix(epoch ^ mix(seed & MASK))
+    while True:
+        low, high = i & (1 << width) - 1, i >> width
+        for r in range(8):
+            constant = 0x9E3779B97F4A7C15 * (r + 1) & MASK
+            if r % 2 == 0:
+                high ^= mix((low ^ key) + constant & MASK) & (1 << bits - width) - 1
+            else:
+                low ^= mix((high ^ key) + constant & MASK) & (1 << width) - 1
+        i = high << width | low
+        if i < size:
+            return i
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 1000, 2**20 + 7])
+def test_every_index_appears_exactly_once(size):
+    shuffled = permute(np.arange(size), size=size, seed=3, epoch=1)
+    np.testing.assert_array_equal(np.sort(shuffled), np.arange(size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 257, 1000, 2**40 + 9])
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (12345, 7), (-1, 2**33)])
+def test_the_values_equal_those_of_plain_integer_arithmetic(size, seed, epoch):
+    index = np.unique(np.linspace(0, size - 1, 20).astype(np.int64))
+    expected = [permute_one(int(i), size, seed, epoch) for i in index]
+    assert permute(index, size=size, seed=seed, epoch=epoch).tolist() == expected
+
+
+def test_the_order_never_changes_between_versions_and_machines():
+    # A change here changes what every saved run reads next. Do not update these numbers.
+    assert permute(np.arange(8), size=1000, seed=0, epoch=0).tolist() == [748, 871, 532, 698, 879, 872, 420, 503]
+    assert permute(np.arange(4), size=2**20 + 7, seed=0, epoch=0).tolist() == [192247, 807956, 823628, 810415]
+    assert permute(np.arange(5), size=5, seed=0, epoch=0).tolist() == [2, 4, 0, 1, 3]
+
+
+def test_epochs_and_seeds_give_unrelated_orders():
+    size = 10_007
+    orders = [permute(np.arange(size), size=size, seed=s, epoch=e) for s, e in [(0, 0), (0, 1), (1, 0), (1, 1)]]
+    for i, first in enumerate(orders):
+        for second in orders[i + 1 :]:
+            assert np.sum(first == second) < 12  # two random permutations agree in 1 +- 1 places
+            assert abs(np.corrcoef(first, second)[0, 1]) < 0.05  # five standard deviations
+
+
+def test_there_is_no_fixed_stride():
+    size = 10_007
+    steps = np.diff(permute(np.arange(size), size=size, seed=0, epoch=0))
+    assert np.unique(steps, return_counts=True)[1].max() < 15  # a linear congruence has two steps, thousands of times
+
+
+def test_every_place_of_a_small_set_is_equally_likely():
+    counts = np.zeros((5, 5))
+    for seed in range(2000):
+        counts[np.arange(5), permute(np.arange(5), size=5, seed=seed, epoch=seed % 7)] += 1
+    # Binomial(2000, 1/5): standard deviation 17.9.
+    assert np.abs(counts - 400).max() < 5 * 17.9
+
+
+def test_an_index_outside_the_set_is_refused():
+    with pytest.raises(ValueError, match=r"outside \[0, 5\)"):
+        permute(np.array([5]), size=5, seed=0, epoch=0)
+    with pytest.raises(ValueError, match="size is 0"):
+        permute(np.array([], dtype=np.int64), size=0, seed=0, epoch=0)
+
+
+def test_a_global_sample_number_runs_through_the_epochs_one_permutation_each():
+    found = sample_index(np.arange(2, 24), samples=10, seed=4)
+    expected = [permute_one(g % 10, 10, 4, g // 10) for g in range(2, 24)]
+    assert found.tolist() == expected
+    assert sorted(found[8:18].tolist()) == list(range(10))  # g = 10..19 is all of epoch 1
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro", "world", "expected"), [(32, 8, 1, 4), (32, 8, 4, 1), (512, 4, 8, 16), (30, None, 3, 1)]
+)
+def test_accumulation_follows_from_the_sizes(global_batch, micro, world, expected):
+    assert accumulation_steps(global_batch, micro, world) == expected
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro", "world", "nearest"),
+    [(30, 4, 2, "24 and 32"), (5, 8, 1, "divide are 8 "), (31, None, 2, "30 and 32"), (100, 12, 1, "96 and 108")],
+)
+def test_a_batch_that_does_not_divide_names_the_nearest_that_do(global_batch, micro, world, nearest):
+    with pytest.raises(ValueError, match=rf"{nearest}.*--data\.global_batch_size"):
+        accumulation_steps(global_batch, micro, world)

@@ -1,0 +1,161 @@
+"""Shards: the exact bytes of the format, reading across files, and every way a file can be wrong."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+
+import numpy as np
+import pytest
+
+from lit_llm.data import shards
+from lit_llm.data.shards import ShardWriter, TokenStream
+
+
+def write(folder, name, tokens, vocab_size=300, shard_tokens=1000):
+    with ShardWriter(folder, name, vocab_size=vocab_size, shard_tokens=shard_tokens) as writer:
+        writer.write(np.asarray(tokens))
+    return writer.paths
+
+
+def raw_shard(path, tokens, magic=20240520, version=1, count=None, code="H"):
+    """A shard written by hand, with struct."""
+    header = struct.pack("<256i", magic, version, len(tokens) if count is None else count, *[0] * 253)
+    path.write_bytes(header + struct.pack(f"<{len(tokens)}{code}", *tokens))
+    return path
+
+
+@pytest.mark.parametrize(("vocab_size", "magic", "version", "code"), [(65536, 20240520, 1, "H"), (65537, 20240801, 7, "I")])
+def test_a_shard_has_the_bytes_of_llm_c(tmp_path, vocab_size, magic, version, code):
+    [path] = write(tmp_path, "train", [1, 2, 65535], vocab_size=vocab_size)
+    assert path.name == "train_000000.bin"
+    expected = raw_shard(tmp_path / "expected", [1, 2, 65535], magic, version, code=code)
+    assert path.read_bytes() == expected.read_bytes()
+
+
+def test_a_shard_written_by_hand_is_read_and_uint32_keeps_large_ids(tmp_path):
+    small = raw_shard(tmp_path / "a.bin", [5, 50256])
+    large = raw_shard(tmp_path / "b.bin", [128_000, 7], magic=20240801, version=7, code="I")
+    stream = TokenStream([small, large])
+    assert len(stream) == 4
+    assert stream.read(0, 4).tolist() == [5, 50256, 128_000, 7]
+
+
+def test_tokens_roll_over_to_the_next_shard_whatever_pieces_they_came_in(tmp_path):
+    tokens = np.arange(25) * 7
+    with ShardWriter(tmp_path, "val", vocab_size=300, shard_tokens=10) as writer:
+        for piece in np.split(tokens, [1, 3, 12, 12, 20]):
+            writer.write(piece)
+    assert [p.name for p in writer.paths] == ["val_000000.bin", "val_000001.bin", "val_000002.bin"]
+    assert writer.tokens == 25
+    assert [len(TokenStream([p])) for p in writer.paths] == [10, 10, 5]
+    np.testing.assert_array_equal(TokenStream(writer.paths).read(0, 25), tokens)
+
+
+def test_any_range_reads_as_if_the_shards_were_one_array(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 300, 37)
+    stream = TokenStream(write(tmp_path, "x", tokens, shard_tokens=5))
+    for start in range(38):
+        for length in range(38 - start):
+            np.testing.assert_array_equal(stream.read(start, length), tokens[start : start + length])
+    for start, length in [(-1, 2), (30, 8), (38, 0)]:
+        with pytest.raises(IndexError):
+            stream.read(start, length)
+
+
+def test_an_interrupted_writer_leaves_no_shard_and_no_rubbish(tmp_path):
+    with pytest.raises(KeyError), ShardWriter(tmp_path, "x", vocab_size=300, shard_tokens=4) as writer:
+        writer.write(np.arange(6))
+        raise KeyError
+    assert [p.name for p in tmp_path.iterdir()] == ["x_000000.bin"]  # complete, with its four tokens
+    assert len(TokenStream([tmp_path / "x_000000.bin"])) == 4
+
+
+def test_pickling_carries_names_not_maps(tmp_path):
+    stream = TokenStream(write(tmp_path, "x", np.arange(250).repeat(4)))
+    stream.read(0, 10)
+    data = pickle.dumps(stream)
+    assert len(data) < 1000  # the tokens alone are 2000 bytes
+    np.testing.assert_array_equal(pickle.loads(data).read(0, 1000), stream.read(0, 1000))
+
+
+def test_bare_uint16_needs_headerless_and_then_reads(tmp_path):
+    tokens = np.arange(700, dtype="<u2")
+    path = tmp_path / "nanogpt.bin"
+    tokens.tofile(path)
+    with pytest.raises(ValueError, match=r"begins with 65536 instead of .*20240520.*--data\.headerless true"):
+        TokenStream([path])
+    np.testing.assert_array_equal(TokenStream([path], headerless=True).read(0, 700), tokens)
+
+
+def test_a_shard_with_a_header_is_not_read_as_headerless(tmp_path):
+    path = raw_shard(tmp_path / "x.bin", [1, 2, 3])
+    with pytest.raises(ValueError, match="headerless false"):
+        TokenStream([path], headerless=True)
+    (tmp_path / "odd.bin").write_bytes(b"123")
+    with pytest.raises(ValueError, match="3 bytes"):
+        TokenStream([tmp_path / "odd.bin"], headerless=True)
+
+
+def test_every_broken_file_is_named_with_what_is_wrong(tmp_path):
+    good = raw_shard(tmp_path / "good.bin", [1, 2, 3])
+    cut = raw_shard(tmp_path / "cut.bin", [1, 2, 3], count=5)
+    long = raw_shard(tmp_path / "long.bin", [1, 2, 3], count=2)
+    version = raw_shard(tmp_path / "version.bin", [1, 2, 3], version=2)
+    none = raw_shard(tmp_path / "none.bin", [], count=0)
+    header = tmp_path / "header.bin"
+    header.write_bytes(good.read_bytes()[:100])
+    empty = tmp_path / "empty.bin"
+    empty.touch()
+    with pytest.raises(ValueError) as error:
+        TokenStream([good, cut, long, version, none, header, empty, tmp_path / "missing.bin"])
+    lines = str(error.value).split("\n")
+    assert len(lines) == 7
+    for line, words in zip(
+        lines,
+        [
+            "cut.bin is cut short: 5 tokens in the header make 1034 bytes, it has 1030.",
+            "long.bin is too long: 2 tokens in the header make 1028 bytes, it has 1030.",
+            "version.bin is a token shard of version 2, but only version 1",
+            "none.bin is a token shard that states 0 tokens",
+            "header.bin is cut short: 100 bytes do not even hold the header of 1024",
+            "empty.bin is not a token shard: it begins with None",
+            "no token shard " + str(tmp_path / "missing.bin"),
+        ],
+        strict=True,
+    ):
+        assert words in line
+
+
+def test_a_token_beyond_the_vocabulary_is_found_and_placed(tmp_path):
+    tokens = np.full(200_000, 256)  # more than one window of the scan
+    tokens[150_123] = 257
+    stream = TokenStream(write(tmp_path, "x", tokens, shard_tokens=100_000))
+    with pytest.raises(ValueError, match=r"x_000001\.bin holds token id 257 at position 50123,.*257 ids.*vocab_size"):
+        stream.scan(257)
+    assert len(stream.scan(258)) == 32
+
+
+def test_the_hash_depends_on_the_tokens_only(tmp_path):
+    tokens = np.random.default_rng(1).integers(0, 300, 1000)
+    reference = TokenStream(write(tmp_path, "a", tokens)).scan(300)
+    assert TokenStream(write(tmp_path, "b", tokens, shard_tokens=77)).scan(300) == reference
+    assert TokenStream(write(tmp_path, "c", tokens, vocab_size=100_000)).scan(300) == reference
+    tokens[500] ^= 1
+    assert TokenStream(write(tmp_path, "d", tokens)).scan(300) != reference
+
+
+def test_a_long_stream_is_sampled_from_its_first_to_its_last_token(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "FULL_SCAN_TOKENS", 100_000)
+    tokens = np.zeros(200_000, dtype=np.int64)
+    for position in (0, 199_999):
+        tokens[position] = 299
+        with pytest.raises(ValueError, match=f"position {position}"):
+            TokenStream(write(tmp_path, f"x{position}", tokens, shard_tokens=200_000)).scan(299)
+        tokens[position] = 0
+
+
+def test_shard_sizes_the_header_cannot_count_are_refused(tmp_path):
+    for size in (0, 2**31):
+        with pytest.raises(ValueError, match="--shard_tokens"):
+            ShardWriter(tmp_path, "x", vocab_size=300, shard_tokens=size)

@@ -1,0 +1,355 @@
+"""Text files: which text is trained on or held out, that no byte is lost, and when the cache is stale."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lit_llm.data import BPE, Bytes, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
+from lit_llm.data import documents as documents_file
+from lit_llm.data.documents import Document, hold_out
+from lit_llm.prepare import prepare
+
+
+def text_files(tmp_path, **arguments):
+    defaults = {"cache_dir": str(tmp_path / "cache"), "block_size": 4, "global_batch_size": 2}
+    return TextFiles(**(defaults | arguments))
+
+
+def opened(datamodule):
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    return datamodule
+
+
+def tokens(datamodule, split):
+    stream = datamodule.corpus.streams[split]
+    return stream.read(0, len(stream))
+
+
+# ---- What is held out ---------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_single_file_is_held_out_from_a_line_end_on(tmp_path):
+    text = "".join(f"line {i}\n" for i in range(100, 200))  # 100 lines of 9 bytes
+    (tmp_path / "my.txt").write_text(text)
+    data = opened(text_files(tmp_path, paths=str(tmp_path / "my.txt"), val_fraction=0.105))
+    train, val = bytes(tokens(data, "train")[:-1].tolist()), bytes(tokens(data, "val")[:-1].tolist())
+    # 806 bytes of training text would end within a line, which goes on to byte 810.
+    assert (train + val).decode() == text
+    assert len(train) == 810
+    assert b"".join(data.held_out_text()) == val
+    assert tokens(data, "train")[-1] == tokens(data, "val")[-1] == data.eos_id == 256
+
+
+def test_a_file_without_lines_is_cut_between_characters(tmp_path):
+    path = tmp_path / "my.txt"
+    path.write_text("😀" * 25)  # 100 bytes; 90 lies within a character
+    for fraction in (0.1, 0.11, 0.12, 0.09):
+        [train], [val] = hold_out([path], fraction)
+        assert train.stop == val.start
+        assert val.start % 4 == 0
+        assert val.stop == 100
+        assert 8 <= val.size <= 12
+
+
+def test_ten_files_are_held_out_whole_and_the_choice_does_not_depend_on_where_they_lie(tmp_path):
+    chosen = []
+    for place in ("a", "b/c/d"):
+        folder = tmp_path / place / "corpus"
+        folder.mkdir(parents=True)
+        for i in range(40):
+            (folder / f"{i}.txt").write_text("x" * 100)
+        train, val = hold_out(sorted(folder.iterdir()), 0.1)
+        assert len(val) == 4
+        assert len(train) == 36
+        assert all(document.size == 100 for document in train + val)
+        assert not {d.path for d in train} & {d.path for d in val}
+        chosen.append({d.path.name for d in val})
+    assert chosen[0] == chosen[1]
+
+
+def test_a_file_too_large_to_hold_out_is_trained_on(tmp_path):
+    for i in range(20):
+        (tmp_path / f"{i}.txt").write_text("x" * (100_000 if i == 7 else 1000))
+    train, val = hold_out(sorted(tmp_path.iterdir()), 0.1)
+    assert "7.txt" in {document.path.name for document in train}
+    # 10 % of 119,000 bytes is 11,900: twelve of the small files.
+    assert sum(document.size for document in val) == 12_000
+
+
+def test_when_no_file_can_be_held_out_the_end_of_each_is(tmp_path):
+    for i in range(10):
+        (tmp_path / f"{i}.txt").write_text("12345678\n" * 100)
+    train, val = hold_out(sorted(tmp_path.iterdir()), 0.01)  # one file is 10 %
+    assert [d.size for d in train] == [891] * 10
+    assert [d.size for d in val] == [9] * 10
+
+
+def test_train_val_and_test_given_apart_are_used_whole(tmp_path):
+    for name in ("train", "val", "test"):
+        (tmp_path / f"{name}.txt").write_text(f"the {name} text")
+    files = {name: str(tmp_path / f"{name}.txt") for name in ("train", "val", "test")}
+    data = opened(text_files(tmp_path, **files))
+    for name in files:
+        assert data.tokenizer.decode(tokens(data, name)) == f"the {name} text<|endoftext|>"
+    assert len(data.test_dataloader()) == 2  # 13 targets are 4 blocks of 4
+
+
+def test_train_without_val_is_split_like_paths(tmp_path):
+    (tmp_path / "t.txt").write_text("word\n" * 100)
+    path = str(tmp_path / "t.txt")
+    apart, together = (opened(text_files(tmp_path, **{flag: path})) for flag in ("train", "paths"))
+    assert apart.fingerprint == together.fingerprint
+    assert apart.val_tokens == 51
+
+
+# ---- Which files ------------------------------------------------------------------------------------------------
+
+
+def test_globs_folders_and_lists_find_each_visible_file_once(tmp_path):
+    folder = tmp_path / "corpus"
+    for name in ("b.txt", "a.txt", "deep/er/c.txt", "deep/d.md", ".git/e.txt", "deep/.f.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"this is {name}\n")
+    (folder / "empty.txt").touch()
+
+    def found(*patterns):
+        data = text_files(tmp_path, train=[str(folder / p) for p in patterns], val=str(folder / ".git/e.txt"))
+        assert data.problems() == []
+        return [d.path.relative_to(folder).as_posix() for d in data.documents()["train"]]
+
+    assert found("*.txt") == ["a.txt", "b.txt"]
+    assert found("**/*.txt") == ["a.txt", "b.txt", "deep/er/c.txt"]
+    assert found("") == ["a.txt", "b.txt", "deep/d.md", "deep/er/c.txt"]
+    assert found("b.txt", "*.txt", "deep") == ["b.txt", "a.txt", "deep/d.md", "deep/er/c.txt"]
+
+
+def test_everything_wrong_with_the_sources_is_reported_together(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "t.txt").write_text("some text")
+    data = text_files(
+        tmp_path,
+        train=[str(tmp_path / "missing.txt"), str(tmp_path / "empty.txt"), str(tmp_path / "t.txt")],
+        val=str(tmp_path / "t.txt"),
+        paths=str(tmp_path / "*.nothing"),
+        val_fraction=1.5,
+        micro_batch_size=0,
+    )
+    problems = data.problems()
+    for words in (
+        "micro_batch_size must be at least 1, not 0 (--data.micro_batch_size)",
+        "val_fraction must lie between 0 and 1, not 1.5",
+        "not both",
+        "missing.txt, or all that do are empty (--data.train)",
+        "empty.txt is empty: --data.train",
+        "*.nothing, or all that do are empty (--data.paths)",
+        "t.txt is in both --data.train and --data.val",
+    ):
+        assert sum(words in problem for problem in problems) == 1, words
+    assert len(problems) == 7
+    with pytest.raises(ValueError) as error:
+        data.prepare_data()
+    assert str(error.value) == "\n".join(problems)
+    assert text_files(tmp_path).problems() == [
+        "There is no text to train on: give --data.paths, or --data.train and --data.val."
+    ]
+
+
+def test_text_shorter_than_a_block_says_how_many_tokens_are_needed(tmp_path):
+    (tmp_path / "t.txt").write_text("0123456789" * 3)
+    data = text_files(tmp_path, paths=str(tmp_path / "t.txt"), block_size=64)
+    with pytest.raises(ValueError, match=r"28 tokens, but one block needs 65 .*--model\.block_size"):
+        opened(data)
+    with pytest.raises(ValueError, match=r"--data\.block_size"):
+        text_files(tmp_path, paths=str(tmp_path / "t.txt"), block_size=None).setup()
+
+
+# ---- Tokenising -------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_any_file_come_back_exactly(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents_file, "PIECE_BYTES", 1000)
+    monkeypatch.setattr("lit_llm.data.build._BATCH_BYTES", 5000)
+    raw = np.random.default_rng(0).integers(0, 256, 20_000).astype(np.uint8).tobytes()  # not UTF-8
+    for i, part in enumerate((raw[:7], raw[7:15_000], raw[15_000:])):
+        (tmp_path / f"{i}.bin").write_bytes(part)
+    (tmp_path / "val.txt").write_text("val")
+    data = opened(text_files(tmp_path, train=str(tmp_path / "*.bin"), val=str(tmp_path / "val.txt")))
+    found = tokens(data, "train")
+    ends = np.flatnonzero(found == 256)
+    assert ends.tolist() == [7, 15_001, 20_002]
+    assert bytes(found[found < 256].tolist()) == raw
+    assert data.token_bytes.tolist() == [1] * 256 + [0]
+
+
+def test_tokenising_in_pieces_gives_the_tokens_of_the_whole(tmp_path, monkeypatch):
+    text = "".join(f"def f{i}(x):\n    return x  +  {i}\n\n\nclass Ünïcode{i}:\n\tpass\n" for i in range(500))
+    tokenizer = BPE(400)
+    tokenizer.train([text])
+    (tmp_path / "t.py").write_text(text)
+    monkeypatch.setattr(documents_file, "PIECE_BYTES", 500)
+    pieces = list(Document.whole(tmp_path / "t.py").pieces())
+    assert len(pieces) > 50
+    assert b"".join(pieces).decode() == text
+    np.testing.assert_array_equal(np.concatenate(tokenizer.encode_bytes(pieces)), tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "é😀" * 900, "a\n" * 3000, "\n" * 4000, "word " * 999 + "\n"])
+def test_pieces_of_awkward_text_lose_nothing_and_split_no_character(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(documents_file, "PIECE_BYTES", 997)
+    (tmp_path / "t").write_text(text)
+    assert "".join(piece.decode("utf-8") for piece in Document.whole(tmp_path / "t").pieces()) == text
+
+
+def test_a_bpe_learns_from_the_training_text_alone(tmp_path):
+    (tmp_path / "train.txt").write_text("alpha beta gamma " * 200)
+    (tmp_path / "val.txt").write_text("zyzzyva quixotic " * 200)
+    files = {"train": str(tmp_path / "train.txt"), "val": str(tmp_path / "val.txt")}
+    asked = BPE(300)
+    data = opened(text_files(tmp_path, tokenizer=asked, **files))
+    reference = BPE(300)
+    reference.train(["alpha beta gamma " * 200])
+    assert data.tokenizer.identity() == reference.identity()
+    assert not asked.trained  # or its place in the cache would change
+    assert len(data.tokenizer.encode(" gamma")) == 1
+    assert len(data.tokenizer.encode(" quixotic")) == 9
+    assert data.tokenizer.decode(tokens(data, "val")) == "zyzzyva quixotic " * 200 + "<|endoftext|>"
+
+
+def test_the_name_of_the_end_token_in_a_text_is_text(tmp_path):
+    (tmp_path / "t.txt").write_text("one <|endoftext|> two\n" * 50)
+    for tokenizer in (Bytes(), BPE(300)):
+        data = opened(text_files(tmp_path, paths=str(tmp_path / "t.txt"), tokenizer=tokenizer))
+        assert np.sum(tokens(data, "train") == data.eos_id) == 1
+
+
+# ---- The cache --------------------------------------------------------------------------------------------------
+
+
+def cached(tmp_path):
+    return {folder.name for folder in (tmp_path / "cache" / "tokens").iterdir()}
+
+
+def test_the_cache_is_used_again_until_text_tokenizer_or_split_changes(tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_text("first line\n" * 60)
+    arguments = {"paths": str(path)}
+    first = opened(text_files(tmp_path, **arguments))
+    [key] = cached(tmp_path)
+    written = {f: f.stat().st_mtime_ns for f in (tmp_path / "cache" / "tokens" / key).iterdir()}
+    again = opened(text_files(tmp_path, **arguments, block_size=7, global_batch_size=3, seed=5))
+    assert cached(tmp_path) == {key}
+    assert {f: f.stat().st_mtime_ns for f in written} == written
+    assert again.fingerprint == first.fingerprint
+
+    opened(text_files(tmp_path, **arguments, tokenizer=BPE(300)))
+    opened(text_files(tmp_path, **arguments, tokenizer=BPE(280)))
+    opened(text_files(tmp_path, **arguments, val_fraction=0.2))
+    assert len(cached(tmp_path)) == 4
+    path.write_text("other line\n" * 60)  # the same size
+    os.utime(path, ns=(1, 1))
+    changed = opened(text_files(tmp_path, **arguments))
+    assert len(cached(tmp_path)) == 5
+    assert changed.fingerprint != first.fingerprint
+
+
+def test_a_process_that_comes_second_uses_what_the_first_wrote(tmp_path, monkeypatch):
+    (tmp_path / "t.txt").write_text("some line\n" * 60)
+    data, rival = (text_files(tmp_path, paths=str(tmp_path / "t.txt")) for _ in range(2))
+    build = __import__("lit_llm.data.text", fromlist=["build"]).build
+
+    def slow_build(*args, **kwargs):
+        monkeypatch.undo()
+        rival.prepare_data()  # finishes while the other is still at it
+        return build(*args, **kwargs)
+
+    monkeypatch.setattr("lit_llm.data.text.build", slow_build)
+    opened(data)
+    assert len(cached(tmp_path)) == 1  # and no temporary folder
+    assert data.fingerprint == opened(rival).fingerprint
+
+
+def test_a_failed_build_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
+    (tmp_path / "t.txt").write_text("some line\n" * 60)
+    data = text_files(tmp_path, paths=str(tmp_path / "t.txt"))
+    monkeypatch.setattr(Bytes, "save", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        data.prepare_data()
+    assert cached(tmp_path) == set()
+
+
+def test_the_cache_folder_comes_from_the_environment_when_not_given(tmp_path, monkeypatch):
+    (tmp_path / "t.txt").write_text("some line\n" * 60)
+    monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "elsewhere"))
+    opened(text_files(tmp_path, paths=str(tmp_path / "t.txt"), cache_dir=None))
+    assert len(list((tmp_path / "elsewhere" / "tokens").iterdir())) == 1
+
+
+# ---- The standard library ---------------------------------------------------------------------------------------
+
+
+def test_the_standard_library_is_split_by_file_into_94_4_2():
+    splits = PythonStdlib().documents()
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = {name: {d.path.relative_to(root).as_posix() for d in split} for name, split in splits.items()}
+    total = sum(map(len, paths.values()))
+    assert total > 300
+    assert len(set().union(*paths.values())) == total  # no file twice
+    for name, share in (("train", 0.94), ("val", 0.04), ("test", 0.02)):
+        assert abs(len(paths[name]) / total - share) < 4 * (share * (1 - share) / total) ** 0.5
+    everything = set().union(*paths.values())
+    assert {"argparse.py", "json/decoder.py"} <= everything
+    assert not [p for p in everything if {"site-packages", "test", "__pycache__"} & set(p.split("/"))]
+
+
+def test_a_file_of_the_standard_library_is_in_the_same_split_on_every_machine():
+    splits = PythonStdlib().documents()
+    root = PythonStdlib().root
+    where = {d.path.name: name for name, split in splits.items() for d in split if d.path.parent == root}
+    # blake2b(name, 8 bytes) / 2**64: below 0.04 val, below 0.06 test. A change would mix the splits of saved runs.
+    assert PINNED.items() <= where.items()
+
+
+PINNED = {"argparse.py": "train", "pprint.py": "val", "tarfile.py": "test", "gzip.py": "test"}
+
+
+# ---- prepare ----------------------------------------------------------------------------------------------------
+
+
+def test_prepared_shards_train_like_the_text_they_came_from(tmp_path):
+    (tmp_path / "t.txt").write_text("a line of text\n" * 100)
+    text = text_files(tmp_path, paths=str(tmp_path / "t.txt"), tokenizer=BPE(300))
+    summary = prepare(text, tmp_path / "out", shard_tokens=100)
+    opened(text)
+    shards = TokenShards(
+        train=str(tmp_path / "out" / "train_*.bin"),
+        val=str(tmp_path / "out" / "val_*.bin"),
+        tokenizer=TokenizerJSON(str(tmp_path / "out")),
+        block_size=4,
+    )
+    shards.setup("fit")
+    assert shards.fingerprint == text.fingerprint
+    assert shards.vocab_size == text.vocab_size == summary["vocab_size"]
+    assert summary["splits"]["train"] == {"documents": 1, "bytes": 1350, "tokens": text.train_tokens}
+    assert summary["splits"]["val"] == {"documents": 1, "bytes": 150, "tokens": text.val_tokens}
+    assert len(list((tmp_path / "out").glob("train_*.bin"))) == -(-text.train_tokens // 100)
+    assert (tmp_path / "out" / "train_000000.bin").is_file()
+
+
+def test_prepare_refuses_a_folder_in_use_and_data_without_text(tmp_path):
+    (tmp_path / "t.txt").write_text("a line of text\n" * 100)
+    text = text_files(tmp_path, paths=str(tmp_path / "t.txt"))
+    with pytest.raises(ValueError, match="not an empty folder"):
+        prepare(text, tmp_path)
+    with pytest.raises(ValueError, match="not an empty folder"):
+        prepare(text, tmp_path / "t.txt")
+    with pytest.raises(ValueError, match="TokenShards has no text"):
+        prepare(TokenShards(), tmp_path / "out")
+    with pytest.raises(ValueError, match="There is no text"):
+        prepare(text_files(tmp_path), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
