@@ -25,7 +25,7 @@ quickstart: install ## train a small GPT on this machine's own Python sources (m
 	$(BIN)/python -m lit_llm.quickstart_report runs/quickstart
 
 test: install    ## the whole test suite, with OMP_NUM_THREADS=1 so that processes do not fight for cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not soak"
 
 soak: install    ## the long tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak

@@ -6,10 +6,13 @@ number of optimizer steps made; rows are written at step 1 and at multiples of `
 """
 
 from callbacks.checkpoint import StepCheckpoint
+from callbacks.counter_seed import CounterSeed
 from callbacks.gradient_norm import GradientNorm
 from callbacks.progress_bar import TrainingProgress
 from callbacks.samples import TextSamples
 from callbacks.schedule import WSD, Constant, Cosine, InverseSquareRoot, Linear, Schedule
+from callbacks.spike_guard import SpikeGuard
+from callbacks.stop_on_signal import StopOnSignal, ignore_signals
 from callbacks.tensorboard_page import TensorBoardPage
 from callbacks.throughput import Throughput
 from callbacks.validation import ValidateEvery
@@ -18,14 +21,18 @@ __all__ = [
     "WSD",
     "Constant",
     "Cosine",
+    "CounterSeed",
     "GradientNorm",
     "InverseSquareRoot",
     "Linear",
     "Schedule",
+    "SpikeGuard",
     "StepCheckpoint",
+    "StopOnSignal",
     "TensorBoardPage",
     "TextSamples",
     "Throughput",
     "TrainingProgress",
     "ValidateEvery",
+    "ignore_signals",
 ]

@@ -1,11 +1,12 @@
-"""Checkpoints at optimizer steps: the last few, the last one, and the best."""
+"""Checkpoints at optimizer steps: the last few, the best, and some for ever."""
 
 from __future__ import annotations
 
 import math
 import os
+import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -15,16 +16,42 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 
+class _Files(NamedTuple):
+    """The files of a run: names, not paths, because a run folder may be moved."""
+
+    best_score: float | None = None
+    best_name: str = ""
+    kept: tuple[str, ...] = ()  # oldest first; what is neither here nor written by this run is never touched
+    permanent: tuple[str, ...] = ()  # those of `kept` that stay on disk when they leave it
+
+
+class _Save(NamedTuple):
+    """A save whose end is not known yet, and what there is once it is on disk."""
+
+    name: str
+    files: _Files
+    links: dict[str, str]
+
+
 class StepCheckpoint(Checkpoint):
-    """Saves `step-00000500.ckpt`, … and keeps the relative links `last.ckpt` and `best.ckpt` pointing at two of them.
+    """Saves `step-00000500.ckpt`, … and keeps relative links to some: `last.ckpt`, `best.ckpt`, `stable.ckpt`.
 
     Saved, always between two optimizer steps and through `trainer.save_checkpoint`:
-        - every `every_n_steps` optimizer steps. Where validation follows the step, after it, so that the file knows its
-          result: resumed from a file saved before, a run skips that validation (row, EarlyStopping, best);
+        - every `every_n_steps` optimizer steps, every `keep_every_n_steps`, and when `every_n_minutes` have passed since
+          the last save. Where validation follows the step, after it, so that the file knows its result: resumed from a
+          file saved before, a run skips that validation (row, EarlyStopping, best);
         - the best by `monitor`, after a validation that improved on it;
+        - the step in the attribute `stable_until` of another callback (a WSD schedule: the last one before its decay);
+        - at once, when another callback's attribute `save_now` is true (a signal: validation might take too long);
         - the end of training.
-    Kept: the newest `keep_last`, the best. An older file is deleted only after the next one is saved, never what a link
-    points to, and never a file that this run (with the parts it resumed from) did not write.
+    Kept: the newest `keep_last`, the best, and for ever those of `keep_every_n_steps` and `stable_until`. An older one
+    is deleted only after the next one is known to be on disk, never what a link points to, and never one that this run
+    (with the parts it resumed from) did not write.
+
+    Known to be on disk: if the trainer's CheckpointIO has a method `finished(path, *, wait) -> bool | None` (None: still
+    being written), it is asked after every micro-batch while a save is under way, on the main thread of rank 0. Until it
+    says True nothing is linked or deleted; after False all is as if the save had not been tried. Other CheckpointIOs are
+    taken to be done when they return.
 
     Stops in the middle of an accumulation window (a Timer, a callback setting `trainer.should_stop`) are put off to
     its end: the gradients of half a window are in no checkpoint.
@@ -35,11 +62,13 @@ class StepCheckpoint(Checkpoint):
         setup: resolves the folder.
         on_train_start: drops from the restored state what is not in the folder (a run branched into a new one starts
             its own best). The step resumed from counts as saved.
-        on_train_batch_end: periodic saves.
-        on_validation_end: periodic saves that waited for it, and the best; not in the sanity check, only while fitting.
-        on_train_end: saves the last step if it is not saved.
+        on_train_batch_end: saves that are due; links and deletions once a save is known to be good.
+        on_validation_end: saves that waited for it, and the best; not in the sanity check, only while fitting.
+        on_train_end: saves the last step if it is not saved, and waits until it is on disk.
+        on_exception: waits for a save under way.
         State: score and file name of the best, names of the files kept; plain types.
-    All ranks enter every save; rank 0 alone decides what is best, links and deletes. `fast_dev_run` saves nothing.
+    All ranks enter every save; rank 0 alone decides what is best and what time it is, links and deletes. Between saves other
+    ranks may not know yet that one failed; at the end of training all agree. `fast_dev_run` saves nothing.
 
     Args:
         every_n_steps: optimizer steps between two saves.
@@ -47,6 +76,9 @@ class StepCheckpoint(Checkpoint):
         monitor: metric that says which is best; null = no best.
         mode: whether the best is the smallest or the largest. NaN and infinities are never best.
         dirpath: a local folder; null = `<trainer.default_root_dir>/checkpoints`.
+        every_n_minutes: minutes of wall clock since the last save after which one is due, besides those by steps; null =
+            none. The clock is not read every step (ranks must agree on it, which costs), so it can be a few steps late.
+        keep_every_n_steps: optimizer steps between two files that are never deleted; null = none.
 
     Raises:
         ValueError: numbers out of range; a remote folder; after a validation, `monitor` is not among the metrics.
@@ -59,11 +91,20 @@ class StepCheckpoint(Checkpoint):
         monitor: str | None = "val/loss",
         mode: Literal["min", "max"] = "min",
         dirpath: str | None = None,
+        every_n_minutes: float | None = None,
+        keep_every_n_steps: int | None = None,
     ) -> None:
-        if every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {every_n_steps} but must be >= 1 (--checkpoint.every_n_steps).")
-        if keep_last < 1:
-            raise ValueError(f"keep_last is {keep_last} but must be >= 1 (--checkpoint.keep_last).")
+        for name, value in (
+            ("every_n_steps", every_n_steps),
+            ("keep_last", keep_last),
+            ("keep_every_n_steps", keep_every_n_steps),
+        ):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value} but must be >= 1 (--checkpoint.{name}).")
+        if every_n_minutes is not None and not every_n_minutes > 0:
+            raise ValueError(
+                f"every_n_minutes is {every_n_minutes} but must be > 0 (--checkpoint.every_n_minutes, null for none)."
+            )
         if mode not in ("min", "max"):
             raise ValueError(f"mode is {mode!r} but must be 'min' or 'max' (--checkpoint.mode).")
         if dirpath is not None and "://" in str(dirpath):
@@ -73,47 +114,55 @@ class StepCheckpoint(Checkpoint):
         self.monitor = monitor
         self.mode = mode
         self.dirpath = dirpath
+        self.every_n_minutes = every_n_minutes
+        self.keep_every_n_steps = keep_every_n_steps
         self._folder = Path()
-        self._best_score: float | None = None
-        self._best_name = ""  # file names, not paths: a run folder may be moved
-        self._kept: list[str] = []  # oldest first
+        self._files = _Files()
+        self._saving: _Save | None = None
+        self._stable_step = 0
         self._seen_step = 0  # the hook runs once a micro-batch, its work is done once a step
-        self._saved_step = 0
-        self._due = False  # a periodic save is waiting for the validation that follows
+        self._saved_step = 0  # the last one whose save was begun, and when that was
+        self._saved_at = 0.0
+        self._look_at_clock = 0  # the step at which the ranks agree next whether the minutes are over
+        self._due = False  # a save is waiting for the validation that follows
         self._stop_at_boundary = False
         self._warned = False
 
     @property
     def best_model_path(self) -> str:
         """Path of the best file, "" while there is none."""
-        return str(self._folder / self._best_name) if self._best_name else ""
+        return str(self._folder / self._files.best_name) if self._files.best_name else ""
 
     @property
     def best_model_score(self) -> Tensor | None:
         """Value of `monitor` in the best file."""
-        return None if self._best_score is None else torch.tensor(self._best_score)
+        return None if self._files.best_score is None else torch.tensor(self._files.best_score)
 
     @property
     def last_model_path(self) -> str:
         """Path of the newest file, "" while there is none."""
-        return str(self._folder / self._kept[-1]) if self._kept else ""
+        return str(self._folder / self._files.kept[-1]) if self._files.kept else ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # Absolute, so that a later chdir does not move it.
         self._folder = Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints").absolute()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        present = [name for name in {*self._kept, self._best_name} if name and (self._folder / name).exists()]
-        present = trainer.strategy.broadcast(present)  # one rank looks: the folder may not be visible to all at once
-        self._kept = [name for name in self._kept if name in present]
-        if self._best_name not in present:
-            self._best_name, self._best_score = "", None
+        self._saving = None
+        self._files = trainer.strategy.broadcast(
+            self._present()
+        )  # one rank looks: the folder may not be visible to all at once
         self._seen_step = self._saved_step = trainer.global_step
+        self._saved_at, self._look_at_clock = time.monotonic(), 0
         self._due = self._stop_at_boundary = False
+        known = (getattr(callback, "stable_until", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        self._stable_step = next((step for step in known if step), 0)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if self._saving is not None and trainer.is_global_zero:
+            self._settle(trainer, wait=False)
         if trainer.fit_loop._should_accumulate():
             if trainer.should_stop:
                 trainer.should_stop, self._stop_at_boundary = False, True
@@ -124,10 +173,11 @@ class StepCheckpoint(Checkpoint):
         if step == self._seen_step:
             return
         self._seen_step = step
-        if step % self.every_n_steps == 0:
-            if _validation_follows(trainer):
-                self._due = True
-            else:
+        at_once = any(getattr(callback, "save_now", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        if at_once or self._is_due(trainer, step):
+            # Saved at once and validated all the same, it is saved again after: the second file replaces the first.
+            self._due = _validation_follows(trainer)
+            if at_once or not self._due:
                 self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -141,26 +191,50 @@ class StepCheckpoint(Checkpoint):
                 )
             self._warned = True
             return
-        if self._improved(trainer) or self._due:
-            self._save(trainer)
+        score = self._improved_score(trainer)
+        if score is not None or self._due:
+            self._due = False
+            self._save(trainer, score)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step == self._saved_step:
-            return
-        if trainer.fit_loop._should_accumulate():
-            rank_zero_warn(
-                f"Training was stopped between two optimizer steps, after step {trainer.global_step}, which is not"
-                f" saved: the newest checkpoint is {self.last_model_path or 'none'}."
-            )
-            return
-        self._save(trainer)
-        trainer.strategy.barrier("StepCheckpoint.on_train_end")  # whoever looks next finds the links in place
+        if trainer.global_step != self._saved_step:
+            if trainer.fit_loop._should_accumulate():
+                rank_zero_warn(
+                    f"Training was stopped between two optimizer steps, after step {trainer.global_step}, which is not"
+                    f" saved: the newest checkpoint is {self.last_model_path or 'none'}."
+                )
+            else:
+                self._save(trainer)
+        self._settle_together(trainer)  # whoever looks next, on any rank, finds the links in place
 
-    def _improved(self, trainer: Trainer) -> bool:
-        """Whether the validation just run is the best so far; if so record it: the save that follows must contain
-        it."""
-        if self.monitor is None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if trainer.is_global_zero:  # no collective: the other ranks may be anywhere
+            self._settle(trainer, wait=True)
+
+    def _is_due(self, trainer: Trainer, step: int) -> bool:
+        """Whether the step just made is to be saved by steps or minutes. All ranks, same answer."""
+        return step % self.every_n_steps == 0 or self._is_permanent(step) or self._minutes_are_over(trainer, step)
+
+    def _is_permanent(self, step: int) -> bool:
+        return step == self._stable_step or (self.keep_every_n_steps is not None and step % self.keep_every_n_steps == 0)
+
+    def _minutes_are_over(self, trainer: Trainer, step: int) -> bool:
+        """Rank 0's clock for all. Agreeing is a collective, so the ranks agree too on when to do it next: halfway to
+        the step at which, at the pace since the last save, the time will have come."""
+        if self.every_n_minutes is None or step < self._look_at_clock:
             return False
+        elapsed, steps = time.monotonic() - self._saved_at, step - self._saved_step
+        left = self.every_n_minutes * 60 - elapsed
+        halfway = int(left / 2 * steps / elapsed) if elapsed > 0 else 0
+        # Never further ahead than the pace is known for: after a save a GPU's first steps seem to take no time.
+        over, wait = trainer.strategy.broadcast((left <= 0, max(1, min(halfway, steps))))
+        self._look_at_clock = step + wait
+        return over
+
+    def _improved_score(self, trainer: Trainer) -> float | None:
+        """The score of the validation just run if it is the best so far."""
+        if self.monitor is None:
+            return None
         metrics = trainer.callback_metrics
         if self.monitor not in metrics:
             there = ", ".join(sorted(metrics)) or "none"
@@ -168,37 +242,74 @@ class StepCheckpoint(Checkpoint):
                 f"StepCheckpoint monitors {self.monitor!r} but validation did not log it; logged are: {there}"
                 " (--checkpoint.monitor, null for no best checkpoint)."
             )
-        # Rank 0's value for all: a metric logged without sync_dist differs, and ranks that disagree would wait for
-        # ever.
-        score = trainer.strategy.broadcast(float(metrics[self.monitor]))
-        if not math.isfinite(score):
-            return False
-        if self._best_score is not None and not (score < self._best_score if self.mode == "min" else score > self._best_score):
-            return False
-        self._best_score, self._best_name = score, _file_name(trainer.global_step)
-        return True
+        best = (self._saving.files if self._saving else self._files).best_score
+        score = float(metrics[self.monitor])
+        improved = best is None or (score < best if self.mode == "min" else score > best)
+        # Rank 0's word for all: a metric logged without sync_dist differs, and ranks that disagree would wait for ever.
+        return trainer.strategy.broadcast(score if improved and math.isfinite(score) else None)
 
-    def _save(self, trainer: Trainer) -> None:
-        """Save this step, link it, delete what is no longer kept. All ranks."""
+    def _save(self, trainer: Trainer, best_score: float | None = None) -> None:
+        """Save this step, as the best if it has a score. All ranks."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        self._settle_together(trainer)
         step = trainer.global_step
-        name = _file_name(step)
-        self._due = False
-        newest_last = [*(kept for kept in self._kept if kept != name), name]
-        keep = set(newest_last[-self.keep_last :]) | {self._best_name}
-        # Before saving: the file names itself and its neighbours.
-        self._kept = [kept for kept in newest_last if kept in keep]
-        # It ends with a barrier: afterwards every rank's part is written.
-        trainer.save_checkpoint(self._folder / name)
-        self._saved_step = step
+        self._saving = self._plan(step, best_score)  # before saving: the file names itself and its neighbours
+        self._saved_step, self._saved_at, self._look_at_clock = step, time.monotonic(), 0
+        try:
+            trainer.save_checkpoint(self._folder / self._saving.name)  # ends with a barrier
+        except BaseException:
+            self._saving = None
+            raise
         if trainer.is_global_zero:
-            self._link("last.ckpt", name)
-            if self._best_name:
-                self._link("best.ckpt", self._best_name)
-        for old in newest_last:
-            if old not in keep:
-                trainer.strategy.remove_checkpoint(self._folder / old)  # rank 0; file or folder, as the strategy saves
+            self._settle(trainer, wait=False)
+
+    def _plan(self, step: int, best_score: float | None) -> _Save:
+        """What there is once this step is saved."""
+        old, name = self._files, f"step-{step:08d}.ckpt"
+        newest_last = [*(kept for kept in old.kept if kept != name), name]
+        best = (old.best_score, old.best_name) if best_score is None else (best_score, name)
+        keep = {*newest_last[-self.keep_last :], best[1]}
+        kept = tuple(kept for kept in newest_last if kept in keep)
+        permanent = {*old.permanent, name} if self._is_permanent(step) else {*old.permanent}
+        links = {"last.ckpt": name} | ({"best.ckpt": best[1]} if best[1] else {})
+        if step == self._stable_step:
+            links["stable.ckpt"] = name
+        return _Save(name, _Files(*best, kept, tuple(kept for kept in kept if kept in permanent)), links)
+
+    def _settle(self, trainer: Trainer, *, wait: bool) -> None:
+        """Act on how the save under way ended, if it has. Rank 0."""
+        if self._saving is None:
+            return
+        finished = getattr(trainer.strategy.checkpoint_io, "finished", None)
+        saved = True if finished is None else finished(self._folder / self._saving.name, wait=wait)
+        if saved is None:
+            return
+        (_, files, links), old, self._saving = self._saving, self._files, None
+        if not saved:
+            return
+        self._files = files
+        for link, target in links.items():
+            self._link(link, target)
+        for name in old.kept:
+            if name not in files.kept and name not in old.permanent:
+                trainer.strategy.remove_checkpoint(self._folder / name)  # file or folder, as the strategy saves
+
+    def _settle_together(self, trainer: Trainer) -> None:
+        """Wait for the save under way, and let all ranks know how it ended. All ranks."""
+        if trainer.is_global_zero:
+            self._settle(trainer, wait=True)
+        self._files = trainer.strategy.broadcast(self._files)
+        self._saving = None
+
+    def _present(self) -> _Files:
+        """The files that are in the folder."""
+        there = {name for name in {*self._files.kept, self._files.best_name} if name and (self._folder / name).exists()}
+        kept, permanent = (
+            tuple(name for name in names if name in there) for names in (self._files.kept, self._files.permanent)
+        )
+        best = (self._files.best_score, self._files.best_name) if self._files.best_name in there else (None, "")
+        return _Files(*best, kept, permanent)
 
     def _link(self, link: str, target: str) -> None:
         """Point `link` at `target`, both in the folder, in one step: a reader finds the old file or the new one."""
@@ -208,16 +319,14 @@ class StepCheckpoint(Checkpoint):
         os.replace(temporary, self._folder / link)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_score": self._best_score, "best_name": self._best_name, "kept": list(self._kept)}
+        # While a save is under way this is asked for that save: whoever reads it reads it from a file that exists.
+        files = self._saving.files if self._saving else self._files
+        return files._asdict() | {"kept": list(files.kept), "permanent": list(files.permanent)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._best_score = state_dict["best_score"]
-        self._best_name = state_dict["best_name"]
-        self._kept = list(state_dict["kept"])
-
-
-def _file_name(step: int) -> str:
-    return f"step-{step:08d}.ckpt"
+        self._files = _Files(
+            state_dict["best_score"], state_dict["best_name"], tuple(state_dict["kept"]), tuple(state_dict["permanent"])
+        )
 
 
 def _validation_follows(trainer: Trainer) -> bool:

@@ -56,8 +56,12 @@ class GradientNorm(Callback):
     Logs: `grad/norm` (before clipping); if clipping, also `grad/norm_clipped` (after) and `grad/clip_fraction`: of the
     optimizer steps since the last row, the fraction whose norm was above `clip`.
 
+    `latest_norm` is the norm before clipping of the step being made, for callbacks that come after this one, and None
+    when it was not computed.
+
     Contract:
         on_train_start: refuses settings under which the numbers would be wrong.
+        on_train_batch_start: forgets `latest_norm`, so that nobody takes it for a later step's.
         on_before_optimizer_step: norm, clipping, and at logged steps the row. Between two rows nothing is read on the
             host; with `clip=None` nothing is even computed.
         State: the counts behind `grad/clip_fraction`.
@@ -74,6 +78,7 @@ class GradientNorm(Callback):
         if clip is not None and not clip > 0:
             raise ValueError(f"clip is {clip} but must be above 0, or null to only log the norm (--gradient_norm.clip).")
         self.clip = clip
+        self.latest_norm: Tensor | None = None  # 0-d, on the device
         self._steps = 0  # optimizer steps since the last row
         self._clipped: Tensor | int = 0  # how many of them were clipped; a device tensor once training runs
 
@@ -91,6 +96,9 @@ class GradientNorm(Callback):
                         " be clipped: use --trainer.precision bf16-mixed, or an optimizer with fused=False."
                     )
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.latest_norm = None
+
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         step = trainer.global_step + 1
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -99,7 +107,7 @@ class GradientNorm(Callback):
         if self.clip is None and not logged:
             return
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = total_norm(grads)
+        norm = self.latest_norm = total_norm(grads)
         if self.clip is not None:
             scale_(grads, torch.clamp(self.clip / (norm + 1e-6), max=1.0))
             self._clipped = self._clipped + (norm > self.clip)

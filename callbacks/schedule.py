@@ -280,6 +280,11 @@ class WSD(_Horizon):
         self.shape = shape
         self._decay = 0
 
+    @property
+    def stable_until(self) -> int | None:
+        """The last optimizer step before the decay: a checkpoint of it can be branched and extended. None before fit."""
+        return self._total - self._decay if self._decay else None
+
     def resolve(self, trainer: Trainer) -> None:
         super().resolve(trainer)
         self._decay = self.decay_steps or max(1, round(self.decay_fraction * self._total))

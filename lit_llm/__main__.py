@@ -15,12 +15,17 @@ USAGE = """usage: python -m lit_llm COMMAND [options]
   test       loss on the test set:   python -m lit_llm test --run runs/quickstart
   generate   text from a run:        python -m lit_llm generate --run runs/quickstart --prompt "def "
   prepare    text to token shards:   python -m lit_llm prepare --data TextFiles --data.paths 'books/*.txt' --out shards
+  verify-resume                      is an interrupted run the same run?
+                                     python -m lit_llm verify-resume --config recipes/quickstart.yaml --steps 20 --kill
 
 python -m lit_llm COMMAND --help lists a command's options."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 2 a mistake in the input."""
+    """Run one command; returns the exit code.
+
+    0 done, 1 stopped because training went wrong, 2 a mistake in the input, 75 stopped by a signal: run again to continue.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("--help", "-h", "help"):
@@ -35,10 +40,14 @@ def main(arguments: list[str] | None = None) -> int:
             from lit_llm import generate
 
             generate.main(rest)
+        elif command == "verify-resume":
+            from lit_llm import verify_resume
+
+            return verify_resume.main(rest)
         elif command in ("fit", "validate", "test", "prepare"):
             from lit_llm import cli
 
-            cli.main(cast(cli.Command, command), rest)
+            return cli.main(cast(cli.Command, command), rest)
         else:
             raise ValueError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
     except ValueError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 import warnings
 from collections.abc import Iterable
@@ -17,9 +16,10 @@ from typing import Any, Literal, NoReturn
 
 import torch
 from jsonargparse import Namespace
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback, instantiate_class
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
@@ -29,12 +29,24 @@ from torch.optim import Optimizer
 import callbacks
 import lit_llm.data
 import lit_llm.optimizers
-from lit_llm.checkpoint.atomic_io import AtomicCheckpointIO
+from lit_llm.arguments import config_files_in, expand_run
+from lit_llm.checkpoint.compatibility import model_changes
+from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.config_errors import explain, reason
 from lit_llm.model import GPTConfig
 from lit_llm.module import LanguageModel, LossConfig
 from lit_llm.prepare import prepare
-from lit_llm.run_folder import CONFIG, default_run_dir, existing_checkpoint, find_checkpoint, resume_checkpoint, set_aside
+from lit_llm.run_folder import (
+    branch_run_dir,
+    default_run_dir,
+    existing_checkpoint,
+    find_checkpoint,
+    is_path,
+    resume_checkpoint,
+    set_aside,
+)
+from lit_llm.save_run_folder import SaveRunFolder
 
 Command = Literal["fit", "validate", "test", "prepare"]
 
@@ -47,6 +59,8 @@ CALLBACKS: dict[str, tuple[type[Callback], dict[str, Any] | None]] = {
     "samples": (callbacks.TextSamples, None),
     "page": (callbacks.TensorBoardPage, {"class_path": "callbacks.TensorBoardPage"}),
     "progress": (callbacks.TrainingProgress, {"class_path": "callbacks.TrainingProgress"}),
+    "spike_guard": (callbacks.SpikeGuard, {"class_path": "callbacks.SpikeGuard"}),
+    "signals": (callbacks.StopOnSignal, {"class_path": "callbacks.StopOnSignal"}),
     "checkpoint": (callbacks.StepCheckpoint, {"class_path": "callbacks.StepCheckpoint"}),
 }
 
@@ -56,44 +70,6 @@ class RecipeParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise ValueError(message) from ex
-
-
-class SaveRunFolder(SaveConfigCallback):
-    """Writes what a run folder needs to stand alone: config.yaml (re-runs as is) and the tokenizer."""
-
-    def save_config(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        run_dir = Path(trainer.default_root_dir)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        config = self.config.clone()
-        for key in ("resume", "replace"):  # how this launch began is not part of what the run is
-            config.pop(key, None)
-        text = self.parser.dump(config, skip_none=False, skip_check=True)
-        partial = run_dir / f".{CONFIG}.partial"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, run_dir / CONFIG)
-        tokenizer = getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
-        if tokenizer is not None:
-            tokenizer.save(run_dir)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("config", f"```yaml\n{text}\n```", trainer.global_step)
-
-    @rank_zero_only
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say what is about to be trained on what."""
-        assert isinstance(pl_module, LanguageModel) and pl_module.model is not None
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        print(f"model: {pl_module.model.num_parameters():,} parameters, vocabulary {pl_module.config.vocab_size:,}")
-        if isinstance(data, lit_llm.data.TokenDataModule):
-            assert data.block_size is not None
-            step_tokens = data.global_batch_size * data.block_size
-            print(
-                f"data: {data.train_tokens:,} tokens to train on, {data.val_tokens:,} held out\n"
-                f"step: {data.global_batch_size} sequences of {data.block_size} = {step_tokens:,} tokens, in "
-                f"{trainer.accumulate_grad_batches} micro-batch(es) on each of {trainer.world_size} process(es)\n"
-                f"run: {trainer.max_steps:,} steps = {trainer.max_steps * step_tokens:,} tokens = "
-                f"{trainer.max_steps * step_tokens / data.train_tokens:.2f} epochs, into {trainer.default_root_dir}"
-            )
 
 
 class RecipeCLI(LightningCLI):
@@ -134,6 +110,12 @@ class RecipeCLI(LightningCLI):
         parser.add_argument(
             "--run_dir", type=str | None, default=None, help="Where the run is kept. Null: runs/<name of the recipe>."
         )
+        parser.add_argument(
+            "--async_checkpoints",
+            type=bool,
+            default=False,
+            help="Write checkpoints in the background, from a copy in host memory.",
+        )
         if self.command == "fit":
             parser.add_argument(
                 "--resume",
@@ -144,6 +126,18 @@ class RecipeCLI(LightningCLI):
             )
             parser.add_argument(
                 "--replace", type=bool, default=False, help="Rename an existing run folder to <name>.1 and start anew."
+            )
+            parser.add_argument(
+                "--accept_changes",
+                type=bool,
+                default=False,
+                help="Resume although the data, the batch or the model's settings are not those of the checkpoint.",
+            )
+            parser.add_argument(
+                "--additional_steps",
+                type=int | None,
+                default=None,
+                help="With --resume: stop this many steps after the checkpoint, instead of at trainer.max_steps.",
             )
         elif self.command == "prepare":
             parser.add_argument("--out", type=str | None, default=None, help="Empty or new folder for the shards.")
@@ -191,6 +185,8 @@ class RecipeCLI(LightningCLI):
         # The launcher's own "Seed set to" and device lines would be the first thing a newcomer reads.
         warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
         warnings.filterwarnings("ignore", message=".*does not have many workers")
+        warnings.filterwarnings("ignore", message=".*but have no logger configured")  # evaluating writes no curves
+        warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided")  # likewise
         logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         super()._set_seed()
@@ -198,13 +194,16 @@ class RecipeCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build everything that is cheap, gather every problem, and only then go on."""
         config = self.config
-        config.run_dir = str(config.run_dir or default_run_dir(config_files_in(self.arguments)))
-        self.run_dir = Path(config.run_dir)
         problems = self.problems
+        self.checkpoint: Path | None = None
+        try:
+            self._choose_run_dir_and_checkpoint()
+        except ValueError as error:
+            problems += str(error).splitlines()
         built: dict[str, Any] = {}
         for group in ("model", "loss", "data", *CALLBACKS):
             try:
-                built[group] = self.parser.instantiate_classes(Namespace({group: config[group]})).get(group)
+                built[group] = self.parser.instantiate(Namespace({group: config[group]})).get(group)
             except ValueError as error:
                 problems.append(reason(str(error)))
         self.config_init = Namespace(built)
@@ -224,7 +223,8 @@ class RecipeCLI(LightningCLI):
                 problems.append(f"trainer: {' '.join(str(error).split())}")
         if hasattr(self.datamodule, "problems"):
             problems += self.datamodule.problems(1 if trainer is None else trainer.world_size)
-        self.checkpoint = self._checkpoint_to_load(problems)
+        if self.checkpoint is not None and self.command == "fit":
+            problems += self._changes_since_checkpoint(model_config)
         if problems:
             raise ValueError("\n".join(problems))
         if trainer is not None:
@@ -256,27 +256,56 @@ class RecipeCLI(LightningCLI):
             return [f"optimizer {self.config.optimizer.class_path} cannot be built: {str(error).rstrip('.')} (--optimizer)"]
         return []
 
-    def _checkpoint_to_load(self, problems: list[str]) -> Path | None:
-        try:
-            if self.command == "fit":
-                # Other ranks of the same machine start after rank 0 has made the folder; only rank 0 judges what was there.
-                rank = getattr(rank_zero_only, "rank", 0)
-                if rank != 0 and self.config.resume == "never":
-                    return None
-                if self.config.replace and rank == 0 and not problems:
-                    set_aside(self.run_dir)
-                return resume_checkpoint(self.run_dir, self.config.resume)
-            if self.command in ("validate", "test"):
-                if self.config.ckpt_path in ("last", "best"):
-                    return find_checkpoint(self.run_dir, self.config.ckpt_path)
-                return existing_checkpoint(self.config.ckpt_path)
-        except ValueError as error:
-            problems.append(str(error))
-        return None
+    def _choose_run_dir_and_checkpoint(self) -> None:
+        """Set `run_dir` and `checkpoint`, and for a resumed fit the step that TensorBoard's curves go on from.
+
+        Raises:
+            ValueError: the checkpoint does not exist or is damaged, or a run would be overwritten.
+        """
+        config, files = self.config, config_files_in(self.arguments)
+        explicit = config.run_dir is not None
+        self.run_dir = Path(config.run_dir or default_run_dir(files))
+        self.resumed_step: int | None = None
+        if self.command == "fit":
+            if not explicit and is_path(config.resume):
+                self.run_dir = branch_run_dir(files, Path(config.resume))
+            config.run_dir = str(self.run_dir)
+            # Other processes start after rank 0 has begun to write the folder; only rank 0 judges what was there before.
+            rank = getattr(rank_zero_only, "rank", 0)
+            if config.replace or (rank != 0 and config.resume == "never"):
+                return
+            self.checkpoint = resume_checkpoint(self.run_dir, config.resume)
+            if self.checkpoint is not None:
+                self.resumed_step = int(read(self.checkpoint, verify=False)["global_step"])
+                if config.additional_steps is not None:
+                    config.trainer.max_steps = self.resumed_step + config.additional_steps
+            elif config.additional_steps is not None:
+                raise ValueError(
+                    "additional_steps counts from a checkpoint, and none is resumed (--resume PATH, or --trainer.max_steps)"
+                )
+        elif self.command in ("validate", "test"):
+            named = config.ckpt_path in ("last", "best")
+            self.checkpoint = (
+                find_checkpoint(self.run_dir, config.ckpt_path) if named else existing_checkpoint(config.ckpt_path)
+            )
+        config.run_dir = str(self.run_dir)
+
+    def _changes_since_checkpoint(self, model: GPTConfig | None) -> list[str]:
+        """What of the model and the batch differs from the checkpoint, each with what can be done about it."""
+        assert self.checkpoint is not None
+        saved = read(self.checkpoint, verify=False)
+        found: list[str] = []
+        if model is not None and "model_config" in saved:
+            found += model_changes(saved["model_config"], model, accepted=self.config.accept_changes)
+        elif "model_config" not in saved:
+            found.append(f"{self.checkpoint} is a checkpoint of another program: it has no model_config (--resume)")
+        if isinstance(self.datamodule, lit_llm.data.TokenDataModule) and not self.config.accept_changes:
+            found += self.datamodule.changes_since(saved)
+        return found
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config.trainer.clone()
-        config = self.parser.instantiate_classes(Namespace(trainer=config)).trainer
+        config = self.parser.instantiate(Namespace(trainer=config)).trainer
         groups = [self.config_init.get(group) for group in CALLBACKS]
         chosen = [callback for callback in groups if callback is not None]
         if config.enable_progress_bar is False:
@@ -285,19 +314,26 @@ class RecipeCLI(LightningCLI):
             config.logger = False  # evaluating a run must not write into its curves
             chosen = [c for c in chosen if isinstance(c, callbacks.TrainingProgress)]
         elif config.logger in (None, True):
-            config.logger = TensorBoardLogger(save_dir=self.run_dir, name="", version="")
+            # What an interrupted run wrote beyond the checkpoint is hidden: the curves go on from the resumed step.
+            purge_step = None if self.resumed_step is None else self.resumed_step + 1
+            config.logger = TensorBoardLogger(save_dir=self.run_dir, name="", version="", purge_step=purge_step)
+        if self.command == "fit":
+            chosen.append(callbacks.CounterSeed(int(self.config.seed_everything)))
+        if SLURMEnvironment.detect():  # Lightning's own requeue saves between two micro-batches; StopOnSignal does it right
+            config.plugins = [*(config.plugins or []), SLURMEnvironment(auto_requeue=False)]
         config.default_root_dir = str(self.run_dir)
         trainer = self._instantiate_trainer({**config.as_dict(), **kwargs}, chosen)
         if type(trainer.strategy.checkpoint_io).__name__ == "TorchCheckpointIO":
-            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+            in_background = self.command == "fit" and self.config.async_checkpoints
+            trainer.strategy.checkpoint_io = AsyncFolderCheckpointIO() if in_background else FolderCheckpointIO()
         return trainer
 
     # -- running ----------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Do what the command says; fit, validate and test end with a table."""
+    def run(self) -> int:
+        """Do what the command says; fit, validate and test end with a table. Returns the exit code."""
         if self.command == "fit":
-            self._fit()
+            return self._fit()
         elif self.command == "prepare":
             if self.config.out is None:
                 raise ValueError("prepare needs to know where to write (--out DIR)")
@@ -314,15 +350,36 @@ class RecipeCLI(LightningCLI):
             evaluate = self.trainer.validate if self.command == "validate" else self.trainer.test
             evaluate(self.model, datamodule=self.datamodule, ckpt_path=self.checkpoint, verbose=False, weights_only=True)
             self._print_metrics("val" if self.command == "validate" else "test")
+        return 0
 
-    def _fit(self) -> None:
+    def _fit(self) -> int:
         trainer = self.trainer
+        if getattr(rank_zero_only, "rank", 0) == 0:
+            if isinstance(self.datamodule, lit_llm.data.TokenDataModule):
+                # Lightning opens the event file before it looks at the data: what is wrong with the data must come first.
+                self.datamodule.prepare_data()
+                self.datamodule.setup()
+                if self.checkpoint is not None and not self.config.accept_changes:
+                    changes = self.datamodule.changes_since(read(self.checkpoint, verify=False))  # now with the fingerprint
+                    if changes:
+                        raise ValueError("\n".join(changes))
+            if self.config.replace:
+                set_aside(self.run_dir)
         trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.checkpoint, weights_only=True)
-        if trainer.interrupted:
-            return
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
+                if trainer.is_global_zero:
+                    print(f"stopped by {callback.stopped_by} after step {trainer.global_step}; continue with --resume auto")
+                return callback.exit_code
+            if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
+                return 1
         if "val/loss" not in trainer.callback_metrics:  # a finished run that was resumed, or --validation null
-            trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+            loggers, trainer.loggers = trainer.loggers, []  # Lightning would write at a step of its own
+            metrics = trainer.validate(self.model, datamodule=self.datamodule, verbose=False)[0]
+            trainer.loggers = loggers
+            self.model.log_row(metrics, trainer.global_step)
         self._print_metrics("val")
+        return 0
 
     @rank_zero_only
     def _print_metrics(self, prefix: str) -> None:
@@ -338,7 +395,7 @@ class RecipeCLI(LightningCLI):
         if self.command == "fit":
             return self.trainer.global_step
         assert self.checkpoint is not None
-        return int(torch.load(self.checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+        return int(read(self.checkpoint, verify=False)["global_step"])
 
 
 def concrete_subclasses(base: type) -> list[type]:
@@ -353,37 +410,6 @@ def concrete_subclasses(base: type) -> list[type]:
     return list(dict.fromkeys(found))
 
 
-def expand_run(arguments: list[str]) -> list[str]:
-    """`--run DIR` stands for the configuration of that run folder, wherever it has been moved to."""
-    expanded: list[str] = []
-    position = 0
-    while position < len(arguments):
-        key, equals, value = arguments[position].partition("=")
-        if key != "--run":
-            expanded.append(arguments[position])
-            position += 1
-            continue
-        if not equals:
-            if position + 1 == len(arguments):
-                raise ValueError("--run needs a run folder, like --run runs/quickstart")
-            value = arguments[position + 1]
-        position += 1 if equals else 2
-        if not (Path(value) / CONFIG).is_file():
-            raise ValueError(f"{value} is no run folder: it has no {CONFIG} (--run)")
-        expanded += ["--config", str(Path(value) / CONFIG), "--run_dir", value]
-    return expanded
-
-
-def config_files_in(arguments: list[str]) -> list[str]:
-    """The values of --config, in order."""
-    files = []
-    for i, argument in enumerate(arguments):
-        key, equals, value = argument.partition("=")
-        if key in ("--config", "-c") and (equals or i + 1 < len(arguments)):
-            files.append(value if equals else arguments[i + 1])
-    return files
-
-
-def main(command: Command, arguments: list[str]) -> None:
-    """Entry point of fit, validate, test and prepare."""
-    RecipeCLI(command, arguments).run()
+def main(command: Command, arguments: list[str]) -> int:
+    """Entry point of fit, validate, test and prepare; returns the exit code."""
+    return RecipeCLI(command, arguments).run()

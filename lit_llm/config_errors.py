@@ -148,10 +148,10 @@ def _sentence(assignment: Assignment, error: str, known: list[str], classes: lis
     where = f"(--{key}, in {assignment.origin})"
     unknown = "unrecognized arguments" in error or "is not accepted" in error or "is not expected" in error
     if unknown and key not in known:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        if not near:  # the right name in the wrong group
-            tail = key.rpartition(".")[2]
-            near = [k for k in known if k.rpartition(".")[2] == tail][:1]
+        tail = key.rpartition(".")[2]
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
+        near = near or [k for k in known if k.rpartition(".")[2] == tail][:1]  # the right name in the wrong group
+        near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"unknown key {key}{hint} {where}"
     if classes and isinstance(value, str) and value.rpartition(".")[2] not in classes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from lit_llm.checkpoint.format import read
 from lit_llm.data.tokenizer import load_tokenizer
 from lit_llm.model import GPT, GPTConfig
 from lit_llm.run_folder import existing_checkpoint, find_checkpoint
@@ -37,14 +37,16 @@ def load_model(checkpoint: Path, device: str = "cpu") -> GPT:
     """The trained GPT of a checkpoint, in fp32 and in eval mode.
 
     Raises:
-        ValueError: the file is no checkpoint of lit_llm.
+        ValueError: there is no checkpoint, it is damaged, or it is not one of lit_llm.
     """
+    content = read(checkpoint)
+    if "model_config" not in content:
+        raise ValueError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config (--ckpt_path)")
     try:
-        content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        config, weights = GPTConfig(**content["model_config"]), content["state_dict"]
-    except Exception as error:
-        # torch.load has no exception type of its own: damaged zip, pickle and missing keys all mean the same to the user.
-        raise ValueError(f"{checkpoint} is not a lit_llm checkpoint, or it is damaged (--ckpt_path)") from error
+        config = GPTConfig(**content["model_config"])
+    except TypeError as error:
+        raise ValueError(f"{checkpoint} is from another version of lit_llm: {error} (--ckpt_path)") from error
+    weights = content["state_dict"]
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device=device)

@@ -44,7 +44,7 @@ class _Ratio(Metric):
         return self
 
     def _add(self, nll_sum: Tensor | float, size: Tensor | int) -> None:
-        self.nll_sum = self.nll_sum + (nll_sum.detach() if isinstance(nll_sum, Tensor) else nll_sum)
+        self.nll_sum = self.nll_sum + nll_sum  # torchmetrics runs updates without a graph
         self.size = self.size + size
 
     def _mean(self) -> Tensor:

@@ -2,13 +2,18 @@
 
 SGD, AdamW and Adafactor are torch.optim's own; any of them takes the groups of `parameter_groups`. Nothing here reads a
 tensor on the host, and every group is driven by its own ``lr``, so a schedule scales all of them alike.
+
+Both honour ``found_inf`` as torch's fused optimizers do: if the attribute is set, to a float tensor of one element, a
+step where it is 1 leaves parameters and state bit for bit as they were, whatever the gradients (NaN, infinity), and one
+where it is 0 is bit for bit the ordinary step. The device decides; the host never learns.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Literal
 
@@ -76,14 +81,17 @@ class MuonAdamW(Optimizer):
         ValueError: an option outside its range.
     """
 
+    honours_found_inf = True
+    found_inf: Tensor | None = None
+
     _MUON_ONLY = frozenset({"momentum", "nesterov", "ns_steps", "adjust_lr"})
     _ADAMW_ONLY = frozenset({"betas", "eps", "adamw_lr"})
 
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 0.02,
-        adamw_lr: float = 3e-4,
+        lr: float = 0.01,
+        adamw_lr: float = 0.01,
         weight_decay: float = 0.1,
         momentum: float = 0.95,
         nesterov: bool = True,
@@ -148,26 +156,28 @@ class MuonAdamW(Optimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        # Small matrices of one shape, or of its transpose, are orthogonalised as one batch: one by one they leave the
+        # machine idle. Large ones fill it alone, and a batch of them would only cost memory.
+        batches: dict[Any, list[Tensor]] = defaultdict(list)
+        for p in params:
+            batches[min(p.shape), max(p.shape), p.device].append(p)
+        for same_shape in batches.values():
+            at_once = max(1, _BATCH_NUMEL // same_shape[0].numel())
+            for start in range(0, len(same_shape), at_once):
+                self._muon_batch(group, same_shape[start : start + at_once])
+
+    def _muon_batch(self, group: dict[str, Any], params: list[Tensor]) -> None:
         grads = [p.grad for p in params if p.grad is not None]
         buffers = [self.state[p]["momentum_buffer"] for p in params]
         momentum, lr = group["momentum"], group["lr"]
-        torch._foreach_lerp_(buffers, grads, 1 - momentum)
-        updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
-
-        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-        # Small matrices of one shape, or of its transpose, are orthogonalised as one batch: one by one they leave the
-        # machine idle. Large ones fill it alone, and a batch of them would only cost memory.
-        batches: dict[Any, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        for p, update in zip(params, updates, strict=True):
-            batches[min(p.shape), max(p.shape), p.device].append((p, update))
-        for same_shape in batches.values():
-            at_once = max(1, _BATCH_NUMEL // same_shape[0][0].numel())
-            for start in range(0, len(same_shape), at_once):
-                batch = same_shape[start : start + at_once]
-                wide = torch.stack([update.mT if _is_tall(p) else update for p, update in batch])  # (k, r ≤ c, c)
-                wide = newton_schulz(wide, steps=group["ns_steps"], dtype=_newton_schulz_dtype(wide.device.type))
-                for (p, _), o in zip(batch, wide.unbind(), strict=True):
-                    p.add_(o.mT if _is_tall(p) else o, alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape))
+        with _undone_if(self.found_inf, params, buffers):
+            torch._foreach_lerp_(buffers, grads, 1 - momentum)
+            updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
+            wide = torch.stack([u.mT if _is_tall(u) else u for u in updates])  # (k, r ≤ c, c)
+            wide = newton_schulz(wide, steps=group["ns_steps"], dtype=_newton_schulz_dtype(wide.device.type))
+            torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+            for p, o in zip(params, wide.unbind(), strict=True):
+                p.add_(o.mT if _is_tall(p) else o, alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape))
 
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in params:
@@ -184,6 +194,7 @@ class MuonAdamW(Optimizer):
             [],
             [s["step"] for s in states],
             fused=True,
+            found_inf=self.found_inf,
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -242,6 +253,9 @@ class Lion(Optimizer):
         ValueError: an option outside its range.
     """
 
+    honours_found_inf = True
+    found_inf: Tensor | None = None
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -264,15 +278,48 @@ class Lion(Optimizer):
             for p in params:
                 if not self.state[p]:
                     self.state[p]["exp_avg"] = torch.zeros_like(p)
-            grads = [p.grad for p in params if p.grad is not None]
-            averages = [self.state[p]["exp_avg"] for p in params]
-            beta1, beta2 = group["betas"]
+            # A step that may be undone goes by parts: its copies stay small.
+            for part in [params] if self.found_inf is None else _parts(params):
+                self._update(group, part)
+        return loss
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        grads = [p.grad for p in params if p.grad is not None]
+        averages = [self.state[p]["exp_avg"] for p in params]
+        beta1, beta2 = group["betas"]
+        with _undone_if(self.found_inf, params, averages):
             updates = torch._foreach_lerp(averages, grads, 1 - beta1)
             torch._foreach_sign_(updates)
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(params, updates, alpha=-group["lr"])
             torch._foreach_lerp_(averages, grads, 1 - beta2)
-        return loss
+
+
+@contextmanager
+def _undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]:
+    """Give the tensors back their old values after the block, where ``found_inf`` is not 0; with None do nothing.
+
+    Copies, because no arithmetic that cancels is exact: 0 · NaN is NaN, and -0.0 + 0.0 is 0.0.
+    """
+    if found_inf is None:
+        yield
+        return
+    saved = [(t, t.clone()) for tensors in lists for t in tensors]
+    yield
+    undo = {device: found_inf.to(device, non_blocking=True) != 0 for device in {t.device for t, _ in saved}}
+    for t, old in saved:
+        torch.where(undo[t.device], old, t, out=t)
+
+
+def _parts(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """The parameters one by one on a CPU, where the copies of one stay in the cache; else as many as fit in a batch."""
+    part: list[Tensor] = []
+    for p in params:
+        if part and (p.device.type == "cpu" or sum(q.numel() for q in part) + p.numel() > _BATCH_NUMEL):
+            yield part
+            part = []
+        part.append(p)
+    yield part
 
 
 def _evaluate(closure: Callable[[], float] | None) -> float | None:

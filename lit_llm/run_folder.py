@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+
+from lit_llm.checkpoint.format import newest_good, verify
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
@@ -34,15 +37,37 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
     raise ValueError(f"run folder {run_dir} has no checkpoint '{which}': {there} (--ckpt_path)")
 
 
+def is_path(resume: str) -> bool:
+    """Whether `--resume` names a checkpoint."""
+    return resume not in ("auto", "never")
+
+
+def branch_run_dir(config_files: list[str], checkpoint: Path) -> Path:
+    """Where a run that starts from a checkpoint goes when `--run_dir` does not say: never into another run's folder.
+
+    `runs/<recipe>`, or with overlays `runs/<recipe>-<overlay>-…` if the former is where the checkpoint is from.
+    """
+    plain = default_run_dir(config_files)
+    if len(config_files) < 2 or not checkpoint.absolute().is_relative_to(plain.absolute()):
+        return plain
+    return plain.with_name("-".join(Path(file).stem for file in config_files))
+
+
 def resume_checkpoint(run_dir: Path, resume: str) -> Path | None:
     """What `--resume never|auto|PATH` continues from; None starts anew.
 
+    With auto, damaged checkpoints are named on stderr and passed over.
+
     Raises:
-        ValueError: PATH does not exist, or a run would be overwritten.
+        ValueError: PATH is missing, damaged or not a checkpoint; a run would be overwritten; every checkpoint is damaged.
     """
     if resume == "auto":
-        last = run_dir / CHECKPOINTS / "last.ckpt"
-        return last if last.exists() else None
+        good, damaged = newest_good(run_dir / CHECKPOINTS) if (run_dir / CHECKPOINTS).is_dir() else (None, [])
+        if good is None and damaged:
+            raise ValueError("\n".join([*damaged, f"no checkpoint of {run_dir} can be read; start anew with --replace true"]))
+        for problem in damaged:
+            print(f"warning: {problem} Passed over.", file=sys.stderr)
+        return good
     if resume == "never":
         if holds_run(run_dir):
             raise ValueError(
@@ -53,6 +78,10 @@ def resume_checkpoint(run_dir: Path, resume: str) -> Path | None:
     path = Path(resume)
     if not path.exists():
         raise ValueError(f"there is no checkpoint {path} to resume from (--resume PATH, or --resume auto)")
+    if holds_run(run_dir) and not path.absolute().is_relative_to(run_dir.absolute()):
+        raise ValueError(f"run folder {run_dir} already holds another run than {path}; write elsewhere with --run_dir DIR")
+    if damage := verify(path):
+        raise ValueError(f"{damage} (--resume auto takes the newest good one)")
     return path
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints on disk."""
+"""Checkpoints on disk: their format, and how Lightning saves and loads them."""

@@ -242,18 +242,36 @@ class TokenDataModule(LightningDataModule, ABC):
             changed = [f"{k} {state_dict[k]} -> {v}" for k, v in self._identity().items() if state_dict[k] != v]
             if changed:
                 rank_zero_warn(
-                    "The data or their settings are not those of the checkpoint; the run goes on with other batches: "
+                    "The data are not those of the checkpoint, so the run goes on with other batches than it would have: "
                     f"{', '.join(changed)}."
                 )
 
+    def changes_since(self, checkpoint: dict[str, Any]) -> list[str]:
+        """What decides which batches come next, and is not as in a checkpoint: one sentence each.
+
+        The data's fingerprint is compared once they are open (after `setup`).
+        """
+        if type(self).__qualname__ not in checkpoint:
+            return [
+                f"the checkpoint was not trained with {type(self).__qualname__}, so the position in the data is unknown "
+                "(--data, or --accept_changes true to begin with the first sample)"
+            ]
+        saved = checkpoint[type(self).__qualname__]
+        return [
+            f"{'the text' if name == 'fingerprint' else f'data.{name}'} is not as in the checkpoint: it was {saved[name]}"
+            f" and is {value} (--accept_changes true continues with it)"
+            for name, value in self._identity().items()
+            if saved[name] != value
+        ]
+
     def _identity(self) -> dict[str, int | str]:
         """What decides, beside the position, which batches come next."""
-        return {
-            "fingerprint": self.fingerprint,
+        identity: dict[str, int | str] = {
             "global_batch_size": self.global_batch_size,
             "block_size": self._block_size,
             "seed": self.seed,
         }
+        return identity if self._corpus is None else identity | {"fingerprint": self.fingerprint}
 
     # ---- The trainer --------------------------------------------------------------------------------------------
 

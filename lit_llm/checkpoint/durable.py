@@ -1,0 +1,81 @@
+"""Files and folders that a power cut does not take back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+
+class HashingFile:
+    """A new file that hashes what goes through it, and is on the disk once it is closed.
+
+    An OSError is raised at the end: raised inside torch's C++ writer it would come out as an unrelated RuntimeError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.size = 0  # bytes
+        self.sha256 = hashlib.sha256()
+        self._error: OSError | None = None
+        self._file = open(path, "xb")  # noqa: SIM115  # closed by __exit__
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write bytes; after an error, only pretend to."""
+        if self._error is None:
+            try:
+                self._file.write(data)
+                self.sha256.update(data)
+                self.size += len(data)
+            except OSError as error:
+                self._error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """torch.save asks for it; `__exit__` does more."""
+
+    def __enter__(self) -> HashingFile:
+        return self
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        with self._file:
+            if value is None and self._error is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        if self._error is not None:
+            raise self._error
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex, read a MiB at a time."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 20))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and the missing ones above it."""
+    missing = [f for f in (folder, *folder.parents) if not f.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for new in missing:
+        fsync_folder(new.parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """The names in a folder are data of the folder: without this a power cut can undo a rename."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def delete(path: Path) -> None:
+    """Delete a file, link or folder as far as that is possible; no error if it is not."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # a folder
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,338 @@
+"""A checkpoint on disk: a folder that is there whole or not at all, and says itself whether it is still intact.
+
+    step-00000500.ckpt/
+        checkpoint.pt    torch.save of Lightning's dict
+        manifest.json    step, tokens, versions, size and SHA-256 of every file, and a checksum of the manifest itself
+
+It is written as `.step-00000500.ckpt.partial`, every file is fsynced, and one rename publishes it. An older folder of the
+same name is first renamed to `.step-00000500.ckpt.replaced`, where readers find it until the new one is in place. A
+deletion first renames to `.step-00000500.ckpt.removed`. So a process can be killed between any two system calls: what
+has the visible name is complete, and what it left hidden is cleared by the next save.
+
+One process at a time writes to a folder (rank 0 of one run); a second one would clear the first one's partial folder,
+and the first would report a failed save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import pickle
+import platform
+import re
+import zipfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any, cast
+
+import lightning
+import torch
+
+from lit_llm.checkpoint.durable import HashingFile, delete, fsync_folder, make_folder, sha256_of
+
+FORMAT = "lit_llm checkpoint"
+VERSION = 1
+DATA = "checkpoint.pt"
+MANIFEST = "manifest.json"
+
+
+# -- writing ------------------------------------------------------------------------------------------------------------
+
+
+def write(checkpoint: dict[str, Any], path: str | Path) -> None:
+    """Put `checkpoint` at `path`; returns when it is on the disk, not merely in its cache.
+
+    Raises:
+        OSError: the disk is full, read-only, …; `path` holds what it held before, and nothing partial is left.
+        ValueError: `checkpoint` holds objects that `weights_only` loading refuses; `path` is left as it was.
+    """
+    path = Path(path)
+    make_folder(path.parent)
+    _clear_leftovers(path)
+    partial = _hidden(path, "partial")
+    try:
+        partial.mkdir()
+        with HashingFile(partial / DATA) as file:
+            torch.save(checkpoint, cast(IO[bytes], file))
+        _load(partial / DATA, path)  # what loading would refuse must be known now, not when the run is to be resumed
+        manifest = _manifest(checkpoint, {DATA: {"bytes": file.size, "sha256": file.sha256.hexdigest()}}, path.parent)
+        with HashingFile(partial / MANIFEST) as file:
+            file.write(_encode(manifest))
+        fsync_folder(partial)
+        _publish(partial, path)
+    except BaseException:
+        delete(partial)
+        raise
+
+
+def remove(path: str | Path) -> None:
+    """Delete a checkpoint, folder or file; a kill in the middle leaves no half of it under its name.
+
+    Raises:
+        OSError: it cannot be renamed, as on a read-only disk.
+    """
+    path = Path(path)
+    if not os.path.lexists(path):
+        return
+    removed = _hidden(path, "removed")
+    delete(removed)
+    os.rename(path, removed)
+    delete(removed)
+
+
+def _manifest(checkpoint: dict[str, Any], files: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
+    # The number of the save, not the clock and not the step, says which checkpoint is newest: clocks go back, and a run
+    # that was resumed from an early step on purpose must not be continued from a later step of the time line it left.
+    serial = 1 + max((m["serial"] for p in folder.glob("*.ckpt") if (m := _intact_manifest(p)) is not None), default=0)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "serial": serial,
+        "step": checkpoint.get("global_step"),
+        "tokens": _tokens(checkpoint),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {
+            "lit_llm": _lit_llm_version(),
+            "torch": str(torch.__version__),
+            "lightning": lightning.__version__,
+            "python": platform.python_version(),
+        },
+        "files": files,
+    }
+
+
+def _tokens(checkpoint: dict[str, Any]) -> int | None:
+    """Training tokens behind the weights, if a data module of ours said so: it is saved under its class's name."""
+    for part in checkpoint.values():
+        if isinstance(part, dict) and {"consumed_samples", "block_size"} <= part.keys():
+            return int(part["consumed_samples"]) * int(part["block_size"])
+    return None
+
+
+def _lit_llm_version() -> str | None:
+    try:
+        return importlib.metadata.version("lit_llm")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
+        return None
+
+
+def _encode(manifest: dict[str, Any]) -> bytes:
+    """The manifest as text, with a checksum of that text in it. Any other bytes with the same meaning are not valid."""
+    checksum = hashlib.sha256(json.dumps(manifest, indent=2).encode()).hexdigest()
+    return (json.dumps({**manifest, "checksum": checksum}, indent=2) + "\n").encode()
+
+
+def _publish(partial: Path, path: Path) -> None:
+    if os.path.lexists(path):
+        aside = _hidden(path, "replaced")
+        os.rename(path, aside)
+        try:
+            os.rename(partial, path)
+        except OSError:
+            os.rename(aside, path)
+            raise
+        fsync_folder(path.parent)
+        delete(aside)
+    else:
+        os.rename(partial, path)
+        fsync_folder(path.parent)
+
+
+def _hidden(path: Path, role: str) -> Path:
+    return path.with_name(f".{path.name}.{role}")
+
+
+def _shown(hidden: Path) -> Path:
+    return hidden.with_name(hidden.name[1:].rpartition(".")[0])
+
+
+def _clear_leftovers(path: Path) -> None:
+    """Finish or undo what a killed process began in this folder."""
+    found = {role: {*path.parent.glob(f".*.ckpt.{role}"), _hidden(path, role)} for role in ("partial", "removed", "replaced")}
+    for aside in found["replaced"]:
+        if os.path.lexists(aside) and not os.path.lexists(_shown(aside)):
+            os.rename(aside, _shown(aside))
+    for leftover in set().union(*found.values()):
+        delete(leftover)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------
+
+
+def read(path: str | Path, *, map_location: Any = "cpu", mmap: bool = True, verify: bool = True) -> dict[str, Any]:
+    """The dict of a checkpoint folder, or of a plain Lightning `.ckpt` file; tensors and plain values, never code.
+
+    Args:
+        path: the checkpoint, or a link to it.
+        map_location: as in torch.load.
+        mmap: map the file instead of reading it, so that processes on one machine share its pages.
+        verify: check it first, which reads the file once (see :func:`verify`).
+
+    Raises:
+        ValueError: it is missing, in someone else's format, or damaged.
+    """
+    location = _locate(path)
+    problem = _problem(location) if verify else None
+    if problem is not None:
+        raise ValueError(problem)
+    return _load(location / DATA if location.is_dir() else location, location, map_location=map_location, mmap=mmap)
+
+
+def verify(path: str | Path) -> str | None:
+    """One sentence that says what is wrong with the checkpoint at `path`; None when it is good.
+
+    A folder is compared with its manifest to the last bit. A plain Lightning file has no manifest; the checksums inside the zip
+    cover its tensors and its structure.
+    """
+    try:
+        return _problem(_locate(path))
+    except ValueError as error:
+        return str(error)
+
+
+def read_manifest(path: str | Path) -> dict[str, Any]:
+    """The manifest of a checkpoint folder, checked against its own checksum; the other files are not looked at.
+
+    Raises:
+        ValueError: there is no such folder, or its manifest is missing, damaged or of a later version of the format.
+    """
+    location = _locate(path)
+    manifest = _intact_manifest(location)
+    if manifest is None:
+        raise ValueError(_manifest_problem(location))
+    if manifest["version"] > VERSION:
+        raise ValueError(
+            f"checkpoint {path} is in version {manifest['version']} of the format, this lit_llm knows {VERSION}; update it."
+        )
+    return manifest
+
+
+def newest_good(folder: str | Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint of a folder that is good, and a sentence for each that is not and is, or may be, newer.
+
+    Newest is the one that was saved last (the manifest counts saves); of plain Lightning files, the highest step.
+    """
+    folder = Path(folder)
+    candidates = {p for p in folder.glob("*.ckpt") if not p.is_symlink()}
+    candidates |= {p for p in folder.glob(".*.ckpt.replaced") if not os.path.lexists(_shown(p))}
+    last = folder / "last.ckpt"
+    if last.exists() and last.resolve() not in {p.resolve() for p in candidates}:
+        candidates.add(last.resolve())  # in another folder
+    damaged: list[str] = []
+    for candidate in sorted(candidates, key=_age, reverse=True):
+        problem = verify(candidate)
+        if problem is None:
+            return candidate, damaged
+        damaged.append(problem)
+    return None, damaged
+
+
+def _age(path: Path) -> tuple[float, int]:
+    """(save, step): sorts checkpoints from oldest to newest."""
+    in_name = re.search(r"step[-=](\d+)", path.name)
+    step = int(in_name[1]) if in_name else -1
+    if path.is_dir():
+        manifest = _intact_manifest(path)
+        if manifest is None:
+            return math.inf, step  # may be the newest: it is not good, but must not be passed over in silence
+        return manifest["serial"], step if manifest["step"] is None else manifest["step"]
+    with contextlib.suppress(ValueError):
+        step = _load(path, path).get("global_step", step)
+    return 0, step
+
+
+def _load(file: Path, name: Path, *, map_location: Any = "cpu", mmap: bool = True) -> dict[str, Any]:
+    """The dict in `file`, which belongs to the checkpoint called `name` in error messages."""
+    try:
+        content = torch.load(file, map_location=map_location, mmap=mmap, weights_only=True)
+    except pickle.UnpicklingError as error:
+        unsafe = re.search(r"GLOBAL (\S+)", str(error))
+        raise ValueError(
+            f"{name} cannot be loaded without running code from it: it holds {unsafe[1] if unsafe else 'something'} where only "
+            "tensors and plain values (numbers, strings, lists, dicts) are allowed."
+        ) from error
+    except Exception as error:  # torch has no type of its own for a damaged zip, a missing record, …
+        raise ValueError(f"{name} cannot be loaded: {_first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} is not a checkpoint of lit_llm or of Lightning: it holds no dict.")
+    return content
+
+
+def _locate(path: str | Path) -> Path:
+    path = Path(path)
+    if path.exists():
+        return path
+    aside = _hidden(path.resolve(), "replaced")  # the process was killed while replacing it
+    if aside.exists():
+        return aside
+    raise ValueError(f"there is no checkpoint {path}.")
+
+
+def _problem(location: Path) -> str | None:
+    try:
+        return _problem_of_folder(location) if location.is_dir() else _problem_of_file(location)
+    except OSError as error:
+        return f"checkpoint {location} cannot be read: {error.strerror}."
+
+
+def _problem_of_folder(folder: Path) -> str | None:
+    try:
+        manifest = read_manifest(folder)
+    except ValueError as error:
+        return str(error)
+    for name, expected in manifest["files"].items():
+        file = folder / name
+        if not file.is_file():
+            return f"checkpoint {folder} is damaged: {name} is missing."
+        size = file.stat().st_size
+        if size != expected["bytes"]:
+            return f"checkpoint {folder} is damaged: {name} has {size} bytes, it was written with {expected['bytes']}."
+        if sha256_of(file) != expected["sha256"]:
+            return f"checkpoint {folder} is damaged: the contents of {name} have changed since it was written."
+    return None
+
+
+def _problem_of_file(file: Path) -> str | None:
+    if not zipfile.is_zipfile(file):
+        return f"{file} is not a checkpoint, or it is damaged: torch.save writes zip files and this is none."
+    try:
+        with zipfile.ZipFile(file) as archive:
+            bad = archive.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # a header that makes no sense
+        return f"checkpoint {file} is damaged: {_first_line(error)}"
+    if bad is not None:
+        return f"checkpoint {file} is damaged: the contents of {bad} have changed since it was written."
+    try:
+        if "state_dict" not in _load(file, file):
+            return f"{file} is not a checkpoint of lit_llm or of Lightning: it has no 'state_dict'."
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _intact_manifest(folder: Path) -> dict[str, Any] | None:
+    try:
+        raw = (folder / MANIFEST).read_bytes()
+        manifest = json.loads(raw)
+        del manifest["checksum"]
+        return manifest if _encode(manifest) == raw and manifest["format"] == FORMAT else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _manifest_problem(folder: Path) -> str:
+    """Why `_intact_manifest` found none."""
+    if not (folder / MANIFEST).is_file():
+        if (folder / DATA).is_file():
+            return f"checkpoint {folder} is damaged: {MANIFEST} is missing."
+    elif (folder / DATA).is_file() or FORMAT.encode() in (folder / MANIFEST).read_bytes():
+        return f"checkpoint {folder} is damaged: {MANIFEST} has changed since it was written."
+    return f"{folder} is not a checkpoint of lit_llm: it has no {MANIFEST} of one."
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".") + "."

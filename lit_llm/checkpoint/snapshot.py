@@ -1,0 +1,87 @@
+"""A copy of a checkpoint in host memory, so that it can be written while training changes the original."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+_Kind = tuple[int, bool]  # bytes, pinned
+
+
+class Snapshots:
+    """Copies checkpoints into host memory that it keeps: from the second on, a copy of the same sizes allocates nothing.
+
+    Costs host memory of the size of the checkpoint, pinned if the tensors are on a CUDA device. Storages are copied, not
+    tensors: tied weights stay tied, and a file of the copy holds what a file of the original would.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[tuple[_Kind, UntypedStorage]] = []
+
+    def take(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """The copy. The one before becomes invalid: its memory is used again."""
+        free: defaultdict[_Kind, list[UntypedStorage]] = defaultdict(list)
+        for kind, buffer in reversed(self._buffers):
+            free[kind].append(buffer)
+        self._buffers = []
+        copying = _Copy(free)
+        result: dict[str, Any] = copying.any(checkpoint)
+        self._buffers = copying.used  # what this copy had no use for is let go
+        for device in copying.cuda_devices:
+            torch.cuda.current_stream(device).synchronize()
+        return result
+
+
+class _Copy:
+    """One pass over one checkpoint."""
+
+    def __init__(self, free: defaultdict[_Kind, list[UntypedStorage]]) -> None:
+        self.free = free
+        self.used: list[tuple[_Kind, UntypedStorage]] = []
+        self.cuda_devices: set[torch.device] = set()
+        self.done: dict[tuple[torch.device, int, int], UntypedStorage] = {}
+
+    def any(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.tensor(value)
+        if isinstance(value, dict):
+            # A shallow copy first: state_dict() returns an OrderedDict with an attribute (_metadata) that loading needs.
+            result = copy.copy(value)
+            for key, item in value.items():
+                result[key] = self.any(item)
+            return result
+        if type(value) is list:
+            return [self.any(item) for item in value]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self.any(item) for item in value))
+        if type(value) is tuple:
+            return tuple(self.any(item) for item in value)
+        return copy.deepcopy(value)
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        ordinary = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+        if not ordinary or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+            return tensor.detach().to("cpu", copy=True)  # has more to it than a storage, sizes and strides
+        storage = self.storage(tensor.untyped_storage())
+        view = torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        return view.requires_grad_(tensor.requires_grad)
+
+    def storage(self, source: UntypedStorage) -> UntypedStorage:
+        key = (source.device, source.data_ptr(), source.nbytes())
+        if key not in self.done:
+            on_cuda = source.device.type == "cuda"
+            kind = (source.nbytes(), on_cuda)
+            if self.free[kind]:
+                target = self.free[kind].pop()
+            else:
+                target = torch.empty(source.nbytes(), dtype=torch.uint8, pin_memory=on_cuda).untyped_storage()
+            self.used.append((kind, target))
+            self.done[key] = target
+            target.copy_(source, non_blocking=on_cuda)
+            if on_cuda:
+                self.cuda_devices.add(source.device)
+        return self.done[key]

@@ -1,0 +1,56 @@
+"""The callback that writes what makes a run folder stand alone, and says what is about to be trained."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from lit_llm.data import TokenDataModule
+from lit_llm.module import LanguageModel
+from lit_llm.run_folder import CONFIG
+
+LAUNCH_ONLY = ("resume", "replace", "accept_changes", "additional_steps")
+
+
+class SaveRunFolder(SaveConfigCallback):
+    """Writes what a run folder needs to stand alone: config.yaml (re-runs as is) and the tokenizer."""
+
+    def save_config(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        run_dir = Path(trainer.default_root_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        config = self.config.clone()
+        for key in LAUNCH_ONLY:  # how this launch began is not part of what the run is
+            config.pop(key, None)
+        text = self.parser.dump(config, skip_unset=False, skip_validation=True)
+        partial = run_dir / f".{CONFIG}.partial"
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, run_dir / CONFIG)
+        tokenizer = getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
+        if tokenizer is not None:
+            tokenizer.save(run_dir)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("config", f"```yaml\n{text}\n```", trainer.global_step)
+
+    @rank_zero_only
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say what is about to be trained on what."""
+        assert isinstance(pl_module, LanguageModel) and pl_module.model is not None
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        print(f"model: {pl_module.model.num_parameters():,} parameters, vocabulary {pl_module.config.vocab_size:,}")
+        if isinstance(data, TokenDataModule):
+            assert data.block_size is not None
+            step_tokens = data.global_batch_size * data.block_size
+            print(
+                f"data: {data.train_tokens:,} tokens to train on, {data.val_tokens:,} held out\n"
+                f"step: {data.global_batch_size} sequences of {data.block_size} = {step_tokens:,} tokens, in "
+                f"{trainer.accumulate_grad_batches} micro-batch(es) on each of {trainer.world_size} process(es)\n"
+                f"run: {trainer.max_steps:,} steps = {trainer.max_steps * step_tokens:,} tokens = "
+                f"{trainer.max_steps * step_tokens / data.train_tokens:.2f} epochs, into {trainer.default_root_dir}"
+            )

@@ -1,0 +1,392 @@
+"""StepCheckpoint with CheckpointIOs that take their time or fail, and what is due when."""
+
+import errno
+import os
+import re
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from foreign import Foreign, fit, make_trainer, run_ranks
+from lightning.pytorch.callbacks import Callback
+from test_checkpoint import same
+
+import callbacks.checkpoint
+from callbacks import WSD, StepCheckpoint, ValidateEvery
+from lit_llm.checkpoint import format
+from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
+
+VAL = {"limit_val_batches": 1.0}
+IOS = [FolderCheckpointIO, AsyncFolderCheckpointIO]
+
+
+def files(tmp_path):
+    return sorted(int(p.name[5:-5]) for p in (tmp_path / "checkpoints").iterdir() if not p.is_symlink())
+
+
+def link(tmp_path, name):
+    return int(os.readlink(tmp_path / "checkpoints" / f"{name}.ckpt")[5:-5])
+
+
+def content(tmp_path, step):
+    return format.read(tmp_path / "checkpoints" / f"step-{step:08d}.ckpt")
+
+
+def saves_of(tmp_path, callbacks, steps=8, module=None, **options):
+    """The steps at which something was saved, in order."""
+    trainer = make_trainer(callbacks, tmp_path, steps=steps, **options)
+    saves, save = [], trainer.save_checkpoint
+    trainer.save_checkpoint = lambda path, *a, **k: (saves.append(trainer.global_step), save(path, *a, **k))
+    trainer.fit(module or Foreign(steps=steps))
+    return saves
+
+
+# -- with our folders ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_folders_are_rotated_and_linked_like_files(tmp_path, io):
+    module = Foreign(steps=8, val_losses=[3.0, 1.0, 2.0, 2.5])
+    callback = StepCheckpoint(3, keep_last=1)
+    fit([ValidateEvery(2), callback], tmp_path, module=module, steps=8, plugins=[io()], **VAL)
+    assert files(tmp_path) == [4, 8]
+    assert link(tmp_path, "best") == 4 and link(tmp_path, "last") == 8
+    assert callback.best_model_score.item() == 1.0 and callback.last_model_path.endswith("step-00000008.ckpt")
+    assert format.newest_good(tmp_path / "checkpoints") == (tmp_path / "checkpoints" / "step-00000008.ckpt", [])
+    assert content(tmp_path, 8)["callbacks"]["StepCheckpoint"]["kept"] == ["step-00000004.ckpt", "step-00000008.ckpt"]
+
+
+@pytest.mark.parametrize("io", IOS)
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_resumed_from_any_folder_the_rest_is_bit_identical(tmp_path, io, accumulate):
+    options = {"accumulate_grad_batches": accumulate, **VAL}
+
+    def run(folder, resume=None):
+        checkpoint = StepCheckpoint(2, keep_last=100, dirpath=str(folder))
+        module = Foreign(steps=8, seed=0 if resume is None else 99)
+        return fit([ValidateEvery(4), checkpoint], tmp_path, module=module, resume=resume, plugins=[io()], **options)[1]
+
+    straight = run(tmp_path / "a")
+    final = format.read(tmp_path / "a" / "step-00000008.ckpt")
+    for step in (2, 4, 6):
+        resumed = run(tmp_path / f"from-{step}", tmp_path / "a" / f"step-{step:08d}.ckpt")
+        assert resumed.seen == straight.seen[step * accumulate :]
+        ended = format.read(tmp_path / f"from-{step}" / "step-00000008.ckpt")
+        same(final["state_dict"], ended["state_dict"])
+        same(final["optimizer_states"], ended["optimizer_states"])
+
+
+def full_disk(at):
+    """A disk that is full while those steps are saved."""
+    write = format.write
+
+    def writing(checkpoint, path):
+        if checkpoint["global_step"] in at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(checkpoint, path)
+
+    return writing
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_a_full_disk_costs_those_saves_and_nothing_else(tmp_path, io, monkeypatch):
+    straight = fit([], tmp_path, module=Foreign(steps=12), steps=12)[1]
+    monkeypatch.setattr(format, "write", full_disk(at=(4, 6)))
+    with pytest.warns(UserWarning) as caught:
+        callback = StepCheckpoint(2, keep_last=1, monitor=None)
+        _, module, _ = fit([callback], tmp_path, module=Foreign(steps=12), steps=12, plugins=[io()])
+    failed = [re.search(r"step-0+(\d+)\.ckpt could not be saved", str(w.message)) for w in caught]
+    assert [match[1] for match in failed if match] == ["4", "6"]
+    assert module.seen == straight.seen
+    assert files(tmp_path) == [12] and link(tmp_path, "last") == 12
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_when_nothing_newer_could_be_saved_the_old_one_is_still_kept_and_linked(tmp_path, io, monkeypatch):
+    monkeypatch.setattr(format, "write", full_disk(at=(4, 6, 8)))
+    callback = StepCheckpoint(2, keep_last=1, monitor=None)
+    with pytest.warns(UserWarning, match="could not be saved"):
+        fit([callback], tmp_path, plugins=[io()])
+    assert files(tmp_path) == [2] and link(tmp_path, "last") == 2
+    assert callback.last_model_path.endswith("step-00000002.ckpt")
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_a_best_that_could_not_be_saved_was_never_the_best(tmp_path, io, monkeypatch):
+    """Losses 3, 1 (not saved), 2: the best on disk is the third."""
+    monkeypatch.setattr(format, "write", full_disk(at=(4,)))
+    callback = StepCheckpoint(100, keep_last=1)
+    module = Foreign(steps=8, val_losses=[3.0, 1.0, 2.0, 5.0])
+    with pytest.warns(UserWarning, match="could not be saved"):
+        fit([ValidateEvery(2), Waiting(), callback], tmp_path, module=module, plugins=[io()], **VAL)
+    assert files(tmp_path) == [6, 8] and link(tmp_path, "best") == 6
+    assert callback.best_model_score.item() == 2.0
+
+
+class Waiting(Callback):
+    """Before each step, lets the thread end its work: here it is to be known that a save failed when the next is the best."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        for *_, future in getattr(trainer.strategy.checkpoint_io, "_jobs", []):
+            future.exception()
+
+
+class Slow:
+    """A CheckpointIO that is done when told, for watching what happens in between."""
+
+    def __init__(self):
+        self.inner, self.pending, self.result = FolderCheckpointIO(), None, None
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        self.inner.save_checkpoint(checkpoint, path)
+        self.pending, self.result = path, None
+
+    def finished(self, path, *, wait=False):
+        assert path == self.pending
+        return True if wait else self.result
+
+    def remove_checkpoint(self, path):
+        self.inner.remove_checkpoint(path)
+
+    def teardown(self): ...
+
+
+def test_nothing_is_linked_or_deleted_before_the_save_is_known_to_be_good(tmp_path):
+    """Saves of 2, 4, 6; that of 4 is known to be on disk during step 6."""
+    slow, looks = Slow(), {}
+
+    class Look(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            step = trainer.global_step
+            slow.result = True if step == 3 or step == 5 else None  # during the steps that make 4 and 6
+            if step >= 2:
+                looks[step] = (files(tmp_path), link(tmp_path, "last") if os.path.lexists(last) else None)
+
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    trainer = make_trainer([Look(), StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path, steps=6)
+    trainer.strategy._checkpoint_io = slow
+    trainer.fit(Foreign(steps=6))
+    assert looks == {2: ([2], None), 3: ([2], None), 4: ([2, 4], 2), 5: ([2, 4], 2)}
+    assert files(tmp_path) == [6] and link(tmp_path, "last") == 6
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_an_exception_right_after_a_save_leaves_it_linked(tmp_path, io):
+    class Crash(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == 4:
+                raise RuntimeError("crash")
+
+    with pytest.raises(RuntimeError, match="crash"):
+        fit([Crash(), StepCheckpoint(4, monitor=None)], tmp_path, plugins=[io()])
+    assert files(tmp_path) == [4] and link(tmp_path, "last") == 4
+
+
+def test_code_in_the_state_is_refused_at_the_first_save_and_not_at_the_resume(tmp_path):
+    class Stateful(Callback):
+        def state_dict(self):
+            return {"now": SimpleNamespace()}
+
+    with pytest.raises(ValueError, match=r"step-00000002\.ckpt cannot be loaded .* it holds types\.SimpleNamespace"):
+        fit([Stateful(), StepCheckpoint(2, monitor=None)], tmp_path, plugins=[FolderCheckpointIO()])
+
+
+# -- what is due --------------------------------------------------------------------------------------------------------
+
+
+def test_permanent_ones_are_saved_and_stay(tmp_path):
+    saves = saves_of(tmp_path, [StepCheckpoint(2, keep_last=1, monitor=None, keep_every_n_steps=5)], steps=12)
+    assert saves == [2, 4, 5, 6, 8, 10, 12]
+    assert files(tmp_path) == [5, 10, 12]
+
+
+def test_a_permanent_one_stays_though_the_resumed_run_has_other_settings(tmp_path):
+    fit([StepCheckpoint(2, keep_last=2, monitor=None, keep_every_n_steps=4)], tmp_path, module=Foreign(steps=4), steps=4)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    fit([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path, module=Foreign(steps=8), resume=path)
+    assert files(tmp_path) == [4, 8]
+
+
+def test_a_permanent_one_that_was_the_best_stays_when_it_is_no_longer(tmp_path):
+    module = Foreign(steps=8, val_losses=[5.0, 1.0, 3.0, 0.5])
+    fit([ValidateEvery(2), StepCheckpoint(100, keep_last=1, keep_every_n_steps=4)], tmp_path, module=module, **VAL)
+    assert files(tmp_path) == [4, 8] and link(tmp_path, "best") == 8
+
+
+def test_the_last_step_before_the_decay_is_saved_linked_and_kept(tmp_path):
+    schedule = WSD(decay_steps=3)
+    assert schedule.stable_until is None
+    saves = saves_of(tmp_path, [schedule, StepCheckpoint(4, keep_last=1, monitor=None)], steps=10)
+    assert schedule.stable_until == 7
+    rate = schedule.rate(7, 1.0), schedule.rate(8, 1.0)
+    assert rate[0] == 1.0 > rate[1]  # 7 is the last at the peak
+    assert saves == [4, 7, 8, 10]
+    assert files(tmp_path) == [7, 10]
+    assert link(tmp_path, "stable") == 7 and link(tmp_path, "last") == 10
+
+
+def test_extended_from_the_stable_one_the_run_keeps_it_and_links_the_next(tmp_path):
+    options = {"keep_last": 1, "monitor": None}
+    fit([WSD(decay_steps=2), StepCheckpoint(100, **options)], tmp_path, module=Foreign(steps=6), steps=6)
+    path = tmp_path / "checkpoints" / "stable.ckpt"
+    assert link(tmp_path, "stable") == 4
+    callbacks = [WSD(decay_steps=2), StepCheckpoint(100, **options)]
+    fit(callbacks, tmp_path, module=Foreign(steps=10), steps=10, resume=path)
+    assert files(tmp_path) == [4, 6, 8, 10] and link(tmp_path, "stable") == 8  # 6 is of the part that was left behind
+
+
+class Signal(Callback):
+    """As StopOnSignal: at a step boundary it asks for a save and a stop."""
+
+    save_now = False
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == self.step:
+            self.save_now = trainer.should_stop = True
+
+
+def test_save_now_saves_at_that_step(tmp_path):
+    assert saves_of(tmp_path, [Signal(3), StepCheckpoint(100, monitor=None)]) == [3]
+    assert link(tmp_path, "last") == 3
+
+
+def test_save_now_does_not_wait_for_a_validation_and_is_saved_again_after_it(tmp_path):
+    class Order(Callback):
+        events = []  # noqa: RUF012
+
+        def on_validation_start(self, trainer, pl_module):
+            self.events.append(("validation begins", files(tmp_path)))
+
+    module = Foreign(steps=8, val_losses=[3.0])
+    saves = saves_of(tmp_path, [Order(), ValidateEvery(3), Signal(3), StepCheckpoint(100)], module=module, **VAL)
+    assert Order.events == [("validation begins", [3])]
+    assert saves == [3, 3] and link(tmp_path, "best") == 3
+
+
+# -- minutes ------------------------------------------------------------------------------------------------------------
+
+
+class Clock(Callback):
+    """Time passes only in training steps, each takes its seconds."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.looks, self.seconds = 0.0, 0, seconds
+        monkeypatch.setattr(callbacks.checkpoint, "time", SimpleNamespace(monotonic=self.look))
+
+    def look(self):
+        self.looks += 1
+        return self.now
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.now += self.seconds(trainer.global_step)
+
+
+def test_minutes_count_from_the_last_save(tmp_path, monkeypatch):
+    """10 s a step, one minute: after steps 6 and 12; the save by steps at 15 begins a new minute, which ends at 21."""
+    clock = Clock(monkeypatch, lambda step: 10)
+    saves = saves_of(tmp_path, [clock, StepCheckpoint(15, monitor=None, every_n_minutes=1)], steps=24)
+    assert saves == [6, 12, 15, 21, 24]
+
+
+def test_the_clock_is_read_far_less_often_than_every_step_and_the_save_is_in_time(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch, lambda step: 0.1)
+    saves = saves_of(tmp_path, [clock, StepCheckpoint(10**6, monitor=None, every_n_minutes=1)], steps=1300)
+    assert saves == pytest.approx([600, 1200, 1300], abs=2)
+    assert clock.looks < 80
+
+
+def test_first_steps_that_seem_to_take_no_time_do_not_put_the_save_off(tmp_path, monkeypatch):
+    """A GPU's first steps are only queued. 0.001 s for ten steps, then 1 s: due after about 70."""
+    clock = Clock(monkeypatch, lambda step: 0.001 if step < 10 else 1.0)
+    saves = saves_of(tmp_path, [clock, StepCheckpoint(10**6, monitor=None, every_n_minutes=1)], steps=130)
+    assert 70 <= saves[0] <= 80
+
+
+def test_a_save_by_minutes_waits_for_the_validation_that_follows(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch, lambda step: 10)
+    module = Foreign(steps=8, val_losses=[1.0, 2.0])
+    options = {"module": module, **VAL}
+    saves = saves_of(tmp_path, [clock, ValidateEvery(6), StepCheckpoint(100, every_n_minutes=1)], **options)
+    assert saves == [6, 8]
+    assert content_file(tmp_path, 6)["callbacks"]["StepCheckpoint"]["best_score"] == 1.0
+
+
+def content_file(tmp_path, step):
+    return torch.load(tmp_path / "checkpoints" / f"step-{step:08d}.ckpt", weights_only=True)
+
+
+RANKS = """
+import callbacks.checkpoint, errno, os, warnings
+from types import SimpleNamespace
+from callbacks import *
+from lightning.pytorch.callbacks import Callback
+from lit_llm.checkpoint import format
+from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
+
+class Clock(Callback):
+    # 10 s a step for rank 0; rank 1's clock runs 7 times as fast and began elsewhere.
+    now = 0.0
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.now += 10
+        rank = trainer.global_rank
+        callbacks.checkpoint.time = SimpleNamespace(monotonic=lambda: 1e6 * rank + self.now * (1 + 6 * rank))
+
+write = format.write
+def full(checkpoint, path):
+    if checkpoint["global_step"] == 14:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    write(checkpoint, path)
+format.write = full
+
+def run(steps, resume=None):
+    checkpoint = StepCheckpoint(100, keep_last=1, every_n_minutes=1, keep_every_n_steps=15)
+    module = Foreign(steps=steps, val_losses=[3.0, 1.0, 2.0, 4.0][0 if resume is None else 2:])
+    trainer = make_trainer([Clock(), ValidateEvery(4), checkpoint], OUT, steps=steps, strategy="ddp", devices=2,
+                           limit_val_batches=1.0, use_distributed_sampler=False, plugins=[AsyncFolderCheckpointIO()])
+    saves, save = [], trainer.save_checkpoint
+    trainer.save_checkpoint = lambda path, *a, **k: (saves.append(trainer.global_step), save(path, *a, **k))
+    trainer.fit(module, ckpt_path=resume, weights_only=True if resume else None)
+    return trainer, module, checkpoint, saves
+
+trainer, module, checkpoint, saves = run(16)
+listing = sorted(p.name for p in (OUT / "checkpoints").iterdir())
+trainer.strategy.barrier()
+_, resumed, _, _ = run(16, OUT / "checkpoints" / "best.ckpt")
+report(trainer, seen=module.seen, saves=saves, listing=listing, best=checkpoint.best_model_path,
+       score=checkpoint.best_model_score.item(), last=checkpoint.last_model_path, resumed=resumed.seen)
+"""
+
+
+def test_two_ranks_agree_on_time_on_failed_saves_and_resume_what_a_thread_wrote(tmp_path):
+    """Losses 3, 1, 2, 4 at steps 4, 8, 12, 16. Step 14, due by the clock, finds the disk full."""
+    reports = run_ranks(RANKS, tmp_path)
+    for each in reports:
+        assert each["saves"] == [4, 8, 14, 15, 16]
+        assert each["listing"] == ["best.ckpt", "last.ckpt"] + [f"step-{k:08d}.ckpt" for k in (8, 15, 16)]
+        assert each["best"].endswith("step-00000008.ckpt") and each["score"] == 1.0
+        assert each["last"].endswith("step-00000016.ckpt")
+        assert each["resumed"] == each["seen"][8:]
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"every_n_minutes": 0}, "every_n_minutes is 0 .*--checkpoint.every_n_minutes"),
+        ({"every_n_minutes": float("nan")}, "every_n_minutes is nan .*--checkpoint.every_n_minutes"),
+        ({"keep_every_n_steps": 0}, "keep_every_n_steps is 0 .*--checkpoint.keep_every_n_steps"),
+    ],
+)
+def test_settings_out_of_range_are_named(options, flag):
+    with pytest.raises(ValueError, match=flag):
+        StepCheckpoint(**options)
+
+
+def test_saving_in_the_background_warns_of_nothing_when_all_is_well(tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit([StepCheckpoint(2, monitor=None)], tmp_path, plugins=[AsyncFolderCheckpointIO()])
+    assert not [w for w in caught if "heckpoint" in str(w.message) and "could not" in str(w.message)]

@@ -1,0 +1,45 @@
+"""A process that is killed while it saves loses nothing that was saved."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("kill_script.py")
+
+
+def run(*arguments):
+    done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("kills", [pytest.param(30, id="30-kills"), pytest.param(200, id="200-kills", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_killed_at_random_moments_the_newest_saved_is_found_and_loads(kind, kills, tmp_path):
+    """One process after the other continues from the newest good one and saves on, some steps twice, deleting older ones."""
+    seen = run("random", kind, kills, 17, tmp_path)
+    assert seen["lost"] == []  # saved, and known to be saved, yet not found
+    assert seen["damaged"] == []  # no visible folder is ever half of one
+    assert len(seen["steps"]) == kills and seen["steps"] == sorted(seen["steps"]) and seen["steps"][-1] >= kills
+
+
+@pytest.fixture(scope="module")
+def killed_at_each(tmp_path_factory):
+    return run("each", tmp_path_factory.mktemp("each"))
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "after"),
+    [("new", 1, 2), ("again", 1, 2), ("remove", 1, None)],
+)
+def test_killed_before_any_operation_on_the_disk_the_old_or_the_new_one_is_there(what, before, after, killed_at_each):
+    seen = killed_at_each[what]
+    found = seen["found"]
+    turn = found.index(after)
+    assert found == [before] * turn + [after] * (len(found) - turn)  # whole, at every moment, and the change is one moment
+    assert turn > 0
+    # Whatever was left hidden is gone after the next save, which is the newest then.
+    assert seen["after"] == [[3, []]] * len(found)

@@ -1,0 +1,43 @@
+"""`generate` loads a model from every kind of checkpoint."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from lit_llm.checkpoint import format
+from lit_llm.generate import load_model
+from lit_llm.model import GPT, GPTConfig
+
+
+def trained(**changes):
+    config = GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16)
+    torch.manual_seed(0)
+    model = GPT(config)
+    model.init_weights()
+    weights = {f"model.{name}": weight for name, weight in model.state_dict().items()}
+    content = {"state_dict": weights, "model_config": asdict(config) | changes, "global_step": 1}
+    return model.eval(), content
+
+
+def test_a_model_comes_back_from_a_folder_and_from_a_plain_file(tmp_path):
+    model, content = trained()
+    format.write(content, tmp_path / "folder.ckpt")
+    torch.save(content, tmp_path / "plain.ckpt")
+    ids = torch.tensor([[1, 2, 3]])
+    for name in ("folder", "plain"):
+        loaded = load_model(tmp_path / f"{name}.ckpt")
+        assert not loaded.training
+        with torch.no_grad():
+            assert torch.equal(loaded(ids), model(ids))
+
+
+def test_what_holds_no_model_of_this_version_is_refused_in_one_sentence(tmp_path):
+    content = trained(n_tentacles=8)[1]
+    format.write(content, tmp_path / "later.ckpt")
+    with pytest.raises(ValueError, match=r"later\.ckpt is from another version of lit_llm: .*n_tentacles.*--ckpt_path"):
+        load_model(tmp_path / "later.ckpt")
+    del content["model_config"]
+    format.write(content, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match=r"other\.ckpt is not a checkpoint of lit_llm: it has no model_config \(--ckpt_path\)"):
+        load_model(tmp_path / "other.ckpt")
