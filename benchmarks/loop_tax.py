@@ -1,10 +1,11 @@
-"""What `Trainer.fit` with every shipped callback costs over a hand-written PyTorch loop: time per optimizer step, as a ratio.
+"""What `Trainer.fit` with every shipped callback costs over a hand-written PyTorch loop, per optimizer step, as a ratio.
 
-Same model, optimizer, batches, schedule, clipping, precision and logging interval (both write TensorBoard rows). Pairs
-alternate in one process, so a slow machine slows both; the median of the pairs' ratios is what counts. Validation,
-checkpoints and samples do not fall into the timed steps: they are work of their own, not a tax on a step.
+Same model, optimizer, batches, schedule, clipping, precision and logging interval (both write TensorBoard rows). After each
+step of the Trainer the same step is made by hand, in the same process, so whatever else the machine does hits both alike. The
+ratio of the medians counts. Validation, checkpoints and samples do not fall into the timed steps: they are work of their own,
+not a tax on a step.
 
-    python benchmarks/loop_tax.py [--pairs 7] [--steps 40] [--recipe recipes/quickstart.yaml]
+    python benchmarks/loop_tax.py [--runs 3] [--steps 100] [--recipe recipes/quickstart.yaml]
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from callbacks.schedule import cosine
 from lit_llm.cli import RecipeCLI
+from lit_llm.data import TokenDataModule
 from lit_llm.model import GPT
 from lit_llm.module import LanguageModel
 from lit_llm.optimizers import parameter_groups
@@ -29,80 +32,87 @@ from lit_llm.optimizers import parameter_groups
 WARMUP = 5  # steps before the clock starts
 
 
-class Clock(Callback):
-    """Wall time of the steps after the warm-up, from the end of one step to the end of the last."""
+class ByHand(Callback):
+    """Makes a step by hand after each step of the Trainer, and times both."""
+
+    def __init__(self, cli: RecipeCLI, batches: Iterator[dict[str, torch.Tensor]], folder: Path) -> None:
+        self.cli, self.batches, self.folder = cli, batches, folder
+        self.trainer_times: list[float] = []
+        self.hand_times: list[float] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        module: LanguageModel = self.cli.model
+        torch.manual_seed(0)
+        self.model = GPT(module.config)
+        self.optimizer = self.cli._optimizer_factory(parameter_groups(self.model))
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self.writer = SummaryWriter(str(self.folder))
+        self.step, self.logged_at = 0, time.perf_counter()
+        self.resumed_at = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == WARMUP:
-            self.start = time.perf_counter()
-        self.stop = time.perf_counter()
+        now = time.perf_counter()
+        self.trainer_times.append(now - self.resumed_at)
+        self.one_step(trainer)
+        self.resumed_at = time.perf_counter()
+        self.hand_times.append(self.resumed_at - now)
 
-
-def through_trainer(recipe: str, steps: int, folder: Path) -> tuple[float, RecipeCLI]:
-    never = "1000000"
-    cli = RecipeCLI("fit", [
-        "--config", recipe, "--run_dir", str(folder), "--trainer.max_steps", str(steps), "--trainer.limit_val_batches", "0",
-        "--checkpoint.every_n_steps", never, "--samples.every_n_steps", never,
-        "--schedule.warmup_steps", "2", "--checkpoint.monitor", "null",
-    ])  # fmt: skip
-    clock = Clock()
-    cli.trainer.callbacks.append(clock)
-    # The bar prints and the last checkpoint is written after the clock has stopped.
-    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
-    return (clock.stop - clock.start) / (steps - WARMUP), cli
-
-
-def by_hand(cli: RecipeCLI, steps: int, folder: Path) -> float:
-    module: LanguageModel = cli.model
-    torch.manual_seed(0)
-    model = GPT(module.config)
-    optimizer = cli._optimizer_factory(parameter_groups(model))
-    peaks = [group["lr"] for group in optimizer.param_groups]
-    writer = SummaryWriter(str(folder))
-    interval = cli.trainer.log_every_n_steps
-    cli.datamodule.trainer = None  # the order then starts from the beginning and never ends
-    batches = iter(cli.datamodule.train_dataloader())
-    start = last = time.perf_counter()
-    for step in range(1, steps + 1):
-        batch = next(batches)
-        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-            group["lr"] = cosine(step, peak=peak, final=0.1 * peak, warmup_steps=2, total_steps=steps)
-        with cli.trainer.precision_plugin.forward_context():
-            sums = model(batch["input_ids"], batch["targets"], loss=module.loss_function)
+    def one_step(self, trainer: Any) -> None:
+        module: LanguageModel = self.cli.model
+        self.step += 1
+        batch = next(self.batches)
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = cosine(self.step, peak=peak, final=0.0, warmup_steps=2, total_steps=trainer.max_steps)
+        with trainer.precision_plugin.forward_context():
+            sums = self.model(batch["input_ids"], batch["targets"], loss=module.loss_function)
             loss = sums.loss / batch["targets"].numel()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step == 1 or step % interval == 0:
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.step == 1 or self.step % trainer.log_every_n_steps == 0:
             now = time.perf_counter()
-            writer.add_scalar("train/loss", loss.item(), step)
-            writer.add_scalar("grad/norm", norm.item(), step)
-            writer.add_scalar("lr", optimizer.param_groups[0]["lr"], step)
-            writer.add_scalar("tokens_per_second", batch["targets"].numel() * interval / (now - last), step)
-            last = now
-        if step == WARMUP:
-            start = time.perf_counter()
-    elapsed = time.perf_counter() - start
-    writer.close()
-    return elapsed / (steps - WARMUP)
+            self.writer.add_scalar("train/loss", loss.item(), self.step)
+            self.writer.add_scalar("grad/norm", norm.item(), self.step)
+            self.writer.add_scalar("lr", self.optimizer.param_groups[0]["lr"], self.step)
+            tokens = batch["targets"].numel() * trainer.log_every_n_steps
+            self.writer.add_scalar("tokens_per_second", tokens / (now - self.logged_at), self.step)
+            self.logged_at = now
+
+
+def paired(recipe: str, steps: int, folder: Path) -> tuple[float, float]:
+    """Median seconds of a step, through the Trainer and by hand."""
+    never = "1000000"
+    cli = RecipeCLI("fit", [
+        "--config", recipe, "--run_dir", str(folder / "run"),
+        "--trainer.max_steps", str(steps), "--trainer.limit_val_batches", "0",
+        "--checkpoint.every_n_steps", never, "--checkpoint.monitor", "null", "--samples.every_n_steps", never,
+        "--schedule.warmup_steps", "2",
+    ])  # fmt: skip
+    twin = RecipeCLI("fit", ["--config", recipe, "--run_dir", str(folder / "twin")]).datamodule
+    assert isinstance(twin, TokenDataModule)
+    twin.prepare_data()
+    twin.setup()
+    by_hand = ByHand(cli, iter(twin.train_dataloader()), folder / "hand")
+    cli.trainer.callbacks.append(by_hand)
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+    return statistics.median(by_hand.trainer_times[WARMUP:]), statistics.median(by_hand.hand_times[WARMUP:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--recipe", default="recipes/quickstart.yaml")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     ratios = []
-    for pair in range(options.pairs):
+    for run in range(options.runs):
         with tempfile.TemporaryDirectory() as folder:
-            trainer, cli = through_trainer(options.recipe, options.steps, Path(folder) / "run")
-            hand = by_hand(cli, options.steps, Path(folder) / "hand")
+            trainer, hand = paired(options.recipe, options.steps, Path(folder))
         ratios.append(trainer / hand)
-        print(f"pair {pair + 1}: Trainer {trainer * 1e3:.1f} ms, hand {hand * 1e3:.1f} ms, ratio {ratios[-1]:.3f}", flush=True)
+        print(f"run {run + 1}: Trainer {trainer * 1e3:.1f} ms, hand {hand * 1e3:.1f} ms, ratio {ratios[-1]:.3f}", flush=True)
     print(f"median ratio {statistics.median(ratios):.3f} (min {min(ratios):.3f}, max {max(ratios):.3f})")
 
 

@@ -30,8 +30,8 @@ class SpikeGuard(Callback):
 
     The decision is made on the device. Optimizers that honour `found_inf` act on it there and the host never waits:
     torch's Adam, AdamW, SGD and Adagrad with `fused=True`, and any with a class attribute `honours_found_inf = True`. For
-    every other optimizer the host reads the decision once a step and does not call it: slower, on a GPU by the wait for
-    the step's backward. (So also torch's fused SGD before its first good step, which would keep an unwritten momentum.)
+    every other optimizer (and on a CPU, where it is free, for all but fused ones) the host reads the decision once a step and
+    does not call it: slower, on a GPU by the wait for the step's backward. (So also torch's fused SGD before its first good step, which would keep an unwritten momentum.)
 
     A norm that is not finite while the loss is, under fp16 loss scaling, is the scaler's business (it skips and lowers
     the scale): it does not enter the window either, but is not reported.
@@ -197,7 +197,7 @@ class SpikeGuard(Callback):
             skip, self._skip = self._skip, None
             if skip is None:
                 original(**kwargs)
-            elif honours_found_inf(optimizer):
+            elif honours_found_inf(optimizer) and (_is_fused(optimizer) or skip.device.type != "cpu"):
                 optimizer.found_inf = skip  # type: ignore[attr-defined]
                 try:
                     original(**kwargs)
@@ -241,6 +241,11 @@ class SpikeGuard(Callback):
         if losses:
             self._good[:, -len(losses) :] = torch.tensor([[1.0] * len(losses), losses, norms])
         self._skipped, self._consecutive = state_dict["skipped"], state_dict["consecutive"]
+
+
+def _is_fused(optimizer: Optimizer) -> bool:
+    """Whether `found_inf` costs nothing. Elsewhere it is paid for in copies, and on a CPU reading the decision is free."""
+    return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def honours_found_inf(optimizer: Optimizer) -> bool:

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from callbacks import ignore_signals
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutBlocks, HeldOutOrder, ResumableLoader, TrainBlocks
 from lit_llm.data.order import accumulation_steps
 from lit_llm.data.shards import TokenStream
@@ -221,6 +222,7 @@ class TokenDataModule(LightningDataModule, ABC):
             batch_size=None,  # the sampler yields whole micro-batches
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
+            worker_init_fn=ignore_signals,  # Ctrl-C and SLURM signal the whole group: the run stops its workers itself
             pin_memory=on_cuda,
         )
 

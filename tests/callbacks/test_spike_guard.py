@@ -211,6 +211,8 @@ class HostReads(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ON_DEVICE)
 def test_between_rows_the_host_reads_nothing(tmp_path, monkeypatch, name):
+    # On a CPU our own optimizers are asked the slow way, which is free there: take the way of an accelerator.
+    monkeypatch.setattr("callbacks.spike_guard._is_fused", lambda optimizer: True)
     module = Sick(list(range(12)), {3: math.nan, 7: math.inf}, OPTIMIZERS[name])
     lists, tolist = [], torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda t: lists.append(module.trainer.global_step + 1) or tolist(t))
