@@ -30,8 +30,9 @@ class SpikeGuard(Callback):
 
     The decision is made on the device. Optimizers that honour `found_inf` act on it there and the host never waits:
     torch's Adam, AdamW, SGD and Adagrad with `fused=True`, and any with a class attribute `honours_found_inf = True`. For
-    every other optimizer (and on a CPU, where it is free, for all but fused ones) the host reads the decision once a step and
-    does not call it: slower, on a GPU by the wait for the step's backward. (So also torch's fused SGD before its first good step, which would keep an unwritten momentum.)
+    every other optimizer the host reads the decision once a step and does not call it: slower, on a GPU by the wait for the
+    step's backward. So also, on a CPU, for all but fused ones, since reading is free there; and for torch's fused SGD before
+    its first good step, which would keep an unwritten momentum.
 
     A norm that is not finite while the loss is, under fp16 loss scaling, is the scaler's business (it skips and lowers
     the scale): it does not enter the window either, but is not reported.
