@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -47,6 +47,8 @@ from lit_llm.run_folder import (
     set_aside,
 )
 from lit_llm.save_run_folder import SaveRunFolder
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)  # GPTConfig's comments are the flags' help
 
 Command = Literal["fit", "validate", "test", "prepare"]
 

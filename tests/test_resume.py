@@ -1,0 +1,117 @@
+"""Resuming through the command line: what is refused, what is passed over, where a branch goes, and the certificate."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from test_cli import curve, folder, run  # noqa: F401  `folder` is a fixture
+
+from lit_llm import verify_resume
+
+
+def damage(checkpoint: Path) -> None:
+    file = checkpoint / "checkpoint.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.fixture
+def trained(folder, capsys):  # noqa: F811
+    run(capsys, "fit", "--config", "tiny.yaml")
+    return Path("runs/tiny")
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(trained, capsys):
+    damage((trained / "checkpoints" / "last.ckpt").resolve())
+    code, out, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
+    assert code == 0
+    assert "step-00000008.ckpt is damaged" in err and "at step 8" in out
+    assert sorted(curve(trained, "train/loss")) == list(range(1, 9))
+
+
+def test_nothing_is_started_anew_over_checkpoints_that_are_all_damaged(trained, capsys):
+    for checkpoint in (trained / "checkpoints").glob("step-*.ckpt"):
+        damage(checkpoint)
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
+    assert code == 2 and "--replace true" in err and err.count("damaged") >= 2
+
+
+def test_a_damaged_checkpoint_given_by_path_is_refused(trained, capsys):
+    path = (trained / "checkpoints" / "last.ckpt").resolve()
+    damage(path)
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other", "--resume", str(path))
+    assert code == 2 and "damaged" in err and not Path("runs/other").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model.n_embd", "32"], "model.n_embd was 16 in the checkpoint and is 32"),
+        (["--model.dropout", "0.5"], "--accept_changes true"),
+        (["--data.global_batch_size", "8"], "data.global_batch_size is not as in the checkpoint: it was 4 and is 8"),
+        (["--data.seed", "5"], "data.seed"),
+        (["--data", "PythonStdlib"], "position in the data is unknown"),
+    ],
+)
+def test_a_change_that_would_fork_the_run_is_refused_with_what_changed(trained, capsys, flags, said):
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "10", *flags)
+    assert code == 2 and said in err, err
+    assert sorted(curve(trained, "train/loss")) == list(range(1, 9))
+
+
+def test_a_changed_text_is_refused_until_it_is_accepted(trained, capsys):
+    text = Path("text.txt")
+    text.write_text(text.read_text().upper())
+    flags = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "10"]
+    code, _, err = run(capsys, *flags)
+    assert code == 2 and "the text is not as in the checkpoint" in err
+    code, *_ = run(capsys, *flags, "--accept_changes", "true")
+    assert code == 0 and sorted(curve(trained, "train/loss"))[-1] == 10
+
+
+def test_another_micro_batch_changes_nothing_but_rounding(trained, capsys):
+    flags = ["--trainer.max_steps", "14", "--schedule.total_steps", "14"]
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/straight", *flags)
+    shutil.rmtree(trained)
+    run(capsys, "fit", "--config", "tiny.yaml", "--schedule.total_steps", "14")
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--data.micro_batch_size", "4", *flags)
+    assert code == 0
+    straight, elastic = Path("runs/straight"), trained
+    assert curve(elastic, "train/loss") == pytest.approx(curve(straight, "train/loss"), rel=1e-4)
+    for exact in ("lr", "progress/tokens"):
+        assert curve(elastic, exact) == curve(straight, exact)
+
+
+def test_a_branch_goes_into_a_folder_of_its_own_and_leaves_the_original_alone(trained, capsys):
+    before = {p: p.stat().st_mtime_ns for p in trained.rglob("*")}
+    Path("decay.yaml").write_text(
+        "schedule: {class_path: Linear, init_args: {warmup_steps: 0, final_ratio: 0.0}}\nadditional_steps: 3\n"
+    )
+    path = str(trained / "checkpoints" / "step-00000006.ckpt")
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--config", "decay.yaml", "--resume", path)
+    assert code == 0
+    assert sorted(curve(Path("runs/tiny-decay"), "train/loss")) == [7, 8, 9]
+    assert {p: p.stat().st_mtime_ns for p in trained.rglob("*")} == before
+
+
+def test_a_resume_into_another_runs_folder_is_refused(trained, capsys):
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other")
+    path = str(trained / "checkpoints" / "last.ckpt")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other", "--resume", path)
+    assert code == 2 and "already holds another run" in err
+
+
+@pytest.mark.parametrize("kill", [[], ["--kill"]], ids=["SIGTERM", "SIGKILL"])
+def test_an_interrupted_run_with_dropout_gets_its_certificate(folder, capsys, kill):  # noqa: F811
+    code, out, err = run(capsys, "verify-resume", "--config", "tiny.yaml", "--model.dropout", "0.2", "--steps", "8", *kill)
+    assert code == 0, out + err
+    assert "certificate" in out and "samples of rank 0" in out
+
+
+def test_a_run_that_is_not_the_same_gets_no_certificate(folder, capsys):  # noqa: F811
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/a")
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/b", "--data.seed", "1")
+    _, found = verify_resume.differences(Path("runs/a"), Path("runs/b"))
+    assert any(sentence.startswith("train/loss differs first at 1") for sentence in found)
+    assert any(sentence.startswith("tensors in state_dict") for sentence in found)
