@@ -132,7 +132,8 @@ class TrainingProgress(ProgressBar):
             return
         self._step = step
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        logged = (every > 0 and (step == 1 or step % every == 0)) or step == trainer.max_steps
+        has_row = every > 0 and (step == 1 or step % every == 0)
+        logged = has_row or step == trainer.max_steps
         now = time.monotonic()
         if self._first is None:
             self._first = (step, now)
@@ -140,7 +141,7 @@ class TrainingProgress(ProgressBar):
             if self._bar is not None and now - self._drawn >= _REFRESH_SECONDS:
                 self._draw(step, now, None)
             return
-        metrics = _floats(trainer)
+        metrics = _floats(trainer) if has_row else {}  # the last step may have no row: an older one's numbers are not its own
         eta = self._eta(step, trainer.max_steps, now)
         if self._bar is None:
             self.print(format_line(step, trainer.max_steps, metrics, eta))

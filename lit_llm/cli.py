@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import sys
 import warnings
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from typing import Any, Literal, NoReturn
 import torch
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -34,10 +36,12 @@ from lit_llm.checkpoint.compatibility import model_changes
 from lit_llm.checkpoint.format import read
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.config_errors import explain, reason
+from lit_llm.launch_checks import callback_problems, concrete_subclasses
 from lit_llm.model import GPTConfig
 from lit_llm.module import LanguageModel, LossConfig
 from lit_llm.prepare import prepare
 from lit_llm.run_folder import (
+    CHECKPOINTS,
     branch_run_dir,
     default_run_dir,
     existing_checkpoint,
@@ -139,7 +143,7 @@ class RecipeCLI(LightningCLI):
                 "--additional_steps",
                 type=int | None,
                 default=None,
-                help="With --resume: stop this many steps after the checkpoint, instead of at trainer.max_steps.",
+                help="With --resume: set trainer.max_steps, where the schedule ends too, to this many after the checkpoint.",
             )
         elif self.command == "prepare":
             parser.add_argument("--out", type=str | None, default=None, help="Empty or new folder for the shards.")
@@ -187,6 +191,8 @@ class RecipeCLI(LightningCLI):
         # The launcher's own "Seed set to" and device lines would be the first thing a newcomer reads.
         warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
         warnings.filterwarnings("ignore", message=".*does not have many workers")
+        warnings.filterwarnings("ignore", message=".*sync_dist=True")  # our sums are over all ranks already
+        warnings.filterwarnings("ignore", message=".*smaller than the logging interval")  # step 1 is always logged
         warnings.filterwarnings("ignore", message=".*but have no logger configured")  # evaluating writes no curves
         warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided")  # likewise
         logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
@@ -198,6 +204,7 @@ class RecipeCLI(LightningCLI):
         config = self.config
         problems = self.problems
         self.checkpoint: Path | None = None
+        self.resumed_step: int | None = None
         try:
             self._choose_run_dir_and_checkpoint()
         except ValueError as error:
@@ -223,6 +230,8 @@ class RecipeCLI(LightningCLI):
                 trainer = self.instantiate_trainer()
             except (MisconfigurationException, ValueError) as error:
                 problems.append(f"trainer: {' '.join(str(error).split())}")
+        if trainer is not None and self.command == "fit":
+            problems += callback_problems(trainer)
         if hasattr(self.datamodule, "problems"):
             problems += self.datamodule.problems(1 if trainer is None else trainer.world_size)
         if self.checkpoint is not None and self.command == "fit":
@@ -255,7 +264,9 @@ class RecipeCLI(LightningCLI):
         try:
             self._optimizer_factory([{"params": [matrix], "name": "matrix"}, {"params": [vector], "name": "vector"}])
         except (ValueError, TypeError, RuntimeError) as error:
-            return [f"optimizer {self.config.optimizer.class_path} cannot be built: {str(error).rstrip('.')} (--optimizer)"]
+            said = str(error).rstrip(".")
+            flag = "" if "(--" in said else " (--optimizer)"
+            return [f"optimizer {self.config.optimizer.class_path} cannot be built: {said}{flag}"]
         return []
 
     def _choose_run_dir_and_checkpoint(self) -> None:
@@ -267,7 +278,8 @@ class RecipeCLI(LightningCLI):
         config, files = self.config, config_files_in(self.arguments)
         explicit = config.run_dir is not None
         self.run_dir = Path(config.run_dir or default_run_dir(files))
-        self.resumed_step: int | None = None
+        if self.run_dir.exists() and not self.run_dir.is_dir():
+            raise ValueError(f"{self.run_dir} is a file, a run needs a folder (--run_dir)")
         if self.command == "fit":
             if not explicit and is_path(config.resume):
                 self.run_dir = branch_run_dir(files, Path(config.resume))
@@ -321,6 +333,8 @@ class RecipeCLI(LightningCLI):
             config.logger = TensorBoardLogger(save_dir=self.run_dir, name="", version="", purge_step=purge_step)
         if self.command == "fit":
             chosen.append(callbacks.CounterSeed(int(self.config.seed_everything)))
+        if not any(isinstance(callback, Checkpoint) for callback in [*chosen, *(config.callbacks or [])]):
+            config.enable_checkpointing = False  # Lightning would add a checkpoint callback of its own
         if SLURMEnvironment.detect():  # Lightning's own requeue saves between two micro-batches; StopOnSignal does it right
             config.plugins = [*(config.plugins or []), SLURMEnvironment(auto_requeue=False)]
         config.default_root_dir = str(self.run_dir)
@@ -356,6 +370,7 @@ class RecipeCLI(LightningCLI):
 
     def _fit(self) -> int:
         trainer = self.trainer
+        existed, aside = True, None
         if getattr(rank_zero_only, "rank", 0) == 0:
             if isinstance(self.datamodule, lit_llm.data.TokenDataModule):
                 # Lightning opens the event file before it looks at the data: what is wrong with the data must come first.
@@ -365,9 +380,15 @@ class RecipeCLI(LightningCLI):
                     changes = self.datamodule.changes_since(read(self.checkpoint, verify=False))  # now with the fingerprint
                     if changes:
                         raise ValueError("\n".join(changes))
-            if self.config.replace:
-                set_aside(self.run_dir)
-        trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.checkpoint, weights_only=True)
+            existed = self.run_dir.exists() and not self.config.replace
+            aside = set_aside(self.run_dir) if self.config.replace else None
+        try:
+            trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.checkpoint, weights_only=True)
+        except (ValueError, RuntimeError) as error:
+            self._leave_as_it_was(existed, aside)
+            if str(error).startswith("Early stopping conditioned on metric"):  # the user's own, through trainer.callbacks+
+                raise ValueError(f"{' '.join(str(error).split())} (monitor of EarlyStopping)") from None
+            raise
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
                 if trainer.is_global_zero:
@@ -377,11 +398,19 @@ class RecipeCLI(LightningCLI):
                 return 1
         if "val/loss" not in trainer.callback_metrics:  # a finished run that was resumed, or --validation null
             loggers, trainer.loggers = trainer.loggers, []  # Lightning would write at a step of its own
-            metrics = trainer.validate(self.model, datamodule=self.datamodule, verbose=False)[0]
+            evaluated = trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
             trainer.loggers = loggers
-            self.model.log_row(metrics, trainer.global_step)
+            for metrics in evaluated:  # none with limit_val_batches 0
+                self.model.log_row(metrics, trainer.global_step)
         self._print_metrics("val")
         return 0
+
+    def _leave_as_it_was(self, existed: bool, aside: Path | None) -> None:
+        """After a start that was refused: a folder that this launch made holds nothing yet, and must not look like a run."""
+        if not existed and not (self.run_dir / CHECKPOINTS).exists():
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+            if aside is not None:
+                aside.rename(self.run_dir)
 
     @rank_zero_only
     def _print_metrics(self, prefix: str) -> None:
@@ -398,18 +427,6 @@ class RecipeCLI(LightningCLI):
             return self.trainer.global_step
         assert self.checkpoint is not None
         return int(read(self.checkpoint, verify=False)["global_step"])
-
-
-def concrete_subclasses(base: type) -> list[type]:
-    """Classes that a group can name: the base and everything below it that is public and not abstract."""
-    found, queue = [], [base]
-    while queue:
-        cls = queue.pop()
-        queue += cls.__subclasses__()
-        abstract = bool(getattr(cls, "__abstractmethods__", None))
-        if not abstract and not cls.__name__.startswith("_") and cls not in (LightningDataModule, Optimizer):
-            found.append(cls)
-    return list(dict.fromkeys(found))
 
 
 def main(command: Command, arguments: list[str]) -> int:

@@ -110,6 +110,7 @@ def explain(
         known = [key for key, _ in leaves(_as_dict(parse(accepted)))]
         problems.append(_sentence(assignment, error, known, class_names(assignment.key)))
 
+    rejected_classes: list[str] = []
     # A class may be valid only together with its required arguments, so what stands together is tried together first.
     for _, together in groupby(assignments, key=lambda a: (a.origin, a.key.partition(".")[0])):
         group = list(together)
@@ -123,11 +124,15 @@ def explain(
             else:
                 fine: list[Assignment] = []
                 for suspect in group:
+                    if any(suspect.key.startswith(f"{rejected}.") for rejected in rejected_classes):
+                        continue  # what belongs to a class that does not exist cannot be judged
                     error = error_of([*fine, suspect])
                     if error is None:
                         fine.append(suspect)
                     else:
                         report(suspect, error)
+                        if class_names(suspect.key):
+                            rejected_classes.append(suspect.key)
                 group = fine
         accepted += [assignment.as_flag() for assignment in group]
     return problems, accepted
@@ -135,8 +140,10 @@ def explain(
 
 def reason(error: str) -> str:
     """What our own classes said, out of jsonargparse's account of everything it tried."""
-    own = [line.strip(" -.") for line in error.splitlines() if re.search(r"\(--[\w.]+\)", line)]
-    return own[0] if own else " ".join(error.split())[:300]
+    lines = [line.strip(" -.") for line in error.splitlines() if line.strip()]
+    own = [line for line in lines if re.search(r"\(--[\w.]+\)", line)]
+    noise = ("Expected a", "Does not validate", "Problem with given", "Subtypes:", "Errors:", "Given value", "Parser key")
+    return (own or [line for line in lines if not line.startswith(noise)] or [" ".join(lines)])[0][:300]
 
 
 def _as_dict(namespace: Any) -> dict[str, Any]:

@@ -65,6 +65,10 @@ def main(arguments: list[str]) -> None:
     options = build_parser().parse_args(arguments)
     if options.max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {options.max_new_tokens}, it must be at least 1 (--max_new_tokens)")
+    try:
+        torch.empty(1, device=options.device)
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"device {options.device} is not there; cpu always is (--device)") from None
     sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
     run = Path(options.run)
     named = options.ckpt_path in ("last", "best")

@@ -25,7 +25,7 @@ LossFunction = Callable[..., LossSums]
 
 @dataclass
 class GPTConfig:
-    """What the model is. The defaults are the recipe that learns most per token at small scale (see docs/efficiency.md)."""
+    """What the model is. The defaults are the recipe that learns most per token at small scale (see docs/measurements.md)."""
 
     n_layer: int = 6
     """Number of blocks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,10 +32,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         found = []
-        if self.temperature < 0:
-            found.append(f"temperature is {self.temperature}, it must not be negative; 0 is greedy (--temperature)")
+        if not (self.temperature == 0 or 1e-3 <= self.temperature < math.inf):  # NaN too; less overflows the logits
+            found.append(f"temperature is {self.temperature}, it must be 0 (greedy) or at least 0.001 (--temperature)")
         if self.top_k is not None and self.top_k < 1:
-            found.append(f"top_k is {self.top_k}, it must be at least 1 (--top_k)")
+            found.append(f"top_k is {self.top_k}, it must be at least 1, or 0 to keep all (--top_k)")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             found.append(f"top_p is {self.top_p}, it must be above 0 and at most 1 (--top_p)")
         if found:

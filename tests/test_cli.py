@@ -161,6 +161,32 @@ def test_a_stock_callback_works_beside_ours(folder, capsys):
     assert sorted(curve(Path("runs/tiny"), "val/loss")) == [2, 4]  # never better by 100 nats: stopped at the second look
 
 
+def test_a_group_that_is_null_is_left_out(folder, capsys):
+    code, out, _ = run(
+        capsys, "fit", "--config", "tiny.yaml", "--checkpoint", "null", "--validation", "null", "--schedule", "null"
+    )
+    assert code == 0 and "val/loss" in table(out)  # validated once, at the end
+    assert not Path("runs/tiny/checkpoints").exists()
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/b", "--trainer.limit_val_batches", "0")
+    assert code == 0
+
+
+def test_a_replacement_that_is_refused_puts_the_old_run_back(folder, capsys):
+    run(capsys, "fit", "--config", "tiny.yaml")
+    before = curve(Path("runs/tiny"), "train/loss")
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--replace", "true", "--trainer.gradient_clip_val", "1")
+    assert code == 2
+    assert curve(Path("runs/tiny"), "train/loss") == before
+    assert [p.name for p in Path("runs").iterdir()] == ["tiny"]
+
+
+def test_the_last_line_does_not_show_the_numbers_of_an_earlier_step(folder, capsys):
+    _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--trainer.log_every_n_steps", "5")
+    lines = [line for line in out.splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in lines] == ["1/8", "5/8", "8/8"]
+    assert "loss" in lines[1] and "loss" not in lines[2]
+
+
 # -- mistakes -------------------------------------------------------------------------------------------------------
 
 MISTAKES = {
@@ -185,6 +211,12 @@ MISTAKES = {
     "missing checkpoint": (["--resume", "nowhere.ckpt"], "", ["nowhere.ckpt", "--resume"]),
     "warmup below zero": (["--schedule.warmup_steps", "-1"], "", ["-1", "--schedule.warmup_steps"]),
     "learning rate below zero": (["--optimizer.lr", "-1"], "", ["-1", "--optimizer.lr"]),
+    "warmup beyond the end": (["--schedule.warmup_steps", "50"], "", ["50", "--schedule.warmup_steps"]),
+    "no end": (["--trainer.max_steps", "-1"], "", ["--trainer.max_steps"]),
+    "logging every 0 steps": (["--trainer.log_every_n_steps", "0"], "", ["--trainer.log_every_n_steps"]),
+    "two things that clip": (["--trainer.gradient_clip_val", "1"], "", ["--trainer.gradient_clip_val"]),
+    "a run folder that is a file": (["--run_dir", "text.txt"], "", ["text.txt", "--run_dir"]),
+    "a missing tokenizer": (["--data.tokenizer", "TokenizerJSON", "--data.tokenizer.path", "no.json"], "", ["no.json"]),
     "a value alone": (["fast"], "", ["'fast'"]),
     "a strategy key": (["--trainer.accelerator", "gpu"], "", ["gpu"]),
 }  # fmt: skip
@@ -205,7 +237,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2_and_touches_nothing(folder, c
     assert "Traceback" not in err
     for part in expected:
         assert part in err, (part, err)
-    assert not (folder / "runs").exists()
+    assert not list(folder.glob("runs/*"))
 
 
 def test_several_mistakes_are_told_together(folder, capsys):

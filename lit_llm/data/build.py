@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -67,7 +68,13 @@ def _progress() -> Progress:
 def _texts(documents: Sequence[Document], done: Callable[[int], None]) -> Iterator[str]:
     for document in documents:
         for piece in document.pieces():
-            yield piece.decode("utf-8", errors="replace")
+            text = piece.decode("utf-8", errors="replace")
+            if "\N{REPLACEMENT CHARACTER}" in text and text.encode() != piece:
+                rank_zero_warn(
+                    f"{document.path} is not UTF-8 throughout: what is not is read as U+FFFD, three bytes for one, so bits per "
+                    "byte come out too low. Convert it, or take --data.tokenizer Bytes, which keeps every byte."
+                )
+            yield text
             done(len(piece))
 
 

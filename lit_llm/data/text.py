@@ -75,7 +75,10 @@ class TextDataModule(TokenDataModule):
         streams = {}
         for name, split in meta["splits"].items():
             if split["tokens"] < 2:
-                raise ValueError(f"The {name} text has {split['tokens']} tokens: give more, there is nothing to predict.")
+                raise ValueError(
+                    f"The {name} text has {split['bytes']} bytes, {split['tokens']} tokens: too short to predict anything; "
+                    "give more text (--data.paths, or --data.train and --data.val)."
+                )
             streams[name] = TokenStream(sorted(folder.glob(f"{name}_*.bin")))
         return Corpus(streams, meta["vocab_size"], load_tokenizer(folder))
 
