@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 from jsonargparse import Namespace, set_parsing_settings
+from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
@@ -339,7 +340,7 @@ class RecipeCLI(LightningCLI):
             config.plugins = [*(config.plugins or []), SLURMEnvironment(auto_requeue=False)]
         config.default_root_dir = str(self.run_dir)
         trainer = self._instantiate_trainer({**config.as_dict(), **kwargs}, chosen)
-        if type(trainer.strategy.checkpoint_io).__name__ == "TorchCheckpointIO":
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not one the user chose
             in_background = self.command == "fit" and self.config.async_checkpoints
             trainer.strategy.checkpoint_io = AsyncFolderCheckpointIO() if in_background else FolderCheckpointIO()
         return trainer
@@ -350,7 +351,7 @@ class RecipeCLI(LightningCLI):
         """Do what the command says; fit, validate and test end with a table. Returns the exit code."""
         if self.command == "fit":
             return self._fit()
-        elif self.command == "prepare":
+        if self.command == "prepare":
             if self.config.out is None:
                 raise ValueError("prepare needs to know where to write (--out DIR)")
             summary = prepare(self.datamodule, Path(self.config.out), shard_tokens=self.config.shard_tokens)
@@ -407,7 +408,8 @@ class RecipeCLI(LightningCLI):
 
     def _leave_as_it_was(self, existed: bool, aside: Path | None) -> None:
         """After a start that was refused: a folder that this launch made holds nothing yet, and must not look like a run."""
-        if not existed and not (self.run_dir / CHECKPOINTS).exists():
+        refused = self.trainer.global_step == 0  # a run that broke later keeps its curves
+        if refused and not existed and not (self.run_dir / CHECKPOINTS).exists():
             shutil.rmtree(self.run_dir, ignore_errors=True)
             if aside is not None:
                 aside.rename(self.run_dir)

@@ -63,9 +63,9 @@ def test_fit_then_validate_then_generate(folder, capsys):
     assert sorted(curve(made, "val/loss")) == [4, 8]
     assert curve(made, "progress/tokens") == {s: s * 4 * 16 for s in range(1, 9)}
     # evaluated again from the checkpoint, by another command, it is the same number
+    events_before = sorted(p.name for p in made.glob("events*"))
     code, out, _ = run(capsys, "validate", "--run", "runs/tiny")
     assert code == 0 and table(out) == fitted
-    events_before = sorted(p.name for p in made.glob("events*"))
     assert sorted(p.name for p in made.glob("events*")) == events_before, "validate writes no curve"
     code, out, _ = run(capsys, "generate", "--run", "runs/tiny", "--prompt", "line ", "--max_new_tokens", "9")
     assert code == 0 and out.startswith("line ") and len(out) > len("line \n")
@@ -178,6 +178,17 @@ def test_a_replacement_that_is_refused_puts_the_old_run_back(folder, capsys):
     assert code == 2
     assert curve(Path("runs/tiny"), "train/loss") == before
     assert [p.name for p in Path("runs").iterdir()] == ["tiny"]
+
+
+def test_a_run_that_breaks_later_keeps_its_curves(folder, capsys):
+    (folder / "stop.yaml").write_text(
+        "trainer:\n  callbacks+:\n  - class_path: lightning.pytorch.callbacks.EarlyStopping\n"
+        "    init_args: {monitor: val/losss}\n"
+    )
+    flags = ("--checkpoint", "null", "--validation.every_n_steps", "2")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--config", "stop.yaml", *flags)
+    assert code == 2 and "val/losss" in err
+    assert curve(Path("runs/tiny"), "train/loss")
 
 
 def test_the_last_line_does_not_show_the_numbers_of_an_earlier_step(folder, capsys):
