@@ -1,0 +1,84 @@
+"""Starts a script in several processes, as torchrun would, and collects what each of them reports.
+
+A test calls `run_ranks`; the script calls ``from launch import report`` and `report` at its end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+
+
+def run_ranks(script: Path | str, ranks: int, folder: Path, *arguments: object, timeout: float = 240) -> list[dict[str, Any]]:
+    """Run `script` in `ranks` processes on this machine; what each of them reported, in rank order.
+
+    Each process has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free one) in its environment, which is all
+    that ``torch.distributed.init_process_group("gloo")`` and a Trainer with ``devices=ranks`` need, one OpenMP thread, and
+    can import this folder, the repository and what lies beside the script. Its output goes to ``folder/rank-R.log``.
+
+    Args:
+        script: the path of a script, or the source of one (str), which is then written into `folder`.
+        folder: an existing folder, the processes' working directory; reports of an earlier run in it are removed.
+        arguments: ``sys.argv[1:]`` of every process, as str.
+        timeout: seconds for all of them together.
+
+    Raises:
+        AssertionError: a process failed (the others, which may wait for it for ever, are killed), the time is up (all are
+            killed), or a process ended without a report. With the end of their output.
+    """
+    if isinstance(script, str):
+        source, script = script, folder / "script.py"
+        script.write_text(source)
+    for old in folder.glob("report-*.pt"):
+        old.unlink()
+    with socket.socket() as s:  # a free port, so that runs beside each other do not meet
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
+    common = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "PYTHONPATH": path}
+    command = [sys.executable, str(script.resolve()), *map(str, arguments)]
+    processes: list[subprocess.Popen[bytes]] = []
+    deadline = time.monotonic() + timeout
+    try:
+        for rank in range(ranks):
+            own = {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            with open(folder / f"rank-{rank}.log", "wb") as log:
+                processes.append(  # a session of its own: its workers are killed with it
+                    subprocess.Popen(
+                        command, env={**os.environ, **own}, cwd=folder, stdout=log, stderr=log, start_new_session=True
+                    )
+                )
+        while None in (codes := [process.poll() for process in processes]) and not any(codes):
+            if time.monotonic() > deadline:
+                logs = "\n".join(_log(folder, rank, code) for rank, code in enumerate(codes))
+                raise AssertionError(f"no end after {timeout} s\n{logs}")
+            time.sleep(0.02)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    assert not any(codes), "\n".join(_log(folder, rank, code) for rank, code in enumerate(codes))
+    silent = [rank for rank in range(ranks) if not (folder / f"report-{rank}.pt").exists()]
+    assert not silent, "no report\n" + "\n".join(_log(folder, rank, codes[rank]) for rank in silent)
+    return [torch.load(folder / f"report-{rank}.pt", weights_only=True) for rank in range(ranks)]
+
+
+def report(**values: Any) -> None:
+    """In the script: what `run_ranks` returns for this rank (tensors and plain values). The last call counts."""
+    torch.save(values, f"report-{os.environ['RANK']}.pt")
+
+
+def _log(folder: Path, rank: int, code: int | None) -> str:
+    ended = "killed" if code is None else f"exit code {code}"
+    return f"rank {rank}, {ended}:\n" + (folder / f"rank-{rank}.log").read_text(errors="replace")[-6000:]

@@ -1,0 +1,67 @@
+"""The launcher itself: its ranks meet, and none of them outlives a failure or the time."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from launch import run_ranks
+
+MEET = """
+import os, sys, torch, torch.distributed as dist
+from launch import report
+import lit_llm
+
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+report(total=total, rank=dist.get_rank(), local=int(os.environ["LOCAL_RANK"]), arguments=sys.argv[1:])
+dist.destroy_process_group()
+"""
+
+# Rank 1 breaks (or waits) while rank 0 waits for it; each writes down who it is first.
+WAIT = """
+import os, sys, time
+from pathlib import Path
+
+Path(f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+if sys.argv[1] == "raise" and os.environ["RANK"] == "1":
+    while not Path("pid-0").exists() or not Path("pid-0").read_text():
+        time.sleep(0.01)
+    raise ValueError("the reason")
+print("waiting for the others", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_meet_and_report_in_order(ranks: int, tmp_path: Path) -> None:
+    reports = run_ranks(MEET, ranks, tmp_path, "a b", 3)
+    for rank, each in enumerate(reports):
+        assert torch.equal(each.pop("total"), torch.tensor([ranks * (ranks + 1) // 2]))
+        assert each == {"rank": rank, "local": rank, "arguments": ["a b", "3"]}
+    assert len(reports) == ranks
+
+
+@pytest.mark.parametrize(
+    ("how", "timeout", "message"),
+    [("raise", 60, "rank 1, exit code 1:\n.*the reason"), ("wait", 4, "rank 1, killed:\nwaiting for")],
+)
+def test_nobody_is_left_behind_by_a_failure_or_the_time(how: str, timeout: float, message: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match=f"(?s){message}"):
+        run_ranks(WAIT, 2, tmp_path, how, timeout=timeout)
+    assert time.monotonic() - began < 50  # not the script's 600 s
+    for rank in (0, 1):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / f"pid-{rank}").read_text()), 0)
+
+
+def test_a_script_that_ends_without_a_report_is_a_failure(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("import os\nfrom launch import report\nif os.environ['RANK'] == '0': report(done=True)")
+    with pytest.raises(AssertionError, match="no report\nrank 1, exit code 0"):
+        run_ranks(script, 2, tmp_path)
