@@ -7,7 +7,13 @@ token count of the whole global batch), and agree in value and gradient:
     nll  = logsumexp(z) − z[target]                  nats, summed over targets ≠ ignore_index
     loss = nll + z_loss · logsumexp(z)²              (z-loss: PaLM, arXiv 2204.02311, section 5)
 
-Letters: N rows (B·T), d width, V vocabulary rows of W including padding, C rows of one chunk.
+Letters: N rows (B·T), d width, V vocabulary rows of W including padding (with `VocabularyShards`: of this rank's shard of
+W), C rows of one chunk, R rows of one block of its softmax.
+
+Under tensor parallelism W is sharded by rows, each rank makes its columns of z and nobody ever holds a whole row of it. Each
+block of the softmax takes one all-gather of three numbers per row and rank: the greatest logit, the sum of exponentials
+against it, and the target's logit. Every rank then does the same arithmetic on the same numbers, so the sums are the same
+bits on all ranks whatever the order in which a library's all-reduce adds.
 
 Why not ``F.linear_cross_entropy`` (torch ≥ 2.13)? It has no softcap, no z-loss, no padded vocabulary and no autocast, and
 was slower on two AMX cores, N 8192, V 50304, d 768. Median ratio of time, and peak extra memory, of forward and backward
@@ -24,6 +30,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -41,6 +48,20 @@ class LossSums(NamedTuple):
     """Detached sum of the negative log-likelihood alone, in nats, same dtype: what perplexity is made of."""
     count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody wants of three tensors
     """Detached int64 number of targets ≠ ignore_index."""
+
+
+class VocabularyShards(NamedTuple):
+    """Says that ``weight`` is this rank's shard of the output matrix: V consecutive rows, equally many on every rank.
+
+    The caller's part: every rank of the group calls with the same ``hidden`` and ``targets`` (and settings), and sums the
+    gradient of ``hidden`` over the group, because each rank's is a *partial sum*, what flows back through its own columns.
+    The gradient of ``weight`` is whole: it is that of this rank's rows. All tensors are plain ones, not DTensors.
+    """
+
+    group: dist.ProcessGroup
+    """The ranks that hold the shards of one output matrix."""
+    first_row: int
+    """Row of the whole (padded) output matrix that is row 0 of this rank's ``weight``: a multiple of V."""
 
 
 def logits(hidden: Tensor, weight: Tensor, *, vocab_size: int, softcap: float | None = None) -> Tensor:
@@ -61,18 +82,36 @@ def cross_entropy(
     ignore_index: int = -100,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    shards: VocabularyShards | None = None,
 ) -> LossSums:
     """Cross-entropy through full logits: fastest for small vocabularies, holds (N, V) several times over.
+
+    With ``shards`` it is `chunked_cross_entropy` in one chunk of all rows, which holds (N, V) once.
 
     Args:
         hidden: (..., d) final hidden states.
         weight: (V, d) output matrix; rows ≥ ``vocab_size`` are padding: never in the logsumexp, gradient exactly zero.
         targets: (...) int64, leading shape of ``hidden``; ``ignore_index`` counts neither in the sums nor in the count.
+        vocab_size: real rows of the whole output matrix, also where ``weight`` is a shard of it.
+        shards: ``weight`` is this rank's part of the output matrix; None: it is the whole.
 
     Raises:
-        IndexError: a target that is neither ``ignore_index`` nor in [0, vocab_size) (a device-side assert on CUDA).
+        IndexError: a target that is neither ``ignore_index`` nor in [0, vocab_size) (a device-side assert on CUDA). With
+            ``shards`` every rank raises it, before it waits for another.
     """
-    assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
+    if shards is not None:
+        return chunked_cross_entropy(
+            hidden,
+            weight,
+            targets,
+            vocab_size=vocab_size,
+            ignore_index=ignore_index,
+            softcap=softcap,
+            z_loss=z_loss,
+            chunk_size=max(1, targets.numel()),
+            shards=shards,
+        )
+    _check(hidden, weight, targets, vocab_size, shards)
     targets = targets.reshape(-1)
     counted = targets != ignore_index
     z = logits(hidden.reshape(-1, hidden.shape[-1]), weight, vocab_size=vocab_size, softcap=softcap)  # (N, vocab_size)
@@ -93,6 +132,7 @@ def chunked_cross_entropy(
     softcap: float | None = None,
     z_loss: float = 0.0,
     chunk_size: int = CHUNK_SIZE,
+    shards: VocabularyShards | None = None,
 ) -> LossSums:
     """`cross_entropy` in chunks of ``chunk_size`` rows: memory of O(C·V) instead of O(N·V) beside the two gradients.
 
@@ -105,13 +145,14 @@ def chunked_cross_entropy(
     """
     if chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}, but a chunk of the loss needs at least 1 row.")
-    assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
-    assert 0 < vocab_size <= weight.shape[0], (vocab_size, weight.shape)
+    _check(hidden, weight, targets, vocab_size, shards)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     counted = targets != ignore_index  # (N,) bool
     # An ignored row still goes through the products (dropping it needs its position on the host): any valid id will do.
     targets = torch.where(counted, targets, 0)
-    settings = _Settings(vocab_size, softcap, z_loss, chunk_size)
+    _check_range(targets, vocab_size)
+    columns = vocab_size if shards is None else min(max(vocab_size - shards.first_row, 0), weight.shape[0])
+    settings = _Settings(columns, softcap, z_loss, chunk_size, shards)
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         loss, nll = _ChunkedCrossEntropy.apply(hidden, weight, targets, counted, settings)
     else:
@@ -119,11 +160,33 @@ def chunked_cross_entropy(
     return LossSums(loss, nll, counted.sum())
 
 
+def _check(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shards: VocabularyShards | None) -> None:
+    for name, tensor in (("hidden", hidden), ("weight", weight), ("targets", targets)):
+        # A DTensor, told without the 0.7 s that importing its class takes.
+        assert not hasattr(tensor, "to_local"), f"{name} is a DTensor; the loss takes plain local tensors, and `shards`"
+    assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
+    rows, ranks = weight.shape[0], 1 if shards is None else shards.group.size()
+    assert 0 < vocab_size <= rows * ranks, (vocab_size, weight.shape, ranks)
+    assert shards is None or shards.first_row in range(0, rows * ranks, rows), (shards, weight.shape, ranks)
+
+
+def _check_range(targets: Tensor, vocab_size: int) -> None:
+    """Every rank looks at all targets, so that none is left waiting for one that raised."""
+    if targets.device.type == "cpu":
+        wrong = targets[(targets < 0) | (targets >= vocab_size)]
+        if len(wrong):
+            raise IndexError(f"Target {wrong[0]} is out of bounds: the vocabulary has {vocab_size} tokens.")
+    else:  # reads from one number that poses as vocab_size of them; nothing waits for the device
+        targets.new_zeros(1).expand(vocab_size).gather(0, targets)
+
+
 class _Settings(NamedTuple):
-    vocab_size: int
+    columns: int
+    """Leading columns of h Wᵀ that are real tokens; with `shards` there may be none."""
     softcap: float | None
     z_loss: float
     chunk_size: int
+    shards: VocabularyShards | None
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -162,7 +225,10 @@ def _forward(
     need_hidden: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Sums of loss and NLL, and the gradients of the loss sum: (N, d) in the compute dtype, (V, d) in the sum dtype."""
+    """Sums of loss and NLL, and the gradients of the loss sum: (N, d) in the compute dtype, (V, d) in the sum dtype.
+
+    With shards the sums are those of the whole vocabulary and the gradients those that this rank's columns make.
+    """
     device = hidden.device
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
@@ -223,30 +289,61 @@ def _softmax_to_gradient(
     need_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """NLL and logsumexp of each row, (R, 1), as if every row counted."""
-    vocab_size, softcap, z_loss, _ = settings
-    z, log_p = scratch
+    columns, softcap, z_loss, _, shards = settings
+    z, p = scratch
     if z.dtype == product.dtype:
         z = product
     else:
         z.copy_(product)
     if softcap is not None:
         z.div_(softcap).tanh_().mul_(softcap)
-    z[:, vocab_size:] = -torch.inf
-    torch.log_softmax(z, dim=-1, out=log_p)
-    z_target = z[:, :vocab_size].gather(1, target)  # cut, so that the id of a padded row is out of bounds
-    log_p_target = log_p.gather(1, target)
-    log_z = z_target - log_p_target
+    z[:, columns:] = -torch.inf
+    if shards is None:
+        torch.log_softmax(z, dim=-1, out=p)
+        z_target, log_p_target = z.gather(1, target), p.gather(1, target)  # (R, 1)
+        log_z = z_target - log_p_target
+        if need_gradient:
+            p.exp_()
+    else:
+        target = target - shards.first_row
+        here = (target >= 0) & (target < columns)  # (R, 1) bool
+        target = torch.where(here, target, 0)
+        z_target, log_p_target, log_z = _sharded_softmax(z, torch.where(here, z.gather(1, target), 0), p, shards.group)
     if need_gradient:
         # d loss / d z = (1 + 2·z_loss·logsumexp)·softmax(z) − onehot, and times 1 − (z/softcap)² for the raw product.
         # The target's entry comes from expm1: a rounded softmax minus 1 would lose it where the model is confident.
-        grad, grad_target = log_p.exp_(), torch.expm1(log_p_target)
+        grad, grad_target = p, torch.expm1(log_p_target)
         if z_loss:
             grad_target += 2 * z_loss * log_z * log_p_target.exp()
             grad.mul_(1 + 2 * z_loss * log_z)
         if softcap is not None:
             grad_target *= 1 - (z_target / softcap).square()
             grad.addcmul_(grad, z.square_(), value=-1 / softcap**2)
+        if shards is not None:
+            grad_target = torch.where(here, grad_target, grad.gather(1, target))
         grad.scatter_(1, target, grad_target)
         product.copy_(grad)
-        product[:, vocab_size:] = 0
+        product[:, columns:] = 0
     return -log_p_target, log_z
+
+
+def _sharded_softmax(
+    z: Tensor,  # (R, V) logits of this rank's columns, -inf where padding
+    z_target: Tensor,  # (R, 1) the target's logit on the rank that has it, else 0
+    p: Tensor,  # (R, V) overwritten by this rank's columns of the softmax over all ranks' columns
+    group: dist.ProcessGroup,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The target's logit, its log-probability, and the logsumexp of each row, (R, 1): the same on every rank."""
+    # A shard of nothing but padding has the greatest logit -inf, and -inf − -inf is no number; min − min is one.
+    top = z.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)  # (R, 1)
+    torch.sub(z, top, out=p).exp_()
+    mine = torch.stack((top, p.sum(dim=-1, keepdim=True), z_target))  # (3, R, 1)
+    everyone = mine.new_empty(group.size(), *mine.shape)
+    dist.all_gather(list(everyone.unbind()), mine, group=group)
+    tops, sums, z_targets = everyone.unbind(1)  # (ranks, R, 1)
+    highest = tops.amax(dim=0)
+    total = (sums * torch.exp(tops - highest)).sum(dim=0)  # Σ exp(z − highest)
+    z_target, log_total = z_targets.sum(dim=0), total.log()
+    p.mul_(torch.exp(top - highest) / total)
+    # In this order: highest + log_total would round away what is left of a confident prediction.
+    return z_target, z_target - highest - log_total, highest + log_total

@@ -1,0 +1,186 @@
+"""What every rank of test_vocabulary_parallel_loss.py does: the loss of each case with its shard of the output matrix."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from launch import report
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from lit_llm import loss as loss_module
+from lit_llm.loss import VocabularyShards, chunked_cross_entropy, cross_entropy
+
+SHARD = 6
+"""Rows of W on each rank, unless a case says otherwise."""
+
+
+class Case(NamedTuple):
+    missing: int = 2
+    """Rows of padding in W, at its end: fewer than the matrix has with two ranks."""
+    rows: int = 13
+    width: int = 5
+    shard: int = SHARD
+    dtype: torch.dtype = torch.float64
+    autocast: bool = False
+    softcap: float | None = None
+    z_loss: float = 0.0
+    ignored: float = 0.25
+    ignore_index: int = -100
+    chunk_size: int | None = 4
+    """None: `cross_entropy`."""
+    softmax_rows: int = 3
+    """Rows of a softmax block, which divides neither a chunk nor all rows."""
+    frozen: str = ""
+    seed: int = 1
+
+    def vocab_size(self, ranks: int) -> int:
+        return self.shard * ranks - self.missing
+
+    def options(self, ranks: int) -> dict[str, Any]:
+        names = ("softcap", "z_loss", "ignore_index")
+        return {"vocab_size": self.vocab_size(ranks), **{name: getattr(self, name) for name in names}}
+
+
+BOTH_TERMS: dict[str, Any] = {"softcap": 2.5, "z_loss": 0.3}
+CASES = {
+    "plain": Case(),
+    "no-padding": Case(missing=0),
+    "softcap": Case(softcap=2.5),
+    "z-loss": Case(z_loss=0.3),
+    "softcap-z-loss": Case(**BOTH_TERMS),
+    "full": Case(chunk_size=None, **BOTH_TERMS),
+    "one-chunk-of-one-block": Case(chunk_size=100, softmax_rows=100, **BOTH_TERMS),
+    "chunks-of-one-row": Case(chunk_size=1, **BOTH_TERMS),
+    "one-row": Case(rows=1, ignored=0.0, **BOTH_TERMS),
+    "a-rank-of-padding": Case(missing=SHARD, **BOTH_TERMS),
+    "a-rank-of-padding-full": Case(missing=SHARD, chunk_size=None),
+    "last-rank-has-one-row": Case(missing=SHARD - 1, **BOTH_TERMS),
+    "two-shards-less-a-row-are-padding": Case(missing=2 * SHARD - 1, **BOTH_TERMS),
+    "all-ignored": Case(ignored=1.0, **BOTH_TERMS),
+    "all-ignored-full": Case(ignored=1.0, chunk_size=None, z_loss=0.3),
+    "ignore-index-0": Case(ignore_index=0, **BOTH_TERMS),
+    "frozen-weight": Case(frozen="weight", **BOTH_TERMS),
+    "frozen-hidden": Case(frozen="hidden", **BOTH_TERMS),
+    "no-grad": Case(frozen="no_grad", **BOTH_TERMS),
+    "inference": Case(frozen="inference_mode", **BOTH_TERMS),
+    "inference-full": Case(frozen="inference_mode", chunk_size=None),
+    "fp32": Case(dtype=torch.float32, **BOTH_TERMS),
+    "fp32-wide": Case(rows=96, width=32, shard=200, missing=20, softmax_rows=10, chunk_size=32, dtype=torch.float32),
+    "bf16-autocast": Case(
+        rows=96, width=32, shard=200, missing=20, softmax_rows=10, chunk_size=32, dtype=torch.float32, autocast=True
+    ),
+    "bf16-autocast-terms": Case(
+        rows=96, width=32, shard=200, missing=20, chunk_size=40, dtype=torch.float32, autocast=True, softcap=8.0, z_loss=1e-2
+    ),
+    "bf16-autocast-full": Case(rows=96, width=32, shard=200, missing=20, chunk_size=None, dtype=torch.float32, autocast=True),
+    "bf16-weights": Case(rows=96, width=32, shard=200, missing=20, softmax_rows=10, dtype=torch.bfloat16, z_loss=1e-2),
+}
+
+
+def inputs(case: Case, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states (N, d), the whole matrix (ranks·V, d), whose padding must not be seen to be huge, and targets (N,)."""
+    generator = torch.Generator().manual_seed(case.seed)
+    hidden = torch.randn(case.rows, case.width, generator=generator, dtype=torch.float64)
+    weight = torch.randn(case.shard * ranks, case.width, generator=generator, dtype=torch.float64)
+    weight[case.vocab_size(ranks) :] = 1e3
+    targets = torch.randint(case.vocab_size(ranks), (case.rows,), generator=generator)
+    targets[torch.rand(case.rows, generator=generator) < case.ignored] = case.ignore_index
+    return hidden.to(case.dtype), weight.to(case.dtype), targets
+
+
+def run(case: Case, hidden: Tensor, weight: Tensor, targets: Tensor, ranks: int, shards: VocabularyShards | None) -> dict:
+    """The sums and the gradients of 0.37 × the loss (what follows a loss in real life is a factor), None where frozen."""
+    hidden = hidden.clone().requires_grad_(case.frozen != "hidden")
+    weight = weight.clone().requires_grad_(case.frozen != "weight")
+    loss_module._SOFTMAX_NUMEL = case.softmax_rows * len(weight)
+    evaluation = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}.get(case.frozen, torch.enable_grad)
+    with evaluation(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=case.autocast):
+        if case.chunk_size is None:
+            sums = cross_entropy(hidden, weight, targets, **case.options(ranks), shards=shards)
+        else:
+            chunks = {"chunk_size": case.chunk_size, "shards": shards}
+            sums = chunked_cross_entropy(hidden, weight, targets, **case.options(ranks), **chunks)
+    if sums.loss.requires_grad:
+        (sums.loss * 0.37).backward()
+    values = {"loss": sums.loss.detach(), "nll": sums.nll, "count": sums.count, "hidden": hidden.grad, "weight": weight.grad}
+    return {name: None if value is None else value.clone() for name, value in values.items()}
+
+
+def error(kind: type[Exception], function: Any, *args: Any, **kwargs: Any) -> str:
+    try:
+        function(*args, **kwargs)
+    except kind as e:
+        return str(e)
+    return "none"
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    everyone = dist.group.WORLD
+    results = {}
+    gathers = 0
+    all_gather = dist.all_gather
+
+    def counted_all_gather(*args: Any, **kwargs: Any) -> None:
+        nonlocal gathers
+        gathers += 1
+        all_gather(*args, **kwargs)
+
+    dist.all_gather = counted_all_gather
+    for name, case in CASES.items():
+        hidden, weight, targets = inputs(case, ranks)
+        first, gathers = rank * case.shard, 0
+        shard = weight[first : first + case.shard]
+        results[name] = run(case, hidden, shard, targets, ranks, VocabularyShards(everyone, first)) | {"gathers": gathers}
+
+    # Two groups of ranks that are not neighbours, each with data of its own.
+    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("tensor_parallel", "data"))
+    vertical, column = mesh.get_local_rank("tensor_parallel"), mesh.get_local_rank("data")
+    case = Case(seed=10 + column)
+    hidden, weight, targets = inputs(case, ranks // 2)
+    shard = weight[vertical * case.shard :][: case.shard]
+    shards = VocabularyShards(mesh.get_group("tensor_parallel"), vertical * case.shard)
+    results["mesh"] = run(case, hidden, shard, targets, ranks // 2, shards)
+
+    # One rank is right without any doubt and the others have a little probability each, far from zero.
+    shards = VocabularyShards(everyone, rank)
+    z = torch.full((1, ranks), 1000.0)
+    z[0, 1] = 1009.0
+    z.requires_grad_()
+    sums = chunked_cross_entropy(z, torch.eye(ranks)[rank : rank + 1], torch.tensor([1]), vocab_size=ranks, shards=shards)
+    sums.loss.backward()
+    results["confident"] = {"nll": sums.nll, "hidden": z.grad}
+
+    case = Case()
+    hidden, weight, targets = inputs(case, ranks)
+    shards = VocabularyShards(everyone, rank * SHARD)
+    shard, options = weight[rank * SHARD :][:SHARD], {**case.options(ranks), "shards": shards}
+    broken = shard * (torch.nan if rank == 1 else 1.0)
+    results["nan"] = [f(hidden, broken, targets, **options).loss for f in (cross_entropy, chunked_cross_entropy)]
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    whole, part = DTensor.from_local(hidden, mesh, [Replicate()]), DTensor.from_local(shard, mesh, [Shard(0)])
+    messages: dict[str, list[str]] = {"range": [], "dtensor": [], "first_row": []}
+    for function in (cross_entropy, chunked_cross_entropy):
+        for target in (case.vocab_size(ranks), SHARD * ranks, -1):
+            wrong = targets.clone()
+            wrong[3] = target
+            messages["range"].append(error(IndexError, function, hidden, shard, wrong, **options))
+        for dtensors in ((whole, shard), (hidden, part), (whole, part)):
+            messages["dtensor"].append(error(AssertionError, function, *dtensors, targets, **options))
+        for first_row in (rank * SHARD + 1, ranks * SHARD, -SHARD):
+            misplaced = {**options, "shards": VocabularyShards(everyone, first_row)}
+            messages["first_row"].append(error(AssertionError, function, hidden, shard, targets, **misplaced))
+    # After all these errors nobody waits for anybody: the next loss is right.
+    results["after"] = run(case, hidden, shard, targets, ranks, shards)
+    report(**results, messages=messages)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
