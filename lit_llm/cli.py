@@ -36,8 +36,9 @@ from lit_llm.arguments import config_files_in, expand_run
 from lit_llm.checkpoint.compatibility import model_changes
 from lit_llm.checkpoint.format import read
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
+from lit_llm.compute import ComputeConfig
 from lit_llm.config_errors import explain, reason
-from lit_llm.launch_checks import callback_problems, concrete_subclasses
+from lit_llm.launch_checks import callback_problems, concrete_subclasses, layout
 from lit_llm.model import GPTConfig
 from lit_llm.module import LanguageModel, LossConfig
 from lit_llm.prepare import prepare
@@ -52,6 +53,7 @@ from lit_llm.run_folder import (
     set_aside,
 )
 from lit_llm.save_run_folder import SaveRunFolder
+from lit_llm.strategies import MeshStrategy
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)  # GPTConfig's comments are the flags' help
 
@@ -123,6 +125,12 @@ class RecipeCLI(LightningCLI):
             default=False,
             help="Write checkpoints in the background, from a copy in host memory.",
         )
+        parser.add_argument(
+            "--sharded_checkpoints",
+            type=bool,
+            default=False,
+            help="With MeshStrategy every rank writes its part of a checkpoint, instead of rank 0 the whole.",
+        )
         if self.command == "fit":
             parser.add_argument(
                 "--resume",
@@ -153,6 +161,7 @@ class RecipeCLI(LightningCLI):
             parser.add_argument("--ckpt_path", type=str, default="last", help="last, best, or a checkpoint file.")
         parser.add_class_arguments(GPTConfig, "model")
         parser.add_class_arguments(LossConfig, "loss")
+        parser.add_class_arguments(ComputeConfig, "compute")
         parser.add_subclass_arguments(
             (Optimizer,), "optimizer", instantiate=False, fail_untyped=False, skip={"params"}, required=True
         )
@@ -211,7 +220,7 @@ class RecipeCLI(LightningCLI):
         except ValueError as error:
             problems += str(error).splitlines()
         built: dict[str, Any] = {}
-        for group in ("model", "loss", "data", *CALLBACKS):
+        for group in ("model", "loss", "compute", "data", *CALLBACKS):
             try:
                 built[group] = self.parser.instantiate(Namespace({group: config[group]})).get(group)
             except ValueError as error:
@@ -222,8 +231,9 @@ class RecipeCLI(LightningCLI):
         if model_config is not None:
             problems += model_config.problems()
             problems += self._share_block_size(model_config)
-        if built.get("loss") is not None:
-            problems += built["loss"].problems()
+        for group in ("loss", "compute"):
+            if built.get(group) is not None:
+                problems += built[group].problems()
         trainer = None
         if self.command != "prepare":
             problems += self._optimizer_problems()
@@ -233,8 +243,12 @@ class RecipeCLI(LightningCLI):
                 problems.append(f"trainer: {' '.join(str(error).split())}")
         if trainer is not None and self.command == "fit":
             problems += callback_problems(trainer)
-        if hasattr(self.datamodule, "problems"):
-            problems += self.datamodule.problems(1 if trainer is None else trainer.world_size)
+        data_parallel_ranks: int | None = 1
+        if trainer is not None:
+            data_parallel_ranks, layout_problems = layout(trainer, model_config)
+            problems += layout_problems
+        if hasattr(self.datamodule, "problems") and data_parallel_ranks is not None:
+            problems += self.datamodule.problems(data_parallel_ranks)
         if self.checkpoint is not None and self.command == "fit":
             problems += self._changes_since_checkpoint(model_config)
         if problems:
@@ -242,7 +256,7 @@ class RecipeCLI(LightningCLI):
         if trainer is not None:
             assert model_config is not None
             self.trainer = trainer
-            self.model = LanguageModel(model_config, self._optimizer_factory, built["loss"])
+            self.model = LanguageModel(model_config, self._optimizer_factory, built["loss"], built["compute"])
 
     def _share_block_size(self, model: GPTConfig) -> list[str]:
         data = self.datamodule
@@ -340,6 +354,8 @@ class RecipeCLI(LightningCLI):
             config.plugins = [*(config.plugins or []), SLURMEnvironment(auto_requeue=False)]
         config.default_root_dir = str(self.run_dir)
         trainer = self._instantiate_trainer({**config.as_dict(), **kwargs}, chosen)
+        if isinstance(trainer.strategy, MeshStrategy):
+            trainer.strategy.sharded_checkpoints = self.command == "fit" and self.config.sharded_checkpoints
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not one the user chose
             in_background = self.command == "fit" and self.config.async_checkpoints
             trainer.strategy.checkpoint_io = AsyncFolderCheckpointIO() if in_background else FolderCheckpointIO()

@@ -6,6 +6,24 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.optim import Optimizer
 
 import callbacks
+from lit_llm.model import GPTConfig
+from lit_llm.parallel import tensor_parallel_problems
+from lit_llm.strategies import MeshStrategy
+
+
+def layout(trainer: Trainer, model: GPTConfig | None) -> tuple[int | None, list[str]]:
+    """Data-parallel ranks of the run (None if that cannot be said), and why the model cannot be laid out over its processes."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, MeshStrategy):
+        return trainer.world_size, []
+    try:
+        replicate, shard, tensor_parallel = strategy.sizes(trainer.world_size)
+    except ValueError as error:
+        return None, [str(error)]
+    found = []
+    if model is not None and not model.problems() and tensor_parallel > 1:
+        found += tensor_parallel_problems(model, tensor_parallel)
+    return replicate * shard, found
 
 
 def callback_problems(trainer: Trainer) -> list[str]:

@@ -64,11 +64,27 @@ class VocabularyShards(NamedTuple):
     """Row of the whole (padded) output matrix that is row 0 of this rank's ``weight``: a multiple of V."""
 
 
-def logits(hidden: Tensor, weight: Tensor, *, vocab_size: int, softcap: float | None = None) -> Tensor:
-    """Logits of real token ids in at least float32: (..., d), (V, d) → (..., vocab_size). Respects autocast."""
-    assert 0 < vocab_size <= weight.shape[0], (vocab_size, weight.shape)
+def logits(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    vocab_size: int,
+    softcap: float | None = None,
+    shards: VocabularyShards | None = None,
+) -> Tensor:
+    """Logits of real token ids in at least float32: (..., d), (V, d) → (..., vocab_size). Respects autocast.
+
+    With ``shards`` every rank gets all of them, for generating text: nothing is differentiated through the gathering.
+    """
     # The product covers the padding too and is cut after: a GPU wants the aligned rows that the padding is there for.
-    z = F.linear(hidden, weight)[..., :vocab_size]
+    z = F.linear(hidden, weight)
+    if shards is not None:
+        z = z.detach().contiguous()
+        parts = [torch.empty_like(z) for _ in range(shards.group.size())]
+        dist.all_gather(parts, z, group=shards.group)
+        z = torch.cat(parts, dim=-1)
+    assert 0 < vocab_size <= z.shape[-1], (vocab_size, weight.shape)
+    z = z[..., :vocab_size]
     z = z.to(torch.promote_types(z.dtype, torch.float32))
     return z if softcap is None else softcap * torch.tanh(z / softcap)
 

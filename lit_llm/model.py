@@ -11,14 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from lit_llm.loss import LossSums, cross_entropy, logits
+from lit_llm.loss import LossSums, VocabularyShards, cross_entropy, logits
+from lit_llm.sharding import draw_
 
 LossFunction = Callable[..., LossSums]
 
@@ -274,6 +277,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
+        self.vocabulary_shards: VocabularyShards | None = None  # set where the vocabulary is split over ranks
         problems = config.problems()
         if config.vocab_size is None:
             problems.append("model.vocab_size is null and no data gave it (--model.vocab_size)")
@@ -298,7 +302,7 @@ class GPT(nn.Module):
         # A tied head is no module of its own, so that the matrix is one parameter and is counted, sharded and saved once.
         self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         if config.position == "rope":
-            table = torch.empty(config.block_size, config.head_width // 2)
+            table = torch.empty(config.block_size, config.head_width // 2, dtype=torch.float32)
             self.register_buffer("rope_cos", table, persistent=False)
             self.register_buffer("rope_sin", table.clone(), persistent=False)
 
@@ -309,17 +313,23 @@ class GPT(nn.Module):
         assert config.vocab_size is not None
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=config.residual_std if name.endswith(".project") else config.init_std)
+                std = config.residual_std if name.endswith(".project") else config.init_std
+                draw_(module.weight, partial(nn.init.normal_, std=std))
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=config.init_std)
+                draw_(module.weight, partial(nn.init.normal_, std=config.init_std))
             elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.reset_parameters()
         # The normed stream has length sqrt(d), so logits have variance d * std^2 and the first loss is ln V + d * std^2 / 2.
         # GPT-2's 0.02 stays as it is up to a width of about 1,000; wider ones are capped to start within 2 % of ln V.
         head_std = min(config.init_std, math.sqrt(0.04 * math.log(max(config.vocab_size, 2)) / config.n_embd))
-        nn.init.normal_(self.head_weight, std=head_std)
+        draw_(self.embedding.weight if self.head is None else self.head.weight, partial(nn.init.normal_, std=head_std))
+        self._fill_rotation()
+
+    def _fill_rotation(self) -> None:
+        """Fill the tables of cos and sin of (T, h/2) angles."""
+        config = self.config
         if config.position == "rope":
             half = config.head_width // 2
             device = self.rope_cos.device
@@ -329,10 +339,20 @@ class GPT(nn.Module):
             self.rope_cos.copy_(angle.cos())
             self.rope_sin.copy_(angle.sin())
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GPT:
+        # `model.to(torch.bfloat16)` is for weights: an angle of position 4,001 in bf16 would be that of 4,000.
+        super()._apply(fn, recurse)
+        if self.config.position == "rope" and self.rope_cos.dtype != torch.float32:
+            self.rope_cos, self.rope_sin = self.rope_cos.float(), self.rope_sin.float()
+            if not self.rope_cos.is_meta:
+                self._fill_rotation()
+        return self
+
     @property
     def head_weight(self) -> Tensor:
-        """(P, d): the matrix that turns the normed stream into logits."""
-        return self.embedding.weight if self.head is None else self.head.weight
+        """(P, d): the matrix that turns the normed stream into logits; with a split vocabulary, this rank's rows of it."""
+        weight = self.embedding.weight if self.head is None else self.head.weight
+        return weight.to_local() if isinstance(weight, DTensor) else weight
 
     def forward(
         self,
@@ -358,20 +378,27 @@ class GPT(nn.Module):
         start = 0 if cache is None else cache.length
         length = input_ids.size(1)
         assert start + length <= config.block_size, f"{start + length} positions > block_size {config.block_size}"
-        x = self.embedding(input_ids)  # (B, T, d)
+        shards = self.vocabulary_shards
+        if shards is not None:
+            assert cache is None, "a split model has no cache: its positions are spread over the ranks"
+            # Ranks have equal parts of the sequence; what is added at its end is seen by nobody before.
+            input_ids = F.pad(input_ids, (0, -length % shards.group.size()))
+        x = self.embedding(input_ids)  # (B, T, d); with tensor parallelism (B, T / ranks, d) from here to the last norm
         if self.positions is not None:
-            x = x + self.positions.weight[start : start + length]
+            x = x + self.positions(torch.arange(start, start + input_ids.size(1), device=input_ids.device)[None])  # (1, T, d)
         x = self.dropout(x)
         rotation = None
         if config.position == "rope":
-            rotation = self.rope_cos[start : start + length], self.rope_sin[start : start + length]
+            rotation = self.rope_cos[start : start + input_ids.size(1)], self.rope_sin[start : start + input_ids.size(1)]
         mask = self.attention_mask(input_ids if cache is None else cache.remember(input_ids), start)
         for i, block in enumerate(self.blocks):
             x = block(x, rotation, mask, None if cache is None else cache.layers[i])
         x = self.norm(x)
+        if x.size(1) > length:
+            x = x[:, :length]
         if targets is None:
-            return logits(x, self.head_weight, vocab_size=config.vocab_size, softcap=config.logit_softcap)
-        return loss(x, self.head_weight, targets, vocab_size=config.vocab_size, softcap=config.logit_softcap)
+            return logits(x, self.head_weight, vocab_size=config.vocab_size, softcap=config.logit_softcap, shards=shards)
+        return loss(x, self.head_weight, targets, vocab_size=config.vocab_size, softcap=config.logit_softcap, shards=shards)
 
     def attention_mask(self, seen_ids: Tensor, start: int) -> Tensor | None:
         """True where a query may look at a key; None where plain causal attention (or one query, no window) says it all.

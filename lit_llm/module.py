@@ -14,11 +14,14 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lit_llm.compute import ComputeConfig
 from lit_llm.loss import LossSums, chunked_cross_entropy, cross_entropy
 from lit_llm.metrics import BitsPerByte, Perplexity
 from lit_llm.model import GPT, GPTConfig
 from lit_llm.optimizers import MuonAdamW, parameter_groups
+from lit_llm.parallel import parallelize
 from lit_llm.sampling import Sampling, generate, prompt_ids
+from lit_llm.strategies import MeshStrategy
 
 
 @dataclass
@@ -57,13 +60,15 @@ class LanguageModel(L.LightningModule):
         model: GPTConfig,
         optimizer: OptimizerCallable = MuonAdamW,
         loss: LossConfig | None = None,
+        compute: ComputeConfig | None = None,
     ) -> None:
         super().__init__()
-        loss = loss or LossConfig()
-        problems = model.problems() + loss.problems()
+        loss, compute = loss or LossConfig(), compute or ComputeConfig()
+        problems = model.problems() + loss.problems() + compute.problems()
         if problems:
             raise ValueError("\n".join(problems))
         self.config = model
+        self.compute_config = compute
         self.optimizer_factory = optimizer
         self.loss_function: Callable[..., LossSums] = partial(cross_entropy, z_loss=loss.z_loss)
         if loss.chunk_size is not None:
@@ -101,11 +106,23 @@ class LanguageModel(L.LightningModule):
                 "model.mask_documents needs to know the end-of-document id, and the data's tokenizer has none; "
                 "give --model.eos_id or set --model.mask_documents false"
             )
-        self.model = GPT(self.config)
+        strategy = self._trainer.strategy if self._trainer is not None else None
+        mesh = strategy if isinstance(strategy, MeshStrategy) else None
+        # Split and sharded while it has no memory, so that no rank ever holds more of it than its part.
+        with torch.device("meta"):
+            model = GPT(self.config)
+        parallelize(model, self.compute_config, torch.device("cpu") if strategy is None else strategy.root_device, mesh)
+        model.to_empty(device="cpu" if mesh is None else mesh.parameter_device)
+        model.init_weights()
+        self.model = model
 
     def configure_optimizers(self) -> Optimizer:
         assert self.model is not None
-        return self.optimizer_factory(parameter_groups(self.model))
+        optimizer = self.optimizer_factory(parameter_groups(self.model))
+        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
+            # A fused optimizer would unscale fp16 gradients itself, after they were clipped and judged.
+            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+        return optimizer
 
     @property
     def flops_per_token(self) -> float:

@@ -3,6 +3,10 @@
 SGD, AdamW and Adafactor are torch.optim's own; any of them takes the groups of `parameter_groups`. Nothing here reads a
 tensor on the host, and every group is driven by its own ``lr``, so a schedule scales all of them alike.
 
+Distributed parameters (FSDP2, tensor parallelism) give the steps of whole ones, up to rounding: what works element by element
+works on each rank's part. Muon needs whole matrices: each step gathers the momentum, and the ranks share out
+the matrices among them, so that none is orthogonalised twice.
+
 Both honour ``found_inf`` as torch's fused optimizers do: if the attribute is set, to a float tensor of one element, a
 step where it is 1 leaves parameters and state bit for bit as they were, whatever the gradients (NaN, infinity), and one
 where it is 0 is bit for bit the ordinary step. The device decides; the host never learns.
@@ -18,9 +22,13 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
+
+from lit_llm.sharding import local_slice
 
 GROUPS = ("matrix", "embedding", "vector")
 
@@ -160,24 +168,29 @@ class MuonAdamW(Optimizer):
         # machine idle. Large ones fill it alone, and a batch of them would only cost memory.
         batches: dict[Any, list[Tensor]] = defaultdict(list)
         for p in params:
-            batches[min(p.shape), max(p.shape), p.device].append(p)
+            batches[min(p.shape), max(p.shape), p.device, isinstance(p, DTensor)].append(p)
         for same_shape in batches.values():
             at_once = max(1, _BATCH_NUMEL // same_shape[0].numel())
             for start in range(0, len(same_shape), at_once):
                 self._muon_batch(group, same_shape[start : start + at_once])
 
     def _muon_batch(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        grads = [p.grad for p in params if p.grad is not None]
-        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        local = [_local(p) for p in params]
+        grads = _local_grads(params)
+        buffers = [_local(self.state[p]["momentum_buffer"]) for p in params]
         momentum, lr = group["momentum"], group["lr"]
-        with _undone_if(self.found_inf, params, buffers):
+        with _undone_if(self.found_inf, local, buffers):
             torch._foreach_lerp_(buffers, grads, 1 - momentum)
             updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
-            wide = torch.stack([u.mT if _is_tall(u) else u for u in updates])  # (k, r ≤ c, c)
-            wide = newton_schulz(wide, steps=group["ns_steps"], dtype=_newton_schulz_dtype(wide.device.type))
-            torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-            for p, o in zip(params, wide.unbind(), strict=True):
-                p.add_(o.mT if _is_tall(p) else o, alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape))
+            whole = [_gathered(u, p) for u, p in zip(updates, params, strict=True)]  # (r, c) or (c, r) each
+            wide = torch.stack([u.mT if _is_tall(u) else u for u in whole])  # (k, r ≤ c, c)
+            orthogonalise = _newton_schulz_shared_out if isinstance(params[0], DTensor) else newton_schulz
+            wide = orthogonalise(wide, steps=group["ns_steps"], dtype=_newton_schulz_dtype(wide.device.type))
+            torch._foreach_mul_(local, 1 - lr * group["weight_decay"])
+            for p, part, o in zip(params, local, wide.unbind(), strict=True):
+                o = o.mT if _is_tall(p) else o
+                o = o[local_slice(p)] if isinstance(p, DTensor) else o
+                part.add_(o, alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape))
 
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in params:
@@ -187,10 +200,10 @@ class MuonAdamW(Optimizer):
                 self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
         states = [self.state[p] for p in params]
         adamw(
-            params,
-            [p.grad for p in params if p.grad is not None],
-            [s["exp_avg"] for s in states],
-            [s["exp_avg_sq"] for s in states],
+            [_local(p) for p in params],
+            _local_grads(params),
+            [_local(s["exp_avg"]) for s in states],
+            [_local(s["exp_avg_sq"]) for s in states],
             [],
             [s["step"] for s in states],
             fused=True,
@@ -242,6 +255,43 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:
     return x
 
 
+def _newton_schulz_shared_out(x: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:
+    """`newton_schulz` of (k, r, c) that every rank has, each of them computing its share of the k matrices."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    share = -(-x.size(0) // ranks)
+    mine = x[rank * share : (rank + 1) * share]
+    out = newton_schulz(mine, steps=steps, dtype=dtype) if mine.size(0) else mine.to(dtype)
+    out = torch.cat((out, out.new_zeros(share - out.size(0), *x.shape[1:])))  # the last ranks may have less
+    gathered = out.new_empty(ranks * share, *x.shape[1:])
+    dist.all_gather_into_tensor(gathered, out)
+    return gathered[: x.size(0)]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a distributed tensor, sharing its memory; an ordinary tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _local_grads(params: list[Tensor]) -> list[Tensor]:
+    """This rank's parts of the gradients, which are laid out as their parameters are (summed, where they still have to be)."""
+    grads = []
+    for p in params:
+        assert p.grad is not None
+        grad = p.grad
+        if isinstance(p, DTensor) and isinstance(grad, DTensor) and grad.placements != p.placements:
+            grad = grad.redistribute(placements=p.placements)
+        grads.append(_local(grad))
+    return grads
+
+
+def _gathered(part: Tensor, like: Tensor) -> Tensor:
+    """The whole of what every rank has its part of, laid out as the parameter `like`."""
+    if not isinstance(like, DTensor):
+        return part
+    mesh, placements = like.device_mesh, like.placements
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()).full_tensor()
+
+
 class Lion(Optimizer):
     """Lion (Chen et al. 2023, arXiv 2302.06675, algorithm 2): the sign of an interpolated momentum; one state.
 
@@ -284,14 +334,14 @@ class Lion(Optimizer):
         return loss
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        grads = [p.grad for p in params if p.grad is not None]
-        averages = [self.state[p]["exp_avg"] for p in params]
+        local, grads = [_local(p) for p in params], _local_grads(params)
+        averages = [_local(self.state[p]["exp_avg"]) for p in params]
         beta1, beta2 = group["betas"]
-        with _undone_if(self.found_inf, params, averages):
+        with _undone_if(self.found_inf, local, averages):
             updates = torch._foreach_lerp(averages, grads, 1 - beta1)
             torch._foreach_sign_(updates)
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(params, updates, alpha=-group["lr"])
+            torch._foreach_mul_(local, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(local, updates, alpha=-group["lr"])
             torch._foreach_lerp_(averages, grads, 1 - beta2)
 
 

@@ -2,6 +2,7 @@
 
     step-00000500.ckpt/
         checkpoint.pt    torch.save of Lightning's dict
+        shard-….pt       the parts of distributed tensors, a file for each rank (lit_llm.checkpoint.sharded), if so wished
         manifest.json    step, tokens, versions, size and SHA-256 of every file, and a checksum of the manifest itself
 
 It is written as `.step-00000500.ckpt.partial`, every file is fsynced, and one rename publishes it. An older folder of the
@@ -9,8 +10,8 @@ same name is first renamed to `.step-00000500.ckpt.replaced`, where readers find
 deletion first renames to `.step-00000500.ckpt.removed`. So a process can be killed between any two system calls: what
 has the visible name is complete, and what it left hidden is cleared by the next save.
 
-One process at a time writes to a folder (rank 0 of one run); a second one would clear the first one's partial folder,
-and the first would report a failed save.
+One run at a time writes to a folder (its rank 0, or all its ranks together); a second one would clear the first one's
+partial folder, and the first would report a failed save.
 """
 
 from __future__ import annotations
@@ -25,48 +26,102 @@ import pickle
 import platform
 import re
 import zipfile
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import lightning
 import torch
+import torch.distributed as dist
 
 from lit_llm.checkpoint.durable import HashingFile, delete, fsync_folder, make_folder, sha256_of
+from lit_llm.checkpoint.sharded import join
 
 FORMAT = "lit_llm checkpoint"
-VERSION = 1
+VERSION = 2  # 1: no shards
 DATA = "checkpoint.pt"
 MANIFEST = "manifest.json"
+T = TypeVar("T")
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------
 
 
-def write(checkpoint: dict[str, Any], path: str | Path) -> None:
+def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any] | None = None, group: Any = None) -> None:
     """Put `checkpoint` at `path`; returns when it is on the disk, not merely in its cache.
 
+    Args:
+        parts: this rank's parts of distributed tensors, for which `checkpoint` holds placeholders (`sharded.split`).
+        group: the process group of the ranks that write together, all of which call this; its rank 0 writes `checkpoint`.
+            Whatever backend computes, give it one for the CPU that nothing else uses at the time.
+
     Raises:
-        OSError: the disk is full, read-only, …; `path` holds what it held before, and nothing partial is left.
+        OSError: the disk is full, read-only, …, for any of the ranks; `path` holds what it held before, and nothing partial is
+            left.
         ValueError: `checkpoint` holds objects that `weights_only` loading refuses; `path` is left as it was.
     """
     path = Path(path)
-    make_folder(path.parent)
-    _clear_leftovers(path)
     partial = _hidden(path, "partial")
+    rank = 0 if group is None else dist.get_rank(group)
+
+    def begin() -> None:
+        if rank == 0:
+            make_folder(path.parent)
+            _clear_leftovers(path)
+            partial.mkdir()
+
+    def save() -> dict[str, dict[str, Any]]:
+        contents = {DATA: checkpoint} if rank == 0 else {}
+        if parts is not None:
+            ranks = 1 if group is None else dist.get_world_size(group)
+            contents[f"shard-{rank:05d}-of-{ranks:05d}.pt"] = parts
+        saved = {}
+        for name, content in contents.items():
+            with HashingFile(partial / name) as file:
+                torch.save(content, cast(IO[bytes], file))
+            _load(partial / name, path)  # what loading would refuse must be known now, not when the run is to be resumed
+            saved[name] = {"bytes": file.size, "sha256": file.sha256.hexdigest()}
+        return saved
+
+    def publish(files: dict[str, dict[str, Any]]) -> None:
+        if rank == 0:
+            with HashingFile(partial / MANIFEST) as file:
+                file.write(_encode(_manifest(checkpoint, files, path.parent)))
+            fsync_folder(partial)
+            _publish(partial, path)
+
     try:
-        partial.mkdir()
-        with HashingFile(partial / DATA) as file:
-            torch.save(checkpoint, cast(IO[bytes], file))
-        _load(partial / DATA, path)  # what loading would refuse must be known now, not when the run is to be resumed
-        manifest = _manifest(checkpoint, {DATA: {"bytes": file.size, "sha256": file.sha256.hexdigest()}}, path.parent)
-        with HashingFile(partial / MANIFEST) as file:
-            file.write(_encode(manifest))
-        fsync_folder(partial)
-        _publish(partial, path)
+        _together(group, begin)
+        files = {name: entry for saved in _together(group, save) for name, entry in saved.items()}
+        _together(group, lambda: publish(files))
     except BaseException:
-        delete(partial)
+        if rank == 0:
+            delete(partial)
         raise
+
+
+def _together(group: Any, work: Callable[[], T]) -> list[T]:
+    """Do `work` on every rank of a group; what it returned on each.
+
+    Raises:
+        OSError: on every rank, when it failed on one; on that one its own error, of whatever kind.
+    """
+    if group is None:
+        return [work()]
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as caught:
+        error = caught
+    outcomes: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(outcomes, (result, error and f"rank {dist.get_rank(group)}: {error}"), group=group)
+    if error is not None:
+        raise error
+    for _, failed in outcomes:
+        if failed:
+            raise OSError(failed)
+    return [each for each, _ in outcomes]
 
 
 def remove(path: str | Path) -> None:
@@ -163,7 +218,9 @@ def _clear_leftovers(path: Path) -> None:
 # -- reading ------------------------------------------------------------------------------------------------------------
 
 
-def read(path: str | Path, *, map_location: Any = "cpu", mmap: bool = True, verify: bool = True) -> dict[str, Any]:
+def read(
+    path: str | Path, *, map_location: Any = "cpu", mmap: bool = True, verify: bool = True, lazy: bool = False
+) -> dict[str, Any]:
     """The dict of a checkpoint folder, or of a plain Lightning `.ckpt` file; tensors and plain values, never code.
 
     Args:
@@ -171,6 +228,7 @@ def read(path: str | Path, *, map_location: Any = "cpu", mmap: bool = True, veri
         map_location: as in torch.load.
         mmap: map the file instead of reading it, so that processes on one machine share its pages.
         verify: check it first, which reads the file once (see :func:`verify`).
+        lazy: leave tensors that are in shards on disk, as `sharded.TensorOnDisk`.
 
     Raises:
         ValueError: it is missing, in someone else's format, or damaged.
@@ -179,7 +237,15 @@ def read(path: str | Path, *, map_location: Any = "cpu", mmap: bool = True, veri
     problem = _problem(location) if verify else None
     if problem is not None:
         raise ValueError(problem)
-    return _load(location / DATA if location.is_dir() else location, location, map_location=map_location, mmap=mmap)
+    if not location.is_dir():
+        return _load(location, location, map_location=map_location, mmap=mmap)
+
+    def load(file: Path) -> dict[str, Any]:
+        return _load(file, location, map_location=map_location, mmap=mmap)
+
+    shards = sorted(location.glob("shard-*.pt"))
+    content = load(location / DATA)
+    return join(content, shards, load, lazy=lazy) if shards else content
 
 
 def verify(path: str | Path) -> str | None:

@@ -20,7 +20,9 @@ class FolderCheckpointIO(CheckpointIO):
     A save that the disk refuses (full, read-only, …) is reported in one warning and the run goes on: whatever was on disk
     is still there. `finished` tells callbacks how a save ended, so that they delete and link only after a good one.
 
-    Lightning calls `save_checkpoint` and `remove_checkpoint` on rank 0 only, `load_checkpoint` on every rank.
+    Lightning calls `save_checkpoint` and `remove_checkpoint` on rank 0 only, `load_checkpoint` on every rank. For ranks that
+    write their parts together, `save_checkpoint` takes on each of them what `sharded.split` gave, and their process group
+    as `storage_options`.
     """
 
     def __init__(self) -> None:
@@ -28,10 +30,9 @@ class FolderCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write a checkpoint to the local folder `path`; returns when it is on the disk, or reported as failed."""
-        assert storage_options is None, "storage_options belong to remote file systems; this writes local files"
         error = None
         try:
-            format.write(checkpoint, path)
+            _write(checkpoint, path, storage_options)
         except OSError as caught:
             error = caught
         self._report_save(Path(path), error)
@@ -43,7 +44,9 @@ class FolderCheckpointIO(CheckpointIO):
         """
         return Path(path) not in self._failed and Path(path).exists()
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None, *, lazy: bool = False
+    ) -> dict[str, Any]:
         """The verified checkpoint at `path`; with `weights_only=True` whatever the caller asked for.
 
         It is mapped, not read, so that ranks share its pages. On a CPU the optimizer goes on using them: deleted later, the
@@ -52,7 +55,7 @@ class FolderCheckpointIO(CheckpointIO):
         Raises:
             ValueError: it is missing, in someone else's format, or damaged.
         """
-        return format.read(path, map_location=map_location or "cpu")
+        return format.read(path, map_location=map_location or "cpu", lazy=lazy)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint; one that cannot be deleted is reported."""
@@ -98,9 +101,8 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Copy a checkpoint and return; the thread writes it to the local folder `path`."""
-        assert storage_options is None, "storage_options belong to remote file systems; this writes local files"
         self._collect(wait=True)  # until then the copy's memory is in use
-        self._submit(Path(path), self._report_save, format.write, self._snapshots.take(checkpoint), path)
+        self._submit(Path(path), self._report_save, _write, self._snapshots.take(checkpoint), path, storage_options)
 
     def finished(self, path: str | Path, *, wait: bool = False) -> bool | None:
         self._collect(wait=wait)
@@ -108,9 +110,11 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
             return None
         return super().finished(path)
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None, *, lazy: bool = False
+    ) -> dict[str, Any]:
         self._collect(wait=True)
-        return super().load_checkpoint(path, map_location, weights_only)
+        return super().load_checkpoint(path, map_location, weights_only, lazy=lazy)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint, after what was asked for before; on the thread, since deleting gigabytes takes its time."""
@@ -137,3 +141,10 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
             error = future.exception()  # waits
             del self._jobs[0]
             report(path, error)
+
+
+def _write(checkpoint: dict[str, Any], path: str | Path, group: Any) -> None:
+    if group is None:
+        format.write(checkpoint, path)
+    else:
+        format.write(checkpoint["rest"], path, parts=checkpoint["parts"], group=group)

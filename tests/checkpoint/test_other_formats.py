@@ -105,8 +105,8 @@ def test_text_folders_of_others_and_missing_ones_are_refused_in_one_sentence(tmp
 
 
 def test_a_later_version_of_the_format_asks_for_a_later_lit_llm(tmp_path, monkeypatch):
-    monkeypatch.setattr(format, "VERSION", 2)
+    monkeypatch.setattr(format, "VERSION", 3)
     save(tmp_path, 1)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="version 2 of the format, this lit_llm knows 1; update it"):
+    with pytest.raises(ValueError, match="version 3 of the format, this lit_llm knows 2; update it"):
         format.read(step_path(tmp_path, 1))

@@ -1,0 +1,162 @@
+"""Trains a tiny model again and again in one set of processes, once for each job; started by tests through `launch.run_ranks`.
+
+    python layouts.py JOBS.json      as many processes as there are ranks; reports what `train` returned for each job
+
+A job is a dict of `train`'s arguments. Importing torch and Lightning takes longer than training, hence the jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.strategies import DDPStrategy
+
+from callbacks import Cosine, CounterSeed, GradientNorm, SpikeGuard, StepCheckpoint
+from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
+from lit_llm.compute import ComputeConfig
+from lit_llm.data import TextFiles
+from lit_llm.data.tokenizer import Bytes
+from lit_llm.loss_scaling import loss_scaling
+from lit_llm.model import GPTConfig
+from lit_llm.module import LanguageModel, LossConfig
+from lit_llm.optimizers import Lion, MuonAdamW
+from lit_llm.strategies import MeshStrategy, reduce_in_fp32
+
+TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(600))
+SIZE = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 32}
+MODELS: dict[str, dict[str, Any]] = {
+    "modern": {},
+    "gpt2": {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False},
+    "llama": {"mlp": "swiglu", "n_kv_head": 2, "qk_norm": False, "window": 9},
+}
+OPTIMIZERS: dict[str, Any] = {
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95)),
+    "AdamW-fused": lambda groups: torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=True),
+    "MuonAdamW": MuonAdamW,
+    "Lion": lambda groups: Lion(groups, lr=1e-3),
+    "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+}
+
+
+class Rows(Logger):
+    """{step: {name: value}}."""
+
+    name, version = "rows", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[int, dict[str, float]] = {}
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.setdefault(step or 0, {}).update(metrics)
+
+
+def train(
+    folder: Path,
+    *,
+    strategy: str | dict[str, Any] = "auto",
+    ranks: int = 1,
+    precision: str = "32-true",
+    steps: int = 8,
+    save_at: int | None = None,
+    to: str | None = None,
+    sharded: bool = False,
+    background: bool = False,
+    resume: str | None = None,
+    model: str = "modern",
+    optimizer: str = "AdamW",
+    settings: dict[str, Any] | None = None,
+    compute: dict[str, Any] | None = None,
+    loss: dict[str, Any] | None = None,
+    micro_batch_size: int = 2,
+    parameters: bool = False,
+    accelerator: str = "cpu",
+) -> dict[str, Any]:
+    """Train on `folder`/text.txt; lists by step of losses, norms, rates, and validation; with `parameters` also the final ones.
+
+    Args:
+        strategy: MeshStrategy's arguments, or a name that Lightning knows.
+        save_at, to: save at this step (and the last) into the folder `to`; `sharded` by all ranks, in the `background`.
+        settings, compute, loss: of GPTConfig, ComputeConfig and LossConfig.
+    """
+    seed_everything(1, verbose=False)
+    data = TextFiles(
+        paths=[str(folder / "text.txt")], tokenizer=Bytes(), micro_batch_size=micro_batch_size, global_batch_size=8
+    )
+    config = GPTConfig(**{**SIZE, **MODELS[model], **(settings or {})})
+    data.block_size = config.block_size
+    module = LanguageModel(config, OPTIMIZERS[optimizer], LossConfig(**(loss or {})), ComputeConfig(**(compute or {})))
+    callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), SpikeGuard(), CounterSeed(3)]
+    if to is not None:
+        callbacks.append(StepCheckpoint(save_at or steps, monitor=None, dirpath=str(folder / to), keep_last=9))
+    chosen = MeshStrategy(**strategy) if isinstance(strategy, dict) else strategy
+    if chosen == "ddp":
+        chosen = DDPStrategy(ddp_comm_hook=reduce_in_fp32, gradient_as_bucket_view=True)
+    if isinstance(chosen, MeshStrategy):
+        chosen.sharded_checkpoints = sharded
+    scaled = precision == "16-mixed"
+    trainer = Trainer(
+        accelerator=accelerator,
+        devices=ranks,
+        strategy=chosen,
+        precision=None if scaled else precision,  # type: ignore[arg-type]
+        plugins=[loss_scaling("cpu")] if scaled else None,
+        max_steps=steps,
+        logger=Rows(),
+        callbacks=callbacks,
+        enable_checkpointing=to is not None,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        log_every_n_steps=1,
+        use_distributed_sampler=False,
+        default_root_dir=folder,
+    )
+    trainer.strategy.checkpoint_io = AsyncFolderCheckpointIO() if background else FolderCheckpointIO()
+    trainer.fit(module, datamodule=data, ckpt_path=None if resume is None else folder / resume, weights_only=True)
+    assert isinstance(trainer.logger, Rows)
+    rows = {step: row for step, row in sorted(trainer.logger.rows.items()) if "train/loss" in row}
+    trainer.limit_val_batches = 1.0
+    trainer.loggers = []
+    result: dict[str, Any] = {name: [row[name] for row in rows.values()] for name in ("train/loss", "grad/norm", "lr")}
+    result["steps"] = list(rows)
+    result["val/loss"] = trainer.validate(module, datamodule=data, verbose=False)[0]["val/loss"]
+    assert module.model is not None
+    result["bytes"] = sum(_local(p).numel() * p.element_size() for p in module.model.parameters())
+    state = [
+        value for held in trainer.optimizers[0].state.values() for value in held.values() if isinstance(value, torch.Tensor)
+    ]
+    result["state bytes"] = sum(_local(t).numel() * t.element_size() for t in state)
+    if parameters:
+        result["parameters"] = {n: _whole(p).detach().clone() for n, p in module.model.named_parameters()}
+    return result
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
+
+
+if __name__ == "__main__":
+    from launch import report
+
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    jobs: dict[str, dict[str, Any]] = json.loads(Path(sys.argv[1]).read_text())
+    world = int(os.environ["WORLD_SIZE"])
+    report(**{name: train(Path.cwd(), ranks=world, **job) for name, job in jobs.items()})
