@@ -120,8 +120,10 @@ def test_a_confident_prediction_keeps_its_small_loss_and_gradient(reports: list[
     others = len(reports) - 1
     wrong = math.exp(-9) / (1 + others * math.exp(-9))
     gradient = sum(each["confident"]["hidden"] for each in reports)[0].tolist()
-    assert float(reports[0]["confident"]["nll"]) == pytest.approx(math.log1p(others * math.exp(-9)), rel=1e-3)
+    nll = float(reports[0]["confident"]["nll"])
+    assert nll == pytest.approx(math.log1p(others * math.exp(-9)), rel=1e-3)
     assert gradient == pytest.approx([-others * wrong if i == 1 else wrong for i in range(len(reports))], rel=1e-3)
+    assert gradient[1] == pytest.approx(math.expm1(-nll), rel=1e-6)  # p - 1 of a p that was rounded is 2e-4 off
 
 
 def test_what_is_no_number_on_one_rank_is_none_on_all(reports: list[dict[str, Any]]) -> None:

@@ -52,7 +52,7 @@ CASES = {
     "softcap": Case(softcap=2.5),
     "z-loss": Case(z_loss=0.3),
     "softcap-z-loss": Case(**BOTH_TERMS),
-    "full": Case(chunk_size=None, **BOTH_TERMS),
+    "full": Case(chunk_size=None, ignore_index=0, **BOTH_TERMS),
     "one-chunk-of-one-block": Case(chunk_size=100, softmax_rows=100, **BOTH_TERMS),
     "chunks-of-one-row": Case(chunk_size=1, **BOTH_TERMS),
     "one-row": Case(rows=1, ignored=0.0, **BOTH_TERMS),
