@@ -17,8 +17,9 @@ class CounterSeed(Callback):
 
     The seed is a hash of (`seed`, optimizer steps made, number of the micro-batch in the step, data-parallel rank), so
     there is no generator state to save, and what validation or generated text draws in between changes nothing.
-    Tensor-parallel ranks work on one batch and draw alike. On another number of ranks, or with micro-batches of another
-    size, the draws are others.
+    Tensor-parallel ranks work on one batch and draw alike, unless the strategy has an attribute `random_rank`, which is then
+    taken for the rank: where each of them has other tokens or heads of the batch, they must draw differently. On another
+    number of ranks, or with micro-batches of another size, the draws are others.
 
     Not covered: what loader workers draw, which have generators of their own.
 
@@ -43,6 +44,7 @@ class CounterSeed(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
         self._rank = sampler["rank"] if sampler else trainer.global_rank
+        self._rank = getattr(trainer.strategy, "random_rank", self._rank)
         device = trainer.strategy.root_device
         if device.type != "cpu":
             module = torch.get_device_module(device)

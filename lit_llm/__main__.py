@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -15,6 +16,8 @@ USAGE = """usage: python -m lit_llm COMMAND [options]
   test       loss on the test set:   python -m lit_llm test --run runs/quickstart
   generate   text from a run:        python -m lit_llm generate --run runs/quickstart --prompt "def "
   prepare    text to token shards:   python -m lit_llm prepare --data TextFiles --data.paths 'books/*.txt' --out shards
+  consolidate  a checkpoint as one file:
+                                     python -m lit_llm consolidate --run runs/quickstart --out model.ckpt
   verify-resume                      is an interrupted run the same run?
                                      python -m lit_llm verify-resume --config recipes/quickstart.yaml --steps 20 --kill
 
@@ -40,6 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
             from lit_llm import generate
 
             generate.main(rest)
+        elif command == "consolidate":
+            from lit_llm import consolidate
+
+            consolidate.main(rest)
         elif command == "verify-resume":
             from lit_llm import verify_resume
 
@@ -53,8 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         if not is_users_mistake(error):
             raise
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
+        if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":  # once a machine, not once a process
+            for line in str(error).splitlines():
+                print(f"error: {line}", file=sys.stderr)
         return 2
     return 0
 

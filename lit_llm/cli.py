@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
@@ -38,7 +39,8 @@ from lit_llm.checkpoint.format import read
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.compute import ComputeConfig
 from lit_llm.config_errors import explain, reason
-from lit_llm.launch_checks import callback_problems, concrete_subclasses, layout
+from lit_llm.launch_checks import callback_problems, concrete_subclasses, device_problems, layout, trainer_problem
+from lit_llm.loss_scaling import loss_scaling
 from lit_llm.model import GPTConfig
 from lit_llm.module import LanguageModel, LossConfig
 from lit_llm.prepare import prepare
@@ -207,6 +209,7 @@ class RecipeCLI(LightningCLI):
         warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided")  # likewise
         logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # advice on meshes, not for users
         super()._set_seed()
 
     def instantiate_classes(self) -> None:
@@ -240,13 +243,13 @@ class RecipeCLI(LightningCLI):
             try:
                 trainer = self.instantiate_trainer()
             except (MisconfigurationException, ValueError) as error:
-                problems.append(f"trainer: {' '.join(str(error).split())}")
+                problems.append(trainer_problem(str(error), self.config.trainer))
         if trainer is not None and self.command == "fit":
             problems += callback_problems(trainer)
         data_parallel_ranks: int | None = 1
         if trainer is not None:
             data_parallel_ranks, layout_problems = layout(trainer, model_config)
-            problems += layout_problems
+            problems += layout_problems + device_problems(trainer, built.get("compute"))
         if hasattr(self.datamodule, "problems") and data_parallel_ranks is not None:
             problems += self.datamodule.problems(data_parallel_ranks)
         if self.checkpoint is not None and self.command == "fit":
@@ -352,10 +355,17 @@ class RecipeCLI(LightningCLI):
             config.enable_checkpointing = False  # Lightning would add a checkpoint callback of its own
         if SLURMEnvironment.detect():  # Lightning's own requeue saves between two micro-batches; StopOnSignal does it right
             config.plugins = [*(config.plugins or []), SLURMEnvironment(auto_requeue=False)]
+        if isinstance(config.strategy, FSDPStrategy) or config.strategy in ("fsdp", "fsdp_cpu_offload"):
+            config.strategy = MeshStrategy.from_fsdp1(config.strategy, int(config.num_nodes))
+        on_cpu = config.accelerator == "cpu" or (config.accelerator == "auto" and not torch.accelerator.is_available())
+        if config.precision == "16-mixed" and (on_cpu or isinstance(config.strategy, MeshStrategy)):
+            device = "cpu" if on_cpu else torch.accelerator.current_accelerator().type  # type: ignore[union-attr]
+            config.plugins = [*(config.plugins or []), loss_scaling(device)]
+            config.precision = None  # said by the plugin
         config.default_root_dir = str(self.run_dir)
         trainer = self._instantiate_trainer({**config.as_dict(), **kwargs}, chosen)
         if isinstance(trainer.strategy, MeshStrategy):
-            trainer.strategy.sharded_checkpoints = self.command == "fit" and self.config.sharded_checkpoints
+            trainer.strategy.sharded_checkpoints |= self.config.sharded_checkpoints
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not one the user chose
             in_background = self.command == "fit" and self.config.async_checkpoints
             trainer.strategy.checkpoint_io = AsyncFolderCheckpointIO() if in_background else FolderCheckpointIO()

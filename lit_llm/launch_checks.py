@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.optim import Optimizer
 
 import callbacks
+from lit_llm.compute import ComputeConfig, float8_problem
 from lit_llm.model import GPTConfig
 from lit_llm.parallel import tensor_parallel_problems
 from lit_llm.strategies import MeshStrategy
@@ -24,6 +27,33 @@ def layout(trainer: Trainer, model: GPTConfig | None) -> tuple[int | None, list[
     if model is not None and not model.problems() and tensor_parallel > 1:
         found += tensor_parallel_problems(model, tensor_parallel)
     return replicate * shard, found
+
+
+def device_problems(trainer: Trainer, compute: ComputeConfig | None) -> list[str]:
+    """What the recipe asks for and the devices cannot do, one sentence each."""
+    device = trainer.strategy.root_device
+    found = []
+    if compute is not None and compute.float8 and (problem := float8_problem(device)):
+        found.append(problem)
+    wants_bf16 = str(trainer.precision).startswith("bf16") and device.type == "cuda"
+    if wants_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(device)
+        found.append(f"{name} has no bf16: the nearest that works is --trainer.precision 16-mixed")
+    return found
+
+
+def trainer_problem(said: str, trainer: Namespace) -> str:
+    """What Lightning says of a Trainer that cannot be built, as one sentence that names what would work here."""
+    there = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    devices = f"{there} GPU{'' if there == 1 else 's'}"
+    if "No supported gpu backend" in said or "CUDAAccelerator can not run" in said:
+        return (
+            f"trainer.accelerator is {trainer.accelerator}, and torch finds {devices} on this machine "
+            "(--trainer.accelerator cpu, or auto)"
+        )
+    if "your machine only has" in said:
+        return f"trainer.devices is {trainer.devices}, this machine has {devices} (--trainer.devices {there})"
+    return f"trainer: {' '.join(said.split())}"
 
 
 def callback_problems(trainer: Trainer) -> list[str]:

@@ -262,9 +262,9 @@ def _newton_schulz_shared_out(x: Tensor, *, steps: int, dtype: torch.dtype) -> T
     mine = x[rank * share : (rank + 1) * share]
     out = newton_schulz(mine, steps=steps, dtype=dtype) if mine.size(0) else mine.to(dtype)
     out = torch.cat((out, out.new_zeros(share - out.size(0), *x.shape[1:])))  # the last ranks may have less
-    gathered = out.new_empty(ranks * share, *x.shape[1:])
-    dist.all_gather_into_tensor(gathered, out)
-    return gathered[: x.size(0)]
+    gathered = [torch.empty_like(out) for _ in range(ranks)]
+    dist.all_gather(gathered, out)
+    return torch.cat(gathered)[: x.size(0)]
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -22,6 +23,12 @@ from lit_llm.checkpoint.sharded import split
 from lit_llm.sharding import fill_, local_slice
 
 DIMENSIONS = ("replicate", "shard", "tensor_parallel")
+_RESHARD = {  # of FSDP1's strategies, whether weights are freed between forward and backward
+    ShardingStrategy.FULL_SHARD: True,
+    ShardingStrategy.HYBRID_SHARD: True,
+    ShardingStrategy.SHARD_GRAD_OP: False,
+    ShardingStrategy._HYBRID_SHARD_ZERO2: False,
+}
 _WRITING = timedelta(hours=6)  # how long ranks wait for the slowest to write its part of a checkpoint
 
 
@@ -73,6 +80,32 @@ class MeshStrategy(ModelParallelStrategy):
         self.sharded_checkpoints = False
         self._writers: Any = None  # a group of the CPU's own for writing together, used by one thread at a time
 
+    @classmethod
+    def from_fsdp1(cls, strategy: str | FSDPStrategy, num_nodes: int) -> MeshStrategy:
+        """What a configuration that names Lightning's FSDPStrategy asks for, done by FSDP2.
+
+        FSDP1 flattens parameters, so that optimizers no longer see which are matrices: Muon and weight decay by shape
+        would go wrong without a word.
+
+        Raises:
+            ValueError: an FSDP1 setting that has no counterpart here.
+        """
+        if isinstance(strategy, str):
+            return cls(cpu_offload=strategy == "fsdp_cpu_offload")
+        kind = strategy.sharding_strategy
+        if kind not in _RESHARD:
+            raise ValueError(
+                f"FSDPStrategy's sharding_strategy {kind.name} has no counterpart in MeshStrategy, known are "
+                f"{', '.join(known.name for known in _RESHARD)} (--trainer.strategy ddp keeps everything on every rank)"
+            )
+        mesh = cls(
+            replicate=num_nodes if "HYBRID" in kind.name else 1,
+            reshard_after_forward=_RESHARD[kind],
+            cpu_offload=strategy.cpu_offload is not None and strategy.cpu_offload.offload_params,
+        )
+        mesh.sharded_checkpoints = strategy._state_dict_type == "sharded"
+        return mesh
+
     # -- the mesh ---------------------------------------------------------------------------------------------------
 
     def sizes(self, world_size: int) -> tuple[int, int, int]:
@@ -123,6 +156,11 @@ class MeshStrategy(ModelParallelStrategy):
         if self._data_parallel_mesh.size() == 1 and not self.cpu_offload:
             return None
         return self.device_mesh["shard"] if self.replicate == 1 else self.device_mesh["replicate", "shard"]
+
+    @property
+    def random_rank(self) -> int:
+        """Which ranks draw alike: none, since those that share samples have different tokens and heads of them."""
+        return self.global_rank
 
     @property
     def parameter_device(self) -> torch.device:
