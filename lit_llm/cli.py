@@ -205,6 +205,7 @@ class RecipeCLI(LightningCLI):
         warnings.filterwarnings("ignore", message=".*does not have many workers")
         warnings.filterwarnings("ignore", message=".*sync_dist=True")  # our sums are over all ranks already
         warnings.filterwarnings("ignore", message=".*smaller than the logging interval")  # step 1 is always logged
+        warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")  # norms with fp32 gains, as wanted
         warnings.filterwarnings("ignore", message=".*but have no logger configured")  # evaluating writes no curves
         warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided")  # likewise
         logging.getLogger("lightning.fabric").setLevel(logging.WARNING)

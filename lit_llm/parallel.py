@@ -222,10 +222,11 @@ def shard(model: GPT, strategy: MeshStrategy) -> None:
 
     Gradients are reduced in fp32. With a two-dimensional mesh (replicas × shards) it is hybrid sharding (HSDP).
     """
+    on_accelerator = strategy.root_device.type != "cpu"
     options: dict[str, Any] = {
         "mesh": strategy.data_mesh,
         "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
-        "offload_policy": CPUOffloadPolicy() if strategy.cpu_offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=on_accelerator) if strategy.cpu_offload else OffloadPolicy(),
     }
     units = [model.embedding, *model.blocks] if model.head is not None else list(model.blocks)
     for unit in units:

@@ -128,11 +128,8 @@ def train(
     trainer.fit(module, datamodule=data, ckpt_path=None if resume is None else folder / resume, weights_only=True)
     assert isinstance(trainer.logger, Rows)
     rows = {step: row for step, row in sorted(trainer.logger.rows.items()) if "train/loss" in row}
-    trainer.limit_val_batches = 1.0
-    trainer.loggers = []
     result: dict[str, Any] = {name: [row[name] for row in rows.values()] for name in ("train/loss", "grad/norm", "lr")}
     result["steps"] = list(rows)
-    result["val/loss"] = trainer.validate(module, datamodule=data, verbose=False)[0]["val/loss"]
     assert module.model is not None
     result["bytes"] = sum(_local(p).numel() * p.element_size() for p in module.model.parameters())
     state = [
@@ -141,6 +138,8 @@ def train(
     result["state bytes"] = sum(_local(t).numel() * t.element_size() for t in state)
     if parameters:
         result["parameters"] = {n: _whole(p).detach().clone() for n, p in module.model.named_parameters()}
+    trainer.limit_val_batches, trainer.loggers = 1.0, []
+    result["val/loss"] = trainer.validate(module, datamodule=data, verbose=False)[0]["val/loss"]
     return result
 
 
