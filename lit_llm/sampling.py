@@ -76,6 +76,7 @@ def generate(
     # A generator of its own, on the CPU: the same text on every device, and no draw of a training run is used up.
     generator = torch.Generator().manual_seed(sampling.seed)
     device, block_size = next(model.parameters()).device, model.config.block_size
+    use_cache = use_cache and model.vocabulary_shards is None  # split over ranks, a model computes every position anew
     was_training = model.training
     model.eval()
     try:

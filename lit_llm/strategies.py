@@ -265,14 +265,6 @@ class MeshStrategy(ModelParallelStrategy):
         super().teardown()
 
 
-def reduce_in_fp32(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's communication hook that averages gradients in fp32 whatever their dtype, as MeshStrategy does."""
-    gradients = bucket.buffer()
-    wide = gradients.float() / dist.get_world_size()
-    future = dist.all_reduce(wide, async_op=True).get_future()
-    return future.then(lambda done: gradients.copy_(done.value()[0]))
-
-
 def _whole(tree: Any, *, keep: bool) -> Any:
     """Nested dicts and lists with every distributed tensor gathered, one at a time, and kept in host memory where `keep`."""
     if isinstance(tree, DTensor):

@@ -29,7 +29,7 @@ from lit_llm.loss_scaling import loss_scaling
 from lit_llm.model import GPTConfig
 from lit_llm.module import LanguageModel, LossConfig
 from lit_llm.optimizers import Lion, MuonAdamW
-from lit_llm.strategies import MeshStrategy, reduce_in_fp32
+from lit_llm.strategies import MeshStrategy
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(600))
 SIZE = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 32}
@@ -102,7 +102,7 @@ def train(
         callbacks.append(StepCheckpoint(save_at or steps, monitor=None, dirpath=str(folder / to), keep_last=9))
     chosen = MeshStrategy(**strategy) if isinstance(strategy, dict) else strategy
     if chosen == "ddp":
-        chosen = DDPStrategy(ddp_comm_hook=reduce_in_fp32, gradient_as_bucket_view=True)
+        chosen = DDPStrategy(gradient_as_bucket_view=True)
     if isinstance(chosen, MeshStrategy):
         chosen.sharded_checkpoints = sharded
     scaled = precision == "16-mixed"

@@ -1,0 +1,258 @@
+"""What MeshStrategy and the sharding beneath it claim besides losses: parts, memory, refusals, generation, fp32 reduction."""
+
+import pytest
+import torch
+from launch import run_ranks
+
+from lit_llm.sharding import draw_
+from lit_llm.strategies import MeshStrategy
+
+PARTS = """
+import torch, torch.distributed as dist
+from launch import report
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from lit_llm.checkpoint.sharded import Part, TensorOnDisk, split
+from lit_llm.sharding import draw_, fill_, holds_first_copy, local_slice
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor_parallel"))
+wrong = []
+for shape in [(8, 6), (7, 5), (3, 9), (1, 4), (5,)]:
+    whole = torch.arange(torch.tensor(shape).prod().item(), dtype=torch.float32).view(shape)
+    last = Shard(len(shape) - 1)
+    for placements in [(Shard(0), Shard(0)), (Shard(0), Replicate()), (Replicate(), last), (Replicate(), Replicate())]:
+        made = distribute_tensor(whole, mesh, placements)  # torch's own way, by communication
+        if not torch.equal(whole[local_slice(made)], made.to_local()):
+            wrong.append(f"{shape} {placements}")
+        empty = torch.zeros_like(made)
+        fill_(empty, whole)
+        if not torch.equal(empty.full_tensor(), whole):
+            wrong.append(f"fill {shape} {placements}")
+
+# As FSDP2 over tensor parallelism makes them: strided shards of rows, and rows of columns.
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Linear(20, 10))
+before = {name: p.detach().clone() for name, p in model.named_parameters()}
+parallelize_module(model, mesh["tensor_parallel"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+fully_shard(model, mesh=mesh["shard"])
+for name, p in model.named_parameters():
+    gathered = p.full_tensor()
+    if not torch.equal(before[name][local_slice(p)], p.to_local()) or not torch.equal(gathered, before[name]):
+        wrong.append(f"2-D {name} {local_slice(p)}")
+
+# Every value is in exactly one rank's parts, and any box of it can be read from them.
+pieces = split({"state_dict": dict(model.named_parameters()), "step": 3})
+everyone = [None] * 4
+dist.all_gather_object(everyone, pieces["parts"])
+for name, whole in before.items():
+    key = f"state_dict.{name}"
+    parts = [Part(tuple(parts[key]["offset"]), parts[key]["part"]) for parts in everyone if key in parts]
+    on_disk = TensorOnDisk(key, whole.shape, whole.dtype, parts)
+    if not torch.equal(on_disk[...], whole):
+        wrong.append(f"parts of {name}")
+    box = tuple(slice(1, n - 1) for n in whole.shape)
+    if not torch.equal(on_disk[box], whole[box]):
+        wrong.append(f"box of {name}")
+torch.manual_seed(7)
+for p in model.parameters():
+    draw_(p, torch.nn.init.normal_)
+report(wrong=wrong, drawn={name: p.full_tensor() for name, p in model.named_parameters()}, rest=str(pieces["rest"]["step"]))
+"""
+
+
+def test_parts_are_those_that_torch_communicates(tmp_path):
+    reports = run_ranks(PARTS, 4, tmp_path)
+    assert [each["wrong"] for each in reports] == [[]] * 4
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Linear(20, 10))
+    torch.manual_seed(7)
+    for name, p in model.named_parameters():
+        draw_(p, torch.nn.init.normal_)
+        assert all(torch.equal(each["drawn"][name], p) for each in reports), name
+
+
+BUILD = """
+import resource, torch
+from launch import report
+from lightning.pytorch import Trainer
+from lit_llm.model import GPTConfig
+from lit_llm.module import LanguageModel
+from lit_llm.strategies import MeshStrategy
+
+class Built(LanguageModel):
+    def configure_model(self):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        super().configure_model()
+        self.grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024  # bytes, at the highest
+
+    def configure_optimizers(self):
+        raise SystemExit(0)
+
+module = Built(GPTConfig(n_layer=8, n_head=8, n_embd=768, vocab_size=1024, block_size=64))
+trainer = Trainer(accelerator="cpu", devices=4, strategy=MeshStrategy(), max_steps=1, logger=False, enable_checkpointing=False,
+                  enable_progress_bar=False, enable_model_summary=False)
+try:
+    trainer.fit(module, [0])
+except SystemExit:
+    pass
+whole = sum(p.numel() for p in module.model.parameters()) * 4
+report(grown=module.grown, whole=whole, largest=max(p.numel() for p in module.model.parameters()) * 4)
+"""
+
+
+def test_no_rank_ever_has_memory_for_the_whole_model_while_it_is_built(tmp_path):
+    for each in run_ranks(BUILD, 4, tmp_path):
+        assert each["whole"] > 200e6
+        # Its quarter, the tensor being drawn, and what allocators and first imports of torch's parts take.
+        assert each["grown"] < each["whole"] / 4 + 2 * each["largest"] + 40e6 < 0.6 * each["whole"]
+
+
+LEFT_WHOLE = """
+from launch import report
+from lightning.pytorch import LightningModule, Trainer
+import torch
+from lit_llm.strategies import MeshStrategy
+
+class Forgetful(LightningModule):
+    def configure_model(self):
+        self.layer = torch.nn.Linear(2, 2)
+    def training_step(self, batch): ...
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters())
+
+trainer = Trainer(accelerator="cpu", devices=2, strategy=MeshStrategy(), max_steps=1, logger=False, enable_checkpointing=False,
+                  enable_progress_bar=False, enable_model_summary=False)
+try:
+    trainer.fit(Forgetful(), [0])
+    report(said="")
+except ValueError as error:
+    report(said=str(error))
+"""
+
+
+def test_a_model_that_should_be_sharded_and_is_not_is_refused(tmp_path):
+    for each in run_ranks(LEFT_WHOLE, 2, tmp_path):
+        assert "2 processes but layer.weight, layer.bias of Forgetful is not distributed" in each["said"]
+
+
+LOGITS = """
+import torch
+from launch import report
+from lightning.pytorch import Trainer
+from lit_llm.model import GPTConfig
+from lit_llm.module import LanguageModel
+from lit_llm.sampling import Sampling, generate
+from lit_llm.strategies import MeshStrategy
+from layouts import MODELS, SIZE
+
+out = {}
+class Sampled(LanguageModel):
+    def configure_optimizers(self):
+        ids = torch.arange(32)[None] * 7 % 61
+        with torch.no_grad():
+            for length in (1, 3, 8, 31, 32):
+                out[str(length)] = self.model(ids[:, :length])
+        out["text"] = list(generate(self.model, [5, 9, 2], max_new_tokens=40, sampling=Sampling(temperature=0)))
+        raise SystemExit(0)
+
+for name, strategy in STRATEGIES.items():
+    torch.manual_seed(3)
+    module = Sampled(GPTConfig(**{**SIZE, **MODELS["gpt2"], "vocab_size": 61, "init_std": 0.3}))
+    trainer = Trainer(accelerator="cpu", devices=RANKS, strategy=strategy, max_steps=1, logger=False,
+                      enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    try:
+        trainer.fit(module, [0])
+    except SystemExit:
+        pass
+    out = {f"{name} {key}" if " " not in key else key: value for key, value in out.items()}
+report(**out)
+"""
+
+
+def test_text_is_generated_alike_whatever_the_layout(tmp_path):
+    """Prompts of any length, also ones that ranks cannot share evenly, and beyond the context."""
+    script = LOGITS.replace("STRATEGIES", "{'tp': MeshStrategy(tensor_parallel=2), 'fsdp': MeshStrategy()}").replace(
+        "RANKS", "2"
+    )
+    single = LOGITS.replace("STRATEGIES", "{'one': 'auto'}").replace("RANKS", "1")
+    (tmp_path / "one").mkdir()
+    reference = run_ranks(single, 1, tmp_path / "one")[0]
+    for each in run_ranks(script, 2, tmp_path):
+        for layout in ("tp", "fsdp"):
+            for length in (1, 3, 8, 31, 32):
+                ours = each[f"{layout} {length}"]
+                assert ours.shape == (1, length, 61)
+                torch.testing.assert_close(ours, reference[f"one {length}"], rtol=1e-4, atol=1e-5)
+            assert each[f"{layout} text"] == reference["one text"]
+
+
+REDUCED = """
+from types import SimpleNamespace
+import torch, torch.distributed as dist
+from launch import report
+from torch.distributed.device_mesh import init_device_mesh
+from lit_llm.ddp_reduction import reduce_in_fp32
+from lit_llm.parallel import shard
+from lit_llm.model import GPT, GPTConfig
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (4,))
+rank = dist.get_rank()
+# In bf16 256 + 1 is 256 again, so a sum that rounds on the way loses what the mean, (256 + 1 + 1 + 2) / 4 = 65, has.
+value = [256.0, 1.0, 1.0, 2.0][rank]
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    def forward(self):
+        return (self.weight * value).sum()
+
+ddp = torch.nn.parallel.DistributedDataParallel(Scale())
+ddp.register_comm_hook(None, reduce_in_fp32)
+ddp().backward()
+
+
+model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=4, vocab_size=4, pad_vocab_to=4)).to(torch.bfloat16)
+shard(model, SimpleNamespace(data_mesh=mesh, cpu_offload=False, root_device=torch.device("cpu"), reshard_after_forward=True,
+                             prefetch=1))
+# A loss whose gradient with respect to the head, and to no other weight, is `value` on this rank.
+model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long),
+      loss=lambda x, weight, targets, **_: (weight * value).sum() + 0 * x.sum()).backward()
+report(ddp=ddp.module.weight.grad.float(), dtype=str(ddp.module.weight.grad.dtype),
+       fsdp=model.head.weight.grad.full_tensor().float(), fsdp_dtype=str(model.head.weight.grad.dtype))
+"""
+
+
+def test_bf16_gradients_are_reduced_in_fp32(tmp_path):
+    for each in run_ranks(REDUCED, 4, tmp_path):
+        assert each["dtype"] == "torch.bfloat16" and each["ddp"].tolist() == [65.0] * 8
+        assert each["fsdp_dtype"] == "torch.bfloat16" and (each["fsdp"] == 65.0).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "world", "sizes"),
+    [
+        ({}, 8, (1, 8, 1)),
+        ({"tensor_parallel": 2}, 8, (1, 4, 2)),
+        ({"replicate": 2, "shard": 2, "tensor_parallel": 2}, 8, (2, 2, 2)),
+    ],
+)
+def test_the_mesh_takes_all_processes(settings, world, sizes):
+    assert MeshStrategy(**settings).sizes(world) == sizes
+
+
+@pytest.mark.parametrize(
+    ("settings", "world", "said"),
+    [
+        ({"tensor_parallel": 2}, 5, "nearest numbers that it does are 4 and 6"),
+        ({"tensor_parallel": 4}, 2, "it needs 4"),
+        ({"shard": 3}, 4, "does not make up the 4 processes of the run: it makes 3"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_says_what_would(settings, world, said):
+    with pytest.raises(ValueError, match=said):
+        MeshStrategy(**settings).sizes(world)
