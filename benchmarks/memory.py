@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/memory.py strategies     # DDP and FSDP2 on 2 and 4 processes
     OMP_NUM_THREADS=1 python benchmarks/memory.py recompute      # compute.activation_checkpointing, and its time
 
-Growth from before the model is built to the highest point of three steps. Resident memory includes what allocators keep, and for
-gloo a copy of what is under way. Time is the median of paired ratios to "none", the modes taking turns in one process.
+Growth from before the model is built to the highest point of three steps. Resident memory includes what allocators keep, and
+for gloo a copy of what is under way. Time is the median of paired ratios to "none", the modes taking turns in one process.
 """
 
 from __future__ import annotations

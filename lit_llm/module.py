@@ -173,7 +173,8 @@ class LanguageModel(L.LightningModule):
 
     def _divide_gradients_by_token_count(self) -> None:
         # Lightning has divided by the number of micro-batches and the strategy by the number of ranks.
-        count = self.trainer.strategy.reduce(torch.as_tensor(self.window_count, device=self.device), reduce_op="sum")
+        count = torch.as_tensor(self.window_count, device=self.device).clone()  # some strategies reduce in place
+        count = self.trainer.strategy.reduce(count, reduce_op="sum")
         assert isinstance(count, Tensor)
         parts = self.config.block_size * self.trainer.accumulate_grad_batches * self.trainer.world_size
         scale = parts / count.clamp(min=1)  # a batch without any target has zero gradients, not NaN
