@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +34,20 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def model_config(content: dict[str, Any], checkpoint: Path) -> GPTConfig:
+    """The settings of the model whose weights a checkpoint holds.
+
+    Raises:
+        ValueError: it is not one of lit_llm, or of a version with other settings.
+    """
+    if "model_config" not in content:
+        raise ValueError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config (--ckpt_path)")
+    try:
+        return GPTConfig(**content["model_config"])
+    except TypeError as error:
+        raise ValueError(f"{checkpoint} is from another version of lit_llm: {error} (--ckpt_path)") from error
+
+
 def load_model(checkpoint: Path, device: str = "cpu") -> GPT:
     """The trained GPT of a checkpoint, in fp32 and in eval mode.
 
@@ -40,15 +55,9 @@ def load_model(checkpoint: Path, device: str = "cpu") -> GPT:
         ValueError: there is no checkpoint, it is damaged, or it is not one of lit_llm.
     """
     content = read(checkpoint)
-    if "model_config" not in content:
-        raise ValueError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config (--ckpt_path)")
-    try:
-        config = GPTConfig(**content["model_config"])
-    except TypeError as error:
-        raise ValueError(f"{checkpoint} is from another version of lit_llm: {error} (--ckpt_path)") from error
     weights = content["state_dict"]
     with torch.device("meta"):
-        model = GPT(config)
+        model = GPT(model_config(content, checkpoint))
     model.to_empty(device=device)
     model.init_weights()  # fills what no checkpoint holds: the rotary tables
     prefix = "model."

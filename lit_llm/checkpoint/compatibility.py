@@ -9,8 +9,8 @@ from lit_llm.model import GPTConfig
 
 # Settings that decide the shapes of the weights: no flag makes a checkpoint fit another shape.
 SHAPES = {
-    *("n_layer", "n_head", "n_kv_head", "n_embd", "block_size", "mlp", "mlp_width", "norm", "position", "bias"),
-    *("tie_embeddings", "qk_norm", "pad_vocab_to", "vocab_size"),
+    *("n_layer", "n_head", "n_kv_head", "n_embd", "head_dim", "block_size", "mlp", "mlp_width", "norm", "position", "bias"),
+    *("qkv_bias", "tie_embeddings", "qk_norm", "pad_vocab_to", "vocab_size"),
 }
 INITIAL = ("init_std", "zero_init_projections")  # matter before the first step only
 
