@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from lit_llm.checkpoint.compatibility import saved_model_config
 from lit_llm.checkpoint.durable import delete, make_folder
 from lit_llm.checkpoint.format import read
 from lit_llm.data.tokenizer import TOKENIZER_FILE
-from lit_llm.generate import model_config
 from lit_llm.hugging_face.families import write_config
 from lit_llm.hugging_face.names import links
 from lit_llm.hugging_face.reading import CONFIG
@@ -50,7 +50,7 @@ def export_folder(
     if out.exists():
         raise ValueError(f"{out} exists already; give another place (--out)")
     saved = read(checkpoint)
-    config = model_config(saved, checkpoint)
+    config = saved_model_config(saved, checkpoint, "--ckpt_path")
     assert config.vocab_size is not None  # a checkpoint is of a model that was built
     content, notes = write_config(config)
     state = {name.removeprefix("model."): tensor for name, tensor in saved["state_dict"].items() if name.startswith("model.")}
@@ -89,6 +89,6 @@ def main(arguments: list[str]) -> None:
     architecture, notes = export_folder(checkpoint, run, out, dtype=dtype, max_bytes=options.max_shard_gb * 1e9)
     files = sorted(out.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
-    print(f"{out}: {architecture}, {size / 1e9:.3f} GB of weights in {len(files)} file(s), from {checkpoint}")
+    print(f"{out}: {architecture}, {size:,} bytes of weights in {len(files)} file(s), from {checkpoint}")
     for note in notes:
         print(f"note: {note}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from lit_llm.checkpoint.compatibility import saved_model_config
 from lit_llm.checkpoint.format import read
 from lit_llm.data.tokenizer import load_tokenizer
-from lit_llm.model import GPT, GPTConfig
+from lit_llm.model import GPT
 from lit_llm.run_folder import existing_checkpoint, find_checkpoint
 from lit_llm.sampling import Sampling, generate, prompt_ids
 
@@ -34,20 +34,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def model_config(content: dict[str, Any], checkpoint: Path) -> GPTConfig:
-    """The settings of the model whose weights a checkpoint holds.
-
-    Raises:
-        ValueError: it is not one of lit_llm, or of a version with other settings.
-    """
-    if "model_config" not in content:
-        raise ValueError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config (--ckpt_path)")
-    try:
-        return GPTConfig(**content["model_config"])
-    except TypeError as error:
-        raise ValueError(f"{checkpoint} is from another version of lit_llm: {error} (--ckpt_path)") from error
-
-
 def load_model(checkpoint: Path, device: str = "cpu") -> GPT:
     """The trained GPT of a checkpoint, in fp32 and in eval mode.
 
@@ -57,7 +43,7 @@ def load_model(checkpoint: Path, device: str = "cpu") -> GPT:
     content = read(checkpoint)
     weights = content["state_dict"]
     with torch.device("meta"):
-        model = GPT(model_config(content, checkpoint))
+        model = GPT(saved_model_config(content, checkpoint, "--ckpt_path"))
     model.to_empty(device=device)
     model.init_weights()  # fills what no checkpoint holds: the rotary tables
     prefix = "model."
@@ -89,7 +75,8 @@ def main(arguments: list[str]) -> None:
     # One id can be part of a character: print what the ids so far decode to beyond what is printed, whole characters only.
     new_ids: list[int] = []
     printed = ""
-    for token in generate(model, prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, stop_id=tokenizer.eos_id):
+    stop_id = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
+    for token in generate(model, prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, stop_id=stop_id):
         new_ids.append(token)
         text = tokenizer.decode(new_ids)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):

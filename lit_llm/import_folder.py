@@ -1,4 +1,4 @@
-"""`python -m lit_llm import`: a Hugging Face folder becomes a run folder that can be fine-tuned, evaluated and generated from."""
+"""`python -m lit_llm import`: a Hugging Face folder becomes a run folder, to fine-tune, evaluate and generate from."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def import_folder(folder: Path, run: Path) -> list[str]:
         if has_tokenizer:
             shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
             copy_companions(folder, partial)
-        text = f"# The weights of {folder} ({ARCHITECTURES[content['model_type']]}), imported; settings of training are the defaults.\n"
-        (partial / RUN_CONFIG).write_text(text + yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {folder}. What stands nowhere here is a default.\n"
+        (partial / RUN_CONFIG).write_text(title + yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
         checkpoint = {
             "state_dict": {f"model.{name}": weight for name, weight in weights.items()},
             "model_config": settings,

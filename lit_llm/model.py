@@ -156,7 +156,8 @@ class GPTConfig:
     def flops_per_token(self, length: int | None = None) -> float:
         """Training FLOPs per token: 6 * N_matmul + 12 * L * H * h * min(T, window), full-attention convention.
 
-        H * h is d unless head_dim says otherwise. N_matmul counts every matrix that multiplies (a tied head once, embedding look-ups not); forward is a third of it.
+        H * h is d unless head_dim says otherwise. N_matmul counts every matrix that multiplies (a tied head once, embedding
+        look-ups not); forward is a third of it.
         Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
         """
         length = self.block_size if length is None else length
@@ -499,10 +500,14 @@ class LayerCache:
 
 
 class KVCache:
-    """One `LayerCache` a block, and the ids themselves: generation computes each position once."""
+    """One `LayerCache` a block, and the ids themselves: generation computes each position once.
 
-    def __init__(self, config: GPTConfig) -> None:
-        self.layers = [LayerCache(config.block_size) for _ in range(config.n_layer)]
+    Args:
+        capacity: positions there is room for. None: block_size, which imported models have up to 131,072 of.
+    """
+
+    def __init__(self, config: GPTConfig, capacity: int | None = None) -> None:
+        self.layers = [LayerCache(config.block_size if capacity is None else capacity) for _ in range(config.n_layer)]
         self.seen_ids: Tensor | None = None
 
     @property

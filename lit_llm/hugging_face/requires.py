@@ -14,6 +14,6 @@ def safetensors() -> Any:
     """
     try:
         importlib.import_module("safetensors.torch")
-    except ModuleNotFoundError as error:
-        raise ValueError(f"Hugging Face folders need the package {error.name}: pip install safetensors") from None
+    except ModuleNotFoundError:
+        raise ValueError("Hugging Face folders need the package safetensors: pip install safetensors") from None
     return importlib.import_module("safetensors")

@@ -25,8 +25,8 @@ def write_weights(
     vocab_size: int,
     dtype: torch.dtype | None,
     max_bytes: float,
-) -> list[Path]:
-    """Write our state_dict under their names; the files written.
+) -> None:
+    """Write our state_dict under their names.
 
     One file `model.safetensors`, or where that would be larger than `max_bytes`, several and the index that says which tensor
     is where. One file at a time is in memory.
@@ -54,7 +54,7 @@ def write_weights(
     for name, links in zip(names, files, strict=True):
         tensors = {link.theirs: _theirs(state, link, vocab_size, dtype) for link in links}
         safetensors().torch.save_file(tensors, folder / name, metadata={"format": "pt"})
-    return [folder / name for name in names]
+        (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors leaves it readable by its owner alone
 
 
 def _part(state: dict[str, Tensor], name: str, vocab_size: int) -> Tensor:
