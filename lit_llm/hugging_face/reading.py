@@ -70,9 +70,10 @@ class WeightFiles:
     def _content(self, file: Path) -> Any:
         """A file that is open: mapped where that is possible."""
         if file not in self._open:
+            library = safetensors() if file.suffix == ".safetensors" else None
             try:
-                if file.suffix == ".safetensors":
-                    self._open[file] = safetensors().safe_open(file, framework="pt")
+                if library is not None:
+                    self._open[file] = library.safe_open(file, framework="pt")
                 else:
                     self._open[file] = torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=True)
             except Exception as error:  # neither library has one type for all that can be wrong with a file

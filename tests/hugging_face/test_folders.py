@@ -284,6 +284,6 @@ def test_no_file_of_ours_imports_an_extra_before_it_is_used():
     assert len(files) > 40
     for file in files:
         for statement in ast.parse(file.read_text()).body:  # of the module: what is in functions is imported when it is used
-            names = [alias.name for alias in getattr(statement, "names", [])] + [getattr(statement, "module", None) or ""]
-            if isinstance(statement, ast.Import | ast.ImportFrom):
-                assert not extras & {name.split(".")[0] for name in names}, file
+            names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+            names += [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
+            assert not extras & {name.split(".")[0] for name in names}, file
