@@ -72,7 +72,7 @@ def randomise(model: nn.Module) -> None:
     """Weights large enough that every part of the model shows in the logits: gains are not 1, biases not 0."""
     for name, p in model.named_parameters():
         if p.ndim > 1:
-            p.normal_(std=1.5 * min(p.shape) ** -0.5)
+            p.normal_(std=1.2 * max(min(p.shape), 16) ** -0.5)
         elif name.endswith("bias"):
             p.normal_(std=0.3)
         else:
