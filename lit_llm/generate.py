@@ -24,6 +24,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--run", required=True, help="run folder, like runs/quickstart")
     parser.add_argument("--prompt", default="", help="text to continue; empty starts a new document")
+    parser.add_argument(
+        "--opening_ids",
+        action="store_true",
+        help="begin with the ids that an imported tokenizer puts before a text (LLaMA's <s>), as its model was trained",
+    )
     parser.add_argument("--max_new_tokens", type=int, default=200, help="tokens to generate at most")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy, 1 the model's own distribution")
     parser.add_argument("--top_k", type=int, default=50, help="keep the k most likely tokens; 0 keeps all")
@@ -70,7 +75,8 @@ def main(arguments: list[str]) -> None:
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     tokenizer = load_tokenizer(run)
     model = load_model(checkpoint, options.device)
-    prompt = prompt_ids(tokenizer, options.prompt)
+    opening = tokenizer.opening_ids if options.opening_ids else []
+    prompt = opening if opening and not options.prompt else opening + prompt_ids(tokenizer, options.prompt)
     sys.stdout.write(options.prompt)
     # One id can be part of a character: print what the ids so far decode to beyond what is printed, whole characters only.
     new_ids: list[int] = []

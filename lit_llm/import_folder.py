@@ -64,8 +64,14 @@ def import_folder(folder: Path, run: Path) -> list[str]:
     recipe: dict[str, object] = {"model": settings}
     has_tokenizer = (folder / TOKENIZER_FILE).is_file()
     if has_tokenizer:
-        if (size := load_tokenizer(folder).vocab_size) > config.vocab_size:
-            raise ValueError(f"{folder / TOKENIZER_FILE} has {size} ids, and {CONFIG} says {config.vocab_size}")
+        read_by = load_tokenizer(folder)
+        if read_by.vocab_size > config.vocab_size:
+            raise ValueError(f"{folder / TOKENIZER_FILE} has {read_by.vocab_size} ids, and {CONFIG} says {config.vocab_size}")
+        if opening := read_by.opening_ids:
+            notes.append(
+                f"this model saw {read_by.decode(opening)} before every text; generate --opening_ids gives it that, and "
+                "training data here are without"
+            )
         tokenizer = {"class_path": "TokenizerJSON", "init_args": {"path": str(run / TOKENIZER_FILE)}}
         recipe["data"] = {"class_path": "PythonStdlib", "init_args": {"tokenizer": tokenizer}}
     else:

@@ -1,4 +1,4 @@
-"""What every rank of a layout holds after one step at a rate of zero from other weights: python initial_weights_script.py JOBS."""
+"""What every rank of a layout holds after one step at a rate of zero from other weights: argv[1] is a JSON dict of layouts."""
 
 import json
 import logging

@@ -68,7 +68,9 @@ def test_an_imported_tokenizer_comes_out_as_it_came_in(tmp_path):
     (hf / "tokenizer_config.json").write_text(json.dumps(settings))
     (hf / "chat_template.jinja").write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
     (hf / "generation_config.json").write_text(json.dumps({"bos_token_id": begin, "eos_token_id": [end, 0], "top_k": 20}))
-    import_folder(hf, tmp_path / "run")
+    notes = import_folder(hf, tmp_path / "run")
+    assert any("this model saw <s> before every text" in note and "--opening_ids" in note for note in notes)
+    assert load_tokenizer(tmp_path / "run").opening_ids == [begin] and bpe().opening_ids == Bytes().opening_ids == []
     export_folder(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "run", tmp_path / "out", dtype=None, max_bytes=1e9)
     before, after = AutoTokenizer.from_pretrained(hf), AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in [*TEXTS, "<s>x<|im_end|>"]:

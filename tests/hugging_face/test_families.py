@@ -60,7 +60,9 @@ def test_greedy_text_is_the_same_token_by_token(folder):
     model, path = folder
     imported = load_model(path / "run/checkpoints/last.ckpt")
     prompt = ids(1, 7)
-    expected = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=40, pad_token_id=0)
+    expected = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=40, pad_token_id=0
+    )
     expected = expected[0, 7:].tolist()
     assert len(set(expected)) > 2  # not one token over and over
     greedy = Sampling(temperature=0, top_k=None)
@@ -126,7 +128,10 @@ def test_a_model_of_ours_exported_gives_the_same_logits(name, tmp_path):
         return  # theirs has zeros where ours has nothing, so it comes back as another, equal model
     import_folder(tmp_path / "out", tmp_path / "run")
     back = load_model(tmp_path / "run/checkpoints/last.ckpt")
-    rows = {n: t[: model.config.vocab_size] if n in ("embedding.weight", "head.weight") else t for n, t in model.state_dict().items()}
+    rows = {
+        n: t[: model.config.vocab_size] if n in ("embedding.weight", "head.weight") else t
+        for n, t in model.state_dict().items()
+    }
     for tensor_name, tensor in rows.items():
         assert torch.equal(back.state_dict()[tensor_name][: len(tensor)], tensor), tensor_name
 

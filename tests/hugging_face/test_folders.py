@@ -56,12 +56,16 @@ def test_shards_in_and_out_are_the_same_weights(name, tmp_path):
     for kind in ("shards", "one"):
         import_folder(tmp_path / kind, tmp_path / f"run-{kind}")
     assert same_tensors(state(tmp_path / "run-shards"), state(tmp_path / "run-one"))
-    export_folder(tmp_path / "run-one/checkpoints/last.ckpt", tmp_path / "run-one", tmp_path / "out", dtype=None, max_bytes=15e3)
+    export_folder(
+        tmp_path / "run-one/checkpoints/last.ckpt", tmp_path / "run-one", tmp_path / "out", dtype=None, max_bytes=15e3
+    )
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2 and all(file.stat().st_size < 17e3 for file in files)  # and their headers
     assert files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for file in files for t in load_file(file).values())
+    assert index["metadata"]["total_size"] == sum(
+        t.numel() * t.element_size() for file in files for t in load_file(file).values()
+    )
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert same_tensors(dict(again.state_dict()), dict(model.state_dict()))
 
@@ -150,7 +154,9 @@ def test_a_config_in_the_words_of_version_4_is_read(tmp_path):
 
 def test_a_folder_that_is_no_model(tmp_path):
     (tmp_path / "hf").mkdir()
-    assert refused(tmp_path / "hf", tmp_path / "run") == [f"{tmp_path}/hf is no Hugging Face model: it has no config.json (--from)"]
+    assert refused(tmp_path / "hf", tmp_path / "run") == [
+        f"{tmp_path}/hf is no Hugging Face model: it has no config.json (--from)"
+    ]
     (tmp_path / "hf/config.json").write_text("{]")
     assert f"{tmp_path}/hf/config.json is not valid JSON" in refused(tmp_path / "hf", tmp_path / "run")[0]
     (tmp_path / "hf/config.json").write_text("{}")

@@ -5,14 +5,16 @@ import re
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 import torch.nn.functional as F
 from folders import SIZE, randomise
+from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.format import read
-from lit_llm.data.tokenizer import Bytes
+from lit_llm.data.tokenizer import Bytes, load_tokenizer
 from lit_llm.import_folder import import_folder
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(200))
@@ -103,8 +105,8 @@ def test_an_interrupted_tuning_goes_on_and_does_not_begin_again(folder, capsys):
 
 
 def test_settings_that_no_weight_depends_on_can_be_changed(folder, capsys):
-    code, out, _ = run(capsys, "fit", "--init_from", "runs/base/checkpoints/last.ckpt", "--config", "tune.yaml", "--run_dir",
-                       "runs/tuned", "--model.block_size", "32", "--model.dropout", "0.1", "--trainer.max_steps", "1")  # fmt: skip
+    code, *_ = run(capsys, "fit", "--init_from", "runs/base/checkpoints/last.ckpt", "--config", "tune.yaml", "--run_dir",
+                   "runs/tuned", "--model.block_size", "32", "--model.dropout", "0.1", "--trainer.max_steps", "1")  # fmt: skip
     assert code == 0
     saved = read("runs/tuned/checkpoints/last.ckpt")["model_config"]
     assert (saved["block_size"], saved["dropout"], saved["n_layer"]) == (32, 0.1, 3)
@@ -158,3 +160,17 @@ def test_damaged_weights_are_refused(folder, capsys):
     file.write_bytes(content)
     code, _, err = run(capsys, "fit", "--init_from", "runs/base", "--config", "tune.yaml", "--run_dir", "runs/new")
     assert code == 2 and "checkpoint.pt have changed since it was written" in err and not Path("runs/new").exists()
+
+
+def test_opening_ids_are_put_before_the_prompt_when_asked_for(folder, capsys):
+    tokenizer = load_tokenizer("hf")
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    backend.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)])
+    Path("hf/tokenizer.json").write_text(backend.to_str())
+    import_folder(Path("hf"), Path("runs/opens"))
+    for prompt in ("line 7", ""):
+        ids = AutoTokenizer.from_pretrained("hf")(prompt, return_tensors="pt")
+        assert ids["input_ids"][0, 0] == 256
+        made = folder.generate(**ids, do_sample=False, max_new_tokens=20, pad_token_id=0)[0].tolist()
+        arguments = ["--prompt", prompt, "--temperature", "0", "--max_new_tokens", "20", "--opening_ids"]
+        assert run(capsys, "generate", "--run", "runs/opens", *arguments)[1] == Bytes().decode(made[1:]) + "\n"
