@@ -18,6 +18,8 @@ USAGE = """usage: python -m lit_llm COMMAND [options]
   prepare    text to token shards:   python -m lit_llm prepare --data TextFiles --data.paths 'books/*.txt' --out shards
   consolidate  a checkpoint as one file:
                                      python -m lit_llm consolidate --run runs/quickstart --out model.ckpt
+  import     weights from others:    python -m lit_llm import --from llama-folder --out runs/llama
+  export     weights for others:     python -m lit_llm export --run runs/quickstart --out quickstart-hf
   verify-resume                      is an interrupted run the same run?
                                      python -m lit_llm verify-resume --config recipes/quickstart.yaml --steps 20 --kill
 
@@ -47,6 +49,14 @@ def main(arguments: list[str] | None = None) -> int:
             from lit_llm import consolidate
 
             consolidate.main(rest)
+        elif command == "import":
+            from lit_llm import import_folder
+
+            import_folder.main(rest)
+        elif command == "export":
+            from lit_llm import export_folder
+
+            export_folder.main(rest)
         elif command == "verify-resume":
             from lit_llm import verify_resume
 

@@ -35,10 +35,11 @@ import lit_llm.data
 import lit_llm.optimizers
 from lit_llm.arguments import config_files_in, expand_run
 from lit_llm.checkpoint.compatibility import model_changes
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.format import read, verify
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.compute import ComputeConfig
 from lit_llm.config_errors import explain, reason
+from lit_llm.initial_weights import InitialWeights
 from lit_llm.launch_checks import callback_problems, concrete_subclasses, device_problems, layout, trainer_problem
 from lit_llm.loss_scaling import loss_scaling
 from lit_llm.model import GPTConfig
@@ -94,6 +95,13 @@ class RecipeCLI(LightningCLI):
         self.command = command
         self.arguments = expand_run(arguments)
         self.problems: list[str] = []
+        self.initial: InitialWeights | None = None
+        self.initial_problems: list[str] = []
+        if command == "fit":
+            try:
+                self.initial = InitialWeights.named_in(self.arguments)
+            except ValueError as error:
+                self.initial_problems = str(error).splitlines()
         super().__init__(
             save_config_callback=SaveRunFolder if command == "fit" else None,
             save_config_kwargs={"save_to_log_dir": False},
@@ -132,6 +140,13 @@ class RecipeCLI(LightningCLI):
             type=bool,
             default=False,
             help="With MeshStrategy every rank writes its part of a checkpoint, instead of rank 0 the whole.",
+        )
+        parser.add_argument(
+            "--init_from",
+            type=str | None,
+            default=None,
+            help="fit starts with the weights of this run folder or checkpoint (not its optimizer and step), with its model "
+            "and tokenizer where the recipe does not say; not when it resumes. `import` makes such folders of others.",
         )
         if self.command == "fit":
             parser.add_argument(
@@ -179,6 +194,8 @@ class RecipeCLI(LightningCLI):
                 **{group: default for group, (_, default) in CALLBACKS.items()},
             }
         )
+        if self.initial is not None:
+            parser.set_defaults(self.initial.defaults())
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         if "--help" in args or "-h" in args:
@@ -217,6 +234,7 @@ class RecipeCLI(LightningCLI):
         """Build everything that is cheap, gather every problem, and only then go on."""
         config = self.config
         problems = self.problems
+        problems += self.initial_problems
         self.checkpoint: Path | None = None
         self.resumed_step: int | None = None
         try:
@@ -255,12 +273,20 @@ class RecipeCLI(LightningCLI):
             problems += self.datamodule.problems(data_parallel_ranks)
         if self.checkpoint is not None and self.command == "fit":
             problems += self._changes_since_checkpoint(model_config)
+            self.initial = None
+        rank = getattr(rank_zero_only, "rank", 0)
+        if self.initial is not None:
+            if model_config is not None:
+                problems += self.initial.model_problems(model_config)
+            if rank == 0 and (damage := verify(self.initial.checkpoint)):
+                problems.append(f"{damage} (--init_from)")
         if problems:
             raise ValueError("\n".join(problems))
         if trainer is not None:
             assert model_config is not None
             self.trainer = trainer
-            self.model = LanguageModel(model_config, self._optimizer_factory, built["loss"], built["compute"])
+            init_from = None if self.initial is None else self.initial.checkpoint
+            self.model = LanguageModel(model_config, self._optimizer_factory, built["loss"], built["compute"], init_from)
 
     def _share_block_size(self, model: GPTConfig) -> list[str]:
         data = self.datamodule
@@ -309,7 +335,14 @@ class RecipeCLI(LightningCLI):
                 return
             self.checkpoint = resume_checkpoint(self.run_dir, config.resume)
             if self.checkpoint is not None:
-                self.resumed_step = int(read(self.checkpoint, verify=False)["global_step"])
+                content = read(self.checkpoint, verify=False, lazy=True)
+                if "optimizer_states" not in content:
+                    weights, self.checkpoint = self.checkpoint, None
+                    raise ValueError(
+                        f"{weights} holds weights only, no state of training to resume; start a run from it with "
+                        f"--init_from {weights} --run_dir DIR"
+                    )
+                self.resumed_step = int(content["global_step"])
                 if config.additional_steps is not None:
                     config.trainer.max_steps = self.resumed_step + config.additional_steps
             elif config.additional_steps is not None:
@@ -404,6 +437,9 @@ class RecipeCLI(LightningCLI):
                 # Lightning opens the event file before it looks at the data: what is wrong with the data must come first.
                 self.datamodule.prepare_data()
                 self.datamodule.setup()
+                problem = None if self.initial is None else self.initial.tokenizer_problem(self.datamodule.tokenizer)
+                if problem is not None:
+                    raise ValueError(problem)
                 if self.checkpoint is not None and not self.config.accept_changes:
                     changes = self.datamodule.changes_since(read(self.checkpoint, verify=False))  # now with the fingerprint
                     if changes:

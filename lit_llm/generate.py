@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
+from lit_llm.checkpoint.compatibility import saved_model_config
 from lit_llm.checkpoint.format import read
 from lit_llm.data.tokenizer import load_tokenizer
-from lit_llm.model import GPT, GPTConfig
+from lit_llm.model import GPT
 from lit_llm.run_folder import existing_checkpoint, find_checkpoint
 from lit_llm.sampling import Sampling, generate, prompt_ids
 
@@ -23,6 +24,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--run", required=True, help="run folder, like runs/quickstart")
     parser.add_argument("--prompt", default="", help="text to continue; empty starts a new document")
+    parser.add_argument(
+        "--opening_ids",
+        action="store_true",
+        help="begin with the ids that an imported tokenizer puts before a text (LLaMA's <s>), as its model was trained",
+    )
     parser.add_argument("--max_new_tokens", type=int, default=200, help="tokens to generate at most")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy, 1 the model's own distribution")
     parser.add_argument("--top_k", type=int, default=50, help="keep the k most likely tokens; 0 keeps all")
@@ -40,15 +46,9 @@ def load_model(checkpoint: Path, device: str = "cpu") -> GPT:
         ValueError: there is no checkpoint, it is damaged, or it is not one of lit_llm.
     """
     content = read(checkpoint)
-    if "model_config" not in content:
-        raise ValueError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config (--ckpt_path)")
-    try:
-        config = GPTConfig(**content["model_config"])
-    except TypeError as error:
-        raise ValueError(f"{checkpoint} is from another version of lit_llm: {error} (--ckpt_path)") from error
     weights = content["state_dict"]
     with torch.device("meta"):
-        model = GPT(config)
+        model = GPT(saved_model_config(content, checkpoint, "--ckpt_path"))
     model.to_empty(device=device)
     model.init_weights()  # fills what no checkpoint holds: the rotary tables
     prefix = "model."
@@ -75,12 +75,14 @@ def main(arguments: list[str]) -> None:
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     tokenizer = load_tokenizer(run)
     model = load_model(checkpoint, options.device)
-    prompt = prompt_ids(tokenizer, options.prompt)
+    opening = tokenizer.opening_ids if options.opening_ids else []
+    prompt = opening if opening and not options.prompt else opening + prompt_ids(tokenizer, options.prompt)
     sys.stdout.write(options.prompt)
     # One id can be part of a character: print what the ids so far decode to beyond what is printed, whole characters only.
     new_ids: list[int] = []
     printed = ""
-    for token in generate(model, prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, stop_id=tokenizer.eos_id):
+    stop_id = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
+    for token in generate(model, prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, stop_id=stop_id):
         new_ids.append(token)
         text = tokenizer.decode(new_ids)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):

@@ -33,11 +33,13 @@ class GPTConfig:
     n_layer: int = 6
     """Number of blocks."""
     n_head: int = 6
-    """Number of query heads; must divide n_embd."""
+    """Number of query heads; must divide n_embd unless head_dim is given."""
     n_kv_head: int | None = None
     """Number of key/value heads; must divide n_head. None: as many as n_head (multi-head), fewer: grouped-query attention."""
     n_embd: int = 384
     """Width of the residual stream."""
+    head_dim: int | None = None
+    """Width of one head. None: n_embd / n_head."""
     block_size: int = 256
     """Longest context, in tokens."""
     vocab_size: int | None = None
@@ -54,8 +56,13 @@ class GPTConfig:
     """Learned absolute positions (GPT-2) or rotary embeddings (half-split convention, as in LLaMA's Hugging Face port)."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
+    rope_scaling: dict[str, float] | None = None
+    """Llama 3.1's stretch of the rotary wavelengths to a longer context: factor, low_freq_factor, high_freq_factor and
+    original_max_position_embeddings. None: as they are."""
     bias: bool = False
     """Biases in every linear layer of the blocks, and in LayerNorm."""
+    qkv_bias: bool | None = None
+    """Biases of queries, keys and values (Qwen2 has only these). None: as bias says."""
     tie_embeddings: bool = False
     """One matrix for the token embedding and the output head."""
     dropout: float = 0.0
@@ -84,7 +91,7 @@ class GPTConfig:
 
     @property
     def head_width(self) -> int:
-        return self.n_embd // self.n_head
+        return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
 
     @property
     def hidden_width(self) -> int:
@@ -107,22 +114,22 @@ class GPTConfig:
         for name in ("n_layer", "n_head", "n_embd", "block_size", "pad_vocab_to"):
             if getattr(self, name) < 1:
                 found.append(f"model.{name} is {getattr(self, name)}, it must be at least 1 (--model.{name})")
-        for name in ("n_kv_head", "mlp_width", "window", "vocab_size"):
+        for name in ("n_kv_head", "head_dim", "mlp_width", "window", "vocab_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 found.append(f"model.{name} is {value}, it must be at least 1 or null (--model.{name})")
         if found:
             return found  # the rules below divide by these
-        if self.n_embd % self.n_head:
+        if self.head_dim is None and self.n_embd % self.n_head:
             near = _nearest_divisors(self.n_embd, self.n_head)
             found.append(
                 f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}; "
-                f"nearest that do: {near} (--model.n_head or --model.n_embd)"
+                f"nearest that do: {near} (--model.n_head, --model.n_embd or --model.head_dim)"
             )
         elif self.position == "rope" and self.head_width % 2:
             found.append(
-                f"rotary positions need an even head width, model.n_embd / model.n_head is {self.head_width} "
-                "(--model.n_head, --model.n_embd or --model.position learned)"
+                f"rotary positions need an even head width, this one is {self.head_width} "
+                "(--model.head_dim, --model.n_head, --model.n_embd or --model.position learned)"
             )
         if self.n_head % self.kv_heads:
             near = _nearest_divisors(self.n_head, self.kv_heads)
@@ -140,28 +147,45 @@ class GPTConfig:
         for name in ("norm_eps", "rope_theta", "init_std"):
             if not getattr(self, name) > 0:
                 found.append(f"model.{name} is {getattr(self, name)}, it must be above 0 (--model.{name})")
+        if self.rope_scaling is not None:
+            found += _rope_scaling_problems(self.rope_scaling)
         if self.logit_softcap is not None and not self.logit_softcap > 0:
             found.append(f"model.logit_softcap is {self.logit_softcap}, it must be above 0 or null (--model.logit_softcap)")
         return found
 
     def flops_per_token(self, length: int | None = None) -> float:
-        """Training FLOPs per token: 6 * N_matmul + 12 * L * d * min(T, window), full-attention convention.
+        """Training FLOPs per token: 6 * N_matmul + 12 * L * H * h * min(T, window), full-attention convention.
 
-        N_matmul counts every matrix that multiplies (a tied head once, embedding look-ups not); forward is a third of it.
+        H * h is d unless head_dim says otherwise. N_matmul counts every matrix that multiplies (a tied head once, embedding
+        look-ups not); forward is a third of it.
         Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
         """
         length = self.block_size if length is None else length
         span = length if self.window is None else min(length, self.window)
         gated = 3 if self.mlp in ("swiglu", "geglu") else 2
-        attention = self.n_embd * self.n_embd * 2 + 2 * self.n_embd * self.kv_heads * self.head_width
+        attention = 2 * self.n_embd * self.head_width * (self.n_head + self.kv_heads)
         n_matmul = self.n_layer * (attention + gated * self.n_embd * self.hidden_width)
         n_matmul += self.padded_vocab_size * self.n_embd
-        return 6.0 * n_matmul + 12.0 * self.n_layer * self.n_embd * span
+        return 6.0 * n_matmul + 12.0 * self.n_layer * self.n_head * self.head_width * span
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:
     divisors = [k for k in range(1, number + 1) if number % k == 0]
     return ", ".join(str(k) for k in sorted(sorted(divisors, key=lambda k: abs(k - wanted))[:3]))
+
+
+_ROPE_SCALING = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+
+
+def _rope_scaling_problems(scaling: dict[str, float]) -> list[str]:
+    if scaling.keys() != _ROPE_SCALING:
+        return [f"model.rope_scaling has {sorted(scaling)}, it must have {sorted(_ROPE_SCALING)} (--model.rope_scaling)"]
+    if min(scaling.values()) <= 0 or scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
+        return [
+            f"model.rope_scaling is {scaling}: all must be above 0, and high_freq_factor above low_freq_factor "
+            "(--model.rope_scaling)"
+        ]
+    return []
 
 
 class Attention(nn.Module):
@@ -171,12 +195,13 @@ class Attention(nn.Module):
         super().__init__()
         self.head_width = config.head_width
         self.dropout = config.dropout
-        d, kv = config.n_embd, config.kv_heads * config.head_width
+        d, heads, kv = config.n_embd, config.n_head * config.head_width, config.kv_heads * config.head_width
+        qkv_bias = config.bias if config.qkv_bias is None else config.qkv_bias
         # Three matrices, not one fused: Muon orthogonalises each on its own, tensor parallelism splits each by heads.
-        self.query = nn.Linear(d, d, bias=config.bias)
-        self.key = nn.Linear(d, kv, bias=config.bias)
-        self.value = nn.Linear(d, kv, bias=config.bias)
-        self.project = nn.Linear(d, d, bias=config.bias)
+        self.query = nn.Linear(d, heads, bias=qkv_bias)
+        self.key = nn.Linear(d, kv, bias=qkv_bias)
+        self.value = nn.Linear(d, kv, bias=qkv_bias)
+        self.project = nn.Linear(heads, d, bias=config.bias)
         self.query_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
         self.key_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
 
@@ -215,6 +240,27 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     first, second = x.chunk(2, dim=-1)  # (B, heads, T, h/2) each
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def stretch(
+    frequency: Tensor,
+    *,
+    factor: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    original_max_position_embeddings: float,
+) -> Tensor:
+    """Llama 3.1's rotary frequencies for a context `factor` times the original one (Grattafiori et al. 2024, released code).
+
+    Frequencies that turn more than `high_freq_factor` times in the original context stay, those that turn less than
+    `low_freq_factor` times are divided by `factor`, and between the two the share that stays grows linearly with the turns.
+
+    Args:
+        frequency: (h/2,) radians per position.
+    """
+    turns = frequency * original_max_position_embeddings / (2 * math.pi)  # (h/2,)
+    kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
+    return frequency * (kept + (1 - kept) / factor)
 
 
 class MLP(nn.Module):
@@ -334,6 +380,8 @@ class GPT(nn.Module):
             half = config.head_width // 2
             device = self.rope_cos.device
             frequency = config.rope_theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)  # (h/2,)
+            if config.rope_scaling is not None:
+                frequency = stretch(frequency, **config.rope_scaling)
             position = torch.arange(config.block_size, device=device, dtype=torch.float32)  # (T,)
             angle = torch.outer(position, frequency)  # (T, h/2)
             self.rope_cos.copy_(angle.cos())
@@ -452,10 +500,14 @@ class LayerCache:
 
 
 class KVCache:
-    """One `LayerCache` a block, and the ids themselves: generation computes each position once."""
+    """One `LayerCache` a block, and the ids themselves: generation computes each position once.
 
-    def __init__(self, config: GPTConfig) -> None:
-        self.layers = [LayerCache(config.block_size) for _ in range(config.n_layer)]
+    Args:
+        capacity: positions there is room for. None: block_size, which imported models have up to 131,072 of.
+    """
+
+    def __init__(self, config: GPTConfig, capacity: int | None = None) -> None:
+        self.layers = [LayerCache(config.block_size if capacity is None else capacity) for _ in range(config.n_layer)]
         self.seen_ids: Tensor | None = None
 
     @property

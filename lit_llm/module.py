@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -14,6 +15,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lit_llm.checkpoint.load_weights import load_weights
 from lit_llm.compute import ComputeConfig
 from lit_llm.loss import LossSums, chunked_cross_entropy, cross_entropy
 from lit_llm.metrics import BitsPerByte, Perplexity
@@ -51,6 +53,9 @@ class LanguageModel(L.LightningModule):
     batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, when the
     data knows its tokenizer, `val/bits_per_byte`.
 
+    Args:
+        init_from: a checkpoint whose weights are the first ones, instead of random ones.
+
     Raises:
         ValueError: the configuration cannot be built; every reason in one message.
     """
@@ -61,6 +66,7 @@ class LanguageModel(L.LightningModule):
         optimizer: OptimizerCallable = MuonAdamW,
         loss: LossConfig | None = None,
         compute: ComputeConfig | None = None,
+        init_from: Path | None = None,
     ) -> None:
         super().__init__()
         loss, compute = loss or LossConfig(), compute or ComputeConfig()
@@ -69,6 +75,7 @@ class LanguageModel(L.LightningModule):
             raise ValueError("\n".join(problems))
         self.config = model
         self.compute_config = compute
+        self.init_from = init_from
         self.optimizer_factory = optimizer
         self.loss_function: Callable[..., LossSums] = partial(cross_entropy, z_loss=loss.z_loss)
         if loss.chunk_size is not None:
@@ -114,6 +121,8 @@ class LanguageModel(L.LightningModule):
         parallelize(model, self.compute_config, torch.device("cpu") if strategy is None else strategy.root_device, mesh)
         model.to_empty(device="cpu" if mesh is None else mesh.parameter_device)
         model.init_weights()
+        if self.init_from is not None:
+            load_weights(model, self.init_from)
         self.model = model
 
     def configure_optimizers(self) -> Optimizer:

@@ -81,11 +81,12 @@ def generate(
     model.eval()
     try:
         context = fresh = prompt[-block_size:]
-        cache = KVCache(model.config) if use_cache else None
+        capacity = min(block_size, len(context) + max_new_tokens)
+        cache = KVCache(model.config, capacity) if use_cache else None
         for _ in range(max_new_tokens):
             if len(context) > block_size:
                 context = fresh = context[-max(block_size // 2, 1) :]
-                cache = KVCache(model.config) if use_cache else None
+                cache = KVCache(model.config, capacity) if use_cache else None
             ids = torch.tensor([fresh if use_cache else context], device=device)  # (1, T)
             logits = model(ids, cache=cache)
             assert isinstance(logits, Tensor)

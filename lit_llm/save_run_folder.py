@@ -12,6 +12,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_llm.data import TokenDataModule
+from lit_llm.hugging_face.tokenizer_files import copy_companions
+from lit_llm.initial_weights import InitialWeights
 from lit_llm.module import LanguageModel
 from lit_llm.run_folder import CONFIG
 
@@ -34,6 +36,9 @@ class SaveRunFolder(SaveConfigCallback):
         tokenizer = getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
         if tokenizer is not None:
             tokenizer.save(run_dir)
+            start = None if pl_module.init_from is None else InitialWeights.find(pl_module.init_from).tokenizer_file
+            if start is not None:  # the same tokenizer, or the start would have been refused
+                copy_companions(start.parent, run_dir)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("config", f"```yaml\n{text}\n```", trainer.global_step)
@@ -47,6 +52,8 @@ class SaveRunFolder(SaveConfigCallback):
         if isinstance(data, TokenDataModule):
             assert data.block_size is not None
             step_tokens = data.global_batch_size * data.block_size
+            if pl_module.init_from is not None:
+                print(f"start: the weights of {pl_module.init_from}")
             print(
                 f"data: {data.train_tokens:,} tokens to train on, {data.val_tokens:,} held out\n"
                 f"step: {data.global_batch_size} sequences of {data.block_size} = {step_tokens:,} tokens, in "

@@ -61,9 +61,21 @@ def naive(model: GPT, ids: torch.Tensor) -> torch.Tensor:
     def linear(x, name):
         return x @ p[f"{name}.weight"].T + p.get(f"{name}.bias", 0)
 
+    def slow(frequency):  # Llama 3.1, in the words of wavelengths
+        if c.rope_scaling is None:
+            return frequency
+        s, wavelength = c.rope_scaling, 2 * math.pi / frequency
+        context = s["original_max_position_embeddings"]
+        if wavelength < context / s["high_freq_factor"]:
+            return frequency
+        if wavelength > context / s["low_freq_factor"]:
+            return frequency / s["factor"]
+        smooth = (context / wavelength - s["low_freq_factor"]) / (s["high_freq_factor"] - s["low_freq_factor"])
+        return (1 - smooth) * frequency / s["factor"] + smooth * frequency
+
     def turn(x, position):  # complex multiplication: pair (i, i + h/2) is a number, position its angle
         half = x.numel() // 2
-        angle = position * c.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        angle = position * torch.tensor([slow(c.rope_theta ** (-i / half)) for i in range(half)], dtype=torch.float64)
         z = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones(half, dtype=torch.float64), angle)
         return torch.cat((z.real, z.imag))
 
@@ -75,7 +87,7 @@ def naive(model: GPT, ids: torch.Tensor) -> torch.Tensor:
         for i in range(c.n_layer):
             b, h = f"blocks.{i}", c.head_width
             y = norm(x, f"{b}.attention_norm")
-            attended = torch.zeros_like(x)
+            attended = torch.zeros(len(row), c.n_head * h, dtype=torch.float64)
             for head in range(c.n_head):
                 shared = head // (c.n_head // c.kv_heads)
                 q = linear(y, f"{b}.attention.query")[:, head * h : (head + 1) * h]
@@ -122,6 +134,19 @@ VARIANTS = {
     "softcap": {"logit_softcap": 2.0},
     "documents": {"mask_documents": True, "eos_id": 5},
     "documents and window": {"mask_documents": True, "eos_id": 5, "window": 4, "n_kv_head": 2},
+    "wide heads": {"head_dim": 12, "n_kv_head": 2},
+    "heads that do not divide the width": {"n_head": 3, "head_dim": 6},
+    "biases of q, k, v": {"qkv_bias": True},
+    "biases but of q, k, v": {"bias": True, "qkv_bias": False},
+    "Llama 3.1": {
+        "rope_theta": 100.0,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 40.0,
+        },
+    },
     "layernorm without bias": {"norm": "layernorm", "tie_embeddings": True},
 }
 
@@ -236,12 +261,13 @@ def test_flops_per_token_follow_6N_plus_attention():
     assert settings.flops_per_token() - windowed.flops_per_token() == 12 * 12 * 768 * (1024 - 256)
 
 
-def test_flops_per_token_equal_what_torch_counts():
+@pytest.mark.parametrize("head_dim", [None, 10])
+def test_flops_per_token_equal_what_torch_counts(head_dim):
     # The fused kernel recomputes in backward and is not counted on every device; forward through matmuls compares exactly.
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    settings = small(n_kv_head=2, mlp="swiglu", mlp_width=48)
+    settings = small(n_kv_head=2, mlp="swiglu", mlp_width=48, head_dim=head_dim)
     model = GPT(settings).eval()
     ids = torch.randint(0, 37, (2, 16))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -260,3 +286,6 @@ def test_every_configuration_mistake_is_reported_with_what_mends_it():
     assert "dropout" in lines[2]
     assert "even head width" in GPTConfig(n_head=2, n_embd=6).problems()[0]
     assert "at least 1" in GPTConfig(n_layer=0).problems()[0]
+    assert "model.rope_scaling has ['factor'], it must have" in GPTConfig(rope_scaling={"factor": 8.0}).problems()[0]
+    scaling = {"factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64.0}
+    assert "high_freq_factor above low_freq_factor" in GPTConfig(rope_scaling=scaling).problems()[0]

@@ -37,6 +37,11 @@ class Tokenizer(ABC):
     def eos_id(self) -> int | None:
         """The id put after every document, or None if the vocabulary has no such token."""
 
+    @property
+    def opening_ids(self) -> list[int]:
+        """Ids that the model's makers put before every text, such as LLaMA's ``<s>``. ``encode`` never adds them."""
+        return []
+
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
         """Ids (n,) of ``text`` as ordinary text: no special token is recognised or added."""
@@ -128,6 +133,7 @@ class Bytes(Tokenizer):
         return (
             model.get("type") == "BPE"
             and model.get("merges") == []
+            and content.get("post_processor") is None
             and model.get("vocab") == {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
             and [(token["id"], token["content"]) for token in added] == [(256, END_OF_TEXT)]
         )
@@ -146,6 +152,11 @@ class _HuggingFace(Tokenizer):
     def eos_id(self) -> int | None:
         found = (self._backend.token_to_id(name) for name in _END_NAMES)
         return next((token for token in found if token is not None), None)
+
+    @property
+    def opening_ids(self) -> list[int]:
+        encoding = self._backend.encode("a", add_special_tokens=True)  # what the file's post-processor adds is marked
+        return encoding.ids[: next((i for i, added in enumerate(encoding.special_tokens_mask) if not added), 0)]
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
