@@ -60,6 +60,7 @@ Command = Literal["fit", "validate", "test", "prepare"]
 # Group → base class, default. A group that is null is left out of the run; samples need a prompt, so they start as null.
 CALLBACKS: dict[str, tuple[type[Callback], dict[str, Any] | None]] = {
     "schedule": (callbacks.Schedule, {"class_path": "callbacks.Cosine"}),
+    "batch_ramp": (callbacks.BatchRamp, None),
     "gradient_norm": (callbacks.GradientNorm, {"class_path": "callbacks.GradientNorm"}),
     "validation": (callbacks.ValidateEvery, {"class_path": "callbacks.ValidateEvery", "init_args": {"every_n_steps": 1000}}),
     "throughput": (callbacks.Throughput, {"class_path": "callbacks.Throughput"}),
@@ -233,6 +234,9 @@ class RecipeCLI(LightningCLI):
                 problems.append(f"trainer: {' '.join(str(error).split())}")
         if trainer is not None and self.command == "fit":
             problems += callback_problems(trainer)
+        if isinstance(self.datamodule, lit_llm.data.TokenDataModule) and self.command == "fit":
+            chosen = [built.get("batch_ramp")] if trainer is None else trainer.callbacks  # type: ignore[attr-defined]
+            self.datamodule.find_ramp(chosen)
         if hasattr(self.datamodule, "problems"):
             problems += self.datamodule.problems(1 if trainer is None else trainer.world_size)
         if self.checkpoint is not None and self.command == "fit":
