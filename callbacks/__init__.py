@@ -5,6 +5,7 @@ it works. What a callback logs, and what it does in which hook, is in its docstr
 number of optimizer steps made; rows are written at step 1 and at multiples of `Trainer(log_every_n_steps)`.
 """
 
+from callbacks.batch_ramp import BatchRamp
 from callbacks.checkpoint import StepCheckpoint
 from callbacks.counter_seed import CounterSeed
 from callbacks.gradient_norm import GradientNorm
@@ -19,6 +20,7 @@ from callbacks.validation import ValidateEvery
 
 __all__ = [
     "WSD",
+    "BatchRamp",
     "Constant",
     "Cosine",
     "CounterSeed",

@@ -38,9 +38,9 @@ class SpikeGuard(Callback):
     the scale): it does not enter the window either, but is not reported.
 
     Logs, at logged steps: `spike/skipped`, the number of steps skipped since the last row. A warning names them, with the
-    global sample numbers where the data module has `consumed_samples` and `global_batch_size`. After `max_consecutive` in a
-    row, noticed at a logged step, training stops (`trainer.should_stop`), with the reason in `diagnosis`, else None; the
-    weights are then those of the last good step.
+    global sample numbers where the data module has `step_samples`, a range. After `max_consecutive` in a row, noticed at a
+    logged step, training stops (`trainer.should_stop`), with the reason in `diagnosis`, else None; the weights are then
+    those of the last good step.
 
     Contract:
         on_train_start: wraps `optimizer.step`, so that it asks the decision; teardown, on_exception: unwraps it.
@@ -124,7 +124,7 @@ class SpikeGuard(Callback):
             device = self._good.device
             observed = torch.stack([self._loss.to(device), norm.to(device, torch.float32)])
             self._loss = None
-            self._judge(observed, step, samples_of_this_step(trainer))
+            self._judge(observed, step, getattr(getattr(trainer, "datamodule", None), "step_samples", None))
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         logged = every > 0 and (step == 1 or step % every == 0)
         if logged or len(self._unread) >= _UNREAD_AT_MOST:
@@ -264,13 +264,6 @@ def honours_found_inf(optimizer: Optimizer) -> bool:
         for p in group["params"]
         if p.grad is not None
     )
-
-
-def samples_of_this_step(trainer: Trainer) -> range | None:
-    """Global numbers of the samples in the step being made, if the data module counts them."""
-    data = getattr(trainer, "datamodule", None)
-    first, count = getattr(data, "consumed_samples", None), getattr(data, "global_batch_size", None)
-    return None if first is None or count is None else range(first, first + count)
 
 
 def total_norm(grads: Iterable[Tensor]) -> Tensor:

@@ -65,6 +65,7 @@ Command = Literal["fit", "validate", "test", "prepare"]
 # Group → base class, default. A group that is null is left out of the run; samples need a prompt, so they start as null.
 CALLBACKS: dict[str, tuple[type[Callback], dict[str, Any] | None]] = {
     "schedule": (callbacks.Schedule, {"class_path": "callbacks.Cosine"}),
+    "batch_ramp": (callbacks.BatchRamp, None),
     "gradient_norm": (callbacks.GradientNorm, {"class_path": "callbacks.GradientNorm"}),
     "validation": (callbacks.ValidateEvery, {"class_path": "callbacks.ValidateEvery", "init_args": {"every_n_steps": 1000}}),
     "throughput": (callbacks.Throughput, {"class_path": "callbacks.Throughput"}),
@@ -265,6 +266,9 @@ class RecipeCLI(LightningCLI):
                 problems.append(trainer_problem(str(error), self.config.trainer))
         if trainer is not None and self.command == "fit":
             problems += callback_problems(trainer)
+        if isinstance(self.datamodule, lit_llm.data.TokenDataModule) and self.command == "fit":
+            chosen = [built.get("batch_ramp")] if trainer is None else trainer.callbacks  # type: ignore[attr-defined]
+            self.datamodule.find_ramp(chosen)
         data_parallel_ranks: int | None = 1
         if trainer is not None:
             data_parallel_ranks, layout_problems = layout(trainer, model_config)

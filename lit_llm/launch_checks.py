@@ -67,6 +67,8 @@ def callback_problems(trainer: Trainer) -> list[str]:
                 callback.resolve(trainer)
             except ValueError as error:
                 found.append(str(error))
+        if isinstance(callback, callbacks.BatchRamp):
+            found += callback.trainer_problems(trainer)
     if trainer.max_steps == -1 and trainer.max_epochs in (None, -1):
         found.append("the run has no end: give --trainer.max_steps or --trainer.max_epochs")
     return found

@@ -51,13 +51,19 @@ class SaveRunFolder(SaveConfigCallback):
         print(f"model: {pl_module.model.num_parameters():,} parameters, vocabulary {pl_module.config.vocab_size:,}")
         if isinstance(data, TokenDataModule):
             assert data.block_size is not None
-            step_tokens = data.global_batch_size * data.block_size
             if pl_module.init_from is not None:
                 print(f"start: the weights of {pl_module.init_from}")
+            print(f"data: {data.train_tokens:,} tokens to train on, {data.val_tokens:,} held out")
+            for first in [0] if data.ramp is None else [stage.step for stage in data.ramp.stages]:
+                sequences = data.batch_samples(first)
+                micro_batches = data.micro_batches_before(first + 1) - data.micro_batches_before(first)
+                print(
+                    f"{f'from step {first + 1:,} on' if first else 'step'}: {sequences} sequences of {data.block_size} = "
+                    f"{sequences * data.block_size:,} tokens, in {micro_batches} micro-batch(es) on each of "
+                    f"{trainer.world_size} process(es)"
+                )
+            tokens = data.samples_before(trainer.max_steps) * data.block_size
             print(
-                f"data: {data.train_tokens:,} tokens to train on, {data.val_tokens:,} held out\n"
-                f"step: {data.global_batch_size} sequences of {data.block_size} = {step_tokens:,} tokens, in "
-                f"{trainer.accumulate_grad_batches} micro-batch(es) on each of {trainer.world_size} process(es)\n"
-                f"run: {trainer.max_steps:,} steps = {trainer.max_steps * step_tokens:,} tokens = "
-                f"{trainer.max_steps * step_tokens / data.train_tokens:.2f} epochs, into {trainer.default_root_dir}"
+                f"run: {trainer.max_steps:,} steps = {tokens:,} tokens = {tokens / data.train_tokens:.2f} epochs, into"
+                f" {trainer.default_root_dir}"
             )

@@ -79,13 +79,15 @@ class HeldOutBlocks(_Blocks):
 class GlobalOrder(DistributedSampler):
     """This rank's micro-batches of the training order: arrays of block numbers (micro_batch_size,).
 
-    Step s of the run reads the global samples [s * G, (s + 1) * G); rank r of W takes the r-th of W equal contiguous
-    parts, in order, cut in micro-batches. Iteration starts at the sample that ``consumed`` names at that moment, so a
-    resumed run goes on where it was, whatever number of ranks, workers or micro-batches it had before.
+    Each step of the run reads the global samples that follow those of the step before; rank r of W takes the r-th of W
+    equal contiguous parts, in order, cut in micro-batches. Iteration starts at the sample that ``consumed`` names at that
+    moment, so a resumed run goes on where it was, whatever number of ranks, workers or micro-batches it had before.
 
     It is a ``DistributedSampler`` because that is what Lightning looks for before it injects its own shuffling one.
 
     Args:
+        batch_samples: global samples in the step made after so many steps, a multiple of ``micro_batch_size * world_size``.
+        step: optimizer steps made so far; asked whenever iteration starts.
         consumed: global samples consumed so far; asked whenever iteration starts.
         batches: micro-batches of the whole run (for ``len``), asked when needed.
         remaining: micro-batches still to come; asked whenever iteration starts.
@@ -96,34 +98,36 @@ class GlobalOrder(DistributedSampler):
         blocks: TrainBlocks,
         *,
         seed: int,
-        global_batch_size: int,
         micro_batch_size: int,
         rank: int,
         world_size: int,
+        batch_samples: Callable[[int], int],
+        step: Callable[[], int],
         consumed: Callable[[], int],
         batches: Callable[[], int],
         remaining: Callable[[], int],
     ) -> None:
         super().__init__(blocks, num_replicas=world_size, rank=rank, shuffle=False, seed=seed)
-        assert global_batch_size % (micro_batch_size * world_size) == 0
-        self.samples = len(blocks)
-        self.global_batch_size, self.micro_batch_size = global_batch_size, micro_batch_size
+        self.samples, self.micro_batch_size = len(blocks), micro_batch_size
+        self.batch_samples, self.step = batch_samples, step
         self.consumed, self.batches, self.remaining = consumed, batches, remaining
 
     def __len__(self) -> int:
         return self.batches()
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        start, remaining = self.consumed(), self.remaining()
-        per_rank = self.global_batch_size // self.num_replicas
-        steps = max(1, _AHEAD // per_rank)
-        offsets = np.arange(steps)[:, None] * self.global_batch_size + self.rank * per_rank + np.arange(per_rank)
+        step, start, remaining = self.step(), self.consumed(), self.remaining()
         while remaining > 0:
-            g = start + offsets  # (steps, G / W) global sample numbers of this rank
-            blocks = sample_index(g.reshape(-1), samples=self.samples, seed=self.seed)
+            parts: list[np.ndarray] = []  # of successive steps: (G / W,) global sample numbers of this rank
+            while sum(map(len, parts)) < _AHEAD:
+                size = self.batch_samples(step)
+                per_rank = size // self.num_replicas
+                assert size == per_rank * self.num_replicas and per_rank % self.micro_batch_size == 0
+                parts.append(start + self.rank * per_rank + np.arange(per_rank))
+                start, step = start + size, step + 1
+            blocks = sample_index(np.concatenate(parts), samples=self.samples, seed=self.seed)
             yield from blocks.reshape(-1, self.micro_batch_size)[:remaining]
             remaining -= blocks.size // self.micro_batch_size
-            start += steps * self.global_batch_size
 
 
 class HeldOutOrder(DistributedSampler):

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from callbacks import ignore_signals
+from callbacks import BatchRamp, ignore_signals
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutBlocks, HeldOutOrder, ResumableLoader, TrainBlocks
 from lit_llm.data.order import accumulation_steps
 from lit_llm.data.shards import TokenStream
@@ -42,6 +43,9 @@ class TokenDataModule(LightningDataModule, ABC):
     After ``setup``: ``vocab_size``, ``eos_id``, ``tokenizer``, ``token_bytes`` ((vocab_size,) int64 UTF-8 bytes of each
     id, or None without a tokenizer), ``train_tokens``, ``val_tokens``, and ``fingerprint`` (counts and a hash of the
     tokens).
+
+    A ``BatchRamp`` among the trainer's callbacks says how many samples each step takes; it leads up to
+    ``global_batch_size``.
 
     Args:
         micro_batch_size: sequences in one forward pass of one rank. None: the rank's whole share of the global batch.
@@ -67,6 +71,7 @@ class TokenDataModule(LightningDataModule, ABC):
         super().__init__()
         self.micro_batch_size, self.global_batch_size, self.block_size = micro_batch_size, global_batch_size, block_size
         self.seed, self.num_workers = seed, num_workers
+        self.ramp: BatchRamp | None = None  # the trainer's, see `find_ramp`
         self._corpus: Corpus | None = None
         # The sample and step counts where this process took over: zero, or what a checkpoint says.
         self._base_samples, self._base_step = 0, 0
@@ -101,7 +106,28 @@ class TokenDataModule(LightningDataModule, ABC):
                 accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
             except ValueError as error:
                 found.append(str(error))
+            if self.ramp is not None:
+                found += self._ramp_problems(self.ramp, world_size)
         return found + self.source_problems()
+
+    def _ramp_problems(self, ramp: BatchRamp, world_size: int) -> list[str]:
+        if self.micro_batch_size is None:
+            return ["batch_ramp accumulates micro-batches of one size: give it (--data.micro_batch_size)."]
+        if self.block_size is None:  # `setup` says so
+            return []
+        found = ramp.size_problems(self.micro_batch_size * self.block_size, world_size)
+        final = ramp.stages[-1].size
+        if not found and final != self.global_batch_size * self.block_size:
+            found.append(
+                f"batch_ramp ends with {final} tokens per batch, but global_batch_size {self.global_batch_size} x block_size "
+                f"{self.block_size} = {self.global_batch_size * self.block_size}: a ramp leads up to the recipe's own batch "
+                f"(--data.global_batch_size {final // self.block_size})."
+            )
+        return found
+
+    def find_ramp(self, callbacks: Iterable[Callback | None]) -> None:
+        """Follow the ``BatchRamp`` among the callbacks of a trainer, if there is one."""
+        self.ramp = next((callback for callback in callbacks if isinstance(callback, BatchRamp)), None)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the data and, for "fit", tell the trainer how to accumulate and when to stop.
@@ -109,6 +135,8 @@ class TokenDataModule(LightningDataModule, ABC):
         Raises:
             ValueError: one sentence a line for everything that is wrong.
         """
+        if stage == "fit" and self.trainer is not None:
+            self.find_ramp(self.trainer.callbacks)  # type: ignore[attr-defined]
         self.raise_problems()
         if self.block_size is None:
             raise ValueError("The data need a block size: set --data.block_size (the command line takes --model.block_size).")
@@ -174,26 +202,24 @@ class TokenDataModule(LightningDataModule, ABC):
     def train_dataloader(self) -> DataLoader:
         blocks = self._train_blocks()
         rank, world_size = self._data_parallel()
-        accumulate = accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
-
         if self.trainer is not None:
-            self._count_in_steps(accumulate)
+            self._count_in_steps(self.micro_batches_before(self.trainer.global_step))
 
         def batches() -> int:
             steps = self._max_steps()
-            return ENDLESS if steps == -1 else steps * accumulate
+            return ENDLESS if steps == -1 else self.micro_batches_before(steps)
 
         def remaining() -> int:
-            done = 0 if self.trainer is None else self.trainer.global_step
-            return batches() - done * accumulate
+            return batches() - (0 if self.trainer is None else self.micro_batches_before(self.trainer.global_step))
 
         order = GlobalOrder(
             blocks,
             seed=self.seed,
-            global_batch_size=self.global_batch_size,
             micro_batch_size=self._micro_batch_size(world_size),
             rank=rank,
             world_size=world_size,
+            batch_samples=self.batch_samples,
+            step=lambda: self._step,
             consumed=lambda: self.consumed_samples,
             batches=batches,
             remaining=remaining,
@@ -231,17 +257,44 @@ class TokenDataModule(LightningDataModule, ABC):
     @property
     def consumed_samples(self) -> int:
         """Global samples whose gradients are in the weights: the only state of the data, and the trainer counts it."""
-        done = 0 if self.trainer is None else self.trainer.global_step - self._base_step
-        return self._base_samples + done * self.global_batch_size
+        return self._base_samples + self.samples_before(self._step) - self.samples_before(self._base_step)
 
-    def state_dict(self) -> dict[str, int | str]:
-        step = self._base_step if self.trainer is None else self.trainer.global_step
-        return {"consumed_samples": self.consumed_samples, "global_step": step} | self._identity()
+    @property
+    def step_samples(self) -> range:
+        """Global numbers of the samples in the optimizer step that is made next."""
+        return range(self.consumed_samples, self.consumed_samples + self.batch_samples(self._step))
+
+    def batch_samples(self, step: int) -> int:
+        """Global samples in the step that is made after ``step`` steps."""
+        return self.global_batch_size if self.ramp is None else self.ramp.batch_tokens(step) // self._block_size
+
+    def samples_before(self, step: int) -> int:
+        """Global samples in the first ``step`` steps."""
+        return step * self.global_batch_size if self.ramp is None else self.ramp.tokens_before(step) // self._block_size
+
+    def micro_batches_before(self, step: int) -> int:
+        """Micro-batches of each rank in the first ``step`` steps."""
+        world_size = self._data_parallel()[1]
+        return self.samples_before(step) // (self._micro_batch_size(world_size) * world_size)
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of one micro-batch on one rank."""
+        return self._micro_batch_size(self._data_parallel()[1]) * self._block_size
+
+    @property
+    def _step(self) -> int:
+        """Optimizer steps made so far."""
+        return self._base_step if self.trainer is None else self.trainer.global_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"consumed_samples": self.consumed_samples, "global_step": self._step} | self._identity()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._base_samples, self._base_step = state_dict["consumed_samples"], state_dict["global_step"]
         if self.trainer is not None and self.trainer.state.fn == "fit":
-            changed = [f"{k} {state_dict[k]} -> {v}" for k, v in self._identity().items() if state_dict[k] != v]
+            identity = self._identity()
+            changed = [f"{k} {before} -> {identity[k]}" for k, before in self._changed(state_dict).items()]
             if changed:
                 rank_zero_warn(
                     "The data are not those of the checkpoint, so the run goes on with other batches than it would have: "
@@ -258,18 +311,23 @@ class TokenDataModule(LightningDataModule, ABC):
                 f"the checkpoint was not trained with {type(self).__qualname__}, so the position in the data is unknown "
                 "(--data, or --accept_changes true to begin with the first sample)"
             ]
-        saved = checkpoint[type(self).__qualname__]
+        names = {"fingerprint": "the text", "batch_ramp": "batch_ramp.tokens_per_batch"}
+        identity = self._identity()
         return [
-            f"{'the text' if name == 'fingerprint' else f'data.{name}'} is not as in the checkpoint: it was {saved[name]}"
-            f" and is {value} (--accept_changes true continues with it)"
-            for name, value in self._identity().items()
-            if saved[name] != value
+            f"{names.get(name, f'data.{name}')} is not as in the checkpoint: it was {before} and is {identity[name]}"
+            " (--accept_changes true continues with it)"
+            for name, before in self._changed(checkpoint[type(self).__qualname__]).items()
         ]
 
-    def _identity(self) -> dict[str, int | str]:
+    def _changed(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """What was another in a saved state, and what it was; "none" where it was not saved."""
+        return {name: saved.get(name, "none") for name, now in self._identity().items() if saved.get(name, "none") != now}
+
+    def _identity(self) -> dict[str, Any]:
         """What decides, beside the position, which batches come next."""
-        identity: dict[str, int | str] = {
+        identity = {
             "global_batch_size": self.global_batch_size,
+            "batch_ramp": "none" if self.ramp is None else [list(pair) for pair in self.ramp.tokens_per_batch],
             "block_size": self._block_size,
             "seed": self.seed,
         }
@@ -285,29 +343,33 @@ class TokenDataModule(LightningDataModule, ABC):
                 "Trainer(overfit_batches=...) has no effect on this data: "
                 "to overfit on purpose, train on a small file (remove --trainer.overfit_batches)."
             )
-        world_size = self._data_parallel()[1]
-        accumulate = accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
-        if trainer.accumulate_grad_batches not in (1, accumulate):
-            raise ValueError(
-                f"accumulate_grad_batches {trainer.accumulate_grad_batches} contradicts the batch sizes, which make it "
-                f"{accumulate}: remove --trainer.accumulate_grad_batches, or change --data.global_batch_size."
-            )
-        trainer.accumulate_grad_batches = accumulate
+        if self.ramp is None:  # which accumulates otherwise
+            world_size = self._data_parallel()[1]
+            accumulate = accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
+            if trainer.accumulate_grad_batches not in (1, accumulate):
+                raise ValueError(
+                    f"accumulate_grad_batches {trainer.accumulate_grad_batches} contradicts the batch sizes, which make it "
+                    f"{accumulate}: remove --trainer.accumulate_grad_batches, or change --data.global_batch_size."
+                )
+            trainer.accumulate_grad_batches = accumulate
         if trainer.max_epochs is not None and trainer.max_epochs != -1:
             samples = trainer.max_epochs * len(self._train_blocks())
-            steps = -(-samples // self.global_batch_size)
+            if self.ramp is None:
+                steps = -(-samples // self.global_batch_size)
+            else:
+                steps = self.ramp.steps_for(samples * self._block_size)
             limit = steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
             trainer.fit_loop.epoch_loop.max_steps = limit
 
-    def _count_in_steps(self, accumulate: int) -> None:
-        """Make Lightning count micro-batches, by which it finds where accumulation windows begin, as its steps imply.
+    def _count_in_steps(self, done: int) -> None:
+        """Make Lightning count the ``done`` micro-batches that its steps imply, by which it finds where windows begin.
 
         They disagree when a run resumes with another accumulation (other ranks or micro-batches), or from a
         checkpoint taken inside a window: unless mended, its first step would average over a part of a batch.
         """
         assert self.trainer is not None
         loop = self.trainer.fit_loop
-        progress, done = loop.epoch_loop.batch_progress, self.trainer.global_step * accumulate
+        progress = loop.epoch_loop.batch_progress
         # When `limit_train_batches` cut the run into several Lightning epochs, the two counts are not comparable.
         if loop.restarting and progress.total.ready == progress.current.ready != done:
             for count in (progress.total, progress.current):

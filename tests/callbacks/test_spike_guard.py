@@ -273,11 +273,9 @@ def test_a_window_of_another_length_takes_the_newest(tmp_path):
 class Counting(LightningDataModule):
     """What a data module may offer."""
 
-    global_batch_size = 8
-
     @property
-    def consumed_samples(self):
-        return self.trainer.global_step * 8
+    def step_samples(self):
+        return range(self.trainer.global_step * 8, self.trainer.global_step * 8 + 8)
 
     def train_dataloader(self):
         return DataLoader(Batches(12), batch_size=None)

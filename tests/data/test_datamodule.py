@@ -239,6 +239,7 @@ def test_the_state_is_plain_and_says_where_the_run_is(tmp_path, shards):
         "global_step": 3,
         "fingerprint": data.fingerprint,
         "global_batch_size": 6,
+        "batch_ramp": "none",
         "block_size": T,
         "seed": 3,
     }

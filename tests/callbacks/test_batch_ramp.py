@@ -1,0 +1,177 @@
+"""BatchRamp with a LightningModule that knows nothing of this project; with our data in tests/data/test_ramped_order.py."""
+
+import random
+
+import pytest
+import torch
+from foreign import BATCH, LENGTH, Batches, Foreign, FromGlobalStep, fit, make_trainer
+from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
+
+from callbacks import BatchRamp, StepCheckpoint, Throughput, ValidateEvery
+
+MICRO = BATCH * (LENGTH + 1)  # tokens
+RAMP = [(0, MICRO), (3 * MICRO, 3 * MICRO), (8 * MICRO, 2 * MICRO)]
+WINDOWS = [1, 1, 1, 3, 3, 2, 2, 2]  # micro-batches of each step, by hand: 3 are seen after three, 9 after five steps
+FIRST = [0, 1, 2, 3, 6, 9, 11, 13]  # number of each step's first micro-batch
+
+
+class FromRamp(FromGlobalStep):
+    """Begins where the docstring of BatchRamp says."""
+
+    def __len__(self):
+        return self.ramp.tokens_before(self.steps) // (MICRO * self.trainer.world_size)
+
+    def __iter__(self):
+        world, rank = self.trainer.world_size, self.trainer.global_rank
+        for i in range(self.ramp.tokens_before(self.trainer.global_step) // (MICRO * world), len(self)):
+            yield i * world + rank
+
+
+class Ramped(Foreign):
+    micro_batch_tokens = MICRO
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.windows, self.gradients = [], []
+
+    def train_dataloader(self):
+        sampler = FromRamp(self.trainer, self.steps)
+        sampler.ramp = next(c for c in self.trainer.callbacks if isinstance(c, BatchRamp))
+        return DataLoader(Batches(10**6), batch_size=None, sampler=sampler)
+
+    def training_step(self, batch, batch_idx):
+        self.windows.append((self.trainer.global_step, self.trainer.accumulate_grad_batches))
+        return super().training_step(batch, batch_idx)
+
+    def on_before_optimizer_step(self, optimizer):
+        before = [p.detach().clone() for p in self.parameters()]
+        self.gradients.append((before, [p.grad.clone() for p in self.parameters()]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_functions_are_those_of_a_walk_through_the_steps(seed):
+    draw = random.Random(seed)
+    thresholds = [0, *sorted(draw.sample(range(1, 400), draw.randrange(5)))]
+    pairs = [(threshold, draw.randrange(1, 60)) for threshold in thresholds]
+    ramp, consumed = BatchRamp(pairs), 0
+    for step in range(100):
+        size = [size for threshold, size in pairs if threshold <= consumed][-1]
+        assert (ramp.tokens_before(step), ramp.batch_tokens(step)) == (consumed, size)
+        for tokens in range(consumed + 1, consumed + size + 1):
+            assert ramp.steps_for(tokens) == step + 1
+        consumed += size
+    assert ramp.steps_for(0) == 0
+
+
+@pytest.mark.parametrize("ramp_first", [True, False])
+def test_windows_gradients_and_tokens_of_a_loader_of_ones_own(tmp_path, ramp_first):
+    callbacks = [Throughput(), ValidateEvery(3), StepCheckpoint(4, monitor=None)]
+    callbacks = [BatchRamp(RAMP), *callbacks] if ramp_first else [*callbacks, BatchRamp(RAMP)]
+    trainer, module, rows = fit(callbacks, tmp_path, module=Ramped(), limit_val_batches=1.0)
+    assert module.windows == [(step, size) for step, size in enumerate(WINDOWS) for _ in range(size)]
+    assert [rows[t]["progress/tokens"] for t in range(1, 9)] == [sum(WINDOWS[:t]) * MICRO for t in range(1, 9)]
+    assert module.validated == [3, 6, 8]
+    files = sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*"))
+    assert files == ["step-00000004.ckpt", "step-00000008.ckpt"]
+    # each gradient is that of the step's samples in one micro-batch
+    for step, (before, gradient) in enumerate(module.gradients):
+        batch = torch.cat([Batches(99)[FIRST[step] + i] for i in range(WINDOWS[step])])
+        alone = Foreign()
+        with torch.no_grad():
+            for p, value in zip(alone.parameters(), before, strict=True):
+                p.copy_(value)
+        alone.loss(batch).backward()
+        for p, got in zip(alone.parameters(), gradient, strict=True):
+            torch.testing.assert_close(got, p.grad, rtol=1e-5, atol=1e-7)
+    assert trainer.accumulate_grad_batches == 1
+    assert "_accumulated_batches_reached" not in vars(trainer.fit_loop.epoch_loop)
+    assert "_make_zero_grad_fn" not in vars(trainer.fit_loop.epoch_loop.automatic_optimization)
+
+
+def parameters(module):
+    return [p.tolist() for p in module.parameters()]
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_a_resume_makes_the_same_steps(tmp_path, step):
+    def run(resume=None):
+        saves = StepCheckpoint(1, keep_last=99, monitor=None)
+        return fit([BatchRamp(RAMP), saves], tmp_path, module=Ramped(), resume=resume)[1]
+
+    whole = run()
+    rest = run(tmp_path / "checkpoints" / f"step-{step:08d}.ckpt")
+    assert rest.seen == whole.seen[FIRST[step] :] and parameters(rest) == parameters(whole)
+    assert rest.windows == whole.windows[FIRST[step] :]
+
+
+@pytest.mark.parametrize(("at", "inside"), [(4, "on_train_batch_end"), (4, "on_train_batch_start"), (7, "on_train_batch_end")])
+def test_a_file_saved_inside_a_step_goes_on_with_the_whole_step(tmp_path, at, inside):
+    class Save(Callback):
+        def save(self, trainer, pl_module, *rest):
+            if len(pl_module.seen) == at:
+                trainer.save_checkpoint(tmp_path / "inside.ckpt")
+
+    setattr(Save, inside, Save.save)
+    whole = fit([BatchRamp(RAMP), Save()], tmp_path, module=Ramped(steps=20))[1]
+    rest = fit([BatchRamp(RAMP)], tmp_path, module=Ramped(steps=20), resume=tmp_path / "inside.ckpt")[1]
+    first = 3 if at == 4 else 6
+    assert rest.windows == whole.windows[first:] and rest.seen == whole.seen[first:]
+
+
+def test_where_an_epoch_ends_within_a_step_the_next_step_is_whole_again(tmp_path):
+    class Short(Ramped):
+        def train_dataloader(self):
+            return DataLoader(Batches(5), batch_size=None)
+
+    module = fit([BatchRamp(RAMP)], tmp_path, module=Short(), steps=6)[1]
+    steps = [step for step, _ in module.windows]
+    assert steps == [0, 1, 2, 3, 3, *[4, 4, 4], *[5, 5]]  # step 3 has two of its three: the epoch was over
+
+
+def test_two_runs_of_one_trainer_have_both_the_ramp(tmp_path):
+    trainer = make_trainer([BatchRamp(RAMP)], tmp_path, steps=2)
+    trainer.fit(Ramped(steps=2))
+    module = Ramped(steps=5)
+    trainer.fit_loop.epoch_loop.max_steps = 5
+    trainer.fit(module)
+    assert [step for step, _ in module.windows] == [2, 3, 3, 3, 4, 4, 4]
+
+
+def test_what_cannot_be_a_ramp_is_refused():
+    for pairs, said in (
+        ([], "must begin with a size from 0 tokens on"),
+        ([(5, 1)], "must begin with a size from 0 tokens on"),
+        ([(0, 1), (9, 2), (9, 3)], "names 9 after 9"),
+        ([(0, 0)], "batches of 0 tokens"),
+    ):
+        with pytest.raises(ValueError, match=said) as caught:
+            BatchRamp(pairs)
+        assert "--batch_ramp.tokens_per_batch" in str(caught.value)
+
+
+def test_sizes_that_do_not_divide_are_told_with_the_nearest():
+    ramp = BatchRamp([(0, 3), (5, 12), (9, 17), (40, 3)])
+    assert ramp.size_problems(4, 1) == [
+        "batch_ramp: 3 tokens per batch is not a multiple of 4 tokens per micro-batch x 1 data-parallel rank = 4: the nearest"
+        " that divide are 4 (--batch_ramp.tokens_per_batch).",
+        "batch_ramp: 17 tokens per batch is not a multiple of 4 tokens per micro-batch x 1 data-parallel rank = 4: the nearest"
+        " that divide are 16 and 20 (--batch_ramp.tokens_per_batch).",
+    ]
+    assert "2 data-parallel ranks = 8" in BatchRamp([(0, 12)]).size_problems(4, 2)[0]
+
+
+def test_what_the_trainer_or_the_module_decides_otherwise_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is not a multiple of 12"):
+        fit([BatchRamp([(0, 13)])], tmp_path, module=Ramped())
+    with pytest.raises(ValueError, match=r"needs an attribute micro_batch_tokens.* of Foreign"):
+        fit([BatchRamp(RAMP)], tmp_path)
+    with pytest.raises(ValueError, match=r"remove --trainer\.accumulate_grad_batches"):
+        fit([BatchRamp(RAMP)], tmp_path, module=Ramped(), accumulate_grad_batches=2)
+    module = Ramped()
+    module.automatic_optimization = False
+    with pytest.raises(ValueError, match="optimizes by hand"):
+        fit([BatchRamp(RAMP)], tmp_path, module=module)
+    trainer = make_trainer([], tmp_path)
+    trainer.strategy.__class__ = type("Own", (type(trainer.strategy),), {"handles_gradient_accumulation": True})
+    assert "Own accumulates gradients by itself" in BatchRamp.trainer_problems(trainer)[0]

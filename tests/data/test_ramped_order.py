@@ -1,0 +1,294 @@
+"""BatchRamp over our data: exact samples and gradients, after resumes and on two processes, against lists made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, seed_everything
+from test_datamodule import SaveAt, T, expected_samples, fit, sample_numbers, shards, trainer  # noqa: F401  a fixture
+
+from callbacks import BatchRamp, Cosine, CounterSeed, GradientNorm, SpikeGuard, StepCheckpoint, Throughput, ValidateEvery
+from lit_llm.model import GPTConfig
+from lit_llm.module import LanguageModel
+
+RAMP = [(0, 2 * T), (5 * T, 8 * T), (20 * T, 12 * T)]  # in samples: 2 a step, 8 once 5 are consumed, 12 once 20 are
+SIZES = [2, 2, 2, 8, 8, 12, 12, 12, 12]  # so that 6 and 22 are consumed when the size changes: multiples of neither
+BEFORE = [0, 2, 4, 6, 14, 22, 34, 46, 58, 70]
+SCRIPT = Path(__file__).with_name("ramp_script.py")
+
+
+def test_the_list_is_right():
+    assert [0, *accumulate(SIZES)] == BEFORE
+
+
+@pytest.mark.parametrize(("micro", "workers"), [(1, 0), (2, 0), (2, 2)])
+def test_samples_windows_and_position_of_every_step(tmp_path, shards, micro, workers):  # noqa: F811
+    class Positions(Callback):
+        def __init__(self):
+            self.seen, self.accumulation = [], []
+
+        def on_train_batch_end(self, trainer, *_):
+            self.accumulation.append(trainer.accumulate_grad_batches)
+
+        def on_before_optimizer_step(self, trainer, *_):
+            self.seen.append((data.consumed_samples, data.step_samples))
+
+    positions = Positions()
+    data = shards(global_batch_size=12, micro_batch_size=micro, num_workers=workers)
+    module, run = fit(tmp_path, data, max_steps=9, callbacks=[positions, BatchRamp(RAMP)])
+    assert sample_numbers(module.seen) == expected_samples(0, 70)
+    assert module.steps == [step for step, size in enumerate(SIZES) for _ in range(size // micro)]
+    assert positions.accumulation == [size // micro for size in SIZES for _ in range(size // micro)]
+    assert positions.seen == [(BEFORE[s], range(BEFORE[s], BEFORE[s + 1])) for s in range(9)]
+    assert data.consumed_samples == 70 and run.current_epoch == 1 and len(run.train_dataloader) == 70 // micro
+    assert list(run.train_dataloader) == []
+
+
+def test_the_order_is_computed_ahead_without_a_seam(tmp_path, shards, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("lit_llm.data.batches._AHEAD", 7)
+    module, _ = fit(tmp_path, shards(global_batch_size=12, micro_batch_size=2), max_steps=9, callbacks=[BatchRamp(RAMP)])
+    assert sample_numbers(module.seen) == expected_samples(0, 70)
+
+
+@pytest.mark.parametrize("limits", [{"max_epochs": 2}, {"max_epochs": 2, "max_steps": 99}])
+def test_epochs_mean_passes_over_the_data(tmp_path, shards, limits):  # noqa: F811
+    data = shards(global_batch_size=12, micro_batch_size=2)
+    _, run = fit(tmp_path, data, callbacks=[BatchRamp(RAMP)], **limits)
+    assert run.global_step == 8  # 46 samples are less than twice 25, 58 are not
+
+
+@pytest.mark.parametrize(
+    ("micro", "workers", "step"),
+    [*((micro, 0, step) for micro in ((2, 2), (1, 2)) for step in range(1, 9)), *(((2, 1), 2, step) for step in (2, 3, 6))],
+)
+def test_a_resumed_run_reads_exactly_what_the_first_would_have(tmp_path, shards, step, micro, workers):  # noqa: F811
+    path = tmp_path / "x.ckpt"
+    first = shards(global_batch_size=12, micro_batch_size=micro[0])
+    fit(tmp_path, first, max_steps=9, callbacks=[SaveAt(step, path), BatchRamp(RAMP)])
+    data = shards(global_batch_size=12, micro_batch_size=micro[1], num_workers=workers)
+    module, run = fit(tmp_path, data, ckpt_path=path, max_steps=9, callbacks=[BatchRamp(RAMP)])
+    assert sample_numbers(module.seen) == expected_samples(BEFORE[step], 70)
+    assert module.steps == [s for s in range(step, 9) for _ in range(SIZES[s] // micro[1])]
+    assert data.consumed_samples == 70 and run.fit_loop.epoch_loop.batch_progress.total.completed == 70 // micro[1]
+
+
+@pytest.mark.parametrize("batch", [0, 2, 3, 5, 11, 14])
+def test_a_run_interrupted_inside_a_step_repeats_the_whole_step(tmp_path, shards, batch):  # noqa: F811
+    path = tmp_path / "inside.ckpt"
+
+    class Interrupt(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, seen, batch_idx):
+            if batch_idx == batch:
+                trainer.save_checkpoint(path)
+
+    data = shards(global_batch_size=12, micro_batch_size=2)
+    fit(tmp_path, data, max_steps=9, callbacks=[BatchRamp(RAMP), Interrupt()])
+    step = sum(BEFORE[s + 1] <= 2 * (batch + 1) for s in range(9))
+    data = shards(global_batch_size=12, micro_batch_size=2)
+    module, _ = fit(tmp_path, data, ckpt_path=path, max_steps=9, callbacks=[BatchRamp(RAMP)])
+    assert sample_numbers(module.seen) == expected_samples(BEFORE[step], 70)
+    assert module.steps == [s for s in range(step, 9) for _ in range(SIZES[s] // 2)]
+
+
+# ---- A model ----------------------------------------------------------------------------------------------------
+
+
+class Gradients(Callback):
+    """The weights before each step and the gradient it is made with, before clipping."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        named = list(pl_module.model.named_parameters())
+        self.steps.append(({n: p.detach().clone() for n, p in named}, {n: p.grad.clone() for n, p in named}))
+
+
+class Rows(Callback):
+    """What was logged, by optimizer step."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def on_train_start(self, trainer, pl_module):
+        self.first = trainer.global_step
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step not in (0, max(self.rows, default=self.first)):
+            keep = ("train/loss", "grad/norm", "lr", "progress/tokens")
+            self.rows[trainer.global_step] = {key: float(trainer.callback_metrics[key]) for key in keep}
+
+
+def train(tmp_path, data, *extra, dropout=0.0, ckpt_path=None):
+    """All the callbacks that count steps or micro-batches, with the ramp after half of them."""
+    seed_everything(5)
+    model = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=T, zero_init_projections=False, dropout=dropout)
+    module = LanguageModel(model, lambda groups: torch.optim.AdamW(groups, lr=1e-2))
+    rows = Rows()
+    checkpoint = StepCheckpoint(1, keep_last=20, monitor=None)
+    callbacks = [*extra, Cosine(warmup_steps=2), GradientNorm(), ValidateEvery(4), BatchRamp(RAMP), Throughput(), SpikeGuard()]
+    run = trainer(
+        tmp_path, callbacks=[*callbacks, CounterSeed(), checkpoint, rows], max_steps=9, log_every_n_steps=1,
+        limit_val_batches=1.0, num_sanity_val_steps=0, enable_checkpointing=True,
+    )  # fmt: skip
+    run.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+    return module, rows.rows
+
+
+def blocks(numbers):
+    """Inputs and targets (B, T) of these samples, counted out: token i of the stream is i."""
+    tokens = torch.tensor(numbers)[:, None] * T + torch.arange(T + 1)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["every target counts", "counted"])
+@pytest.mark.parametrize("micro", [1, 2])
+def test_every_gradient_is_that_of_the_steps_samples_in_one_micro_batch(tmp_path, shards, monkeypatch, micro, counted):  # noqa: F811
+    data = shards(global_batch_size=12, micro_batch_size=micro)
+    monkeypatch.setattr(type(data), "every_target_counts", counted)
+    gradients = Gradients()
+    module, rows = train(tmp_path, data, gradients)
+    for step, (before, gradient) in enumerate(gradients.steps):
+        inputs, targets = blocks(expected_samples(BEFORE[step], BEFORE[step + 1]))
+        model = module.model
+        model.load_state_dict(before)
+        model.zero_grad()
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        loss.backward()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(gradient[name], p.grad, rtol=1e-4, atol=1e-7, msg=f"{name} in step {step + 1}")
+        assert rows[step + 1]["train/loss"] == pytest.approx(loss.item(), rel=1e-5)
+        assert rows[step + 1]["progress/tokens"] == BEFORE[step + 1] * T
+
+
+def weights(module):
+    return {name: p.tolist() for name, p in module.model.named_parameters()}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_in_and_between_the_stages_it_is_the_same_run_bit_for_bit(tmp_path, shards, workers):  # noqa: F811
+    def data(micro=2):
+        return shards(global_batch_size=12, micro_batch_size=micro, num_workers=workers)
+
+    module, whole = train(tmp_path, data(), dropout=0.2)
+    assert len(whole) == 9
+    for step in (2, 3, 4, 5, 7) if workers == 0 else (3, 7):
+        path = tmp_path / "checkpoints" / f"step-{step:08d}.ckpt"
+        resumed, rows = train(tmp_path / "again", data(), dropout=0.2, ckpt_path=path)
+        assert rows == {t: whole[t] for t in range(step + 1, 10)}
+        assert weights(resumed) == weights(module)
+
+
+@pytest.mark.parametrize("step", [2, 3, 7])
+def test_with_another_micro_batch_it_is_the_same_but_for_rounding(tmp_path, shards, step):  # noqa: F811
+    _, whole = train(tmp_path, shards(global_batch_size=12, micro_batch_size=2))
+    path = tmp_path / "checkpoints" / f"step-{step:08d}.ckpt"
+    _, rows = train(tmp_path / "again", shards(global_batch_size=12, micro_batch_size=1), ckpt_path=path)
+    assert list(rows) == list(range(step + 1, 10))
+    for t, row in rows.items():
+        assert row == pytest.approx(whole[t], rel=1e-5)
+
+
+def test_skipped_steps_are_named_with_the_samples_of_their_size(tmp_path, shards):  # noqa: F811
+    class Break(Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            if trainer.global_step in (2, 3):
+                next(pl_module.parameters()).grad.fill_(float("nan"))
+
+    with pytest.warns(UserWarning, match="SpikeGuard") as caught:
+        train(tmp_path, shards(global_batch_size=12, micro_batch_size=2), Break())
+    said = [str(w.message) for w in caught if "SpikeGuard" in str(w.message)]
+    assert len(said) == 2 and "global samples 4 to 5)" in said[0] and "global samples 6 to 13)" in said[1]
+
+
+# ---- Two processes ----------------------------------------------------------------------------------------------
+
+
+def test_two_processes_make_the_run_of_one_and_either_continues_the_other(tmp_path, shards):  # noqa: F811
+    one, rows = train(tmp_path / "one", shards(global_batch_size=12, micro_batch_size=1))
+    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    for rank, each in enumerate(ranks):
+        for t in range(1, 10):
+            assert each["rows"][str(t)] == pytest.approx(rows[t], rel=1e-5), (rank, t)
+            half = expected_samples(BEFORE[t - 1], BEFORE[t])
+            half = half[: len(half) // 2] if rank == 0 else half[len(half) // 2 :]
+            assert each["samples"][str(t)] == half
+        for t in range(4, 10):  # from the file that one process wrote after step 3
+            assert each["continued"][str(t)] == pytest.approx(rows[t], rel=1e-5)
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    for name, value in weights(one).items():
+        got = torch.tensor(ranks[0]["weights"][name])
+        torch.testing.assert_close(got, torch.tensor(value), rtol=1e-4, atol=1e-5)  # Adam divides by small numbers
+    path = tmp_path / "two" / "checkpoints" / "step-00000005.ckpt"
+    _, continued = train(tmp_path / "again", shards(global_batch_size=12, micro_batch_size=2), ckpt_path=path)
+    for t in range(6, 10):
+        assert continued[t] == pytest.approx(rows[t], rel=1e-5)
+
+
+# ---- State and mistakes -----------------------------------------------------------------------------------------
+
+
+def test_a_changed_ramp_is_noticed(tmp_path, shards):  # noqa: F811
+    path = tmp_path / "x.ckpt"
+    data = shards(global_batch_size=12, micro_batch_size=2)
+    fit(tmp_path, data, max_steps=5, callbacks=[SaveAt(4, path), BatchRamp(RAMP)])
+    saved = torch.load(path, weights_only=True)
+    state = saved["TokenShards"]
+    assert state["consumed_samples"] == 14 and state["batch_ramp"] == [[0, 16], [40, 64], [160, 96]]
+    same, without, other = (shards(global_batch_size=12, micro_batch_size=2) for _ in range(3))
+    same.find_ramp([BatchRamp(RAMP)])
+    other.find_ramp([Throughput(), BatchRamp([(0, 12 * T)])])
+    assert same.changes_since(saved) == []
+    assert without.changes_since(saved) == [
+        "batch_ramp.tokens_per_batch is not as in the checkpoint: it was [[0, 16], [40, 64], [160, 96]] and is none"
+        " (--accept_changes true continues with it)"
+    ]
+    assert other.changes_since(saved)[0].endswith("and is [[0, 96]] (--accept_changes true continues with it)")
+    # accepted, nothing is skipped or repeated: 14 samples were consumed, and steps are of the new size
+    with pytest.warns(UserWarning, match=r"batch_ramp \[\[0, 16\], \[40, 64\], \[160, 96\]\] -> none"):
+        module, _ = fit(tmp_path, without, ckpt_path=path, max_steps=6)
+    assert sample_numbers(module.seen) == expected_samples(14, 38)
+    del state["batch_ramp"]  # as a file from before there were ramps
+    assert "it was none and is [[" in same.changes_since(saved)[0]
+    assert without.changes_since(saved) == []
+
+
+def test_mistakes_are_told_together_with_the_nearest_sizes(shards):  # noqa: F811
+    def problems(ramp, ranks=1, **arguments):
+        data = shards(**({"global_batch_size": 12, "micro_batch_size": 2} | arguments))
+        data.find_ramp([BatchRamp(ramp)])
+        return data.problems(ranks)
+
+    assert problems(RAMP) == []
+    assert problems(RAMP, micro_batch_size=None) == [
+        "batch_ramp accumulates micro-batches of one size: give it (--data.micro_batch_size)."
+    ]
+    assert problems([(0, 100), (200, 96)]) == [
+        "batch_ramp: 100 tokens per batch is not a multiple of 16 tokens per micro-batch x 1 data-parallel rank = 16: the"
+        " nearest that divide are 96 and 112 (--batch_ramp.tokens_per_batch)."
+    ]
+    assert "= 32: the nearest that divide are 32 " in problems(RAMP, ranks=2)[0]
+    assert problems(RAMP, global_batch_size=24) == [
+        "batch_ramp ends with 96 tokens per batch, but global_batch_size 24 x block_size 8 = 192: a ramp leads up to the"
+        " recipe's own batch (--data.global_batch_size 12)."
+    ]
+    assert len(problems([(0, 100), (200, 96)], global_batch_size=7, val=None)) == 3
+
+
+def test_a_ramp_of_one_size_is_the_run_without_a_ramp(tmp_path, shards):  # noqa: F811
+    module, _ = fit(tmp_path, shards(micro_batch_size=2), max_steps=4, callbacks=[BatchRamp([(0, 6 * T)])])
+    plain, _ = fit(tmp_path, shards(micro_batch_size=2), max_steps=4)
+    assert sample_numbers(module.seen) == sample_numbers(plain.seen) and module.steps == plain.steps
