@@ -11,7 +11,7 @@ from callbacks.counter_seed import CounterSeed
 from callbacks.gradient_norm import GradientNorm
 from callbacks.progress_bar import TrainingProgress
 from callbacks.samples import TextSamples
-from callbacks.schedule import WSD, Constant, Cosine, InverseSquareRoot, Linear, Schedule
+from callbacks.schedule import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule
 from callbacks.spike_guard import SpikeGuard
 from callbacks.stop_on_signal import StopOnSignal, ignore_signals
 from callbacks.tensorboard_page import TensorBoardPage
@@ -24,6 +24,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "CounterSeed",
+    "Decay",
     "GradientNorm",
     "InverseSquareRoot",
     "Linear",

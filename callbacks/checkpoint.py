@@ -23,6 +23,7 @@ class _Files(NamedTuple):
     best_name: str = ""
     kept: tuple[str, ...] = ()  # oldest first; what is neither here nor written by this run is never touched
     permanent: tuple[str, ...] = ()  # those of `kept` that stay on disk when they leave it
+    leaving: tuple[str, ...] = ()  # to be deleted as soon as the file that says so is known to be on disk
 
 
 class _Save(NamedTuple):
@@ -30,7 +31,6 @@ class _Save(NamedTuple):
 
     name: str
     files: _Files
-    links: dict[str, str]
 
 
 class StepCheckpoint(Checkpoint):
@@ -39,7 +39,7 @@ class StepCheckpoint(Checkpoint):
     Saved, always between two optimizer steps and through `trainer.save_checkpoint`:
         - every `every_n_steps` optimizer steps, every `keep_every_n_steps`, and when `every_n_minutes` have passed since
           the last save. Where validation follows the step, after it, so that the file knows its result: resumed from a
-          file saved before, a run skips that validation (row, EarlyStopping, best);
+          file saved before, Lightning skips that validation (row, EarlyStopping, best), and ValidateEvery makes it first;
         - the best by `monitor`, after a validation that improved on it;
         - the step in the attribute `stable_until` of another callback (a WSD schedule: the last one before its decay);
         - at once, when another callback's attribute `save_now` is true (a signal: validation might take too long);
@@ -61,12 +61,13 @@ class StepCheckpoint(Checkpoint):
     Contract:
         setup: resolves the folder.
         on_train_start: drops from the restored state what is not in the folder (a run branched into a new one starts
-            its own best). The step resumed from counts as saved.
+            its own best); puts the links right and makes the deletions that a kill left undone. The step resumed from counts
+            as saved.
         on_train_batch_end: saves that are due; links and deletions once a save is known to be good.
         on_validation_end: saves that waited for it, and the best; not in the sanity check, only while fitting.
         on_train_end: saves the last step if it is not saved, and waits until it is on disk.
         on_exception: waits for a save under way.
-        State: score and file name of the best, names of the files kept; plain types.
+        State: score and file name of the best, names of the files kept and of those about to be deleted; plain types.
     All ranks enter every save; rank 0 alone decides what is best and what time it is, links and deletes. Between saves other
     ranks may not know yet that one failed; at the end of training all agree. `fast_dev_run` saves nothing.
 
@@ -149,14 +150,17 @@ class StepCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saving = None
+        known = (getattr(callback, "stable_until", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        self._stable_step = next((step for step in known if step), 0)
+        leaving = self._files.leaving
         self._files = trainer.strategy.broadcast(
             self._present()
         )  # one rank looks: the folder may not be visible to all at once
+        if trainer.is_global_zero:
+            self._link_and_remove(trainer, self._files._replace(leaving=leaving))
         self._seen_step = self._saved_step = trainer.global_step
         self._saved_at, self._look_at_clock = time.monotonic(), 0
         self._due = self._stop_at_boundary = False
-        known = (getattr(callback, "stable_until", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        self._stable_step = next((step for step in known if step), 0)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -266,16 +270,14 @@ class StepCheckpoint(Checkpoint):
 
     def _plan(self, step: int, best_score: float | None) -> _Save:
         """What there is once this step is saved."""
-        old, name = self._files, f"step-{step:08d}.ckpt"
+        old, name = self._files, _name(step)
         newest_last = [*(kept for kept in old.kept if kept != name), name]
         best = (old.best_score, old.best_name) if best_score is None else (best_score, name)
         keep = {*newest_last[-self.keep_last :], best[1]}
         kept = tuple(kept for kept in newest_last if kept in keep)
         permanent = {*old.permanent, name} if self._is_permanent(step) else {*old.permanent}
-        links = {"last.ckpt": name} | ({"best.ckpt": best[1]} if best[1] else {})
-        if step == self._stable_step:
-            links["stable.ckpt"] = name
-        return _Save(name, _Files(*best, kept, tuple(kept for kept in kept if kept in permanent)), links)
+        leaving = tuple(gone for gone in old.kept if gone not in kept and gone not in permanent)
+        return _Save(name, _Files(*best, kept, tuple(kept for kept in kept if kept in permanent), leaving))
 
     def _settle(self, trainer: Trainer, *, wait: bool) -> None:
         """Act on how the save under way ended, if it has. Rank 0."""
@@ -285,14 +287,25 @@ class StepCheckpoint(Checkpoint):
         saved = True if finished is None else finished(self._folder / self._saving.name, wait=wait)
         if saved is None:
             return
-        (_, files, links), old, self._saving = self._saving, self._files, None
+        (_, files), self._saving = self._saving, None
         if not saved:
             return
         self._files = files
+        self._link_and_remove(trainer, files)
+
+    def _link_and_remove(self, trainer: Trainer, files: _Files) -> None:
+        """Once these files are on disk. Rank 0."""
+        stable = _name(self._stable_step)
+        links = {
+            "last.ckpt": files.kept[-1] if files.kept else "",
+            "best.ckpt": files.best_name,
+            "stable.ckpt": stable if stable in files.permanent else "",
+        }
         for link, target in links.items():
-            self._link(link, target)
-        for name in old.kept:
-            if name not in files.kept and name not in old.permanent:
+            if target:
+                self._link(link, target)
+        for name in files.leaving:
+            if (self._folder / name).exists():
                 trainer.strategy.remove_checkpoint(self._folder / name)  # file or folder, as the strategy saves
 
     def _settle_together(self, trainer: Trainer) -> None:
@@ -321,12 +334,16 @@ class StepCheckpoint(Checkpoint):
     def state_dict(self) -> dict[str, Any]:
         # While a save is under way this is asked for that save: whoever reads it reads it from a file that exists.
         files = self._saving.files if self._saving else self._files
-        return files._asdict() | {"kept": list(files.kept), "permanent": list(files.permanent)}
+        lists = {"kept": list(files.kept), "permanent": list(files.permanent), "leaving": list(files.leaving)}
+        return files._asdict() | lists
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._files = _Files(
-            state_dict["best_score"], state_dict["best_name"], tuple(state_dict["kept"]), tuple(state_dict["permanent"])
-        )
+        names = (tuple(state_dict.get(kind, ())) for kind in ("kept", "permanent", "leaving"))
+        self._files = _Files(state_dict["best_score"], state_dict["best_name"], *names)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}.ckpt"
 
 
 def _validation_follows(trainer: Trainer) -> bool:

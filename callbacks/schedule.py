@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
 DecayShape = Literal["linear", "cosine", "one_minus_sqrt", "exponential"]
+_SHAPES = ("linear", "cosine", "one_minus_sqrt", "exponential")
 
 
 def cosine(t: int, *, peak: float, final: float, warmup_steps: int, total_steps: int) -> float:
@@ -60,20 +62,23 @@ def wsd(
     decay_steps: int,
     shape: DecayShape,
 ) -> float:
-    """Warmup, stable at `peak`, and over the last `decay_steps` a decay to `final` (Hu et al. 2024).
-
-    With x = (t − (total − decay))/decay in (0, 1], the decay is
-    linear: peak + (final − peak)·x; cosine: final + ½(peak − final)(1 + cos πx);
-    one_minus_sqrt: final + (peak − final)(1 − √x); exponential: peak·(final/peak)^x.
-    """
+    """Warmup, stable at `peak`, and over the last `decay_steps` a decay to `final` (Hu et al. 2024). See :func:`decayed`."""
     if t <= warmup_steps:
         return peak * t / warmup_steps
     decay_start = total_steps - decay_steps
     if t <= decay_start:
         return peak
-    if t >= total_steps:
+    return decayed((t - decay_start) / decay_steps, peak=peak, final=final, shape=shape)
+
+
+def decayed(x: float, *, peak: float, final: float, shape: DecayShape) -> float:
+    """The rate after the part x in (0, 1] of a decay from `peak`; `final` for x ≥ 1.
+
+    linear: peak + (final − peak)·x; cosine: final + ½(peak − final)(1 + cos πx);
+    one_minus_sqrt: final + (peak − final)(1 − √x); exponential: peak·(final/peak)^x.
+    """
+    if x >= 1:
         return final
-    x = (t - decay_start) / decay_steps
     if shape == "linear":
         return peak + (final - peak) * x
     if shape == "cosine":
@@ -84,6 +89,20 @@ def wsd(
     return peak * (final / peak) ** x
 
 
+def _check_final_ratio(final_ratio: float) -> None:
+    if not 0 <= final_ratio <= 1:
+        raise ValueError(
+            f"final_ratio is {final_ratio} but final rate / peak rate must lie in [0, 1] (--schedule.final_ratio)."
+        )
+
+
+def _check_shape(shape: str, final_ratio: float) -> None:
+    if shape not in _SHAPES:
+        raise ValueError(f"shape is {shape!r} but must be one of {', '.join(_SHAPES)} (--schedule.shape).")
+    if shape == "exponential" and final_ratio == 0:
+        raise ValueError("An exponential decay never reaches 0: give --schedule.final_ratio a value above 0.")
+
+
 class Schedule(Callback, ABC):
     """Sets every parameter group's rate to schedule(update number), the group's own configured rate being the peak.
 
@@ -92,6 +111,7 @@ class Schedule(Callback, ABC):
 
     Contract:
         on_fit_start: captures the peaks. Later would be too late: restoring a checkpoint overwrites the groups' rates.
+        on_train_start: warns when the checkpoint that is resumed was made at another rate than this schedule gives its step.
         on_train_batch_start: sets the rates of the update to come, once an optimizer step.
         on_before_optimizer_step: writes the row at logged steps.
         State: none.
@@ -128,6 +148,20 @@ class Schedule(Callback, ABC):
         self._peaks = [float(group["lr"]) for group in trainer.optimizers[0].param_groups]
         self._set_for = 0
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        step = trainer.global_step
+        if step == 0 or trainer.ckpt_path is None:
+            return
+        for group, peak in zip(trainer.optimizers[0].param_groups, self._peaks, strict=True):
+            before, here = float(group["lr"]), self.rate(step, peak)
+            if not math.isclose(before, here, rel_tol=1e-5, abs_tol=1e-5 * peak):
+                rank_zero_warn(
+                    f"The learning rate jumps: optimizer step {step} was made at {before:.4g}, and this"
+                    f" {type(self).__name__} goes on as if it had been {here:.4g}. The schedule, its end or its peak is not"
+                    " that of the checkpoint (--schedule, --trainer.max_steps, --optimizer.lr)."
+                )
+                return
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         t = trainer.global_step + 1
         if t == self._set_for:  # a further micro-batch of the same update
@@ -161,10 +195,7 @@ class _Horizon(Schedule):
 
     def __init__(self, warmup_steps: int, final_ratio: float, total_steps: int | None) -> None:
         super().__init__(warmup_steps)
-        if not 0 <= final_ratio <= 1:
-            raise ValueError(
-                f"final_ratio is {final_ratio} but final rate / peak rate must lie in [0, 1] (--schedule.final_ratio)."
-            )
+        _check_final_ratio(final_ratio)
         if total_steps is not None and total_steps < 1:
             raise ValueError(f"total_steps is {total_steps} but must be >= 1 (--schedule.total_steps).")
         self.final_ratio = final_ratio
@@ -266,11 +297,7 @@ class WSD(_Horizon):
         shape: DecayShape = "one_minus_sqrt",
     ) -> None:
         super().__init__(warmup_steps, final_ratio, total_steps)
-        shapes = ("linear", "cosine", "one_minus_sqrt", "exponential")
-        if shape not in shapes:
-            raise ValueError(f"shape is {shape!r} but must be one of {', '.join(shapes)} (--schedule.shape).")
-        if shape == "exponential" and final_ratio == 0:
-            raise ValueError("An exponential decay never reaches 0: give --schedule.final_ratio a value above 0.")
+        _check_shape(shape, final_ratio)
         if decay_steps is not None and decay_steps < 1:
             raise ValueError(f"decay_steps is {decay_steps} but must be >= 1 (--schedule.decay_steps).")
         if not 0 < decay_fraction <= 1:
@@ -304,3 +331,54 @@ class WSD(_Horizon):
             decay_steps=self._decay,
             shape=self.shape,
         )
+
+
+class Decay(Schedule):
+    """From the rates of the checkpoint that is resumed down to `final_ratio` of them, over all the steps that are left.
+
+    For annealing a run from wherever it is: no warmup, no peak, no jump, whatever schedule and rates it was trained with. The
+    step and the rates (one per parameter group) at which it begins are those of the checkpoint. They are its state, so a decay
+    that is itself interrupted goes on; all else is a pure function of the step, see :func:`decayed`. In a run that resumes
+    nothing it begins at step 0 with the configured rates.
+
+    Contract, beside that of :class:`Schedule`:
+        on_train_start: takes the step and the rates, unless it has them from a checkpoint of its own.
+        State: both; plain numbers.
+
+    Args:
+        final_ratio: rate at the trainer's max_steps / rate at the beginning, in [0, 1]; above 0 for the exponential shape.
+        shape: of the decay.
+    """
+
+    def __init__(self, final_ratio: float = 0.0, shape: DecayShape = "one_minus_sqrt") -> None:
+        super().__init__()
+        _check_final_ratio(final_ratio)
+        _check_shape(shape, final_ratio)
+        self.final_ratio = final_ratio
+        self.shape = shape
+        self._total = 0
+        self._began: int | None = None  # optimizer steps made before the decay
+        self._rates: list[float] = []  # of these steps' last, one per parameter group
+
+    def resolve(self, trainer: Trainer) -> None:
+        self._total = trainer.max_steps
+        if self._total == -1:
+            raise ValueError("Decay needs to know where it ends but the run has no number of steps: set --trainer.max_steps.")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._began is None:
+            self._began = trainer.global_step
+            self._rates = [float(group["lr"]) for group in trainer.optimizers[0].param_groups]
+        self._peaks = self._rates
+        super().on_train_start(trainer, pl_module)
+
+    def rate(self, t: int, peak: float) -> float:
+        assert self._began is not None
+        x = (t - self._began) / (self._total - self._began)
+        return decayed(x, peak=peak, final=self.final_ratio * peak, shape=self.shape)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"began": self._began, "rates": self._rates}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._began, self._rates = state_dict["began"], state_dict["rates"]

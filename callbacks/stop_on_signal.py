@@ -47,12 +47,14 @@ class StopOnSignal(Callback):
     Logs: nothing.
 
     Contract:
-        on_train_start: installs the handlers over Lightning's, which are from shortly before. A SIGTERM that came in
-            between counts. Lightning puts the earlier handlers back when `fit` ends, after everything is saved: a signal
-            while the last checkpoint is being written does not break it off.
+        setup: makes Lightning's own handler for SIGTERM, which is there shortly before ours, only take notice: it broadcasts,
+            which hangs when one rank alone is told.
+        on_train_start: installs the handlers over Lightning's. A SIGTERM that came in between counts. Lightning puts the
+            earlier handlers back when `fit` ends, after everything is saved: a signal while the last checkpoint is being
+            written does not break it off.
         on_train_batch_end: after each optimizer step, the question and, when there is an answer, the stop.
         on_train_end: nobody leaves while others ask.
-        teardown, on_exception: gives Lightning its broadcast back.
+        teardown, on_exception: gives Lightning its broadcasts back.
         State: none.
     Cost: nothing on one process; on several one all-reduce a step, as long as each of the broadcasts that it removes (0.2 to
     0.5 ms between two busy CPU processes), and no wait for it on accelerators.
@@ -72,6 +74,16 @@ class StopOnSignal(Callback):
         self._lags = False
         self._question: tuple[Any, Tensor] | None = None  # all-reduce under way, and its result
         self._minima: tuple[int | None, int | None] | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        connector = trainer._signal_connector
+
+        def take_notice(signum: int, frame: FrameType | None) -> None:
+            connector.received_sigterm = True
+
+        connector._sigterm_notifier_fn = take_notice  # type: ignore[method-assign,assignment]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.stopped_by, self.save_now, self._received, self._question = None, False, 0, None
@@ -159,6 +171,7 @@ class StopOnSignal(Callback):
 
     def _give_back(self, trainer: Trainer) -> None:
         vars(trainer.fit_loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
+        vars(trainer._signal_connector).pop("_sigterm_notifier_fn", None)
 
 
 def ignore_signals(worker_id: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.utilities import rank_zero_info
 
 
@@ -26,7 +27,8 @@ class ValidateEvery(Callback):
     Contract:
         setup: refuses a second source of validation; makes EarlyStopping check after validation.
         on_train_start: answers whether validation was due at the step resumed from: Lightning then knows that a
-            checkpoint saved at the end of a validation need not run it again.
+            checkpoint saved at the end of a validation need not run it again. One saved after that step, but before its
+            validation, is validated before training goes on (Lightning would leave it out).
         on_train_batch_start: decides for this micro-batch.
         State: none, a pure function of the step.
 
@@ -66,7 +68,14 @@ class ValidateEvery(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         step = trainer.global_step
-        self._set(trainer, due=step > 0 and self._due(trainer, step))
+        due = step > 0 and self._due(trainer, step)
+        self._set(trainer, due=due)
+        loop = trainer.fit_loop.epoch_loop
+        if due and loop.restarted_on_train_batch_end:
+            # As Lightning does with a validation that was cut off, but from its first batch.
+            loop.val_loop.restarting = False
+            loop.val_loop._restart_stage = RestartStage.RESTARTED_MID_EVALUATION
+            loop._batches_that_stepped -= 1  # the loop is about to count the step, and counts it again after validation
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         completes_a_step = not trainer.fit_loop._should_accumulate()

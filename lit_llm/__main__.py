@@ -29,7 +29,8 @@ python -m lit_llm COMMAND --help lists a command's options."""
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code.
 
-    0 done, 1 stopped because training went wrong, 2 a mistake in the input, 75 stopped by a signal: run again to continue.
+    0 done, 1 stopped because training went wrong, 2 a mistake in the input, 75 stopped by a signal with everything saved: run
+    again to continue, 130 interrupted at once (Ctrl-C twice, or before training began).
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
@@ -67,6 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
             return cli.main(cast(cli.Command, command), rest)
         else:
             raise ValueError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
+    except KeyboardInterrupt:
+        return 130
     except ValueError as error:
         if not is_users_mistake(error):
             raise

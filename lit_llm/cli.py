@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
-from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse import SUPPRESS, Namespace, set_parsing_settings
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -43,7 +43,7 @@ from lit_llm.initial_weights import InitialWeights
 from lit_llm.launch_checks import callback_problems, concrete_subclasses, device_problems, layout, trainer_problem
 from lit_llm.loss_scaling import loss_scaling
 from lit_llm.model import GPTConfig
-from lit_llm.module import LanguageModel, LossConfig
+from lit_llm.module import LanguageModel, LossConfig, class_name
 from lit_llm.prepare import prepare
 from lit_llm.run_folder import (
     CHECKPOINTS,
@@ -51,9 +51,10 @@ from lit_llm.run_folder import (
     default_run_dir,
     existing_checkpoint,
     find_checkpoint,
+    find_start,
     is_path,
-    resume_checkpoint,
     set_aside,
+    steps_made,
 )
 from lit_llm.save_run_folder import SaveRunFolder
 from lit_llm.strategies import MeshStrategy
@@ -149,14 +150,17 @@ class RecipeCLI(LightningCLI):
             help="fit starts with the weights of this run folder or checkpoint (not its optimizer and step), with its model "
             "and tokenizer where the recipe does not say; not when it resumes. `import` makes such folders of others.",
         )
+        # The config.yaml of a branch names where it began: every command accepts it, as it does trainer.max_steps.
+        parser.add_argument(
+            "--resume",
+            type=str,
+            default="never",
+            help="auto: continue the run folder from its last good checkpoint, or start it; PATH: continue from there, in a "
+            "folder of its own if the checkpoint is another run's; never: start, and refuse a folder that holds a run."
+            if self.command == "fit"
+            else SUPPRESS,
+        )
         if self.command == "fit":
-            parser.add_argument(
-                "--resume",
-                type=str,
-                default="never",
-                help="auto: continue the run folder from its last checkpoint, or start it; PATH: continue from there; "
-                "never: start, and refuse a folder that holds a run.",
-            )
             parser.add_argument(
                 "--replace", type=bool, default=False, help="Rename an existing run folder to <name>.1 and start anew."
             )
@@ -170,7 +174,8 @@ class RecipeCLI(LightningCLI):
                 "--additional_steps",
                 type=int | None,
                 default=None,
-                help="With --resume: set trainer.max_steps, where the schedule ends too, to this many after the checkpoint.",
+                help="With --resume PATH: set trainer.max_steps, where the schedule ends too, to this many after that "
+                "checkpoint. The run is a branch, in a folder of its own.",
             )
         elif self.command == "prepare":
             parser.add_argument("--out", type=str | None, default=None, help="Empty or new folder for the shards.")
@@ -310,8 +315,11 @@ class RecipeCLI(LightningCLI):
 
     def _optimizer_problems(self) -> list[str]:
         matrix, vector = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))
+        self._optimizer: Optimizer | None = None
         try:
-            self._optimizer_factory([{"params": [matrix], "name": "matrix"}, {"params": [vector], "name": "vector"}])
+            self._optimizer = self._optimizer_factory(
+                [{"params": [matrix], "name": "matrix"}, {"params": [vector], "name": "vector"}]
+            )
         except (ValueError, TypeError, RuntimeError) as error:
             said = str(error).rstrip(".")
             flag = "" if "(--" in said else " (--optimizer)"
@@ -335,30 +343,40 @@ class RecipeCLI(LightningCLI):
             config.run_dir = str(self.run_dir)
             # Other processes start after rank 0 has begun to write the folder; only rank 0 judges what was there before.
             rank = getattr(rank_zero_only, "rank", 0)
-            if config.replace or (rank != 0 and config.resume == "never"):
-                return
-            self.checkpoint = resume_checkpoint(self.run_dir, config.resume)
-            if self.checkpoint is not None:
-                content = read(self.checkpoint, verify=False, lazy=True)
-                if "optimizer_states" not in content:
-                    weights, self.checkpoint = self.checkpoint, None
-                    raise ValueError(
-                        f"{weights} holds weights only, no state of training to resume; start a run from it with "
-                        f"--init_from {weights} --run_dir DIR"
-                    )
-                self.resumed_step = int(content["global_step"])
-                if config.additional_steps is not None:
-                    config.trainer.max_steps = self.resumed_step + config.additional_steps
-            elif config.additional_steps is not None:
-                raise ValueError(
-                    "additional_steps counts from a checkpoint, and none is resumed (--resume PATH, or --trainer.max_steps)"
-                )
+            if rank == 0 or config.resume != "never":
+                self._find_start()
         elif self.command in ("validate", "test"):
             named = config.ckpt_path in ("last", "best")
             self.checkpoint = (
                 find_checkpoint(self.run_dir, config.ckpt_path) if named else existing_checkpoint(config.ckpt_path)
             )
         config.run_dir = str(self.run_dir)
+
+    def _find_start(self) -> None:
+        config = self.config
+        self.checkpoint, origin = find_start(self.run_dir, config.resume, replace=config.replace)
+        if self.checkpoint is not None:
+            if "optimizer_states" not in read(self.checkpoint, verify=False, lazy=True):
+                weights, self.checkpoint = self.checkpoint, None
+                raise ValueError(
+                    f"{weights} holds weights only, no state of training to resume; start a run from it with "
+                    f"--init_from {weights} --run_dir DIR"
+                )
+            self.resumed_step = steps_made(self.checkpoint)
+        if config.additional_steps is not None:
+            if not is_path(config.resume):
+                raise ValueError(
+                    "additional_steps counts from the checkpoint that --resume PATH names; "
+                    f"--resume {config.resume} names none (--resume PATH, or --trainer.max_steps)"
+                )
+            if origin is None or origin != Path(config.resume).resolve():
+                raise ValueError(
+                    f"additional_steps makes a branch of {config.resume}, which needs a folder of its own: {self.run_dir} "
+                    "is that of the checkpoint (--run_dir DIR, or --trainer.max_steps to continue it there)"
+                )
+            # Not from where a branch that was interrupted goes on: its end must not move.
+            config.trainer.max_steps = steps_made(origin) + config.additional_steps
+        config.resume = "auto" if origin is None else str(origin)  # what config.yaml says
 
     def _changes_since_checkpoint(self, model: GPTConfig | None) -> list[str]:
         """What of the model and the batch differs from the checkpoint, each with what can be done about it."""
@@ -369,6 +387,13 @@ class RecipeCLI(LightningCLI):
             found += model_changes(saved["model_config"], model, accepted=self.config.accept_changes)
         elif "model_config" not in saved:
             found.append(f"{self.checkpoint} is a checkpoint of another program: it has no model_config (--resume)")
+        if self._optimizer is not None and saved.get("optimizer_class", class_name(self._optimizer)) != class_name(
+            self._optimizer
+        ):
+            found.append(
+                f"the checkpoint was trained with {saved['optimizer_class']}, whose state does not fit "
+                f"{class_name(self._optimizer)} (--optimizer {saved['optimizer_class']})"
+            )
         if isinstance(self.datamodule, lit_llm.data.TokenDataModule) and not self.config.accept_changes:
             found += self.datamodule.changes_since(saved)
         return found
@@ -384,8 +409,9 @@ class RecipeCLI(LightningCLI):
             config.logger = False  # evaluating a run must not write into its curves
             chosen = [c for c in chosen if isinstance(c, callbacks.TrainingProgress)]
         elif config.logger in (None, True):
-            # What an interrupted run wrote beyond the checkpoint is hidden: the curves go on from the resumed step.
-            purge_step = None if self.resumed_step is None else self.resumed_step + 1
+            # What an interrupted run wrote beyond the checkpoint is hidden: the curves go on from the resumed step. If it was
+            # killed before its first checkpoint, that is all of them.
+            purge_step = 0 if self.resumed_step is None else self.resumed_step + 1
             config.logger = TensorBoardLogger(save_dir=self.run_dir, name="", version="", purge_step=purge_step)
         if self.command == "fit":
             chosen.append(callbacks.CounterSeed(int(self.config.seed_everything)))
@@ -448,10 +474,14 @@ class RecipeCLI(LightningCLI):
                     changes = self.datamodule.changes_since(read(self.checkpoint, verify=False))  # now with the fingerprint
                     if changes:
                         raise ValueError("\n".join(changes))
+            if self.checkpoint is not None:
+                print(f"resume: from step {self.resumed_step}, {self.checkpoint}")
             existed = self.run_dir.exists() and not self.config.replace
             aside = set_aside(self.run_dir) if self.config.replace else None
         try:
             trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=self.checkpoint, weights_only=True)
+        except SystemExit:  # what Lightning makes of it
+            raise KeyboardInterrupt from None
         except (ValueError, RuntimeError) as error:
             self._leave_as_it_was(existed, aside)
             if str(error).startswith("Early stopping conditioned on metric"):  # the user's own, through trainer.callbacks+
@@ -460,22 +490,31 @@ class RecipeCLI(LightningCLI):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
                 if trainer.is_global_zero:
-                    print(f"stopped by {callback.stopped_by} after step {trainer.global_step}; continue with --resume auto")
+                    print(
+                        f"stopped by {callback.stopped_by} after step {trainer.global_step}; continue with: "
+                        f"python -m lit_llm fit --run {self.run_dir} --resume auto"
+                    )
                 return callback.exit_code
             if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
-                return 1
+                return 0 if self._started_by_rank_zero() else 1
         if "val/loss" not in trainer.callback_metrics:  # a finished run that was resumed, or --validation null
             loggers, trainer.loggers = trainer.loggers, []  # Lightning would write at a step of its own
             evaluated = trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
             trainer.loggers = loggers
-            for metrics in evaluated:  # none with limit_val_batches 0
-                self.model.log_row(metrics, trainer.global_step)
+            if trainer.global_step != self.resumed_step:  # else it is in the curves
+                for metrics in evaluated:  # none with limit_val_batches 0
+                    self.model.log_row(metrics, trainer.global_step)
         self._print_metrics("val")
         return 0
 
+    def _started_by_rank_zero(self) -> bool:
+        """Whether Lightning started this process: its rank 0 kills itself when one of those fails, so speaks for all."""
+        environment = getattr(self.trainer.strategy, "cluster_environment", None)
+        return isinstance(environment, LightningEnvironment) and self.trainer.local_rank > 0
+
     def _leave_as_it_was(self, existed: bool, aside: Path | None) -> None:
         """After a start that was refused: a folder that this launch made holds nothing yet, and must not look like a run."""
-        refused = self.trainer.global_step == 0  # a run that broke later keeps its curves
+        refused = self.trainer.global_step in (0, self.resumed_step)  # a run that broke later keeps its curves
         if refused and not existed and not (self.run_dir / CHECKPOINTS).exists():
             shutil.rmtree(self.run_dir, ignore_errors=True)
             if aside is not None:
@@ -495,7 +534,7 @@ class RecipeCLI(LightningCLI):
         if self.command == "fit":
             return self.trainer.global_step
         assert self.checkpoint is not None
-        return int(read(self.checkpoint, verify=False)["global_step"])
+        return steps_made(self.checkpoint)
 
 
 def main(command: Command, arguments: list[str]) -> int:

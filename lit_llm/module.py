@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -24,6 +25,9 @@ from lit_llm.optimizers import MuonAdamW, parameter_groups
 from lit_llm.parallel import parallelize
 from lit_llm.sampling import Sampling, generate, prompt_ids
 from lit_llm.strategies import MeshStrategy
+
+# Of a parameter group: the schedule sets the rate, and how a step is computed is a matter of the state that it has.
+_NOT_GIVEN = ("params", "lr", "fused", "foreach", "capturable", "differentiable")
 
 
 @dataclass
@@ -137,6 +141,25 @@ class LanguageModel(L.LightningModule):
     def flops_per_token(self) -> float:
         """Training FLOPs per token, see `GPTConfig.flops_per_token`."""
         return self.config.flops_per_token()
+
+    def on_fit_start(self) -> None:
+        self._given_options = [
+            {name: value for name, value in group.items() if name not in _NOT_GIVEN}
+            for group in self.trainer.optimizers[0].param_groups
+        ]
+
+    def on_train_start(self) -> None:
+        """Restoring an optimizer brings back the options it was trained with: what is given now holds, and says so."""
+        changed = {}
+        for group, given in zip(self.trainer.optimizers[0].param_groups, self._given_options, strict=True):
+            for name, value in given.items():
+                if group.get(name, value) != value:
+                    changed[name] = f"{name} {group[name]} -> {value}"
+                    group[name] = value
+        if changed:
+            rank_zero_warn(
+                f"The optimizer's options are not those of the checkpoint, from here on: {', '.join(changed.values())}."
+            )
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -278,8 +301,14 @@ class LanguageModel(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["model_config"] = asdict(self.config)  # plain values: loading stays weights_only
+        checkpoint["optimizer_class"] = class_name(self.trainer.optimizers[0])
         for logger in self.trainer.loggers:
             logger.save()  # a kill must not lose rows of steps that are in a checkpoint: nothing would write them again
+
+
+def class_name(thing: object) -> str:
+    """Where the class of `thing` is found."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 def safe_exp(loss: float) -> float:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
-from lit_llm.checkpoint.format import newest_good, verify
+import yaml
+
+from lit_llm.checkpoint.format import newest_good, read, verify
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
@@ -43,46 +46,104 @@ def is_path(resume: str) -> bool:
 
 
 def branch_run_dir(config_files: list[str], checkpoint: Path) -> Path:
-    """Where a run that starts from a checkpoint goes when `--run_dir` does not say: never into another run's folder.
+    """Where a run that starts from a checkpoint goes when `--run_dir` does not say.
 
-    `runs/<recipe>`, or with overlays `runs/<recipe>-<overlay>-…` if the former is where the checkpoint is from.
+    With overlays into a folder beside the run that the checkpoint is from, `<that run>-<overlay>-…`; with a recipe alone into
+    the recipe's folder, which may be the one that the checkpoint is from: then that run goes on.
     """
     plain = default_run_dir(config_files)
-    if len(config_files) < 2 or not checkpoint.absolute().is_relative_to(plain.absolute()):
+    if len(config_files) < 2:
         return plain
-    return plain.with_name("-".join(Path(file).stem for file in config_files))
+    beside = checkpoint.absolute().parent
+    name = beside.parent.name if beside.name == CHECKPOINTS else plain.name
+    return plain.with_name("-".join([name, *(Path(file).stem for file in config_files[1:])]))
 
 
-def resume_checkpoint(run_dir: Path, resume: str) -> Path | None:
-    """What `--resume never|auto|PATH` continues from; None starts anew.
+class Start(NamedTuple):
+    """Where a launch begins."""
 
-    With auto, damaged checkpoints are named on stderr and passed over.
+    checkpoint: Path | None = None
+    """None: at step 0."""
+    origin: Path | None = None
+    """The checkpoint of another run that this one branches off from; None when it began at step 0."""
+
+
+def origin_of(run_dir: Path) -> Path | None:
+    """The checkpoint of another run that the run in this folder branched off from, as its config.yaml says."""
+    if not (run_dir / CONFIG).is_file():
+        return None
+    config = yaml.safe_load((run_dir / CONFIG).read_text(encoding="utf-8"))
+    named = config.get("resume") if isinstance(config, dict) else None
+    return None if named is None else Path(named)
+
+
+def find_start(run_dir: Path, resume: str, *, replace: bool) -> Start:
+    """Where a launch with `--resume never|auto|PATH` begins.
+
+    A PATH within the run folder continues it from there. One from another run begins a branch, or continues it if the folder
+    already holds that branch. With auto, damaged checkpoints are named on stderr and passed over.
 
     Raises:
         ValueError: PATH is missing, damaged or not a checkpoint; a run would be overwritten; every checkpoint is damaged.
     """
-    if resume == "auto":
-        good, damaged = newest_good(run_dir / CHECKPOINTS) if (run_dir / CHECKPOINTS).is_dir() else (None, [])
-        if good is None and damaged:
-            raise ValueError("\n".join([*damaged, f"no checkpoint of {run_dir} can be read; start anew with --replace true"]))
-        for problem in damaged:
-            print(f"warning: {problem} Passed over.", file=sys.stderr)
-        return good
     if resume == "never":
-        if holds_run(run_dir):
+        if holds_run(run_dir) and not replace:
             raise ValueError(
                 f"run folder {run_dir} already holds a run; continue it with --resume auto, "
                 "set it aside with --replace true, or write elsewhere with --run_dir DIR"
             )
-        return None
-    path = Path(resume)
+        return Start()
+    if resume == "auto":
+        if replace:
+            raise ValueError("--resume auto continues the run folder and --replace true sets it aside: give one of them")
+        origin = origin_of(run_dir)
+    else:
+        path = Path(resume)
+        if path.absolute().is_relative_to(run_dir.absolute()):
+            if replace:
+                raise ValueError(f"{path} is in the run folder that --replace true would set aside (--run_dir DIR)")
+            return Start(_verified(path), origin_of(run_dir))
+        origin = path.resolve()  # a link such as stable.ckpt may point elsewhere tomorrow
+        if replace:
+            return Start(_verified(path), origin)
+        if holds_run(run_dir) and origin_of(run_dir) != origin:
+            raise ValueError(
+                f"run folder {run_dir} already holds another run than a branch of {path}; continue that with --run {run_dir} "
+                "--resume auto, set it aside with --replace true, or write elsewhere with --run_dir DIR"
+            )
+    checkpoint = _newest(run_dir)
+    if checkpoint is None and origin is not None:
+        checkpoint = _verified(origin)
+    return Start(checkpoint, origin)
+
+
+def _newest(run_dir: Path) -> Path | None:
+    good, damaged = newest_good(run_dir / CHECKPOINTS) if (run_dir / CHECKPOINTS).is_dir() else (None, [])
+    if good is None and damaged:
+        raise ValueError("\n".join([*damaged, f"no checkpoint of {run_dir} can be read; start anew with --replace true"]))
+    for problem in damaged:
+        print(f"warning: {problem} Passed over.", file=sys.stderr)
+    return good
+
+
+def _verified(path: Path) -> Path:
     if not path.exists():
         raise ValueError(f"there is no checkpoint {path} to resume from (--resume PATH, or --resume auto)")
-    if holds_run(run_dir) and not path.absolute().is_relative_to(run_dir.absolute()):
-        raise ValueError(f"run folder {run_dir} already holds another run than {path}; write elsewhere with --run_dir DIR")
     if damage := verify(path):
         raise ValueError(f"{damage} (--resume auto takes the newest good one)")
     return path
+
+
+def steps_made(checkpoint: Path) -> int:
+    """Optimizer steps behind a checkpoint that was verified.
+
+    Raises:
+        ValueError: it does not say, because it holds weights alone.
+    """
+    content = read(checkpoint, verify=False)
+    if "global_step" not in content:
+        raise ValueError(f"{checkpoint} holds weights, but nothing that training could go on from (--resume)")
+    return int(content["global_step"])
 
 
 def existing_checkpoint(path: str) -> Path:

@@ -15,9 +15,9 @@ from lit_llm.data import TokenDataModule
 from lit_llm.hugging_face.tokenizer_files import copy_companions
 from lit_llm.initial_weights import InitialWeights
 from lit_llm.module import LanguageModel
-from lit_llm.run_folder import CONFIG
+from lit_llm.run_folder import CONFIG, is_path
 
-LAUNCH_ONLY = ("resume", "replace", "accept_changes", "additional_steps")
+LAUNCH_ONLY = ("replace", "accept_changes", "additional_steps")
 
 
 class SaveRunFolder(SaveConfigCallback):
@@ -29,6 +29,8 @@ class SaveRunFolder(SaveConfigCallback):
         config = self.config.clone()
         for key in LAUNCH_ONLY:  # how this launch began is not part of what the run is
             config.pop(key, None)
+        if not is_path(config.resume):  # but the checkpoint that a branch began from is
+            config.pop("resume")
         text = self.parser.dump(config, skip_unset=False, skip_validation=True)
         partial = run_dir / f".{CONFIG}.partial"
         partial.write_text(text, encoding="utf-8")

@@ -1,21 +1,27 @@
 """`python -m lit_llm verify-resume`: a recipe straight and interrupted, and whether they are the same run, bit for bit.
 
-Three processes in a temporary folder: the run straight through; the run interrupted at a random step (SIGTERM, or with
-`--kill` SIGKILL); the interrupted run continued with `--resume auto`. Then every logged number, the ids of every batch, and
-every tensor of the last checkpoints are compared.
+Three runs in a temporary folder: straight through; interrupted at a random step (SIGTERM, or with `--kill` SIGKILL to every
+process of it); continued with `--resume auto`. Then every logged number, the ids of every sample in the order of every rank,
+and every value in the last checkpoints are compared. All flags of `fit` are passed on (`--trainer.devices 2 --trainer.strategy
+ddp`); set here are trainer.max_steps (`--steps`), trainer.log_every_n_steps (1) and, with `--kill`, checkpoint.every_n_steps (a
+fifth of the steps, so that there is something to continue from).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +35,8 @@ from lit_llm.run_folder import CHECKPOINTS
 LEDGER = "samples-rank{}.jsonl"
 # How fast it went and what it took differs between any two runs.
 NOT_COMPARED = ("throughput/", "time/", "memory/")
+# In a checkpoint the same, and which files are on disk: a signal saves one more.
+NOT_COMPARED_STATE = re.compile(r"time|second|StepCheckpoint\.(kept|permanent|leaving)")
 CAUSES = {
     "samples": "the order of samples or the position in it was not restored (data module, loader)",
     "train/loss": "weights, optimizer state or random draws were not restored",
@@ -39,35 +47,59 @@ CAUSES = {
 
 
 class SampleLedger(Callback):
-    """Writes the checksum of every micro-batch's ids, by optimizer step, to `samples-rank<r>.jsonl` in the run folder."""
+    """Writes a checksum of every sample's ids, by optimizer step, to `samples-rank<r>.jsonl` in the run folder.
+
+    Args:
+        interrupt_at: the optimizer step, 1, 2, …, in which rank 0 interrupts the run; null = never.
+        kill_after: null: interrupt by SIGTERM to rank 0 when the step begins. Else by SIGKILL to every process, later by this
+            many times the length of the step before, or at the end of training if that comes first.
+    """
+
+    def __init__(self, interrupt_at: int | None = None, kill_after: float | None = None) -> None:
+        self.interrupt_at, self.kill_after = interrupt_at, kill_after
+        self.step, self.began, self.length = 0, 0.0, 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.file = open(Path(trainer.default_root_dir) / LEDGER.format(trainer.global_rank), "a")  # noqa: SIM115  closed at the end
-        self.file.write("[0, 0]\n")  # a process begins: what it makes again replaces what was made before
+        self.file.write("[0]\n")  # a process begins: what it makes again replaces what was made before
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        ids = batch["input_ids"].cpu().numpy().tobytes()
-        self.file.write(json.dumps([trainer.global_step + 1, zlib.crc32(ids)]) + "\n")
-        self.file.flush()  # so that a kill loses no line, and the parent sees how far it is
+        step = trainer.global_step + 1
+        checksums = [zlib.crc32(sample.tobytes()) for sample in batch["input_ids"].cpu().numpy()]
+        self.file.write(json.dumps([step, *checksums]) + "\n")
+        self.file.flush()  # a kill loses no line
+        if step == self.step:
+            return
+        now = time.monotonic()
+        self.step, self.began, self.length = step, now, now - self.began
+        if step == self.interrupt_at and trainer.is_global_zero:
+            if self.kill_after is None:
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                threading.Timer(self.kill_after * self.length, self.kill).start()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.file.close()
+        if self.kill_after is not None and trainer.is_global_zero:
+            self.kill()
+
+    def kill(self) -> None:
+        os.killpg(0, signal.SIGKILL)  # the whole run: other ranks and loader workers too
 
 
 def ledger(run: Path, rank: int = 0) -> dict[int, list[int]]:
-    """Checksums by step; a step made again after an interruption counts as it was made last."""
+    """Checksums of a rank's samples, in order, by step; a step made again after an interruption counts as it was made last."""
     steps: dict[int, list[int]] = {}
     previous = -1
     path = run / LEDGER.format(rank)
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            step, checksum = json.loads(line)
+            step, *checksums = json.loads(line)
         except ValueError:
             continue  # cut by a kill
         if step != previous:
             steps[step] = []
-        if step != 0:
-            steps[step].append(checksum)
+        steps[step] += checksums
         previous = step
     steps.pop(0, None)
     return steps
@@ -75,6 +107,7 @@ def ledger(run: Path, rank: int = 0) -> dict[int, list[int]]:
 
 def curves(run: Path) -> dict[str, dict[int, float]]:
     """Every logged number by name and step, except those that are about time."""
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it tells of every row that a resumed run made again
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
     events.Reload()
     names = [name for name in events.Tags()["scalars"] if not name.startswith(NOT_COMPARED)]
@@ -88,7 +121,8 @@ def differences(straight: Path, interrupted: Path) -> tuple[list[tuple[str, int,
 
     def compare(name: str, a: dict[Any, Any], b: dict[Any, Any]) -> None:
         different = [key for key in sorted(a.keys() | b.keys()) if not same(a.get(key), b.get(key))]
-        rows.append((name, len(a.keys() | b.keys()), len(different)))
+        if a or b:
+            rows.append((name, len(a.keys() | b.keys()), len(different)))
         if different:
             first = different[0]
             cause = next((text for known, text in CAUSES.items() if name.startswith(known)), "some state was not restored")
@@ -99,18 +133,19 @@ def differences(straight: Path, interrupted: Path) -> tuple[list[tuple[str, int,
     a, b = curves(straight), curves(interrupted)
     for name in sorted(a.keys() | b.keys()):
         compare(name, a.get(name, {}), b.get(name, {}))
-    last = [dict(tensors(read(run / CHECKPOINTS / "last.ckpt"))) for run in (straight, interrupted)]
-    for part in ("state_dict", "optimizer_states"):
-        compare(f"tensors in {part}", *({k: v for k, v in side.items() if k.startswith(part)} for side in last))
+    last = [read(run / CHECKPOINTS / "last.ckpt") for run in (straight, interrupted)]
+    for part in sorted(last[0].keys() | last[1].keys()):
+        compare(f"checkpoint: {part}", *(dict(values(side.get(part), part)) for side in last))
     return rows, found
 
 
-def tensors(tree: Any, prefix: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Every tensor in nested dicts and lists, by its path."""
-    if isinstance(tree, torch.Tensor):
-        return [(prefix, tree)]
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
-    return [found for key, value in items for found in tensors(value, f"{prefix}.{key}" if prefix else str(key))]
+def values(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every tensor and plain value in nested dicts and lists, by its path, that is to be compared."""
+    if isinstance(tree, dict | list | tuple):
+        for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from values(item, f"{path}.{key}")
+    elif not NOT_COMPARED_STATE.search(path):
+        yield path, tree
 
 
 def same(a: Any, b: Any) -> bool:
@@ -126,27 +161,22 @@ def short(value: Any) -> str:
     return "nothing" if value is None else str(value)
 
 
-def launch(arguments: list[str], run: Path, steps: int, extra: list[str]) -> subprocess.Popen[str]:
-    overlay = run.parent / "ledger.yaml"
-    overlay.write_text("trainer: {callbacks+: [{class_path: lit_llm.verify_resume.SampleLedger}]}\n")
-    fixed = ["--run_dir", str(run), "--trainer.max_steps", str(steps), "--trainer.log_every_n_steps", "1"]
-    command = [sys.executable, "-m", "lit_llm", "fit", *arguments, "--config", str(overlay), *fixed, *extra]
-    with open(run.parent / f"{run.name}.log", "a") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+def launch(arguments: list[str], run: Path, ledger: dict[str, Any], extra: list[str]) -> int:
+    """Run `fit` to whatever end; returns its exit code. What it prints is in `<run>.log`."""
+    overlay = run.parent / f"{run.name}.yaml"
+    overlay.write_text(
+        json.dumps({"trainer": {"callbacks+": [{"class_path": f"{__name__}.SampleLedger", "init_args": ledger}]}})
+    )
+    command = [sys.executable, "-m", "lit_llm", "fit", *arguments, "--config", str(overlay), "--run_dir", str(run), *extra]
+    with open(run.parent / f"{run.name}.log", "w") as log:
+        return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, check=False).returncode
 
 
-def interrupt(process: subprocess.Popen[str], run: Path, at_step: int, signum: signal.Signals) -> None:
-    """Signal the run once its ledger has reached a step; for SIGKILL every process of it, at a random moment of that step."""
-    while process.poll() is None and max(ledger(run), default=0) < at_step:
-        time.sleep(0.02)
-    if process.poll() is not None:
-        return
-    if signum == signal.SIGKILL:
-        time.sleep(random.random() * 0.2)
-        os.killpg(process.pid, signum)  # other ranks and loader workers too
-    else:
-        process.send_signal(signum)
-    process.wait()
+def complaint(run: Path) -> str:
+    """What a run that failed has to say: its error lines, else the end of what it printed."""
+    said = (run.parent / f"{run.name}.log").read_text()
+    errors = [line.removeprefix("error: ") for line in said.splitlines() if line.startswith("error: ")]
+    return "\n".join(errors) or said[-2000:].strip()
 
 
 def main(arguments: list[str]) -> int:
@@ -159,6 +189,45 @@ def main(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(f"usage: python -m lit_llm verify-resume --config RECIPE [--steps N] [--kill] [any flag of fit]\n\n{__doc__}")
         return 0
+    kill, steps = take_own_flags(arguments)
+    first, last = (steps // 5 + 2, steps) if kill else (1, steps - 1)  # killed after a save, or signalled before the last step
+    at_step = random.randint(min(first, last), last)
+    extra = ["--trainer.max_steps", str(steps), "--trainer.log_every_n_steps", "1"]
+    if kill:
+        extra += ["--checkpoint.every_n_steps", str(max(1, steps // 5))]
+    with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
+        straight, interrupted = Path(folder) / "straight", Path(folder) / "interrupted"
+        if launch(arguments, straight, {}, extra) != 0:
+            raise ValueError(complaint(straight))
+        code = launch(arguments, interrupted, {"interrupt_at": at_step, "kill_after": random.random() if kill else None}, extra)
+        print(f"interrupted in step {at_step} of {steps} by {'SIGKILL' if kill else 'SIGTERM'}: exit code {code}")
+        if code != (-signal.SIGKILL if kill else 75):
+            raise ValueError(complaint(interrupted))
+        if launch(arguments, interrupted, {}, [*extra, "--resume", "auto"]) != 0:
+            raise ValueError(complaint(interrupted))
+        resumed = re.search(r"^resume: from step (\d+)", (Path(folder) / "interrupted.log").read_text(), re.M)
+        if resumed is None:
+            raise ValueError("no checkpoint was left to continue from: verify-resume needs them saved (--checkpoint)")
+        rows, found = differences(straight, interrupted)
+    print(f"continued from step {resumed[1]}")
+    for name, count, different in rows:
+        print(f"  {name:32s} {count:6d} compared, {different} differ")
+    if found:
+        print("NOT the same run:\n  " + "\n  ".join(found))
+        return 1
+    print("certificate: the interrupted run is the straight one, bit for bit.")
+    return 0
+
+
+def take_own_flags(arguments: list[str]) -> tuple[bool, int]:
+    """Remove --kill and --steps from flags that are otherwise those of `fit`.
+
+    Raises:
+        ValueError: steps is no number or too small; a flag of `fit` that has no meaning here.
+    """
+    for flag in ("--run_dir", "--resume", "--replace"):
+        if any(argument.split("=")[0] == flag for argument in arguments):
+            raise ValueError(f"verify-resume begins in folders of its own and continues there: leave out {flag}")
     kill = "--kill" in arguments
     if kill:
         arguments.remove("--kill")
@@ -172,21 +241,4 @@ def main(arguments: list[str]) -> int:
         del arguments[at : at + 2]
     if steps < 2:
         raise ValueError(f"steps is {steps}, a run that is interrupted has at least 2 (--steps)")
-    with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
-        straight, interrupted = Path(folder) / "straight", Path(folder) / "interrupted"
-        if launch(arguments, straight, steps, []).wait() != 0:
-            raise ValueError((Path(folder) / "straight.log").read_text()[-2000:].strip().replace("error: ", ""))
-        at_step = random.randint(min(2, steps - 1), steps - 1)
-        process = launch(arguments, interrupted, steps, [])
-        interrupt(process, interrupted, at_step, signal.SIGKILL if kill else signal.SIGTERM)
-        print(f"interrupted in step {at_step} of {steps} by {'SIGKILL' if kill else 'SIGTERM'}: exit code {process.returncode}")
-        if launch(arguments, interrupted, steps, ["--resume", "auto"]).wait() != 0:
-            raise ValueError((Path(folder) / "interrupted.log").read_text()[-2000:].strip().replace("error: ", ""))
-        rows, found = differences(straight, interrupted)
-    for name, count, different in rows:
-        print(f"  {name:32s} {count:6d} compared, {different} differ")
-    if found:
-        print("NOT the same run:\n  " + "\n  ".join(found))
-        return 1
-    print("certificate: the interrupted run is the straight one, bit for bit.")
-    return 0
+    return kill, steps

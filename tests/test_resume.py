@@ -4,9 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_branches import breaking
 from test_cli import curve, folder, run  # noqa: F401  `folder` is a fixture
 
 from lit_llm import verify_resume
+from lit_llm.checkpoint.format import verify
 
 
 def damage(checkpoint: Path) -> None:
@@ -24,10 +27,40 @@ def trained(folder, capsys):  # noqa: F811
 
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(trained, capsys):
     damage((trained / "checkpoints" / "last.ckpt").resolve())
+    before = {tag: curve(trained, tag) for tag in ("train/loss", "val/loss", "lr", "grad/norm")}
     code, out, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
     assert code == 0
-    assert "step-00000008.ckpt is damaged" in err and "at step 8" in out
-    assert sorted(curve(trained, "train/loss")) == list(range(1, 9))
+    assert "step-00000008.ckpt is damaged" in err and "resume: from step 6" in out and "at step 8" in out
+    assert rows(trained, "train/loss") == list(range(1, 9))
+    assert {tag: curve(trained, tag) for tag in before} == before  # made again, bit for bit
+    assert verify(trained / "checkpoints" / "last.ckpt") is None
+
+
+def rows(run_dir: Path, tag: str) -> list[int]:
+    """The steps that TensorBoard shows; one that is there twice would be a curve that goes back."""
+    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0})
+    events.Reload()
+    return [event.step for event in events.Scalars(tag)]
+
+
+def test_auto_starts_a_run_that_is_not_there_and_again_one_that_was_killed_before_its_first_checkpoint(folder, capsys):  # noqa: F811
+    flags = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--checkpoint.every_n_steps", "100"]
+    with pytest.raises(KeyError, match="broken"):
+        run(capsys, *flags, *breaking(4))
+    assert Path("runs/tiny/config.yaml").exists() and not Path("runs/tiny/checkpoints").exists()
+    assert rows(Path("runs/tiny"), "train/loss") == [1, 2, 3]
+    code, *_ = run(capsys, *flags)
+    assert code == 0 and rows(Path("runs/tiny"), "train/loss") == list(range(1, 9))
+
+
+def test_auto_leaves_a_finished_run_as_it_is(trained, capsys):
+    def files():
+        return {p: (p.lstat().st_mtime_ns, p.lstat().st_ino) for p in (trained / "checkpoints").rglob("*")}
+
+    before = files()
+    code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
+    assert code == 0 and "at step 8" in out and files() == before
+    assert rows(trained, "train/loss") == list(range(1, 9)) and rows(trained, "val/loss") == [4, 8]
 
 
 def test_nothing_is_started_anew_over_checkpoints_that_are_all_damaged(trained, capsys):
@@ -102,11 +135,39 @@ def test_a_resume_into_another_runs_folder_is_refused(trained, capsys):
     assert code == 2 and "already holds another run" in err
 
 
-@pytest.mark.parametrize("kill", [[], ["--kill"]], ids=["SIGTERM", "SIGKILL"])
-def test_an_interrupted_run_with_dropout_gets_its_certificate(folder, capsys, kill):  # noqa: F811
-    code, out, err = run(capsys, "verify-resume", "--config", "tiny.yaml", "--model.dropout", "0.2", "--steps", "8", *kill)
+SOAK = pytest.mark.soak  # three times the start of a process each, or six
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(["--kill", "--data.micro_batch_size", "2"], id="SIGKILL"),
+        pytest.param(["--data.num_workers", "1"], id="SIGTERM", marks=SOAK),
+        pytest.param(["--kill", "--trainer.devices", "2", "--trainer.strategy", "ddp"], id="SIGKILL-ddp", marks=SOAK),
+        pytest.param(["--trainer.devices", "2", "--trainer.strategy", "ddp"], id="SIGTERM-ddp", marks=SOAK),
+    ],
+)
+def test_an_interrupted_run_with_dropout_gets_its_certificate(folder, capsys, flags):  # noqa: F811
+    code, out, err = run(capsys, "verify-resume", "--config", "tiny.yaml", "--model.dropout", "0.2", "--steps", "8", *flags)
     assert code == 0, out + err
-    assert "certificate" in out and "samples of rank 0" in out
+    for rank in range(2 if "ddp" in flags else 1):
+        assert f"samples of rank {rank}, by step            8 compared, 0 differ" in out
+    resumed = int(out.split("continued from step ")[1].split()[0])
+    assert resumed >= 1 and "certificate" in out
+
+
+def test_what_a_verification_cannot_be_made_of_is_said(folder, capsys):  # noqa: F811
+    for flags, said in (
+        (["--run_dir", "runs/a"], "leave out --run_dir"),
+        (["--resume=auto"], "leave out --resume"),
+        (["--steps", "1"], "at least 2 (--steps)"),
+        (["--steps", "few"], "--steps needs a number"),
+        (["--model.n_head", "3", "--data.paths", "no.txt"], "error: model.n_head=3 does not divide model.n_embd=16"),
+    ):
+        code, _, err = run(capsys, "verify-resume", "--config", "tiny.yaml", *flags)
+        assert code == 2 and said in err, err
+    assert err.count("error: ") == 2 and "no.txt" in err  # all at once, in the recipe's own words
+    assert not Path("runs").exists()
 
 
 def test_a_run_that_is_not_the_same_gets_no_certificate(folder, capsys):  # noqa: F811
@@ -114,4 +175,4 @@ def test_a_run_that_is_not_the_same_gets_no_certificate(folder, capsys):  # noqa
     run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/b", "--data.seed", "1")
     _, found = verify_resume.differences(Path("runs/a"), Path("runs/b"))
     assert any(sentence.startswith("train/loss differs first at 1") for sentence in found)
-    assert any(sentence.startswith("tensors in state_dict") for sentence in found)
+    assert any(sentence.startswith("checkpoint: state_dict differs first at state_dict.model.") for sentence in found)

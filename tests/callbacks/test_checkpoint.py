@@ -100,6 +100,7 @@ def test_a_save_that_meets_a_validation_waits_for_it_and_knows_its_result(tmp_pa
         "best_name": "step-00000008.ckpt",
         "kept": ["step-00000004.ckpt", "step-00000008.ckpt"],
         "permanent": [],
+        "leaving": [],
     }
     theirs = next(v for k, v in saved["callbacks"].items() if "EarlyStopping" in k)
     assert theirs["best_score"].item() == 1.0

@@ -22,7 +22,7 @@ IOS = [FolderCheckpointIO, AsyncFolderCheckpointIO]
 
 
 def files(tmp_path):
-    return sorted(int(p.name[5:-5]) for p in (tmp_path / "checkpoints").iterdir() if not p.is_symlink())
+    return sorted(int(p.name[5:-5]) for p in (tmp_path / "checkpoints").glob("[!.]*") if not p.is_symlink())
 
 
 def link(tmp_path, name):
@@ -181,6 +181,41 @@ def test_an_exception_right_after_a_save_leaves_it_linked(tmp_path, io):
     with pytest.raises(RuntimeError, match="crash"):
         fit([Crash(), StepCheckpoint(4, monitor=None)], tmp_path, plugins=[io()])
     assert files(tmp_path) == [4] and link(tmp_path, "last") == 4
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_links_and_deletions_that_a_kill_prevented_are_made_when_the_run_goes_on(tmp_path, io):
+    """Killed after step 6, the last before a decay, was published, and before last, best and stable pointed to it."""
+
+    class Killed(StepCheckpoint):
+        state_key = "StepCheckpoint"
+
+        def _link_and_remove(self, trainer, files):
+            if files.kept and files.kept[-1] == "step-00000006.ckpt":
+                os._exit(9)
+            super()._link_and_remove(trainer, files)
+
+    def callbacks(sort):
+        return [WSD(decay_steps=2), ValidateEvery(2), sort(2, keep_last=1)]
+
+    def module():
+        return Foreign(steps=8, val_losses=[3.0, 2.0, 1.0, 4.0])
+
+    child = os.fork()
+    if child == 0:
+        fit(callbacks(Killed), tmp_path, module=module(), plugins=[io()], **VAL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert files(tmp_path) == [4, 6] and link(tmp_path, "last") == 4
+    resume = tmp_path / "checkpoints" / "step-00000006.ckpt"
+    looks = []
+
+    class Look(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            looks.append((files(tmp_path), [link(tmp_path, name) for name in ("last", "best", "stable")]))
+
+    fit([Look(), *callbacks(StepCheckpoint)], tmp_path, module=module(), resume=resume, plugins=[io()], **VAL)
+    assert looks[-1] == ([6], [6, 6, 6])
+    assert files(tmp_path) == [6, 8] and [link(tmp_path, name) for name in ("last", "best", "stable")] == [8, 6, 6]
 
 
 def test_code_in_the_state_is_refused_at_the_first_save_and_not_at_the_resume(tmp_path):

@@ -206,11 +206,19 @@ cases = {"0": ([0],), "1": ([1],), "01": ([0, 1],), "int": ([1], 4, signal.SIGIN
 for case, told in cases.items():
     results[case] = story(*run(case, Told(*told)))
     results[case + " resumed"] = story(*run(case, Told(), OUT / case / "last.ckpt"))
+class Early(Told):  # before our handlers are there, Lightning's are
+    def train_dataloader(self):
+        if self.global_rank in self.who:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().train_dataloader()
+
+results["early"] = story(*run("early", Early([1], at=-1)))
 results["lagging"] = story(*run("lagging", Told([1]), sort=Lagging))
 last = run("last", Told([1], 11), sort=Lagging)
 results["last"] = story(*last)
 loop = last[0].fit_loop.epoch_loop
-report(last[0], results=results, own=[name for name in vars(loop) if "sigterm" in name])
+own = [*vars(loop), *vars(last[0]._signal_connector)]
+report(last[0], results=results, own=[name for name in own if "sigterm" in name and name != "received_sigterm"])
 """
 
 
@@ -236,7 +244,12 @@ def test_where_the_host_runs_ahead_of_the_device_all_stop_one_step_later(ranks):
     for each in ranks:
         assert each["results"]["lagging"][:2] == [4, "SIGTERM"]
         assert each["results"]["last"][:2] == [6, None]  # and nobody hangs when the answer comes after the end
-        assert each["own"] == []  # Lightning has its broadcast back
+        assert each["own"] == []  # Lightning has its broadcasts back
+
+
+def test_a_term_to_one_rank_before_the_first_step_stops_all_after_it(ranks):
+    for each in ranks:
+        assert each["results"]["early"][:2] == [1, "SIGTERM"]
 
 
 LAUNCHED = """

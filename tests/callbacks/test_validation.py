@@ -57,7 +57,9 @@ def test_a_run_told_to_stop_is_validated_once_more(tmp_path):
     ("when", "saved"),
     [("after the step", 3), ("after the step", 4), ("after the step", 5), ("after the validation", 4)],
 )
-def test_a_resumed_run_validates_at_the_same_later_steps(tmp_path, accumulate, saved, when):
+def test_a_resumed_run_makes_every_validation_that_was_not_made_before_the_save_and_at_the_same_x(
+    tmp_path, accumulate, saved, when
+):
     class Save(Callback):
         def _save(self, trainer):
             if trainer.global_step == saved and not trainer.fit_loop._should_accumulate():
@@ -77,7 +79,7 @@ def test_a_resumed_run_validates_at_the_same_later_steps(tmp_path, accumulate, s
         [ValidateEvery(4)], tmp_path, steps=10, module=Foreign(steps=10), resume=tmp_path / "x.ckpt", **options
     )
     assert straight.validated == [4, 8, 10]
-    assert resumed.validated == [step for step in [4, 8, 10] if step > saved]
+    assert resumed.validated == [step for step in [4, 8, 10] if step > saved or (step == saved and when == "after the step")]
     assert resumed.seen == straight.seen[saved * accumulate :]
     assert rows_resumed == {x: rows[x] for x in list(rows)[-len(resumed.validated) :]}  # at the same x, the same values
 

@@ -1,0 +1,222 @@
+"""`python -m lit_llm …` as often as a test likes for the price of one import (some 8 s of CPU): a server that forks.
+
+The server imports everything, never trains, and forks every process it is asked for, so each begins where a fresh interpreter
+is after its imports. Several ranks of a run get the environment that torchrun gives them.
+
+    with Launcher() as launcher:
+        run = launcher.start(["fit", …], folder, ranks=2)         # returns at once
+        run.signal(signal.SIGTERM, rank=1)
+        assert run.wait() == [75, 75], run.said()
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+# Each of these changes something on the disk, or makes it durable; Python tells of them before they are done.
+OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree"}
+
+
+class Run:
+    """One run: its processes, which are a process group, and what they print."""
+
+    def __init__(self, launcher: Launcher, pids: list[int], log: Path) -> None:
+        self.launcher, self.pids, self.log = launcher, pids, log
+        self.codes: list[int] | None = None
+
+    def signal(self, signum: int, rank: int = 0) -> None:
+        os.kill(self.pids[rank], signum)
+
+    def signal_all(self, signum: int) -> None:
+        """To every process of the run at once, loader workers too."""
+        os.killpg(self.pids[0], signum)
+
+    def wait(self, timeout: float = 240.0) -> list[int]:
+        """Exit codes in rank order, negative for a signal. One that hangs is killed and is an error."""
+        if self.codes is None:
+            answer = self.launcher.ask(wait=self.pids, timeout=timeout)
+            self.codes = answer["codes"]
+            assert not answer["hung"], f"still running after {timeout} s:\n{self.said()}"
+        return self.codes
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Launcher:
+    """The client side of the server."""
+
+    def __enter__(self) -> Launcher:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+        self.server = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.server.stdin is not None
+        self.server.stdin.close()  # the server kills what is left, and ends
+        self.server.wait()
+
+    def start(
+        self,
+        arguments: list[str],
+        folder: Path,
+        *,
+        ranks: int = 1,
+        env: dict[str, str] | None = None,
+        log: str = "log",
+        die_at: int | None = None,
+    ) -> Run:
+        """Start `python -m lit_llm ARGUMENTS` in `folder`; what it prints is appended to `folder/log`.
+
+        Args:
+            ranks: 1: as from a shell; more: as torchrun starts them.
+            env: added to the environment.
+            die_at: SIGKILL for the whole run just before rank 0's operation number `die_at` = 1, 2, … on a checkpoint's files.
+                0: never, but how many there were is written to `folder/operations`.
+        """
+        order = {"arguments": arguments, "folder": str(folder), "log": log, "env": env or {}, "die_at": die_at}
+        answer = self.ask(start=order, ranks=ranks, port=free_port())
+        return Run(self, answer["pids"], folder / log)
+
+    def run(self, arguments: list[str], folder: Path, **options: Any) -> Run:
+        """Start, and wait for the end."""
+        run = self.start(arguments, folder, **options)
+        run.wait()
+        return run
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        assert self.server.stdin is not None and self.server.stdout is not None
+        self.server.stdin.write(json.dumps(order) + "\n")
+        self.server.stdin.flush()
+        line = self.server.stdout.readline()
+        assert line, "the launcher's server is gone"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+# -- the server ---------------------------------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import lit_llm.cli
+    import lit_llm.verify_resume  # noqa: F401  what a run imports before it does anything
+
+    groups: set[int] = set()
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            answer = wait_for(order["wait"], order["timeout"])
+        else:
+            pids: list[int] = []
+            for rank in range(order["ranks"]):
+                pid = os.fork()
+                if pid == 0:
+                    answers.close()
+                    become(rank, order["ranks"], order["port"], pids, **order["start"])
+                pids.append(pid)
+                os.setpgid(pid, pids[0])  # here and there: whoever comes first
+            groups.add(pids[0])
+            answer = {"pids": pids}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def wait_for(pids: list[int], timeout: float) -> dict[str, Any]:
+    codes: dict[int, int] = {}
+    end, hung = time.monotonic() + timeout, False
+    while len(codes) < len(pids):
+        for pid in pids:
+            if pid not in codes and (status := os.waitpid(pid, os.WNOHANG))[0]:
+                codes[pid] = os.waitstatus_to_exitcode(status[1])
+        if time.monotonic() > end and not hung:
+            hung = True
+            os.killpg(pids[0], signal.SIGKILL)
+        time.sleep(0.005)
+    return {"codes": [codes[pid] for pid in pids], "hung": hung}
+
+
+def become(
+    rank: int,
+    ranks: int,
+    port: int,
+    before: list[int],
+    *,
+    arguments: list[str],
+    folder: str,
+    log: str,
+    env: dict[str, str],
+    die_at: int | None,
+) -> None:
+    """In the fork: be `python -m lit_llm ARGUMENTS`, to the exit."""
+    os.setpgid(0, before[0] if before else 0)
+    os.chdir(folder)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, target)
+    if ranks > 1:
+        torchrun = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+        os.environ.update({name: str(value) for name, value in (torchrun | address).items()})
+    os.environ.update(env)
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+    rank_zero_only.rank = rank  # read from the environment when it was imported
+    if die_at is not None and rank == 0:
+        count_operations(die_at)
+    from lit_llm.__main__ import main
+
+    code: Any = 1
+    try:
+        code = main(arguments)
+    except SystemExit as exit:
+        code = exit.code
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def count_operations(die_at: int) -> None:
+    """Count what happens to checkpoint files, and die in the middle."""
+    count = 0
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event in OPERATIONS and ".ckpt" in str(args[0]):
+            count += 1
+            if count == die_at:
+                os.killpg(0, signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    if die_at == 0:
+        atexit.register(lambda: Path("operations").write_text(str(count)))
+
+
+if __name__ == "__main__":
+    serve()
