@@ -19,8 +19,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lit_llm.checkpoint.io import FolderCheckpointIO
+from lit_llm.checkpoint.load_weights import copy_weights
 from lit_llm.checkpoint.sharded import split
-from lit_llm.sharding import fill_, local_slice
+from lit_llm.sharding import local_slice
 
 DIMENSIONS = ("replicate", "shard", "tensor_parallel")
 _RESHARD = {  # of FSDP1's strategies, whether weights are freed between forward and backward
@@ -231,19 +232,7 @@ class MeshStrategy(ModelParallelStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.model is not None
-        saved = checkpoint["state_dict"]
-        own = self.model.state_dict()
-        missing, unexpected = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
-        if strict and (missing or unexpected):
-            raise ValueError(
-                f"the checkpoint's weights are not this model's: it lacks {missing[:3] or 'nothing'}, and has "
-                f"{unexpected[:3] or 'nothing'} besides (--resume)"
-            )
-        for name in own.keys() & saved.keys():
-            try:
-                fill_(own[name], saved[name])
-            except ValueError as error:
-                raise ValueError(f"{name} of the checkpoint does not fit this model: {error} (--resume)") from None
+        copy_weights(self.model.state_dict(), checkpoint["state_dict"], "the checkpoint (--resume)", strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):

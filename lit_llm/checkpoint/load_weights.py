@@ -1,9 +1,12 @@
-"""A checkpoint's weights into a model that has just been built, on one process or on a mesh of them."""
+"""A checkpoint's weights into a model that has memory, on one process or on a mesh of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lit_llm.checkpoint.format import read
@@ -19,15 +22,27 @@ def load_weights(model: GPT, checkpoint: Path) -> None:
     """
     saved = read(checkpoint, verify=False, lazy=True)["state_dict"]
     saved = {name.removeprefix("model."): tensor for name, tensor in saved.items() if name.startswith("model.")}
-    own = model.state_dict()
+    copy_weights(model.state_dict(), saved, f"{checkpoint} (--init_from)")
+
+
+def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: str, *, strict: bool = True) -> None:
+    """Copy tensors by name; of those in shards on disk (`sharded.TensorOnDisk`) a rank reads what it keeps.
+
+    Args:
+        source: where they are from, and the flag that said so, for messages.
+        strict: both have the same names; otherwise what one of them lacks stays as it is.
+
+    Raises:
+        ValueError: names, unless not `strict`, or shapes differ.
+    """
     missing, unexpected = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
-    if missing or unexpected:
+    if strict and (missing or unexpected):
         raise ValueError(
-            f"the weights in {checkpoint} are not this model's: they lack {missing[:3] or 'nothing'}, and have "
-            f"{unexpected[:3] or 'nothing'} besides (--init_from)"
+            f"the weights are not this model's: they lack {missing[:3] or 'nothing'}, and have {unexpected[:3] or 'nothing'} "
+            f"besides, in {source}"
         )
-    for name, tensor in own.items():
-        try:  # what is in shards on disk is read in parts where it is needed in parts
-            fill_(tensor, saved[name] if isinstance(tensor, DTensor) else saved[name][...])
+    for name in own.keys() & saved.keys():
+        try:
+            fill_(own[name], saved[name] if isinstance(own[name], DTensor) else saved[name][...])
         except ValueError as error:
-            raise ValueError(f"{name} in {checkpoint} does not fit this model: {error} (--init_from)") from None
+            raise ValueError(f"{name} does not fit this model: {error}, in {source}") from None
