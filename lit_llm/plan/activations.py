@@ -11,8 +11,8 @@ Letters: B sequences, T positions, n = B·T tokens, d width, f hidden width, H h
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 from lit_llm.plan.parameters import ModelShape, block_matrices, local_parameters
 from lit_llm.plan.tape import Tape, Tensor
@@ -49,13 +49,39 @@ class Step:
     gradients_exist: bool = False
 
 
-@lru_cache(maxsize=4096)
-def micro_batch(step: Step) -> Tape:
-    """Forward and backward of one micro-batch: its peak beyond weights and optimizer state, how it is made up, and when it is.
+@dataclass(frozen=True)
+class MicroBatch:
+    """Forward and backward of one micro-batch, beyond weights and optimizer state; bytes.
 
     Gradients that exist before (accumulation, or the step before, which Lightning lets go only after the forward pass) are counted.
+
+    Attributes:
+        peak: by kind, at the moment when their sum is largest.
+        moment: when that is.
+        written: all bytes that operations allocate, so the traffic of writes to memory.
     """
-    return _Replay(step).run()
+
+    peak: dict[str, int]
+    moment: str
+    written: int
+
+
+@lru_cache(maxsize=4096)
+def micro_batch(step: Step) -> MicroBatch:
+    """Replay a micro-batch. Blocks are all alike, so beyond four of them every phase's peak is a straight line in their number."""
+    layers = step.model.n_layer
+    if layers <= 4 or step.checkpointing.isdigit():
+        tape = _Replay(step).run()
+        peaks, written = tape.peaks, tape.written
+    else:
+        three, four = (_Replay(replace(step, model=replace(step.model, n_layer=n))).run() for n in (3, 4))
+        peaks = {
+            phase: {kind: size + (layers - 4) * (size - three.peaks[phase][kind]) for kind, size in at_peak.items()}
+            for phase, at_peak in four.peaks.items()
+        }
+        written = four.written + (layers - 4) * (four.written - three.written)
+    moment, peak = max(peaks.items(), key=lambda item: sum(item[1].values()))
+    return MicroBatch(peak, moment.partition(",")[0], written)
 
 
 class _Linear:
@@ -157,7 +183,11 @@ class _Replay:
         x = self._dropout(x, n * d * self.stream_bytes)
         mask = self._mask()
         for i in range(model.n_layer):
+            where = "first block" if i == 0 else "last block" if i == model.n_layer - 1 else "between"
+            tape.enter(f"forward, {where}")
             x = self._checkpointed(self._block, x, whole=self._is_checkpointed(i))
+            tape.record(partial(self._enter_block, where))
+        tape.enter("forward")
         final = _Norm(self, x, self.stream_bytes, n, d, layernorm=model.norm == "layernorm")
         tape.free(x, mask)
         gradient_of = self._head(final.y)
@@ -166,12 +196,16 @@ class _Replay:
             tape.free(weight)
         self.autocast_cache.clear()
 
-        tape.phase = "backward"
+        tape.enter("backward")
         if not step.gradients_exist:  # zero_grad, between forward and backward
             tape.live["gradients"] -= held
             tape.total -= held
-        gradient = final.backward(gradient_of())
+        tape.enter("loss head, backward")
+        gradient = gradient_of()
+        tape.enter("backward, last norm")
+        gradient = final.backward(gradient)
         gradient = tape.play_back(gradient)
+        tape.enter("backward, embedding")
         # The look-up's gradient is a whole matrix; a tied head's waits for it, then they are added.
         table = tape.new(model.padded_vocab_size // step.tensor_parallel * d * step.parameter_bytes, "gradients")
         self.give_to_parameter(table, again=model.tie_embeddings)
@@ -179,6 +213,10 @@ class _Replay:
             self.give_to_parameter(tape.new(model.block_size * d * step.parameter_bytes, "gradients"))
         tape.free(gradient, batch)
         return tape
+
+    def _enter_block(self, where: str, gradient: Tensor) -> Tensor:
+        self.tape.enter(f"backward, {where}")
+        return gradient
 
     def _block(self, x: Tensor) -> Tensor:
         x = self._checkpointed(self._attention_branch, x, whole=self.step.checkpointing == "attention")
@@ -388,7 +426,7 @@ class _Replay:
 
     def _full_head(self, hidden: Tensor) -> Callable[[], Tensor]:
         tape, step, model, n = self.tape, self.step, self.model, self.tokens
-        tape.phase = "loss head"
+        tape.enter("loss head")
         d, tp = model.n_embd, step.tensor_parallel
         padded, real = model.padded_vocab_size // tp, model.vocab_size // tp
         wide = n * real * 4
@@ -414,7 +452,6 @@ class _Replay:
             tape.free(z)
 
         def backward() -> Tensor:
-            tape.phase = "loss head"
             of_z_loss: Tensor | None = None
             if kept is not None:
                 of_z_loss = tape.new(wide, "loss head")
@@ -432,15 +469,13 @@ class _Replay:
                 gradient = self.cast(gradient, n * real * step.compute_bytes, "loss head")
             if padded > real:
                 gradient = self.cast(gradient, n * padded * step.compute_bytes, "loss head")
-            result = linear.backward(gradient)
-            tape.phase = "backward"
-            return result
+            return linear.backward(gradient)
 
         return backward
 
     def _chunked_head(self, hidden: Tensor) -> Callable[[], Tensor]:
         tape, step, model, n = self.tape, self.step, self.model, self.tokens
-        tape.phase = "loss head"
+        tape.enter("loss head")
         assert step.chunk_size is not None
         d, c, padded = model.n_embd, step.compute_bytes, model.padded_vocab_size // step.tensor_parallel
         rows = min(step.chunk_size, n)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-KINDS = ("activations", "loss head", "gradients", "weight copies", "communication", "work")
+KINDS = ("activations", "loss head", "gradients", "weight copies", "work")
 
 
 class Tensor:
@@ -21,23 +21,30 @@ class Tensor:
 
 
 class Tape:
-    """Live bytes by kind, their peak, and the records of the backward pass."""
+    """Live bytes by kind, what they were when they were most in each phase of the step, and the records of the backward pass.
+
+    `written` counts all bytes that were ever taken: each is written once, so it measures the traffic to memory.
+    """
 
     def __init__(self) -> None:
         self.live = dict.fromkeys(KINDS, 0)
-        self.total = 0
-        self.peak = 0
-        self.at_peak = dict(self.live)
-        self.phase = "forward"
-        self.peak_phase = ""
+        self.total = self.written = 0
+        self.peaks: dict[str, dict[str, int]] = {}
         self.records: list[Callable[[Tensor], Tensor]] = []
         self.recording = True
+        self.enter("forward")
+
+    def enter(self, phase: str) -> None:
+        """What comes belongs to `phase`."""
+        self.phase = phase
+        self.phase_peak = sum(self.peaks.get(phase, {"": 0}).values())
 
     def new(self, size: int, kind: str = "activations") -> Tensor:
         self.live[kind] += size
         self.total += size
-        if self.total > self.peak:
-            self.peak, self.at_peak, self.peak_phase = self.total, dict(self.live), self.phase
+        self.written += size
+        if self.total > self.phase_peak:
+            self.phase_peak, self.peaks[self.phase] = self.total, dict(self.live)
         return Tensor(size, kind)
 
     def free(self, *tensors: Tensor | None) -> None:
@@ -62,8 +69,7 @@ class Tape:
 
     def touch(self, size: int) -> None:
         """Bytes that an operation needs while it runs."""
-        if self.total + size > self.peak:
-            self.free(self.new(size, "work"))
+        self.free(self.new(size, "work"))
 
     def record(self, backward: Callable[[Tensor], Tensor]) -> None:
         """`backward` turns the gradient of an operation's result into that of its input; it frees the former."""
