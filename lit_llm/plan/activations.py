@@ -31,7 +31,7 @@ class Step:
         chunk_size: tokens whose logits exist at a time; None: all.
         checkpointing: "none", "full", "attention", "cheap", or a number k as text: every k-th block whole.
         cuda: kernels of a GPU rather than of a CPU.
-        tensor_parallel: ranks that share heads, hidden width and vocabulary.
+        tensor_parallel: ranks that share heads, hidden width, vocabulary, and between the matrices the positions.
         shard_gradients: ranks that share the gradients.
         gradients_exist: a later micro-batch of an accumulated step: gradients are added to those there are.
     """
@@ -165,6 +165,7 @@ class _Replay:
     def __init__(self, step: Step) -> None:
         self.step, self.model, self.tape = step, step.model, Tape()
         self.tokens = step.sequences * step.model.block_size  # n
+        self.stream_tokens = self.tokens // step.tensor_parallel  # of the residual stream that this rank holds
         self.stream_bytes = step.parameter_bytes  # embeddings are not cast: the residual stream has the weights' dtype
         self.autocast_cache: list[Tensor] = []
         self.products_are_kept = False  # recomputing what a "cheap" checkpoint has not kept
@@ -173,10 +174,10 @@ class _Replay:
 
     def run(self) -> Tape:
         tape, step, model = self.tape, self.step, self.model
-        d, n = model.n_embd, self.tokens
+        d, n = model.n_embd, self.stream_tokens
         held = local_parameters(model, step.tensor_parallel) * step.parameter_bytes // step.shard_gradients
         tape.live["gradients"], tape.total = held, held
-        batch = tape.new(2 * n * 8)
+        batch = tape.new(2 * self.tokens * 8)
         x = tape.new(n * d * self.stream_bytes)
         if model.position == "learned":
             x = self._swap(x, n * d * self.stream_bytes)
@@ -190,8 +191,9 @@ class _Replay:
         tape.enter("forward")
         final = _Norm(self, x, self.stream_bytes, n, d, layernorm=model.norm == "layernorm")
         tape.free(x, mask)
-        gradient_of = self._head(final.y)
-        tape.free(final.y)
+        normed = self._gather(final.y)
+        gradient_of = self._head(normed)
+        tape.free(normed)
         for weight in self.autocast_cache:
             tape.free(weight)
         self.autocast_cache.clear()
@@ -203,7 +205,7 @@ class _Replay:
         tape.enter("loss head, backward")
         gradient = gradient_of()
         tape.enter("backward, last norm")
-        gradient = final.backward(gradient)
+        gradient = final.backward(self._scatter(gradient))
         gradient = tape.play_back(gradient)
         tape.enter("backward, embedding")
         # The look-up's gradient is a whole matrix; a tied head's waits for it, then they are added.
@@ -219,8 +221,7 @@ class _Replay:
         return gradient
 
     def _block(self, x: Tensor) -> Tensor:
-        x = self._checkpointed(self._attention_branch, x, whole=self.step.checkpointing == "attention")
-        return self._mlp_branch(x)
+        return self._mlp_branch(self._attention_branch(x))
 
     def _checkpointed(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, whole: bool) -> Tensor:
         """Run `forward` without keeping anything but its input (and what "cheap" keeps); run it again in the backward pass."""
@@ -251,14 +252,44 @@ class _Replay:
     # -- the two branches of a block --------------------------------------------------------------------------------
 
     def _attention_branch(self, x: Tensor) -> Tensor:
+        model, tape = self.model, self.tape
+        norm = _Norm(self, x, self.stream_bytes, self.stream_tokens, model.n_embd, layernorm=model.norm == "layernorm")
+        result = self._join(x, norm)
+        y = self._checkpointed(self._attention, self._gather(norm.y), whole=self.step.checkpointing == "attention")
+        return result(y)
+
+    def _join(self, x: Tensor, norm: _Norm) -> Callable[[Tensor], Tensor]:
+        """x + dropout(branch(norm(x))): called before the branch is computed, the result after it."""
+        tape = self.tape
+        streams: list[Tensor] = []
+
+        def end_of_branch(gradient: Tensor) -> Tensor:
+            return self._sum(norm.backward(self._scatter(gradient)), streams.pop(), in_place=True)
+
+        tape.record(end_of_branch)
+
+        def join(branch: Tensor) -> Tensor:
+            size = self.stream_tokens * self.model.n_embd * self.step.compute_bytes
+            branch, dropout_backward = self._dropout_with_backward(self._scatter(branch), size)
+
+            def begin_of_branch(stream: Tensor) -> Tensor:
+                streams.append(stream)
+                return self._gather(dropout_backward(self._branch_gradient(stream)))
+
+            tape.record(begin_of_branch)
+            return self._add(x, branch)
+
+        return join
+
+    def _attention(self, x: Tensor) -> Tensor:
+        """The attention module: takes over the variable `x`, the normed stream."""
         model, tape, step, n = self.model, self.tape, self.step, self.tokens
         tp, c = step.tensor_parallel, step.compute_bytes
         d, q_width, kv_width = model.n_embd, model.n_embd // tp, max(model.kv_width // tp, model.head_width)
         matrices = block_matrices(model)
-        norm = _Norm(self, x, self.stream_bytes, n, d, layernorm=model.norm == "layernorm")
 
         def project(width: int, elements: int, normed: bool) -> tuple[_Linear, _Norm | None, Tensor]:
-            linear = _Linear(self, norm.y, self.stream_bytes, d, width, elements // tp)
+            linear = _Linear(self, x, self.stream_bytes, d, width, elements // tp)
             if not normed:
                 return linear, None, linear.y
             heads = _Norm(self, linear.y, c, n * width // model.head_width, model.head_width, layernorm=False)
@@ -277,15 +308,10 @@ class _Replay:
         if model.position == "rope" and not step.cuda:  # heads and positions are not where the next product wants them
             y = self._swap(y, n * q_width * c)
         out = _Linear(self, y, c, q_width, d, matrices.attention_project // tp)
-        tape.free(norm.y, q, k, v, y)
-        branch, dropout_backward = self._dropout_with_backward(out.y, n * d * c)
-        result = self._add(x, branch)
+        tape.free(x, q, k, v, y)
 
         def backward(gradient: Tensor) -> Tensor:
-            stream = gradient
-            gradient = self._branch_gradient(stream)
-            gradient = out.backward(dropout_backward(gradient))
-            gq, gk, gv = attention_backward(gradient)
+            gq, gk, gv = attention_backward(out.backward(gradient))
             if model.position == "rope":
                 gk, gq = self._rotate_backward(gk), self._rotate_backward(gq)
             total = value.backward(gv)
@@ -295,17 +321,23 @@ class _Replay:
                     if model.position == "rope":
                         tape.touch(g.size)
                 total = self._sum(total, linear.backward(g))
-            return self._sum(norm.backward(total), stream, in_place=True)
+            return total
 
         tape.record(backward)
-        return result
+        return out.y
 
     def _mlp_branch(self, x: Tensor) -> Tensor:
+        model = self.model
+        norm = _Norm(self, x, self.stream_bytes, self.stream_tokens, model.n_embd, layernorm=model.norm == "layernorm")
+        result = self._join(x, norm)
+        return result(self._mlp(self._gather(norm.y)))
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        """The MLP module: takes over the variable `x`, the normed stream."""
         model, tape, step, n = self.model, self.tape, self.step, self.tokens
         d, f, c = model.n_embd, model.hidden_width // step.tensor_parallel, step.compute_bytes
-        norm = _Norm(self, x, self.stream_bytes, n, d, layernorm=model.norm == "layernorm")
-        up = _Linear(self, norm.y, self.stream_bytes, d, f, d * f)
-        gate = _Linear(self, norm.y, self.stream_bytes, d, f, d * f) if model.gated else None
+        up = _Linear(self, x, self.stream_bytes, d, f, d * f)
+        gate = _Linear(self, x, self.stream_bytes, d, f, d * f) if model.gated else None
         size = n * f * c
         if gate is not None:
             saved = [tape.save(gate.y), tape.save(up.y), tape.save(tape.new(size))]  # silu's input and both factors
@@ -319,32 +351,26 @@ class _Replay:
             saved = [tape.save(up.y)]
             hidden = tape.new(size)
         out = _Linear(self, hidden, c, f, d, d * f)
-        tape.free(norm.y, up.y, hidden)
-        branch, dropout_backward = self._dropout_with_backward(out.y, n * d * c)
-        result = self._add(x, branch)
+        tape.free(x, up.y, hidden)
 
         def backward(gradient: Tensor) -> Tensor:
-            stream = gradient
-            gradient = self._branch_gradient(stream)
-            gradient = out.backward(dropout_backward(gradient))
+            gradient = out.backward(gradient)
             if gate is not None:
                 factors = [tape.new(size, "work"), tape.new(size, "work")]  # gradients of silu and of up
                 tape.free(gradient)
                 tape.let_go(*saved[1:])
                 gate_gradient = self._swap(factors[0], size)
                 tape.let_go(saved[0])
-                total = self._sum(gate.backward(gate_gradient), up.backward(factors[1]))
-            else:
-                if model.mlp == "relu2":
-                    tape.touch(3 * size)
-                    gradient = self._swap(gradient, size)
+                return self._sum(gate.backward(gate_gradient), up.backward(factors[1]))
+            if model.mlp == "relu2":
+                tape.touch(3 * size)
                 gradient = self._swap(gradient, size)
-                tape.let_go(*saved)
-                total = up.backward(gradient)
-            return self._sum(norm.backward(total), stream, in_place=True)
+            gradient = self._swap(gradient, size)
+            tape.let_go(*saved)
+            return up.backward(gradient)
 
         tape.record(backward)
-        return result
+        return out.y
 
     def _fused_attention(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
         tape, step = self.tape, self.step
@@ -406,13 +432,12 @@ class _Replay:
 
     def _rotate(self, elements: int) -> Tensor:
         """Rotary embedding: nothing of its input is kept, cosines and sines are constants."""
-        wide = 4 if self.step.compute_bytes < self.step.parameter_bytes else self.step.compute_bytes
-        self.tape.touch(elements * wide * 2)
-        rotated = self.tape.new(elements * wide)
+        self.tape.touch(elements * 4 * 2)  # the tables are fp32, and so are products with them
+        rotated = self.tape.new(elements * 4)
         return self.cast(rotated, elements * self.step.compute_bytes, "activations")
 
     def _rotate_backward(self, gradient: Tensor) -> Tensor:
-        if self.step.compute_bytes < self.step.parameter_bytes:
+        if self.step.compute_bytes < 4:
             gradient = self.cast(gradient, gradient.size * 2)
             gradient = self.cast(gradient, gradient.size // 2)
         self.tape.touch(2 * gradient.size)
@@ -422,13 +447,14 @@ class _Replay:
 
     def _head(self, hidden: Tensor) -> Callable[[], Tensor]:
         """Logits and loss; returns the backward pass, which gives the gradient of the normed stream."""
-        return self._chunked_head(hidden) if self.step.chunk_size else self._full_head(hidden)
+        # A split vocabulary has one loss, the chunked one: in a single chunk where no size is given.
+        chunked = self.step.chunk_size or self.step.tensor_parallel > 1
+        return self._chunked_head(hidden) if chunked else self._full_head(hidden)
 
     def _full_head(self, hidden: Tensor) -> Callable[[], Tensor]:
         tape, step, model, n = self.tape, self.step, self.model, self.tokens
         tape.enter("loss head")
-        d, tp = model.n_embd, step.tensor_parallel
-        padded, real = model.padded_vocab_size // tp, model.vocab_size // tp
+        d, padded, real = model.n_embd, model.padded_vocab_size, model.vocab_size
         wide = n * real * 4
         linear = _Linear(self, hidden, self.stream_bytes, d, 0, padded * d)
         z = tape.new(n * padded * step.compute_bytes, "loss head")
@@ -476,9 +502,8 @@ class _Replay:
     def _chunked_head(self, hidden: Tensor) -> Callable[[], Tensor]:
         tape, step, model, n = self.tape, self.step, self.model, self.tokens
         tape.enter("loss head")
-        assert step.chunk_size is not None
         d, c, padded = model.n_embd, step.compute_bytes, model.padded_vocab_size // step.tensor_parallel
-        rows = min(step.chunk_size, n)
+        rows = min(step.chunk_size or n, n)
         casts = c < self.stream_bytes
         work = [tape.new((n + padded) * d * c, "loss head")] if casts else []  # hidden and weight in the compute dtype
         x_gradient = tape.new(n * d * c, "loss head")
@@ -522,7 +547,7 @@ class _Replay:
 
     def _add(self, x: Tensor, branch: Tensor) -> Tensor:
         """x + branch, which may be narrower; frees both variables (norms hold x for themselves)."""
-        tape, size = self.tape, self.tokens * self.model.n_embd * self.stream_bytes
+        tape, size = self.tape, self.stream_tokens * self.model.n_embd * self.stream_bytes
         wide = tape.new(size) if branch.size < size else None
         result = tape.new(size)
         tape.free(wide, branch, x)
@@ -530,11 +555,19 @@ class _Replay:
 
     def _branch_gradient(self, stream: Tensor) -> Tensor:
         """The gradient of a residual branch: the stream's own, or a narrower copy of it."""
-        size = self.tokens * self.model.n_embd * self.step.compute_bytes
+        size = self.stream_tokens * self.model.n_embd * self.step.compute_bytes
         if size < stream.size:
             return self.tape.new(size, "work")
         stream.holders += 1
         return stream
+
+    def _gather(self, part: Tensor) -> Tensor:
+        """All positions of a stream of which tensor-parallel ranks hold a part each."""
+        return self.cast(part, part.size * self.step.tensor_parallel, part.kind)
+
+    def _scatter(self, whole: Tensor) -> Tensor:
+        """This rank's positions of a stream."""
+        return self.cast(whole, whole.size // self.step.tensor_parallel, whole.kind)
 
     def _dropout(self, x: Tensor, size: int) -> Tensor:
         y, backward = self._dropout_with_backward(x, size)

@@ -30,6 +30,7 @@ class Layout:
         shards: what ranks of a shard group split: "nothing", "optimizer" (ZeRO-1), "gradients" (ZeRO-2, and the optimizer), or
             "parameters" (ZeRO-3, FSDP: and all of these).
         reshard: gathered weights are given back between forward and backward.
+        prefetch: blocks whose weights are gathered ahead.
         bucket_copies: DDP's buckets are beside the gradients, not the gradients themselves.
     """
 
@@ -39,6 +40,7 @@ class Layout:
     tensor_parallel: int = 1
     shards: str = "nothing"
     reshard: bool = True
+    prefetch: int = 1
     cpu_offload: bool = False
     bucket_copies: bool = False
 
@@ -131,15 +133,15 @@ def memory_per_rank(
 def _buffers(model: ModelShape, layout: Layout, weight_bytes: int) -> int:
     """DDP: one bucketed copy of the gradients. FSDP2: what is gathered at a time, and whole gradients on their way.
 
-    FSDP2 gathers the embeddings, the last norm and the head from the first layer to the last, beside the block at work and the next
-    one, each with the buffer it arrived in; gradients leave whole, a copy of a block's at a time.
+    FSDP2 gathers the embedding, and holds the last norm and the head through the step, beside the block at work, the prefetched ones
+    and the buffer the next arrives in; gradients leave whole, a block's and the copy that is sent at a time.
     """
     local = local_parameters(model, layout.tensor_parallel)
     if layout.shards != "parameters" or layout.shard == 1:
         return local * weight_bytes if layout.bucket_copies and layout.data_parallel > 1 else 0
     block = block_parameters(model) // layout.tensor_parallel
     outside = local - block * model.n_layer
-    gathered = outside + (3 * block if layout.reshard else block * (model.n_layer + 1))
+    gathered = outside + ((2 + layout.prefetch) * block if layout.reshard else block * (model.n_layer + 1))
     return (gathered + outside + 2 * block) * weight_bytes
 
 

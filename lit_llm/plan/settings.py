@@ -78,7 +78,14 @@ class RunSettings:
         """What does not divide, one sentence each; the batch's are worded as `fit` words them."""
         found = []
         model, tp, dp = self.model, self.layout.tensor_parallel, self.layout.data_parallel
-        for name, value in (("n_head", model.n_head), ("key/value heads", model.kv_heads), ("MLP width", model.hidden_width)):
+        split = {
+            "n_head": model.n_head,
+            "key/value heads": model.kv_heads,
+            "MLP width": model.hidden_width,
+            "block_size": model.block_size,
+            "padded vocabulary": model.padded_vocab_size,
+        }
+        for name, value in split.items():
             if value % tp:
                 found.append(f"tensor_parallel {tp} does not divide the model's {name} {value} (--trainer.strategy, --devices)")
         unit = (self.micro_batch or 1) * dp
@@ -254,5 +261,6 @@ def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
         tensor_parallel,
         shards="parameters" if shard > 1 else "nothing",
         reshard=options.get("reshard_after_forward") is not False,
+        prefetch=options.get("prefetch", 1),
         cpu_offload=bool(options.get("cpu_offload")),
     )
