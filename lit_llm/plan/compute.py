@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lit_llm.plan.parameters import ModelShape, block_matrices, matmul_parameters
@@ -42,21 +43,26 @@ def flops_per_token(model: ModelShape) -> FlopsPerToken:
 def executed_flops_per_token(model: ModelShape, checkpointing: str = "none") -> tuple[float, float]:
     """FLOPs per token that kernels execute in matrix products and in attention, as torch's FlopCounterMode counts them.
 
-    Attention's backward pass computes the scores again: 2.5 forward passes, not 2. Full squares, windows or not. Recomputed blocks
-    run forward twice; the loss head never does.
+    Attention's backward pass computes the scores again: 2.5 forward passes, not 2. Full squares, windows or not. Recomputed blocks run
+    forward twice but for their last matrix product, whose result nobody needs again; the loss head never does.
     """
     d, layers = model.n_embd, model.n_layer
     matrices = block_matrices(model)
-    attention_matrices = matrices.query + matrices.key + matrices.value + matrices.attention_project
+    attention_matrices = matrices.query + matrices.key + matrices.value
     scores = 4.0 * d * model.block_size  # forward, per token and layer
     again_matmul = again_scores = 0.0
     if checkpointing == "full" or checkpointing.isdigit():
         every = 1 if checkpointing == "full" else int(checkpointing)
-        again_matmul = 2.0 * matrices.total * -(-layers // every)
+        again_matmul = 2.0 * (matrices.total - matrices.mlp_project) * -(-layers // every)
         again_scores = scores * -(-layers // every)
     elif checkpointing == "attention":
         again_matmul, again_scores = 2.0 * attention_matrices * layers, scores * layers
     return 6.0 * matmul_parameters(model) + again_matmul, 3.5 * scores * layers + again_scores
+
+
+def newton_schulz_flops(shapes: Mapping[tuple[int, int], int], steps: int = 5) -> float:
+    """Of one Muon update: for each r x c matrix (r ≤ c) and iteration a Gram matrix 2r²c, its square 2r³, and a product 2r²c."""
+    return float(sum(count * steps * (4 * r * r * c + 2 * r**3) for (r, c), count in shapes.items()))
 
 
 def seconds_at_mfu(flops: float, peak_tflops: float, mfu: float, devices: int = 1, efficiency: float = 1.0) -> float:
