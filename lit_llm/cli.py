@@ -276,10 +276,10 @@ class RecipeCLI(LightningCLI):
             self.datamodule.find_ramp(chosen)
         data_parallel_ranks: int | None = 1
         if trainer is not None:
-            data_parallel_ranks, layout_problems = layout(trainer, model_config)
-            problems += layout_problems + device_problems(trainer, built.get("compute"))
+            data_parallel_ranks, layout_problems = self._layout(trainer, model_config)
+            problems += layout_problems
         if hasattr(self.datamodule, "problems") and data_parallel_ranks is not None:
-            problems += self.datamodule.problems(data_parallel_ranks)
+            problems += self._data_problems(data_parallel_ranks)
         if self.checkpoint is not None and self.command == "fit":
             problems += self._changes_since_checkpoint(model_config)
             self.initial = None
@@ -296,6 +296,14 @@ class RecipeCLI(LightningCLI):
             self.trainer = trainer
             init_from = None if self.initial is None else self.initial.checkpoint
             self.model = LanguageModel(model_config, self._optimizer_factory, built["loss"], built["compute"], init_from)
+
+    def _layout(self, trainer: Trainer, model: GPTConfig | None) -> tuple[int | None, list[str]]:
+        """Data-parallel ranks (None: cannot be said), and what model, strategy and devices cannot do together."""
+        ranks, problems = layout(trainer.strategy, trainer.world_size, model)
+        return ranks, problems + device_problems(trainer, self.config_init.get("compute"))
+
+    def _data_problems(self, data_parallel_ranks: int) -> list[str]:
+        return self.datamodule.problems(data_parallel_ranks)
 
     def _share_block_size(self, model: GPTConfig) -> list[str]:
         data = self.datamodule

@@ -5,109 +5,166 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import dataclass
 from typing import Any
 
-from jsonargparse import Namespace
-from lightning.pytorch import Trainer
 from rich.console import Console
 
-import callbacks
-from lit_llm.cli import RecipeCLI
-from lit_llm.data.facts import data_facts
-from lit_llm.launch_checks import mesh_layout
-from lit_llm.model import GPTConfig
-from lit_llm.plan import ModelShape, Options, RunSettings, as_dict, find, make_plan, sweep
+from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.measure import this_machine
+from lit_llm.plan.plan import SAVE_GBPS
 from lit_llm.plan.report import markdown, render, table_rows
-from lit_llm.plan.settings import DataFacts, devices_of, from_recipe
-from lit_llm.run_folder import default_run_dir
-
-VOCABULARY = 50257
-"""GPT-2's, where neither the recipe nor the data say: a wrong guess moves embedding, head and loss."""
 
 
-class PlannedCLI(RecipeCLI):
-    """The recipe, parsed and checked as `fit` does it, for machines that need not be this one: no run folder, no devices.
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ValueError(message.replace("argument ", ""))
+
+
+def _own_flags() -> _Parser:
+    parser = _Parser(
+        prog="python -m lit_llm plan",
+        description="The budget of a run before it starts. Takes every flag of `fit` (--config …), and these:",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--hardware", metavar="NAME", help="a name of the table in lit_llm/plan/hardware.yaml, or auto: measure this machine. "
+        "Default: this machine, unmeasured.")  # fmt: skip
+    add("--devices", type=int, metavar="N", help="devices in all. Default: the recipe's trainer.devices x num_nodes.")
+    add("--mfu", type=float, metavar="F", help="useful FLOP/s over the dense peak. Default: 0.4, an assumption.")
+    add("--price", type=float, metavar="USD", help="per device-hour. Default: the table's range.")
+    add("--mtbf_hours", type=float, metavar="H", help="between failures of the whole run. Default: 50,000 / devices.")
+    add("--save_gbps", type=float, default=SAVE_GBPS, metavar="GB/s", help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.")
+    add("--serve_tokens", type=float, metavar="T", help="tokens the model will answer with: adds the cost of a lifetime.")
+    add("--pipeline_stages", type=int, default=1, metavar="P", help="for the bubble a pipeline of P stages would have.")
+    add("--slowest_rank", type=float, default=1.0, metavar="F", help="time of the slowest rank over the mean: every step waits for it.")
+    add("--sweep", nargs="+", metavar="KEY=A,B", help=f"compare combinations; keys: {', '.join(sweep.KEYS)}.")
+    add("--max_memory", type=float, metavar="GB", help="per rank: pick the cheapest combination that stays below.")
+    add("--deadline", type=float, metavar="H", help="hours: pick the cheapest combination that is done by then.")
+    add("--calibrate", action="store_true", help="run a few real steps here and print predicted against measured.")
+    add("--json", action="store_true", help="all figures, raw, units in their names.")
+    add("--markdown", action="store_true", help="the page as Markdown.")
+    return parser
+
+
+@dataclass(frozen=True)
+class Request:
+    """Own flags, and what is left for the recipe's parser."""
+
+    own: argparse.Namespace
+    recipe: list[str]
+
+
+def split(arguments: list[str]) -> Request:
+    """Tell `plan`'s own flags from those of `fit`.
 
     Raises:
-        ValueError: what `fit` would say is wrong, all of it, one sentence a line.
+        ValueError: an own flag without its value, out of range, or one that only looks like it; all of them at once.
     """
+    parser = _own_flags()
+    own, recipe = parser.parse_known_args(arguments)
+    problems = []
+    for name in ("devices", "mfu", "price", "mtbf_hours", "save_gbps", "serve_tokens", "pipeline_stages", "max_memory", "deadline"):
+        value = getattr(own, name)
+        if value is not None and not value > 0:
+            problems.append(f"{name} is {value:g}, it must be above 0 (--{name})")
+    if own.mfu is not None and own.mfu > 1:
+        problems.append(f"mfu is {own.mfu:g}, a share of the peak is at most 1 (--mfu)")
+    if own.slowest_rank < 1:
+        problems.append(f"slowest_rank is {own.slowest_rank:g}, its time over the mean is at least 1 (--slowest_rank)")
+    flags = [option for action in parser._actions for option in action.option_strings]
+    for argument in recipe:
+        flag = argument.partition("=")[0]
+        if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, flags, n=1, cutoff=0.85)):
+            problems.append(f"unknown flag {flag}; did you mean {near[0]}?")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return Request(own, recipe)
 
-    def __init__(self, arguments: list[str], *, devices: int | None, devices_per_node: int) -> None:
-        self.planned_devices, self.devices_per_node = devices, devices_per_node
-        super().__init__("fit", arguments)
 
-    def _choose_run_dir_and_checkpoint(self) -> None:
-        from lit_llm.arguments import config_files_in
+def main(arguments: list[str]) -> int:
+    """Print the plan; 0, or 1 when limits were given and nothing meets them."""
+    if {"--help", "-h"} & set(arguments):
+        _own_flags().print_help()
+        return 0
+    request = split(arguments)
+    own = request.own
+    problems: list[str] = []
+    hardware: Hardware | None = None
+    try:
+        measured = own.hardware == "auto"
+        hardware = this_machine(measure=measured) if measured or own.hardware is None else find(own.hardware)
+    except ValueError as error:
+        problems.append(str(error))
+    axes: dict[str, list[str]] = {}
+    try:
+        axes = sweep.parse(own.sweep or [])
+    except ValueError as error:
+        problems.append(str(error))
+    from lit_llm.planned_cli import PlannedCLI
 
-        self.run_dir = default_run_dir(config_files_in(self.arguments))
+    try:
+        nodes = 1 if hardware is None else hardware.devices_per_node
+        cli = PlannedCLI(request.recipe, devices=own.devices, devices_per_node=nodes)
+    except ValueError as error:
+        raise ValueError("\n".join([*problems, str(error)])) from None
+    if problems or hardware is None:
+        raise ValueError("\n".join(problems))
+    settings = cli.settings()
+    options = Options(
+        mfu=own.mfu,
+        mfu_origin="assumed" if own.mfu is None else "given",
+        price_usd_hour=own.price,
+        mtbf_hours=own.mtbf_hours,
+        save_gbps=own.save_gbps,
+        pipeline_stages=own.pipeline_stages,
+        slowest_rank=own.slowest_rank,
+        served_tokens=own.serve_tokens,
+    )
+    for note in cli.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if own.calibrate:
+        from lit_llm.calibrate import predicted_against_measured
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        # One CPU stands for all the devices: the Trainer's own settings are checked, hardware that is not here is not missed.
-        here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto", "precision": None, "logger": False}
-        return super().instantiate_trainer(**{**here, "plugins": None, **kwargs})
+        print(predicted_against_measured(cli, settings, as_json=own.json, as_markdown=own.markdown))
+        return 0
+    if axes or own.max_memory is not None or own.deadline is not None:
+        return _compare(axes or sweep.DEFAULT, settings, cli.strategy, hardware, options, own)
+    plan = make_plan(settings, hardware, options)
+    if own.json:
+        print(json.dumps(as_dict(plan), indent=2))
+    elif own.markdown:
+        print(markdown(plan, cli.rate()), end="")
+    else:
+        Console(file=sys.stdout).print(render(plan, cli.rate()))
+    return 0
 
-    def _layout(self, trainer: Trainer, model: GPTConfig | None) -> tuple[int | None, list[str]]:
-        strategy = self.config.trainer.strategy
-        if str(getattr(strategy, "class_path", "")).endswith(".MeshStrategy"):
-            built = self.parser.instantiate(Namespace(trainer=self.config.trainer.clone())).trainer.strategy
-            return mesh_layout(built, self.devices, model)
-        try:
-            return self._settings_layout().data_parallel, []
-        except ValueError as error:
-            return None, [str(error)]
 
-    def _settings_layout(self) -> Any:
-        from lit_llm.plan.settings import layout_of
-
-        strategy = self.config.trainer.strategy
-        strategy = strategy.as_dict() if isinstance(strategy, Namespace) else strategy
-        return layout_of(strategy, self.devices, self.devices_per_node)
-
-    @property
-    def devices(self) -> int:
-        if self.planned_devices is not None:
-            return self.planned_devices
-        trainer = self.config.trainer
-        return devices_of(trainer.devices, trainer.num_nodes or 1)
-
-    def settings(self) -> tuple[RunSettings, list[str]]:
-        """The run as the planner wants it, and notes on what had to be guessed."""
-        config, notes = self.config, []
-        facts, vocab_size = data_facts(self.datamodule)
-        model: GPTConfig = self.config_init["model"]
-        if model.vocab_size is None:
-            if vocab_size is None:
-                vocab_size = VOCABULARY
-                notes.append(f"model.vocab_size is null and the data do not say: {VOCABULARY:,} is assumed")
-            model = replace(model, vocab_size=vocab_size)
-        data = self.datamodule
-        batch = getattr(data, "global_batch_size", None)
-        if batch is None:
-            raise ValueError("the batch size is unknown: only data modules with a global_batch_size can be planned (--data)")
-        if self.config.trainer.precision not in (None, *_PLANNED) and str(config.trainer.precision) not in _PLANNED:
-            notes.append(f"precision {config.trainer.precision}")
-        length = getattr(data, "block_size", None) or model.block_size
-        if length < model.block_size:
-            notes.append(f"data.block_size {length} is planned as the context (model.block_size is {model.block_size})")
-        settings = from_recipe(
-            config.as_dict(),
-            ModelShape.of(model),
-            devices=self.devices,
-            devices_per_node=self.devices_per_node,
-            micro_batch=getattr(data, "micro_batch_size", None),
-            global_batch=batch,
-            data=facts,
-        )
-        return settings, notes
-
-    def rate(self) -> Callable[[int], float] | None:
-        """The schedule as a function of the step, with a peak of 1."""
-        schedule: callbacks.Schedule | None = self.config_init.get("schedule")
-        if schedule is None or self.trainer.max_steps == -1:
-            return None
-        schedule.resolve(self.trainer)
-        return lambda step: schedule.rate(step, 1.0)
+def _compare(
+    axes: dict[str, list[str]],
+    settings: RunSettings,
+    strategy: Any,
+    hardware: Hardware,
+    options: Options,
+    own: argparse.Namespace,
+) -> int:
+    found = list(sweep.variants(axes, settings, strategy, hardware, options))
+    limited = own.max_memory is not None or own.deadline is not None
+    best = sweep.cheapest(found, max_memory_gb=own.max_memory, deadline_hours=own.deadline) if limited else None
+    shown = found if own.sweep else [v for v in found if v is best]  # without a sweep the many tried are not worth a page
+    if own.json:
+        rows = [{"values": v.values, "problem": v.problem or None, "plan": as_dict(v.plan) if v.plan else None} for v in shown]
+        print(json.dumps({"variants": rows, "cheapest": best.values if best else None}, indent=2))
+    else:
+        print(table_rows([*axes, *sweep.HEADER], [sweep.row(v) for v in shown], as_markdown=own.markdown), end="")
+        for problem in dict.fromkeys(v.problem for v in shown if v.problem):
+            print(f"no plan: {problem}")
+        if best is not None:
+            print(f"cheapest that fits: {' '.join(f'{key}={value}' for key, value in best.values.items())}")
+    if limited and best is None:
+        print("none of these fits the device and the limits (--max_memory, --deadline, --sweep)", file=sys.stderr)
+        return 1
+    return 0

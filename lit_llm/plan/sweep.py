@@ -106,7 +106,7 @@ def row(variant: Variant) -> list[str]:
     """A line of the comparison: the values, then the columns of HEADER."""
     plan = variant.plan
     if plan is None:
-        return [*variant.values.values(), variant.problem, *[""] * (len(HEADER) - 1)]
+        return [*variant.values.values(), *["–"] * len(HEADER)]
     fits = {True: "yes", False: "NO", None: "?"}[plan.fits]
     cells = [*variant.values.values(), f"{plan.memory.total / 1e9:.2f}", fits]
     cells.append("?" if plan.largest_micro_batch is None else str(plan.largest_micro_batch))
