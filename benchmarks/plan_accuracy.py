@@ -1,8 +1,8 @@
 """What `plan` predicts against what a training step does, for ten configurations of different shape on a CPU.
 
-Parameters; peak memory by the allocator's log; FLOPs by torch's counter; and the time of a step, predicted for each configuration from
-speeds that were fitted to the nine others. Time is processor time of one thread, so that other work on the machine disturbs it little,
-and the configurations take turns, so that what is left of the disturbance falls on all alike.
+Parameters; peak memory by the allocator's log; FLOPs by torch's counter; and the time of a step, predicted for each
+configuration from speeds that were fitted to the nine others. Time is processor time of one thread, so that other work on the
+machine disturbs it little, and the configurations take turns, so that what is left of the disturbance falls on all alike.
 
     python benchmarks/plan_accuracy.py [--rounds 7] [--no-time]
 """
@@ -18,14 +18,12 @@ from typing import Any
 
 import torch
 
-from lit_llm.calibrate import TrainingStep
+from lit_llm.calibrate import TrainingStep, predict
 from lit_llm.compute import ComputeConfig
 from lit_llm.model import GPTConfig
 from lit_llm.module import LossConfig
 from lit_llm.optimizers import Lion, MuonAdamW
-from lit_llm.plan import ModelShape, Optimizer, RunSettings, memory_per_rank, total_parameters
-from lit_llm.plan.compute import executed_flops_per_token, newton_schulz_flops
-from lit_llm.plan.optimizer import matrix_shapes
+from lit_llm.plan import ModelShape, Optimizer, RunSettings
 from lit_llm.plan.timing import fit_speeds, work_of
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-4, fused=True)
@@ -86,40 +84,31 @@ TEN = [
         sequences=2,
     ),
     Case("context 1,024", {"n_layer": 4, "n_embd": 256, "block_size": 1024, "vocab_size": 1024}, sequences=1),
-    Case("vocabulary 50,257 in chunks", {"n_layer": 3, "n_embd": 256, "vocab_size": 50257, **GPT2}, sequences=2, chunk_size=128),
+    Case(
+        "vocabulary 50,257 in chunks", {"n_layer": 3, "n_embd": 256, "vocab_size": 50257, **GPT2}, sequences=2, chunk_size=128
+    ),
     Case("vocabulary 32,000, Lion", {"n_layer": 3, "n_embd": 256, "vocab_size": 32000}, Lion, sequences=2),
-    Case("three micro-batches", {"n_layer": 4, "n_embd": 384, "block_size": 128, "vocab_size": 2048}, sequences=2, accumulation=3),
+    Case(
+        "three micro-batches", {"n_layer": 4, "n_embd": 384, "block_size": 128, "vocab_size": 2048}, sequences=2, accumulation=3
+    ),
     Case("full checkpointing", {"n_layer": 6, "n_embd": 256, "vocab_size": 2048, **LLAMA}, checkpointing="full"),
 ]
 MEMORY_ONLY = [
     Case("bf16-mixed", {"n_layer": 4, "n_embd": 384, "vocab_size": 4096}, precision="bf16-mixed"),
-    Case("bf16-mixed, chunks", {"n_layer": 4, "n_embd": 256, "vocab_size": 8192, **LLAMA}, precision="bf16-mixed", chunk_size=256),
-    Case("bf16-true, every third block", {"n_layer": 8, "n_embd": 256, "vocab_size": 2048}, precision="bf16-true", checkpointing=3),
+    Case(
+        "bf16-mixed, chunks", {"n_layer": 4, "n_embd": 256, "vocab_size": 8192, **LLAMA}, precision="bf16-mixed", chunk_size=256
+    ),
+    Case(
+        "bf16-true, every third block",
+        {"n_layer": 8, "n_embd": 256, "vocab_size": 2048},
+        precision="bf16-true",
+        checkpointing=3,
+    ),
     Case("cheap checkpointing", {"n_layer": 8, "n_embd": 256, "vocab_size": 2048, **LLAMA}, checkpointing="cheap"),
     Case("attention checkpointing", {"n_layer": 8, "n_embd": 256, "vocab_size": 2048}, checkpointing="attention"),
     Case("sliding window, dropout", {"n_layer": 3, "n_embd": 256, "vocab_size": 1024, "window": 64, "dropout": 0.1}),
     Case("documents masked", {"n_layer": 3, "n_embd": 256, "vocab_size": 1000, "mask_documents": True, "eos_id": 0}),
 ]
-
-
-def predicted(case: Case) -> tuple[int, int, float]:
-    """Parameters, peak bytes, FLOPs of a step."""
-    settings = case.settings
-    memory = memory_per_rank(
-        settings.model,
-        sequences=settings.sequences,
-        accumulation=settings.accumulation,
-        precision=settings.precision,
-        optimizer=settings.optimizer,
-        chunk_size=settings.chunk_size,
-        checkpointing=settings.checkpointing,
-        cuda=False,
-        newton_schulz_bytes=2 if torch.cpu._is_amx_tile_supported() else 4,
-    )
-    flops = sum(executed_flops_per_token(settings.model, settings.checkpointing)) * settings.tokens_per_step
-    if settings.optimizer.name == "MuonAdamW":
-        flops += newton_schulz_flops(matrix_shapes(settings.model))
-    return total_parameters(settings.model), memory.total, flops
 
 
 def main() -> None:
@@ -131,7 +120,7 @@ def main() -> None:
     print("| configuration | parameters | peak MB, predicted | measured | ratio | GFLOP, predicted | counted | ratio |")
     print("|---|---|---|---|---|---|---|---|")
     for case in [*TEN, *MEMORY_ONLY]:
-        parameters, memory, flops = predicted(case)
+        parameters, memory, flops = predict(case.settings, cuda=False)
         step = case.step()
         assert step.parameters() == parameters, case.name
         peak, counted = step.peak_bytes(), step.flops()

@@ -1,8 +1,9 @@
-"""`python -m lit_llm check`: the launch checklist of a recipe, run for real on a few batches. Exit code 0 if every line passes, else 1.
+"""`python -m lit_llm check`: the launch checklist of a recipe, run for real on a few batches. Exit code 0 if every line
+passes, else 1.
 
-Three optimizer steps through the Trainer in a temporary folder, with every callback of the recipe, on one device; then what can only be
-asked afterwards. Unless `--full_batch true` is given, the batch is cut to two micro-batches of two sequences: what is checked does not
-depend on it.
+Three optimizer steps through the Trainer in a temporary folder, with every callback of the recipe, on one device; then what
+can only be asked afterwards. Unless `--full_batch true` is given, the batch is cut to two micro-batches of two sequences: what
+is checked does not depend on it.
 """
 
 from __future__ import annotations
@@ -225,7 +226,9 @@ def learning_rate(observer: Observer, trainer: Trainer, module: Any) -> Line:
     found = [c for c in trainer.callbacks if isinstance(c, callbacks.Schedule)]  # type: ignore[attr-defined]
     wanted = [[found[0].rate(t, peak) if found else peak for peak in peaks] for t in range(1, len(observer.rates) + 1)]
     same = all(
-        math.isclose(a, b, rel_tol=1e-9) for seen, want in zip(observer.rates, wanted, strict=True) for a, b in zip(seen, want, strict=True)
+        math.isclose(a, b, rel_tol=1e-9)
+        for seen, want in zip(observer.rates, wanted, strict=True)
+        for a, b in zip(seen, want, strict=True)
     )
     first = observer.rates[0][0]
     steps = trainer.max_steps
@@ -248,7 +251,11 @@ def save_and_load(cli: CheckedCLI) -> Line:
         cli.trainer.save_checkpoint(path)
     saved = read(path)
     trained = {key: value.cpu() for key, value in cli.model.state_dict().items()}
-    different = [key for key, value in trained.items() if key not in saved["state_dict"] or not torch.equal(saved["state_dict"][key], value)]
+    different = [
+        key
+        for key, value in trained.items()
+        if key not in saved["state_dict"] or not torch.equal(saved["state_dict"][key], value)
+    ]
     state = saved["optimizer_states"][0]["state"]
     if different or saved["global_step"] != cli.trainer.global_step:
         return Line(name, False, f"{', '.join(different[:5]) or 'the step'} differ from what was trained ({path.name})")
@@ -268,7 +275,9 @@ def save_and_load(cli: CheckedCLI) -> Line:
 
 
 def causal_mask(cli: CheckedCLI) -> Line:
-    """A changed token changes what is predicted from its place on, and nothing before; with document masks, nothing beyond its end."""
+    """A changed token changes what is predicted from its place on, and nothing before; with document masks, nothing beyond
+    its end.
+    """
     model = cli.model.model
     assert model is not None and model.config.vocab_size is not None
     config, device = model.config, cli.trainer.strategy.root_device

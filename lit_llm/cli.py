@@ -44,6 +44,7 @@ from lit_llm.launch_checks import callback_problems, concrete_subclasses, device
 from lit_llm.loss_scaling import loss_scaling
 from lit_llm.model import GPTConfig
 from lit_llm.module import LanguageModel, LossConfig, class_name
+from lit_llm.plan_watch import PlanWatch
 from lit_llm.prepare import prepare
 from lit_llm.run_folder import (
     CHECKPOINTS,
@@ -70,6 +71,7 @@ CALLBACKS: dict[str, tuple[type[Callback], dict[str, Any] | None]] = {
     "gradient_norm": (callbacks.GradientNorm, {"class_path": "callbacks.GradientNorm"}),
     "validation": (callbacks.ValidateEvery, {"class_path": "callbacks.ValidateEvery", "init_args": {"every_n_steps": 1000}}),
     "throughput": (callbacks.Throughput, {"class_path": "callbacks.Throughput"}),
+    "plan": (PlanWatch, {"class_path": "lit_llm.plan_watch.PlanWatch"}),
     "samples": (callbacks.TextSamples, None),
     "page": (callbacks.TensorBoardPage, {"class_path": "callbacks.TensorBoardPage"}),
     "progress": (callbacks.TrainingProgress, {"class_path": "callbacks.TrainingProgress"}),

@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.measure import this_machine
 from lit_llm.plan.plan import SAVE_GBPS
 from lit_llm.plan.report import markdown, render, table_rows
+from lit_llm.planned_cli import PlannedCLI
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,10 +38,22 @@ def _own_flags() -> _Parser:
     add("--mfu", type=float, metavar="F", help="useful FLOP/s over the dense peak. Default: 0.4, an assumption.")
     add("--price", type=float, metavar="USD", help="per device-hour. Default: the table's range.")
     add("--mtbf_hours", type=float, metavar="H", help="between failures of the whole run. Default: 50,000 / devices.")
-    add("--save_gbps", type=float, default=SAVE_GBPS, metavar="GB/s", help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.")
+    add(
+        "--save_gbps",
+        type=float,
+        default=SAVE_GBPS,
+        metavar="GB/s",
+        help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.",
+    )
     add("--serve_tokens", type=float, metavar="T", help="tokens the model will answer with: adds the cost of a lifetime.")
     add("--pipeline_stages", type=int, default=1, metavar="P", help="for the bubble a pipeline of P stages would have.")
-    add("--slowest_rank", type=float, default=1.0, metavar="F", help="time of the slowest rank over the mean: every step waits for it.")
+    add(
+        "--slowest_rank",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="time of the slowest rank over the mean: every step waits for it.",
+    )
     add("--sweep", nargs="+", metavar="KEY=A,B", help=f"compare combinations; keys: {', '.join(sweep.KEYS)}.")
     add("--max_memory", type=float, metavar="GB", help="per rank: pick the cheapest combination that stays below.")
     add("--deadline", type=float, metavar="H", help="hours: pick the cheapest combination that is done by then.")
@@ -67,7 +80,17 @@ def split(arguments: list[str]) -> Request:
     parser = _own_flags()
     own, recipe = parser.parse_known_args(arguments)
     problems = []
-    for name in ("devices", "mfu", "price", "mtbf_hours", "save_gbps", "serve_tokens", "pipeline_stages", "max_memory", "deadline"):
+    for name in (
+        "devices",
+        "mfu",
+        "price",
+        "mtbf_hours",
+        "save_gbps",
+        "serve_tokens",
+        "pipeline_stages",
+        "max_memory",
+        "deadline",
+    ):
         value = getattr(own, name)
         if value is not None and not value > 0:
             problems.append(f"{name} is {value:g}, it must be above 0 (--{name})")
@@ -104,8 +127,6 @@ def main(arguments: list[str]) -> int:
         axes = sweep.parse(own.sweep or [])
     except ValueError as error:
         problems.append(str(error))
-    from lit_llm.planned_cli import PlannedCLI
-
     try:
         nodes = 1 if hardware is None else hardware.devices_per_node
         cli = PlannedCLI(request.recipe, devices=own.devices, devices_per_node=nodes)
@@ -127,9 +148,7 @@ def main(arguments: list[str]) -> int:
     for note in cli.notes:
         print(f"note: {note}", file=sys.stderr)
     if own.calibrate:
-        from lit_llm.calibrate import predicted_against_measured
-
-        print(predicted_against_measured(cli, settings, as_json=own.json, as_markdown=own.markdown))
+        _calibrate(cli, settings, own)
         return 0
     if axes or own.max_memory is not None or own.deadline is not None:
         return _compare(axes or sweep.DEFAULT, settings, cli.strategy, hardware, options, own)
@@ -141,6 +160,35 @@ def main(arguments: list[str]) -> int:
     else:
         Console(file=sys.stdout).print(render(plan, cli.rate()))
     return 0
+
+
+def _calibrate(cli: PlannedCLI, settings: RunSettings, own: argparse.Namespace) -> None:
+    """Print what is predicted of a step of the recipe on this machine beside what it does."""
+    from lit_llm.calibrate import Comparison, compare
+
+    here = this_machine(measure=own.hardware == "auto")
+    built = cli.config_init
+    model = replace(built["model"], vocab_size=settings.model.vocab_size, block_size=settings.model.block_size)
+    result = compare(settings, model, cli._optimizer_factory, built["loss"], built["compute"], here)
+    pairs = list(zip(Comparison.LABELS, result.predicted, result.measured, strict=True))
+    if own.json:
+        values = {label: {"predicted": predicted, "measured": measured} for label, predicted, measured in pairs}
+        print(json.dumps(values | {"mfu": result.mfu, "seconds": result.seconds}, indent=2))
+        return
+    rows = [[label, f"{p:,.4g}", f"{m:,.4g}", f"{p / m:.4f}"] for label, p, m in pairs[1:]]
+    rows.insert(
+        0,
+        [
+            "parameters",
+            f"{int(result.predicted[0]):,}",
+            f"{int(result.measured[0]):,}",
+            "equal" if result.predicted[0] == result.measured[0] else "DIFFERENT",
+        ],
+    )
+    print(table_rows(["one step on this machine", "predicted", "measured", "ratio"], rows, as_markdown=own.markdown), end="")
+    print(f"steps took {min(result.seconds):.4g} to {max(result.seconds):.4g} s, the median counts")
+    if result.mfu is not None:
+        print(f"MFU {result.mfu:.1%}: plan with --mfu {result.mfu:.3f}")
 
 
 def _compare(

@@ -1,4 +1,6 @@
-"""A recipe parsed and checked as `fit` does it, for machines that need not be this one: no run folder, no devices, no data read."""
+"""A recipe parsed and checked as `fit` does it, for machines that need not be this one: no run folder, no devices, no data
+read.
+"""
 
 from __future__ import annotations
 

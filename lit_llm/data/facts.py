@@ -1,4 +1,6 @@
-"""What is known of a data module's corpus for next to nothing: shard headers, file sizes, a cache that is there. Never a token."""
+"""What is known of a data module's corpus for next to nothing: shard headers, file sizes, a cache that is there. Never a
+token.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A run's memory, compute, communication, time and money, from its settings: pure functions of plain numbers, no torch.
 
-    >>> from lit_llm.plan import ModelShape, total_parameters
-    >>> total_parameters(ModelShape(48, 25, 1600, 1024, 50257, mlp="gelu", tie_embeddings=True, qk_norm=False, pad_vocab_to=1))
-    1555126400
+>>> from lit_llm.plan import ModelShape, total_parameters
+>>> total_parameters(ModelShape(48, 25, 1600, 1024, 50257, mlp="gelu", tie_embeddings=True, qk_norm=False, pad_vocab_to=1))
+1555126400
 """
 
 from lit_llm.plan.hardware import Hardware, find, table

@@ -1,9 +1,9 @@
 """The memory of one micro-batch: `lit_llm/model.py` and `lit_llm/loss.py` replayed on a tape of sizes, line by line.
 
-What is written here is what those files make autograd keep, found by reading the allocator's own log (docs/plan.md): an input a matrix
-product needs for its weight's gradient, both factors of a product, a norm's input and its normalised input (CPU; CUDA's fused kernel
-recomputes the latter), queries, keys, values, output and logsumexp of the attention kernel, and under autocast a copy of each weight
-and of each product's input in the compute dtype, one per product even where products share it.
+What is written here is what those files make autograd keep, found by reading the allocator's own log (docs/plan.md): an input
+a matrix product needs for its weight's gradient, both factors of a product, a norm's input and its normalised input (CPU;
+CUDA's fused kernel recomputes the latter), queries, keys, values, output and logsumexp of the attention kernel, and under
+autocast a copy of each weight and of each product's input in the compute dtype, one per product even where products share it.
 
 Letters: B sequences, T positions, n = B·T tokens, d width, f hidden width, H heads, V vocabulary, P with padding.
 """
@@ -53,7 +53,8 @@ class Step:
 class MicroBatch:
     """Forward and backward of one micro-batch, beyond weights and optimizer state; bytes.
 
-    Gradients that exist before (accumulation, or the step before, which Lightning lets go only after the forward pass) are counted.
+    Gradients that exist before (accumulation, or the step before, which Lightning lets go only after the forward pass) are
+    counted.
 
     Attributes:
         peak: by kind, at the moment when their sum is largest.
@@ -68,7 +69,9 @@ class MicroBatch:
 
 @lru_cache(maxsize=4096)
 def micro_batch(step: Step) -> MicroBatch:
-    """Replay a micro-batch. Blocks are all alike, so beyond four of them every phase's peak is a straight line in their number."""
+    """Replay a micro-batch. Blocks are all alike, so beyond four of them every phase's peak is a straight line in their
+    number.
+    """
     layers = step.model.n_layer
     if layers <= 4 or step.checkpointing.isdigit():
         tape = _Replay(step).run()
@@ -260,13 +263,12 @@ class _Replay:
 
     def _join(self, x: Tensor, norm: _Norm) -> Callable[[Tensor], Tensor]:
         """x + dropout(branch(norm(x))): called before the branch is computed, the result after it."""
-        tape = self.tape
         streams: list[Tensor] = []
 
         def end_of_branch(gradient: Tensor) -> Tensor:
             return self._sum(norm.backward(self._scatter(gradient)), streams.pop(), in_place=True)
 
-        tape.record(end_of_branch)
+        self.tape.record(end_of_branch)
 
         def join(branch: Tensor) -> Tensor:
             size = self.stream_tokens * self.model.n_embd * self.step.compute_bytes
@@ -276,7 +278,7 @@ class _Replay:
                 streams.append(stream)
                 return self._gather(dropout_backward(self._branch_gradient(stream)))
 
-            tape.record(begin_of_branch)
+            self.tape.record(begin_of_branch)
             return self._add(x, branch)
 
         return join
@@ -394,7 +396,9 @@ class _Replay:
         return y, backward
 
     def _math_attention(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
-        """What torch's CPU kernel does when attention weights are dropped: all T² of them are held, three times over, in fp32."""
+        """What torch's CPU kernel does when attention weights are dropped: all T² of them are held, three times over, in
+        fp32.
+        """
         tape, step, model = self.tape, self.step, self.model
         scores = step.sequences * model.n_head // step.tensor_parallel * model.block_size**2 * 4
         wide = q.size // step.compute_bytes * 4

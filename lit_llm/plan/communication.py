@@ -31,7 +31,8 @@ def ring_all_reduce_seconds(size: float, ranks: int, gbps: float, latency_second
 
 
 def all_reduce_seconds(size: float, ranks: int, links: Links, *, stride: int = 1) -> float:
-    """All-reduce over two levels: reduced within nodes, then between nodes by each device for its part, then spread within nodes.
+    """All-reduce over two levels: reduced within nodes, then between nodes by each device for its part, then spread within
+    nodes.
 
     Args:
         ranks: in the group.

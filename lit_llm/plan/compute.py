@@ -40,11 +40,12 @@ def flops_per_token(model: ModelShape) -> FlopsPerToken:
     return FlopsPerToken(6.0 * matmul_parameters(model), attention, attention * seen / span)
 
 
-def executed_flops_per_token(model: ModelShape, checkpointing: str = "none") -> tuple[float, float]:
+def executed_flops_per_token(model: ModelShape, checkpointing: str = "none", *, cuda: bool = False) -> tuple[float, float]:
     """FLOPs per token that kernels execute in matrix products and in attention, as torch's FlopCounterMode counts them.
 
-    Attention's backward pass computes the scores again: 2.5 forward passes, not 2. Full squares, windows or not. Recomputed blocks run
-    forward twice but for their last matrix product, whose result nobody needs again; the loss head never does.
+    Attention's backward pass computes the scores again: 2.5 forward passes, not 2 (a CPU that drops attention weights keeps
+    them). Full squares, windows or not. Recomputed blocks run forward twice but for their last matrix product, whose result
+    nobody needs again; the loss head never does.
     """
     d, layers = model.n_embd, model.n_layer
     matrices = block_matrices(model)
@@ -57,11 +58,14 @@ def executed_flops_per_token(model: ModelShape, checkpointing: str = "none") -> 
         again_scores = scores * -(-layers // every)
     elif checkpointing == "attention":
         again_matmul, again_scores = 2.0 * attention_matrices * layers, scores * layers
-    return 6.0 * matmul_parameters(model) + again_matmul, 3.5 * scores * layers + again_scores
+    passes = 3.0 if model.dropout and not cuda else 3.5
+    return 6.0 * matmul_parameters(model) + again_matmul, passes * scores * layers + again_scores
 
 
 def newton_schulz_flops(shapes: Mapping[tuple[int, int], int], steps: int = 5) -> float:
-    """Of one Muon update: for each r x c matrix (r ≤ c) and iteration a Gram matrix 2r²c, its square 2r³, and a product 2r²c."""
+    """Of one Muon update: for each r x c matrix (r ≤ c) and iteration a Gram matrix 2r²c, its square 2r³, and a product
+    2r²c.
+    """
     return float(sum(count * steps * (4 * r * r * c + 2 * r**3) for (r, c), count in shapes.items()))
 
 
@@ -86,7 +90,8 @@ def chinchilla_multiple(parameters: float, tokens: float) -> float:
 def chinchilla_loss(parameters: float, tokens: float) -> float:
     """L(N, D) = 1.69 + 406.4/N^0.34 + 410.7/D^0.28, nats per token (Hoffmann et al. 2022, approach 3).
 
-    Fitted to MassiveText with a vocabulary of 32,000 and one pass over the data; elsewhere only differences carry over, roughly.
+    Fitted to MassiveText with a vocabulary of 32,000 and one pass over the data; elsewhere only differences carry over,
+    roughly.
     """
     return 1.69 + 406.4 / parameters**0.34 + 410.7 / tokens**0.28
 
@@ -108,5 +113,7 @@ def critical_batch(squared_norm_small: float, squared_norm_big: float, small: fl
 
 
 def scaled_learning_rate(rate: float, batch_ratio: float, optimizer: str) -> float:
-    """A learning rate for a batch `batch_ratio` times as large: linear for SGD, closer to the square root for Adam and its kin."""
+    """A learning rate for a batch `batch_ratio` times as large: linear for SGD, closer to the square root for Adam and its
+    kin.
+    """
     return rate * (batch_ratio if optimizer == "SGD" else batch_ratio**0.5)

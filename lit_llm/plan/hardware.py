@@ -14,7 +14,8 @@ TABLE = Path(__file__).with_name("hardware.yaml")
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of device; None where a figure is not known. Units are in the names: TFLOP/s, GB = 1e9 bytes, GB/s, USD per hour.
+    """One kind of device; None where a figure is not known. Units are in the names: TFLOP/s, GB = 1e9 bytes, GB/s, USD per
+    hour.
 
     Attributes:
         peak_tflops: dense peak for "bf16" (and fp16), "tf32", "fp32", "fp8".
@@ -76,4 +77,6 @@ def find(name: str) -> Hardware:
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name.lower(), known, n=len(known), cutoff=0.0)
-    raise ValueError(f"hardware {name!r} is not known; known are {', '.join(near)}, or auto to measure this machine (--hardware)")
+    raise ValueError(
+        f"hardware {name!r} is not known; known are {', '.join(near)}, or auto to measure this machine (--hardware)"
+    )

@@ -133,8 +133,8 @@ def memory_per_rank(
 def _buffers(model: ModelShape, layout: Layout, weight_bytes: int) -> int:
     """DDP: one bucketed copy of the gradients. FSDP2: what is gathered at a time, and whole gradients on their way.
 
-    FSDP2 gathers the embedding, and holds the last norm and the head through the step, beside the block at work, the prefetched ones
-    and the buffer the next arrives in; gradients leave whole, a block's and the copy that is sent at a time.
+    FSDP2 gathers the embedding, and holds the last norm and the head through the step, beside the block at work, the
+    prefetched ones and the buffer the next arrives in; gradients leave whole, a block's and the copy that is sent at a time.
     """
     local = local_parameters(model, layout.tensor_parallel)
     if layout.shards != "parameters" or layout.shard == 1:
@@ -145,7 +145,9 @@ def _buffers(model: ModelShape, layout: Layout, weight_bytes: int) -> int:
     return (gathered + outside + 2 * block) * weight_bytes
 
 
-def zero_bytes_per_rank(parameters: float, ranks: int, shards: str, *, weights: int = 4, gradients: int = 4, state: int = 8) -> float:
+def zero_bytes_per_rank(
+    parameters: float, ranks: int, shards: str, *, weights: int = 4, gradients: int = 4, state: int = 8
+) -> float:
     """Bytes of weights, gradients and optimizer state on each rank, without activations (Rajbhandari et al. 2020, figure 1).
 
     With AdamW in fp32, or in mixed precision with fp32 masters, the three make 16 bytes a parameter.

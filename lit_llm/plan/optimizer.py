@@ -29,8 +29,8 @@ class Optimizer:
 def state_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int) -> float:
     """Bytes of state for the whole model: 8 per fp32 parameter for AdamW; unknown optimizers are taken for AdamW.
 
-    State has the parameters' dtype, as torch's optimizers and ours make it; AdamW8bit has two bytes and an fp32 scale for each block
-    of 256 values; Adafactor one number a row and one a column.
+    State has the parameters' dtype, as torch's optimizers and ours make it; AdamW8bit has two bytes and an fp32 scale for each
+    block of 256 values; Adafactor one number a row and one a column.
     """
     groups = parameters_by_group(model)
     total = sum(groups.values())
@@ -60,7 +60,8 @@ def work_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int, *,
     """Peak of what a step allocates beside parameters, gradients and state.
 
     Args:
-        cuda: torch's unfused optimizers then work on all tensors at once, and ours keep copies until the spike guard has decided.
+        cuda: torch's unfused optimizers then work on all tensors at once, and ours keep copies until the spike guard has
+            decided.
         newton_schulz_bytes: per element of Muon's iteration: 2 on GPUs and CPUs with bf16 matrix units, else 4.
     """
     groups = parameters_by_group(model)

@@ -1,7 +1,7 @@
 """What a model is made of: its shape as plain numbers, and how many parameters each part has.
 
-Letters: L blocks, d width, H query heads, K key/value heads, h head width, f hidden width of the MLP, T longest context, V vocabulary
-rows including padding.
+Letters: L blocks, d width, H query heads, K key/value heads, h head width, f hidden width of the MLP, T longest context, V
+vocabulary rows including padding.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def parameters(model: ModelShape) -> dict[str, int]:
         "attention": layers * (matrices.query + matrices.key + matrices.value + matrices.attention_project),
         "mlp": layers * (matrices.up + matrices.gate + matrices.mlp_project),
         "norms": (2 * layers + 1) * _norm_parameters(model, d) + (2 * layers * model.head_width if model.qk_norm else 0),
-        "biases": layers * (2 * d + 2 * model.kv_width + model.hidden_width * (2 if model.gated else 1) + d) if model.bias else 0,
+        "biases": layers * (2 * d + 2 * model.kv_width + model.hidden_width * (2 if model.gated else 1) + d)
+        if model.bias
+        else 0,
         "output head": 0 if model.tie_embeddings else model.padded_vocab_size * d,
     }
     return {name: count for name, count in parts.items() if count}
@@ -138,7 +140,9 @@ def matmul_parameters(model: ModelShape) -> int:
 
 
 def local_parameters(model: ModelShape, tensor_parallel: int) -> int:
-    """Parameters that one of `tensor_parallel` ranks holds: matrices, embeddings and head are split, norms and biases are not."""
+    """Parameters that one of `tensor_parallel` ranks holds: matrices, embeddings and head are split, norms and biases are
+    not.
+    """
     parts = parameters(model)
     split = sum(parts.get(name, 0) for name in ("token embedding", "attention", "mlp", "output head"))
     return sum(parts.values()) - split + split // tensor_parallel

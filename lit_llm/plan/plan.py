@@ -266,7 +266,9 @@ def next_steps(
 
 
 def step_times(settings: RunSettings, hardware: Hardware, options: Options, peak_tflops: float | None) -> Times:
-    """Seconds per step by cause. Overlap: DDP hides behind the last backward pass, FSDP behind everything, TP behind nothing."""
+    """Seconds per step by cause. Overlap: DDP hides behind the last backward pass, FSDP behind everything, TP behind
+    nothing.
+    """
     model, layout = settings.model, settings.layout
     weight_bytes, compute_bytes = BYTES[settings.precision]
     tokens = settings.sequences * model.block_size * settings.accumulation  # of one rank (a tensor-parallel group)

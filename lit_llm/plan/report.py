@@ -48,7 +48,9 @@ def render(plan: Plan, rate: Callable[[int], float] | None = None) -> Renderable
 
     tables = []
     for section in sections(plan, rate):
-        table = Table(title=section.title, title_justify="left", show_header=False, box=None, padding=(0, 1), title_style="bold")
+        table = Table(
+            title=section.title, title_justify="left", show_header=False, box=None, padding=(0, 1), title_style="bold"
+        )
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(overflow="fold")
         for label, text in section.rows:
@@ -73,7 +75,9 @@ def _model(plan: Plan) -> list[tuple[str, str]]:
     model = plan.settings.model
     parts = ", ".join(f"{name} {count(n)}" for name, n in plan.parts.items())
     heads = f"{model.n_head} heads" + (f" ({model.kv_heads} key/value)" if model.kv_heads != model.n_head else "")
-    kind = f"{model.n_layer} layers, width {model.n_embd}, {heads}, {model.mlp} {model.hidden_width}, context {model.block_size}"
+    kind = (
+        f"{model.n_layer} layers, width {model.n_embd}, {heads}, {model.mlp} {model.hidden_width}, context {model.block_size}"
+    )
     vocabulary = f"{model.vocab_size:,}"
     if model.padded_vocab_size != model.vocab_size:
         vocabulary += f", padded to {model.padded_vocab_size:,}"
@@ -152,7 +156,9 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
         ("FLOPs", f"{flops.total * settings.tokens_per_step:.4g} a step, {flops.total * settings.tokens:.4g} the run"),
     ]
     if times.step is None or plan.run_seconds is None or plan.peak_tflops is None:
-        rows.append(("time", f"unknown: no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures)"))
+        rows.append(
+            ("time", f"unknown: no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures)")
+        )
         return rows
     mfu = plan.options.mfu or ASSUMED_MFU
     again = f", {times.recomputation:.2f} x for recomputation" if times.recomputation > 1.001 else ""
@@ -172,7 +178,9 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     if plan.options.served_tokens:
         total = compute.lifetime_flops(plan.parameters, settings.tokens, plan.options.served_tokens)
         served = 2 * plan.parameters * plan.options.served_tokens
-        rows.append(("lifetime", f"{total:.4g} FLOPs with {count(plan.options.served_tokens)} tokens served ({served / total:.0%})"))
+        rows.append(
+            ("lifetime", f"{total:.4g} FLOPs with {count(plan.options.served_tokens)} tokens served ({served / total:.0%})")
+        )
     return rows
 
 
@@ -187,7 +195,12 @@ def _communication(plan: Plan) -> list[tuple[str, str]]:
         from lit_llm.plan.communication import pipeline_bubble
 
         bubble = pipeline_bubble(plan.options.pipeline_stages, settings.accumulation)
-        rows.append(("pipeline bubble", f"{bubble:.1%} with {plan.options.pipeline_stages} stages, {settings.accumulation} micro-batches"))
+        rows.append(
+            (
+                "pipeline bubble",
+                f"{bubble:.1%} with {plan.options.pipeline_stages} stages, {settings.accumulation} micro-batches",
+            )
+        )
     if plan.options.slowest_rank > 1:
         rows.append(("slowest rank", f"{plan.options.slowest_rank:g} x the mean: every step waits for it"))
     return rows
@@ -231,7 +244,7 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
 
 
 def devices(plan: Plan) -> str:
-    """"8 x a100-80gb"."""
+    """ "8 x a100-80gb"."""
     return f"{plan.settings.layout.devices} x {plan.hardware.name}"
 
 
@@ -273,4 +286,7 @@ def table_rows(header: Sequence[str], rows: Sequence[Sequence[str]], *, as_markd
         lines = [header, ["---"] * len(header), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
     widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in (header, *rows)) + "\n"
+    return (
+        "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in (header, *rows))
+        + "\n"
+    )

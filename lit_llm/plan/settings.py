@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lit_llm.plan.memory import BYTES, Layout
@@ -31,8 +31,6 @@ class Schedule:
     kind: str = "Cosine"
     warmup_steps: int = 0
     decay_steps: int = 0
-    final_ratio: float = 0.1
-    shape: str = "one_minus_sqrt"
 
 
 @dataclass(frozen=True)
@@ -47,15 +45,15 @@ class RunSettings:
     precision: str = "32-true"
     matmul_precision: str = "highest"
     float8: bool = False
-    layout: Layout = Layout()
+    layout: Layout = field(default_factory=Layout)
     chunk_size: int | None = None
     z_loss: bool = False
     checkpointing: str = "none"
-    schedule: Schedule = Schedule()
+    schedule: Schedule = field(default_factory=Schedule)
     validate_every: int | None = None
     save_every: int | None = None
     keep_last: int = 1
-    data: DataFacts = DataFacts()
+    data: DataFacts = field(default_factory=DataFacts)
 
     @property
     def sequences(self) -> int:
@@ -152,8 +150,6 @@ def from_recipe(
             kind or "Constant",
             options.get("warmup_steps") or 0,
             decay if kind == "WSD" else 0,
-            options.get("final_ratio", 0.1),
-            options.get("shape") or "one_minus_sqrt",
         ),
         validate_every=validation.get("every_n_steps"),
         save_every=checkpoint.get("every_n_steps"),
@@ -214,7 +210,9 @@ def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
     if name == "MeshStrategy":
         return _mesh(options, devices)
     if name not in STRATEGIES:
-        raise ValueError(f"strategy {name!r} cannot be planned; known are {', '.join(STRATEGIES)}, MeshStrategy (--trainer.strategy)")
+        raise ValueError(
+            f"strategy {name!r} cannot be planned; known are {', '.join(STRATEGIES)}, MeshStrategy (--trainer.strategy)"
+        )
     if name == "single" and devices > 1:
         raise ValueError(f"strategy single uses one device, not {devices} (--devices 1, or another --trainer.strategy)")
     if devices == 1:
@@ -245,8 +243,8 @@ def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
             below = devices // others * others
             near = f"{below} and {below + others}" if below else f"{others}"
             raise ValueError(
-                f"{devices} devices are not a multiple of replicate {replicate} x tensor_parallel {tensor_parallel} = {others}; "
-                f"the nearest that are: {near} (--devices)"
+                f"{devices} devices are not a multiple of replicate {replicate} x tensor_parallel {tensor_parallel} =
+                {others}; " f"the nearest that are: {near} (--devices)"
             )
         shard = devices // others
     elif shard * others != devices:

@@ -50,7 +50,9 @@ def parse(words: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def variants(axes: dict[str, list[str]], base: RunSettings, strategy: Any, hardware: Hardware, options: Options) -> Iterator[Variant]:
+def variants(
+    axes: dict[str, list[str]], base: RunSettings, strategy: Any, hardware: Hardware, options: Options
+) -> Iterator[Variant]:
     """The plan of every combination. What does not divide or fit together has a problem instead of a plan.
 
     Args:
@@ -116,7 +118,15 @@ def row(variant: Variant) -> list[str]:
     hours = plan.run_seconds * settings.layout.devices / 3600
     money = f"{plan.usd[0]:,.0f}–{plan.usd[1]:,.0f}" if plan.usd else "?"
     speed = f"{settings.tokens_per_step / plan.times.step:,.0f}"
-    return [*cells, duration(plan.times.step), speed, duration(plan.run_seconds), f"{hours:,.1f}", money, plan.times.limit or "?"]
+    return [
+        *cells,
+        duration(plan.times.step),
+        speed,
+        duration(plan.run_seconds),
+        f"{hours:,.1f}",
+        money,
+        plan.times.limit or "?",
+    ]
 
 
 def _strategy(name: str) -> str:

@@ -1,7 +1,8 @@
 """A tape of sizes: what autograd holds at each moment of a step, without a tensor.
 
-Operations are replayed in the order in which the program makes them. Each takes and frees bytes and puts a record on the tape; the
-backward pass plays the records in reverse. The tape keeps the bytes that are live, by kind, and how they were made up at the peak.
+Operations are replayed in the order in which the program makes them. Each takes and frees bytes and puts a record on the tape;
+the backward pass plays the records in reverse. The tape keeps the bytes that are live, by kind, and how they were made up at
+the peak.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Seconds of a step from what it does, once a machine's speeds are known: calibrated on a few steps, then predicting others.
 
-    t = matmul FLOPs / r1 + attention FLOPs / r2 + bytes written / r3 + optimizer bytes / r4 + operations · r5
+    t = matmul FLOPs / r1 + attention FLOPs / r2 + bytes written / r3 + logits / r4 + optimizer bytes / r5 + operations · r6
 
-The five coefficients hold for one device, precision and number of threads; they are fitted by least squares of the *relative* error
+Logits stand for the loss's exponentials and logarithms, which cost far more than the bytes they are written to. The
+coefficients hold for one device, precision and number of threads; they are fitted by least squares of the *relative* error
 with none of them negative.
 """
 
@@ -19,9 +20,9 @@ from lit_llm.plan.optimizer import matrix_shapes, state_bytes
 from lit_llm.plan.parameters import total_parameters
 from lit_llm.plan.settings import RunSettings
 
-WORK = ("matmul FLOPs", "attention FLOPs", "bytes written", "optimizer bytes", "operations")
+WORK = ("matmul FLOPs", "attention FLOPs", "bytes written", "logits", "optimizer bytes", "operations")
 OPERATIONS_PER_BLOCK = 150
-"""Kernels of a block, forward and backward: counted in a profile of the default block on a CPU, to the nearest ten."""
+"""Kernels of a block, forward and backward, roughly: only its product with a fitted coefficient is ever used."""
 
 
 def work_of(settings: RunSettings, *, cuda: bool) -> tuple[float, ...]:
@@ -29,7 +30,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> tuple[float, ...]:
     model, accumulation = settings.model, settings.accumulation
     weight_bytes, compute_bytes = BYTES[settings.precision]
     tokens = settings.sequences * model.block_size * accumulation
-    matmul, attention = compute.executed_flops_per_token(model, settings.checkpointing)
+    matmul, attention = compute.executed_flops_per_token(model, settings.checkpointing, cuda=cuda)
     matmul *= tokens
     if settings.optimizer.name == "MuonAdamW":
         matmul += compute.newton_schulz_flops(matrix_shapes(model))
@@ -47,7 +48,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> tuple[float, ...]:
     # Clipping reads and writes the gradients; the update reads them, and reads and writes weights and state.
     updated = 5 * weights + 2 * state_bytes(settings.optimizer, model, weight_bytes)
     operations = (model.n_layer + 1) * OPERATIONS_PER_BLOCK * accumulation
-    return matmul, attention * tokens, written, updated, operations
+    return matmul, attention * tokens, written, tokens * model.padded_vocab_size, updated, operations
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def fit_speeds(works: Sequence[Sequence[float]], seconds: Sequence[float]) -> Sp
     """
     import numpy as np
 
-    rows = np.array(works) / np.array(seconds)[:, None]  # (n, 5): each row should sum to 1
+    rows = np.array(works) / np.array(seconds)[:, None]  # (n, 6): each row should sum to 1
     scale = rows.max(axis=0)
     best, best_error = np.zeros(len(WORK)), float("inf")
     for count in range(1, min(len(WORK), len(works)) + 1):
