@@ -255,7 +255,7 @@ class _Replay:
     # -- the two branches of a block --------------------------------------------------------------------------------
 
     def _attention_branch(self, x: Tensor) -> Tensor:
-        model, tape = self.model, self.tape
+        model = self.model
         norm = _Norm(self, x, self.stream_bytes, self.stream_tokens, model.n_embd, layernorm=model.norm == "layernorm")
         result = self._join(x, norm)
         y = self._checkpointed(self._attention, self._gather(norm.y), whole=self.step.checkpointing == "attention")

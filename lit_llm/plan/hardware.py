@@ -76,7 +76,12 @@ def find(name: str) -> Hardware:
     known = table()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name.lower(), known, n=len(known), cutoff=0.0)
+    wanted = name.lower()
+
+    def distance(other: str) -> tuple[bool, float]:
+        return not other.startswith(wanted), -difflib.SequenceMatcher(None, wanted, other).ratio()
+
+    near = sorted(known, key=distance)
     raise ValueError(
         f"hardware {name!r} is not known; known are {', '.join(near)}, or auto to measure this machine (--hardware)"
     )

@@ -81,4 +81,8 @@ def work_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int, *,
         return 3 * max(_MUON_BATCH, largest) * parameter_bytes
     if optimizer.fused or optimizer.name == "SGD":
         return 0
-    return (sum(groups.values()) if cuda else 2 * largest) * parameter_bytes
+    if cuda:
+        return sum(groups.values()) * parameter_bytes
+    # One tensor at a time: a square root and its quotient, while the quotient of the tensor before is still held.
+    table = model.padded_vocab_size * model.n_embd * (2 if model.tie_embeddings else 3)
+    return max(table, 3 * model.n_embd * model.hidden_width) * parameter_bytes

@@ -243,14 +243,14 @@ def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
             below = devices // others * others
             near = f"{below} and {below + others}" if below else f"{others}"
             raise ValueError(
-                f"{devices} devices are not a multiple of replicate {replicate} x tensor_parallel {tensor_parallel} =
-                {others}; " f"the nearest that are: {near} (--devices)"
+                f"{devices} devices are not a multiple of replicate {replicate} x tensor_parallel {tensor_parallel} "
+                f"= {others}; the nearest that are: {near} (--devices)"
             )
         shard = devices // others
     elif shard * others != devices:
         raise ValueError(
-            f"replicate {replicate} x shard {shard} x tensor_parallel {tensor_parallel} make {shard * others} ranks, not {devices} "
-            "(--devices, or --trainer.strategy.init_args.shard auto)"
+            f"replicate {replicate} x shard {shard} x tensor_parallel {tensor_parallel} make {shard * others} ranks, "
+            f"not {devices} (--devices, or --trainer.strategy.init_args.shard auto)"
         )
     return Layout(
         "mesh",

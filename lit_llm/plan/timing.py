@@ -73,9 +73,10 @@ def fit_speeds(works: Sequence[Sequence[float]], seconds: Sequence[float]) -> Sp
 
     rows = np.array(works) / np.array(seconds)[:, None]  # (n, 6): each row should sum to 1
     scale = rows.max(axis=0)
+    done = [i for i in range(len(WORK)) if scale[i] > 0]
     best, best_error = np.zeros(len(WORK)), float("inf")
-    for count in range(1, min(len(WORK), len(works)) + 1):
-        for used in itertools.combinations(range(len(WORK)), count):
+    for count in range(1, min(len(done), len(works)) + 1):
+        for used in itertools.combinations(done, count):
             columns = list(used)
             found, *_ = np.linalg.lstsq(rows[:, columns] / scale[columns], np.ones(len(rows)), rcond=None)
             error = float(((rows[:, columns] / scale[columns] @ found - 1) ** 2).sum())
