@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 import callbacks
 from lit_llm.arguments import config_files_in
 from lit_llm.cli import RecipeCLI
-from lit_llm.data.facts import data_facts
+from lit_llm.data_facts import data_facts
 from lit_llm.launch_checks import layout
 from lit_llm.model import GPTConfig
 from lit_llm.plan.parameters import ModelShape

@@ -103,7 +103,7 @@ def test_a_recipe_becomes_settings():
     # epochs as `fit` counts them: whole blocks, the last step of a run may be short of nothing
     epochs = recipe(trainer={"max_steps": -1, "max_epochs": 2, "strategy": "auto", "precision": None, "devices": 1})
     assert from_recipe(epochs, MODEL, devices=None, **options).steps == -(-2 * (999_999 // 1024) // 8)
-    with pytest.raises(ValueError, match="--trainer.max_steps"):
+    with pytest.raises(ValueError, match=r"--trainer\.max_steps"):
         from_recipe(epochs, MODEL, devices=None, **{**options, "data": DataFacts()})
 
 
