@@ -57,13 +57,11 @@ class MicroBatch:
     counted.
 
     Attributes:
-        peak: by kind, at the moment when their sum is largest.
-        moment: when that is.
+        peaks: by kind, when their sum is largest in each phase ("forward, last block", "loss head", "backward, first block" …).
         written: all bytes that operations allocate, so the traffic of writes to memory.
     """
 
-    peak: dict[str, int]
-    moment: str
+    peaks: dict[str, dict[str, int]]
     written: int
 
 
@@ -83,8 +81,7 @@ def micro_batch(step: Step) -> MicroBatch:
             for phase, at_peak in four.peaks.items()
         }
         written = four.written + (layers - 4) * (four.written - three.written)
-    moment, peak = max(peaks.items(), key=lambda item: sum(item[1].values()))
-    return MicroBatch(peak, moment.partition(",")[0], written)
+    return MicroBatch(peaks, written)
 
 
 class _Linear:

@@ -102,7 +102,7 @@ def memory_per_rank(
     state = state_bytes(optimizer, model, weight_bytes) * local / local_parameters(model, 1) / layout.divisor("optimizer")
     state = 0 if offload else int(state)
     gradients = local * weight_bytes // layout.divisor("gradients")
-    stays = {"weights": weights, "optimizer state": state, "communication buffers": _buffers(model, layout, weight_bytes)}
+    stays = {"weights": weights, "optimizer state": state}
     step = Step(
         model,
         sequences,
@@ -118,31 +118,41 @@ def memory_per_rank(
     moments: list[tuple[str, dict[str, int]]] = []
     for exist in (False, True)[: 1 if accumulation == 1 else 2]:
         made = micro_batch(replace(step, gradients_exist=exist))
-        at_peak = dict(made.peak)
-        at_peak["activations"] += at_peak.pop("work")
-        moments.append((made.moment, at_peak))
+        for moment, peak in made.peaks.items():
+            at_peak = dict(peak)
+            at_peak["activations"] += at_peak.pop("work")
+            moments.append((moment, at_peak | {"communication buffers": _buffers(model, layout, weight_bytes, moment)}))
     if newton_schulz_bytes is None:
         newton_schulz_bytes = 2 if cuda else 4
     work = work_bytes(optimizer, model, weight_bytes, cuda=cuda, newton_schulz_bytes=newton_schulz_bytes)
     work = work // (layout.divisor("parameters") * layout.tensor_parallel)
-    moments.append(("optimizer step", {"gradients": 0 if offload else gradients, "optimizer work": 0 if offload else work}))
+    last = {"gradients": 0 if offload else gradients, "optimizer work": 0 if offload else work}
+    moments.append(("optimizer step", last | {"communication buffers": _buffers(model, layout, weight_bytes, "optimizer step")}))
     moment, adds = max(moments, key=lambda m: sum(m[1].values()))
-    return Memory({name: size for name, size in (stays | adds).items() if size}, moment)
+    return Memory({name: size for name, size in (stays | adds).items() if size}, moment.partition(",")[0])
 
 
-def _buffers(model: ModelShape, layout: Layout, weight_bytes: int) -> int:
-    """DDP: one bucketed copy of the gradients. FSDP2: what is gathered at a time, and whole gradients on their way.
+def _buffers(model: ModelShape, layout: Layout, weight_bytes: int, moment: str) -> int:
+    """DDP: one bucketed copy of the gradients, always. FSDP2: what is gathered at a moment, and whole gradients on their way.
 
-    FSDP2 gathers the embedding, and holds the last norm and the head through the step, beside the block at work, the
-    prefetched ones and the buffer the next arrives in; gradients leave whole, a block's and the copy that is sent at a time.
+    FSDP2 holds the last norm and the head (tied: the embedding) from their use to the end of the backward pass, and their whole
+    gradients; beside them the block at work, the prefetched ones and the buffer the next arrives in; a block's gradients leave
+    whole, and are copied to be sent.
     """
     local = local_parameters(model, layout.tensor_parallel)
     if layout.shards != "parameters" or layout.shard == 1:
         return local * weight_bytes if layout.bucket_copies and layout.data_parallel > 1 else 0
+    if moment == "optimizer step":
+        return 0
     block = block_parameters(model) // layout.tensor_parallel
     outside = local - block * model.n_layer
-    gathered = outside + ((2 + layout.prefetch) * block if layout.reshard else block * (model.n_layer + 1))
-    return (gathered + outside + 2 * block) * weight_bytes
+    root = outside if model.tie_embeddings else outside // 2
+    blocks = (2 + layout.prefetch) * block if layout.reshard else block * model.n_layer
+    if moment.startswith("loss head"):
+        return (root if layout.reshard else local) * weight_bytes
+    if moment.startswith("forward"):
+        return (root + blocks) * weight_bytes
+    return (2 * root + blocks + 2 * block) * weight_bytes
 
 
 def zero_bytes_per_rank(

@@ -69,7 +69,8 @@ def test_many_layers_are_told_from_three_and_four(checkpointing, chunk_size, acc
     model = ModelShape(11, 4, 64, 128, 1000)
     step = Step(model, 4, 4, 2, chunk_size, checkpointing=checkpointing, gradients_exist=accumulated)
     replayed = _Replay(step).run()
-    assert sum(micro_batch(step).peak.values()) == max(sum(peak.values()) for peak in replayed.peaks.values())
+    told = micro_batch(step).peaks
+    assert max(sum(peak.values()) for peak in told.values()) == max(sum(peak.values()) for peak in replayed.peaks.values())
     assert micro_batch(step).written == replayed.written
 
 
