@@ -160,10 +160,10 @@ class TrainingStep:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
             self()
             self()
-        return stays + _highest(log)
+        return stays + highest(log)
 
 
-def _highest(log: profile) -> int:
+def highest(log: profile) -> int:
     """Largest running sum of the allocations and releases in a profile, bytes."""
     changes: list[tuple[int, int]] = []
     todo = list(log.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]

@@ -90,7 +90,11 @@ class PlannedCLI(RecipeCLI):
         Raises:
             ValueError: it cannot be planned: a data module without batch sizes, a precision without a known layout.
         """
-        data = self.datamodule
+        data, compute = self.datamodule, self.config_init["compute"]
+        if compute.compile or compute.float8:
+            self.notes.append(
+                "compute.compile and compute.float8 keep less than is planned here: memory is that of eager blocks"
+            )
         facts, vocab_size = data_facts(data) if self.data_is_here else (DataFacts(), getattr(data, "_vocab_size", None))
         global_batch = getattr(data, "global_batch_size", None)
         if global_batch is None:

@@ -127,7 +127,9 @@ def memory_per_rank(
     work = work_bytes(optimizer, model, weight_bytes, cuda=cuda, newton_schulz_bytes=newton_schulz_bytes)
     work = work // (layout.divisor("parameters") * layout.tensor_parallel)
     last = {"gradients": 0 if offload else gradients, "optimizer work": 0 if offload else work}
-    moments.append(("optimizer step", last | {"communication buffers": _buffers(model, layout, weight_bytes, "optimizer step")}))
+    moments.append(
+        ("optimizer step", last | {"communication buffers": _buffers(model, layout, weight_bytes, "optimizer step")})
+    )
     moment, adds = max(moments, key=lambda m: sum(m[1].values()))
     return Memory({name: size for name, size in (stays | adds).items() if size}, moment.partition(",")[0])
 

@@ -109,14 +109,11 @@ def _run(plan: Plan, rate: Callable[[int], float] | None) -> list[tuple[str, str
     drawn = f"  {sparkline(rate, settings.steps)}" if rate else ""
     rows.append(("schedule", f"{settings.schedule.kind}: {parts}{drawn}"))
     multiple = compute.chinchilla_multiple(plan.parameters, settings.tokens)
-    fitted = compute.chinchilla_loss(plan.parameters, settings.tokens)
-    rows.append(
-        (
-            "scale",
-            f"{settings.tokens / plan.parameters:.1f} tokens a parameter, {multiple:.2f} x Chinchilla's 20; its fit says "
-            f"{fitted:.2f} nats (for its text, vocabulary 32,000 and one epoch: only differences carry over)",
-        )
-    )
+    scale = f"{settings.tokens / plan.parameters:.3g} tokens a parameter, {multiple:.3g} x Chinchilla's 20"
+    if plan.parameters >= 4e7 and settings.tokens >= 1e9:  # below, the fit is far from anything it was fitted to
+        fitted = compute.chinchilla_loss(plan.parameters, settings.tokens)
+        scale += f"; its fit says {fitted:.2f} nats (for its text, vocabulary 32,000, one epoch: only differences carry over)"
+    rows.append(("scale", scale))
     return rows
 
 
