@@ -99,7 +99,7 @@ class PlannedCLI(RecipeCLI):
         global_batch = getattr(data, "global_batch_size", None)
         if global_batch is None:
             raise ValueError(f"{type(data).__name__} has no global_batch_size: such data cannot be planned (--data)")
-        return from_recipe(
+        settings = from_recipe(
             self.config.as_dict(),
             ModelShape.of(self.model_config(vocab_size)),
             devices=self.devices,
@@ -108,6 +108,11 @@ class PlannedCLI(RecipeCLI):
             global_batch=global_batch,
             data=facts,
         )
+        if getattr(data, "ramp", None) is None:
+            return settings
+        tokens = data.samples_before(settings.steps) * settings.model.block_size
+        self.notes.append(f"batch_ramp: {tokens:,} tokens in all; memory and times of a step are those of the final batch")
+        return replace(settings, ramp_tokens=tokens)
 
     def model_config(self, vocab_size: int | None) -> GPTConfig:
         """The model with its vocabulary and its length of context settled."""

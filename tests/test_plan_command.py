@@ -44,7 +44,10 @@ def plan(capsys, *arguments: str) -> dict:
     return json.loads(out)
 
 
-@pytest.mark.parametrize("recipe", sorted(path.name for path in RECIPES.glob("*.yaml")))
+WHOLE = sorted(path.name for path in RECIPES.glob("*.yaml") if "\n# parameters" in path.read_text())  # decay.yaml is a branch
+
+
+@pytest.mark.parametrize("recipe", WHOLE)
 def test_every_recipe_is_planned_and_has_the_parameters_of_its_header(recipe, folder, capsys):
     path = RECIPES / recipe
     stated = re.search(r"^# parameters\s+([\d,]+)", path.read_text(), re.M)

@@ -107,8 +107,9 @@ class Plan:
 
     @property
     def run_seconds(self) -> float | None:
-        """Training alone: no validation, no saving."""
-        return None if self.times.step is None else self.times.step * self.settings.steps
+        """Training alone: no validation, no saving. The smaller steps of a batch ramp count by their tokens."""
+        settings, step = self.settings, self.times.step
+        return None if step is None else step * settings.tokens / settings.tokens_per_step
 
     @property
     def usd(self) -> tuple[float, float] | None:

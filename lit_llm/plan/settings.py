@@ -35,7 +35,10 @@ class Schedule:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """A run. Batch sizes count sequences; `steps` are optimizer steps."""
+    """A run. Batch sizes count sequences; `steps` are optimizer steps.
+
+    `ramp_tokens` are the tokens of the whole run where its batch grows (a BatchRamp); all else is of its final batch.
+    """
 
     model: ModelShape
     optimizer: Optimizer
@@ -54,6 +57,7 @@ class RunSettings:
     save_every: int | None = None
     keep_last: int = 1
     data: DataFacts = field(default_factory=DataFacts)
+    ramp_tokens: int | None = None
 
     @property
     def sequences(self) -> int:
@@ -70,7 +74,7 @@ class RunSettings:
 
     @property
     def tokens(self) -> int:
-        return self.tokens_per_step * self.steps
+        return self.tokens_per_step * self.steps if self.ramp_tokens is None else self.ramp_tokens
 
     def problems(self) -> list[str]:
         """What does not divide, one sentence each; the batch's are worded as `fit` words them."""

@@ -118,6 +118,12 @@ def test_time_is_flops_over_peak_and_mfu_and_money_is_time():
     assert make_plan(run(), find("h100-sxm")).times.step == pytest.approx(step * 0.5 / ASSUMED_MFU)
 
 
+def test_a_ramp_is_counted_by_its_tokens():
+    half = make_plan(run(ramp_tokens=1000 * 64 * 1024 // 2), find("h100-sxm"))
+    assert half.run_seconds == pytest.approx(make_plan(run(), find("h100-sxm")).run_seconds / 2)
+    assert as_dict(half)["batch"]["tokens"] == 1000 * 64 * 1024 // 2
+
+
 def test_devices_share_the_work_and_waiting_shows():
     one, eight = (make_plan(run(layout=layout_of("fsdp2", n, 8)), find("h100-sxm")) for n in (1, 8))
     assert eight.times.compute == pytest.approx(one.times.compute / 8)
