@@ -12,6 +12,8 @@ from typing import cast
 USAGE = """usage: python -m lit_llm COMMAND [options]
 
   fit        train:                  python -m lit_llm fit --config recipes/quickstart.yaml
+  plan       memory, time, cost:     python -m lit_llm plan --config recipes/gpt2-124m.yaml --hardware h100-sxm --devices 8
+  check      launch checklist:       python -m lit_llm check --config recipes/quickstart.yaml
   validate   loss on held-out text:  python -m lit_llm validate --run runs/quickstart
   test       loss on the test set:   python -m lit_llm test --run runs/quickstart
   generate   text from a run:        python -m lit_llm generate --run runs/quickstart --prompt "def "
@@ -29,8 +31,8 @@ python -m lit_llm COMMAND --help lists a command's options."""
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code.
 
-    0 done, 1 stopped because training went wrong, 2 a mistake in the input, 75 stopped by a signal with everything saved: run
-    again to continue, 130 interrupted at once (Ctrl-C twice, or before training began).
+    0 done, 1 training went wrong, a check failed or no plan meets the limits, 2 a mistake in the input, 75 stopped by a signal
+    with everything saved: run again to continue, 130 interrupted at once (Ctrl-C twice, or before training began).
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
@@ -62,6 +64,14 @@ def main(arguments: list[str] | None = None) -> int:
             from lit_llm import verify_resume
 
             return verify_resume.main(rest)
+        elif command == "plan":
+            from lit_llm import plan_command
+
+            return plan_command.main(rest)
+        elif command == "check":
+            from lit_llm import check
+
+            return check.main(rest)
         elif command in ("fit", "validate", "test", "prepare"):
             from lit_llm import cli
 

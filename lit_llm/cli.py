@@ -44,6 +44,7 @@ from lit_llm.launch_checks import callback_problems, concrete_subclasses, device
 from lit_llm.loss_scaling import loss_scaling
 from lit_llm.model import GPTConfig
 from lit_llm.module import LanguageModel, LossConfig, class_name
+from lit_llm.plan_watch import PlanWatch
 from lit_llm.prepare import prepare
 from lit_llm.run_folder import (
     CHECKPOINTS,
@@ -70,6 +71,7 @@ CALLBACKS: dict[str, tuple[type[Callback], dict[str, Any] | None]] = {
     "gradient_norm": (callbacks.GradientNorm, {"class_path": "callbacks.GradientNorm"}),
     "validation": (callbacks.ValidateEvery, {"class_path": "callbacks.ValidateEvery", "init_args": {"every_n_steps": 1000}}),
     "throughput": (callbacks.Throughput, {"class_path": "callbacks.Throughput"}),
+    "plan": (PlanWatch, {"class_path": "lit_llm.plan_watch.PlanWatch"}),
     "samples": (callbacks.TextSamples, None),
     "page": (callbacks.TensorBoardPage, {"class_path": "callbacks.TensorBoardPage"}),
     "progress": (callbacks.TrainingProgress, {"class_path": "callbacks.TrainingProgress"}),
@@ -276,10 +278,10 @@ class RecipeCLI(LightningCLI):
             self.datamodule.find_ramp(chosen)
         data_parallel_ranks: int | None = 1
         if trainer is not None:
-            data_parallel_ranks, layout_problems = layout(trainer, model_config)
-            problems += layout_problems + device_problems(trainer, built.get("compute"))
+            data_parallel_ranks, layout_problems = self._layout(trainer, model_config)
+            problems += layout_problems
         if hasattr(self.datamodule, "problems") and data_parallel_ranks is not None:
-            problems += self.datamodule.problems(data_parallel_ranks)
+            problems += self._data_problems(data_parallel_ranks)
         if self.checkpoint is not None and self.command == "fit":
             problems += self._changes_since_checkpoint(model_config)
             self.initial = None
@@ -296,6 +298,14 @@ class RecipeCLI(LightningCLI):
             self.trainer = trainer
             init_from = None if self.initial is None else self.initial.checkpoint
             self.model = LanguageModel(model_config, self._optimizer_factory, built["loss"], built["compute"], init_from)
+
+    def _layout(self, trainer: Trainer, model: GPTConfig | None) -> tuple[int | None, list[str]]:
+        """Data-parallel ranks (None: cannot be said), and what model, strategy and devices cannot do together."""
+        ranks, problems = layout(trainer.strategy, trainer.world_size, model)
+        return ranks, problems + device_problems(trainer, self.config_init.get("compute"))
+
+    def _data_problems(self, data_parallel_ranks: int) -> list[str]:
+        return self.datamodule.problems(data_parallel_ranks)
 
     def _share_block_size(self, model: GPTConfig) -> list[str]:
         data = self.datamodule

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.strategies import Strategy
 from torch.optim import Optimizer
 
 import callbacks
@@ -14,13 +15,12 @@ from lit_llm.parallel import tensor_parallel_problems
 from lit_llm.strategies import MeshStrategy
 
 
-def layout(trainer: Trainer, model: GPTConfig | None) -> tuple[int | None, list[str]]:
+def layout(strategy: Strategy, world_size: int, model: GPTConfig | None) -> tuple[int | None, list[str]]:
     """Data-parallel ranks of the run (None if that cannot be said), and why the model cannot be laid out over its processes."""
-    strategy = trainer.strategy
     if not isinstance(strategy, MeshStrategy):
-        return trainer.world_size, []
+        return world_size, []
     try:
-        replicate, shard, tensor_parallel = strategy.sizes(trainer.world_size)
+        replicate, shard, tensor_parallel = strategy.sizes(world_size)
     except ValueError as error:
         return None, [str(error)]
     found = []

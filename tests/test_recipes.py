@@ -13,7 +13,7 @@ from lit_llm.data.shards import ShardWriter
 from lit_llm.model import GPT, GPTConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-VOCABULARY = {"quickstart": 2048, "gpt2-124m": 50257}  # null in the recipe where it follows the data
+VOCABULARY = {"quickstart": 2048, "gpt2-124m": 50257, "gpt2-xl": 50257}  # null in the recipe where it follows the data
 
 
 def test_every_recipe_is_tested_here():

@@ -1,0 +1,161 @@
+"""What `plan` predicts against what a training step does, for ten configurations of different shape on a CPU.
+
+Parameters; peak memory by the allocator's log; FLOPs by torch's counter; and the time of a step, predicted for each
+configuration from speeds that were fitted to the nine others. Time is processor time of one thread, so that other work on the
+machine disturbs it little, and the configurations take turns, so that what is left of the disturbance falls on all alike.
+
+    python benchmarks/plan_accuracy.py [--rounds 7] [--no-time]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from lit_llm.calibrate import TrainingStep, predict
+from lit_llm.compute import ComputeConfig
+from lit_llm.model import GPTConfig
+from lit_llm.module import LossConfig
+from lit_llm.optimizers import Lion, MuonAdamW
+from lit_llm.plan import ModelShape, Optimizer, RunSettings
+from lit_llm.plan.timing import fit_speeds, work_of
+
+ADAMW = partial(torch.optim.AdamW, lr=1e-4, fused=True)
+GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
+LLAMA = {"mlp": "swiglu", "qk_norm": False}
+
+
+@dataclass
+class Case:
+    name: str
+    model: dict[str, Any]
+    optimizer: Any = ADAMW
+    sequences: int = 4
+    accumulation: int = 1
+    precision: str = "32-true"
+    chunk_size: int | None = None
+    checkpointing: Any = "none"
+
+    @property
+    def config(self) -> GPTConfig:
+        return GPTConfig(**{"n_head": 4, "block_size": 256, **self.model})
+
+    def step(self) -> TrainingStep:
+        return TrainingStep(
+            self.config,
+            self.optimizer,
+            sequences=self.sequences,
+            accumulation=self.accumulation,
+            precision=self.precision,
+            loss=LossConfig(chunk_size=self.chunk_size),
+            compute=ComputeConfig(activation_checkpointing=self.checkpointing),
+        )
+
+    @property
+    def settings(self) -> RunSettings:
+        factory = getattr(self.optimizer, "func", self.optimizer)
+        fused = bool(getattr(self.optimizer, "keywords", {}).get("fused"))
+        return RunSettings(
+            ModelShape.of(self.config),
+            Optimizer(factory.__name__, fused=fused),
+            steps=1,
+            global_batch=self.sequences * self.accumulation,
+            micro_batch=self.sequences,
+            precision=self.precision,
+            chunk_size=self.chunk_size,
+            checkpointing=str(self.checkpointing),
+        )
+
+
+TEN = [
+    Case("quickstart's model, Muon", {"n_layer": 4, "n_embd": 256, "vocab_size": 2048}, MuonAdamW),
+    Case("GPT-2 block, tied head", {"n_layer": 4, "n_embd": 384, "n_head": 6, "vocab_size": 8192, **GPT2}, sequences=2),
+    Case("wide and shallow", {"n_layer": 2, "n_embd": 768, "n_head": 12, "vocab_size": 2048, **GPT2}, sequences=2),
+    Case("narrow and deep", {"n_layer": 16, "n_embd": 128, "n_head": 2, "vocab_size": 1024}),
+    Case(
+        "LLaMA block, grouped queries",
+        {"n_layer": 4, "n_embd": 512, "n_head": 8, "n_kv_head": 2, "mlp_width": 1376, "vocab_size": 4096, **LLAMA},
+        sequences=2,
+    ),
+    Case("context 1,024", {"n_layer": 4, "n_embd": 256, "block_size": 1024, "vocab_size": 1024}, sequences=1),
+    Case(
+        "vocabulary 50,257 in chunks", {"n_layer": 3, "n_embd": 256, "vocab_size": 50257, **GPT2}, sequences=2, chunk_size=128
+    ),
+    Case("vocabulary 32,000, Lion", {"n_layer": 3, "n_embd": 256, "vocab_size": 32000}, Lion, sequences=2),
+    Case(
+        "three micro-batches", {"n_layer": 4, "n_embd": 384, "block_size": 128, "vocab_size": 2048}, sequences=2, accumulation=3
+    ),
+    Case("full checkpointing", {"n_layer": 6, "n_embd": 256, "vocab_size": 2048, **LLAMA}, checkpointing="full"),
+]
+MEMORY_ONLY = [
+    Case("bf16-mixed", {"n_layer": 4, "n_embd": 384, "vocab_size": 4096}, precision="bf16-mixed"),
+    Case(
+        "bf16-mixed, chunks", {"n_layer": 4, "n_embd": 256, "vocab_size": 8192, **LLAMA}, precision="bf16-mixed", chunk_size=256
+    ),
+    Case(
+        "bf16-true, every third block",
+        {"n_layer": 8, "n_embd": 256, "vocab_size": 2048},
+        precision="bf16-true",
+        checkpointing=3,
+    ),
+    Case("cheap checkpointing", {"n_layer": 8, "n_embd": 256, "vocab_size": 2048, **LLAMA}, checkpointing="cheap"),
+    Case("attention checkpointing", {"n_layer": 8, "n_embd": 256, "vocab_size": 2048}, checkpointing="attention"),
+    Case("sliding window, dropout", {"n_layer": 3, "n_embd": 256, "vocab_size": 1024, "window": 64, "dropout": 0.1}),
+    Case("documents masked", {"n_layer": 3, "n_embd": 256, "vocab_size": 1000, "mask_documents": True, "eos_id": 0}),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="times that each configuration's step is timed")
+    parser.add_argument("--no-time", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| configuration | parameters | peak MB, predicted | measured | ratio | GFLOP, predicted | counted | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    for case in [*TEN, *MEMORY_ONLY]:
+        parameters, memory, flops = predict(case.settings, cuda=False)
+        step = case.step()
+        assert step.parameters() == parameters, case.name
+        peak, counted = step.peak_bytes(), step.flops()
+        print(
+            f"| {case.name} | {parameters:,} | {memory / 1e6:.1f} | {peak / 1e6:.1f} | {memory / peak:.4f} "
+            f"| {flops / 1e9:.2f} | {counted / 1e9:.2f} | {flops / counted:.4f} |",
+            flush=True,
+        )
+    if not options.no_time:
+        time_table(options.rounds)
+
+
+def time_table(rounds: int) -> None:
+    steps = [case.step() for case in TEN]
+    for step in steps:
+        step()
+    seconds: list[list[float]] = [[] for _ in TEN]
+    for _ in range(rounds):
+        for step, taken in zip(steps, seconds, strict=True):
+            start = time.process_time()
+            step()
+            taken.append(time.process_time() - start)
+    medians = [statistics.median(taken) for taken in seconds]
+    works = [work_of(case.settings, cuda=False) for case in TEN]
+    print("\n| configuration | ms, predicted | measured | lowest to highest | ratio |\n|---|---|---|---|---|")
+    for i, case in enumerate(TEN):
+        others = [j for j in range(len(TEN)) if j != i]
+        speeds = fit_speeds([works[j] for j in others], [medians[j] for j in others])
+        guess, taken = speeds.seconds(works[i]), seconds[i]
+        spread = f"{min(taken) * 1e3:.0f} to {max(taken) * 1e3:.0f}"
+        print(f"| {case.name} | {guess * 1e3:.0f} | {medians[i] * 1e3:.0f} | {spread} | {guess / medians[i]:.3f} |")
+    speeds = fit_speeds(works, medians)
+    print("\nfitted to all ten, seconds per unit:", ", ".join(f"{value:.3g}" for value in speeds.seconds_per_unit))
+    print("work:", [[float(f"{amount:.4g}") for amount in work] for work in works], "medians:", [round(m, 4) for m in medians])
+
+
+if __name__ == "__main__":
+    main()

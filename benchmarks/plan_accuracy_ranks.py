@@ -1,0 +1,90 @@
+"""Peak memory of one rank, planned against the allocator's log, on two gloo processes of a CPU.
+
+    for layout in ddp ddp-views fsdp2 fsdp2-kept tp; do
+        OMP_NUM_THREADS=1 python -m torch.distributed.run --nproc-per-node 2 benchmarks/plan_accuracy_ranks.py $layout 32-true
+    done
+
+DDP's buckets are taken before the log begins: they are added, by their size, to what was measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch.profiler import ProfilerActivity, profile
+
+from lit_llm.calibrate import highest
+from lit_llm.data import TextFiles
+from lit_llm.model import GPTConfig
+from lit_llm.module import LanguageModel
+from lit_llm.plan_watch import PlanWatch
+from lit_llm.strategies import MeshStrategy
+
+LAYOUTS: dict[str, Any] = {
+    "ddp": DDPStrategy,
+    "ddp-views": partial(DDPStrategy, gradient_as_bucket_view=True),
+    "fsdp2": MeshStrategy,
+    "fsdp2-kept": partial(MeshStrategy, reshard_after_forward=False),
+    "tp": partial(MeshStrategy, shard=1, tensor_parallel=2),
+}
+
+
+class Log(Callback):
+    """The allocator's log of optimizer steps 3 and 4; the third begins without old gradients, the fourth with them."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            optimizer = trainer.optimizers[0]
+            optimizer.zero_grad()
+            state = [t for values in optimizer.state.values() for t in values.values() if torch.is_tensor(t)]
+            self.stays = sum(_bytes(t) for t in [*pl_module.parameters(), *state])
+            if isinstance(trainer.strategy, DDPStrategy):
+                self.stays += sum(_bytes(p) for p in pl_module.parameters())
+            self.log_ = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self.log_.__enter__()
+        elif batch_idx == 4:
+            self.log_.__exit__(None, None, None)
+            self.peak = self.stays + highest(self.log_)
+
+
+def _bytes(tensor: Any) -> int:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.numel() * local.element_size()
+
+
+def main(layout: str, precision: str) -> None:
+    watch, log = PlanWatch(), Log()
+    text = Path(tempfile.gettempdir()) / "plan-accuracy.txt"
+    text.write_text("a line of text, and another one\n" * 3000)
+    ranks = 1 if layout == "tp" else 2
+    data = TextFiles(paths=str(text), micro_batch_size=2, global_batch_size=2 * ranks, block_size=128)
+    config = GPTConfig(n_layer=6, n_head=4, n_embd=256, block_size=128, vocab_size=2048)
+    trainer = Trainer(
+        max_steps=6,
+        callbacks=[watch, log],
+        accelerator="cpu",
+        devices=2,
+        strategy=LAYOUTS[layout](),
+        precision=precision,  # type: ignore[arg-type]
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(LanguageModel(config, partial(torch.optim.AdamW, fused=True)), datamodule=data)
+    if trainer.is_global_zero:
+        planned = watch.predicted_bytes or 0
+        print(f"{layout}, {precision}: {planned / 1e6:.1f} MB planned, {log.peak / 1e6:.1f} measured: {planned / log.peak:.4f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,87 @@
+"""The hardware table, `hardware.yaml`, as dataclasses."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+TABLE = Path(__file__).with_name("hardware.yaml")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One kind of device; None where a figure is not known. Units are in the names: TFLOP/s, GB = 1e9 bytes, GB/s, USD per
+    hour.
+
+    Attributes:
+        peak_tflops: dense peak for "bf16" (and fp16), "tf32", "fp32", "fp8".
+        node_gbps: to another device of the node, per device and direction.
+        network_gbps: to a device of another node, per device and direction.
+    """
+
+    name: str
+    device_name: str
+    source: str
+    peak_tflops: dict[str, float | None]
+    memory_gb: float | None
+    memory_gbps: float | None
+    node_gbps: float | None
+    network_gbps: float | None
+    devices_per_node: int
+    price_usd_hour: tuple[float, float] | None
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @property
+    def is_gpu(self) -> bool:
+        return not self.device_name.startswith("cpu")
+
+    def peak_for(self, precision: str, matmul_precision: str = "highest", *, float8: bool = False) -> float | None:
+        """Dense peak in TFLOP/s of matrix products under a Trainer precision, None if it is not known.
+
+        Args:
+            matmul_precision: torch's float32_matmul_precision; other than "highest", fp32 products run in tf32.
+        """
+        if float8:
+            return self.peak_tflops["fp8"]
+        if precision.startswith(("bf16", "16")):
+            return self.peak_tflops["bf16"]
+        if precision == "32-true":
+            return self.peak_tflops["fp32" if matmul_precision == "highest" or not self.is_gpu else "tf32"]
+        return None
+
+
+@cache
+def table() -> dict[str, Hardware]:
+    """Every known kind of device, by name."""
+    entries = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    found = {}
+    for name, entry in entries.items():
+        price = entry.pop("price_usd_hour")
+        found[name] = Hardware(name=name, price_usd_hour=None if price is None else (price[0], price[1]), **entry)
+    return found
+
+
+def find(name: str) -> Hardware:
+    """The device called `name`.
+
+    Raises:
+        ValueError: it is not in the table; lists what is, nearest first.
+    """
+    known = table()
+    if name in known:
+        return known[name]
+    wanted = name.lower()
+
+    def distance(other: str) -> tuple[bool, float]:
+        return not other.startswith(wanted), -difflib.SequenceMatcher(None, wanted, other).ratio()
+
+    near = sorted(known, key=distance)
+    raise ValueError(
+        f"hardware {name!r} is not known; known are {', '.join(near)}, or auto to measure this machine (--hardware)"
+    )

@@ -1,0 +1,88 @@
+"""What optimizers keep per parameter, and what they need while they step. Sizes in bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from lit_llm.plan.parameters import ModelShape, parameters_by_group
+
+STATE_COPIES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Lion": 1, "Muon": 1, "RMSprop": 1, "Adagrad": 1}
+"""States as large as the parameter itself. SGD with momentum has one; MuonAdamW is counted by group."""
+
+_MUON_BATCH = 2**24  # lit_llm.optimizers orthogonalises matrices of so many elements together
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer by the name of its class, and the options that decide memory."""
+
+    name: str
+    momentum: bool = False
+    fused: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        return self.name in STATE_COPIES or self.name in ("MuonAdamW", "Adafactor", "AdamW8bit")
+
+
+def state_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int) -> float:
+    """Bytes of state for the whole model: 8 per fp32 parameter for AdamW; unknown optimizers are taken for AdamW.
+
+    State has the parameters' dtype, as torch's optimizers and ours make it; AdamW8bit has two bytes and an fp32 scale for each
+    block of 256 values; Adafactor one number a row and one a column.
+    """
+    groups = parameters_by_group(model)
+    total = sum(groups.values())
+    if optimizer.name == "MuonAdamW":
+        return parameter_bytes * (groups["matrix"] + 2 * (total - groups["matrix"]))
+    if optimizer.name == "AdamW8bit":
+        return total * 2 * (1 + 4 / 256)
+    if optimizer.name == "Adafactor":
+        rows_and_columns = sum(count * (rows + columns) for (rows, columns), count in matrix_shapes(model).items())
+        rows_and_columns += model.padded_vocab_size + model.n_embd
+        return parameter_bytes * (rows_and_columns + groups["vector"])
+    copies = STATE_COPIES.get(optimizer.name, 2) + (1 if optimizer.name == "SGD" and optimizer.momentum else 0)
+    return total * copies * parameter_bytes
+
+
+def matrix_shapes(model: ModelShape) -> Counter[tuple[int, int]]:
+    """How many hidden matrices there are of each shape (shorter side first)."""
+    d, kv, f = model.n_embd, model.kv_width, model.hidden_width
+    found: Counter[tuple[int, int]] = Counter()
+    found[d, d] += 2 * model.n_layer
+    found[min(d, kv), d] += 2 * model.n_layer
+    found[min(d, f), max(d, f)] += (3 if model.gated else 2) * model.n_layer
+    return found
+
+
+def work_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int, *, cuda: bool, newton_schulz_bytes: int) -> int:
+    """Peak of what a step allocates beside parameters, gradients and state.
+
+    Args:
+        cuda: torch's unfused optimizers then work on all tensors at once, and ours keep copies until the spike guard has
+            decided.
+        newton_schulz_bytes: per element of Muon's iteration: 2 on GPUs and CPUs with bf16 matrix units, else 4.
+    """
+    groups = parameters_by_group(model)
+    largest = max(model.padded_vocab_size * model.n_embd, model.n_embd * model.hidden_width)
+    if optimizer.name == "MuonAdamW":
+        peak = 0
+        for (rows, columns), count in matrix_shapes(model).items():
+            at_once = min(count, max(1, _MUON_BATCH // (rows * columns)))
+            batch = at_once * rows * columns
+            # The updates and their stack; then two iterates and two Gram matrices.
+            size = 2 * batch * parameter_bytes + (2 * batch + 2 * at_once * rows * rows) * newton_schulz_bytes
+            peak = max(peak, size + (2 * batch * parameter_bytes if cuda else 0))
+        return peak
+    if optimizer.name == "Lion":
+        if not cuda:
+            return max(groups.values()) * parameter_bytes
+        return 3 * max(_MUON_BATCH, largest) * parameter_bytes
+    if optimizer.fused or optimizer.name == "SGD":
+        return 0
+    if cuda:
+        return sum(groups.values()) * parameter_bytes
+    # One tensor at a time: a square root and its quotient, while the quotient of the tensor before is still held.
+    table = model.padded_vocab_size * model.n_embd * (2 if model.tie_embeddings else 3)
+    return max(table, 3 * model.n_embd * model.hidden_width) * parameter_bytes

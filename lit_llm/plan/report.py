@@ -1,0 +1,289 @@
+"""A plan as one page: tables for a terminal, or Markdown. JSON is `as_dict`, untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lit_llm.plan import checkpoints, compute
+from lit_llm.plan.memory import BYTES, RESERVED_GB
+from lit_llm.plan.optimizer import state_bytes
+from lit_llm.plan.plan import ASSUMED_MFU, Plan, communicated_bytes
+from lit_llm.plan.schedule import sparkline
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and its rows of label and text."""
+
+    title: str
+    rows: list[tuple[str, str]]
+
+
+def sections(plan: Plan, rate: Callable[[int], float] | None = None) -> list[Section]:
+    """The page.
+
+    Args:
+        rate: the learning rate of an optimizer step, for the schedule's drawing.
+    """
+    found = [
+        Section("Model", _model(plan)),
+        Section("Run", _run(plan, rate)),
+        Section(f"Memory per rank, peak ({plan.memory.moment})", _memory(plan)),
+        Section("Compute and time", _time(plan)),
+        Section("Communication", _communication(plan)),
+        Section("Checkpoints and validation", _upkeep(plan)),
+    ]
+    return [section for section in found if section.rows]
+
+
+def render(plan: Plan, rate: Callable[[int], float] | None = None) -> RenderableType:
+    """Tables for rich's console."""
+    from rich.console import Group
+    from rich.table import Table
+
+    tables = []
+    for section in sections(plan, rate):
+        table = Table(
+            title=section.title, title_justify="left", show_header=False, box=None, padding=(0, 1), title_style="bold"
+        )
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(overflow="fold")
+        for label, text in section.rows:
+            table.add_row(label, text)
+        tables.append(table)
+    return Group(*tables)
+
+
+def markdown(plan: Plan, rate: Callable[[int], float] | None = None) -> str:
+    """One Markdown table a section."""
+    parts = []
+    for section in sections(plan, rate):
+        rows = "\n".join(f"| {label} | {text} |" for label, text in section.rows)
+        parts.append(f"**{section.title}**\n\n| | |\n|---|---|\n{rows}")
+    return "\n\n".join(parts) + "\n"
+
+
+# -- sections ---------------------------------------------------------------------------------------------------------
+
+
+def _model(plan: Plan) -> list[tuple[str, str]]:
+    model = plan.settings.model
+    parts = ", ".join(f"{name} {count(n)}" for name, n in plan.parts.items())
+    heads = f"{model.n_head} heads" + (f" ({model.kv_heads} key/value)" if model.kv_heads != model.n_head else "")
+    kind = (
+        f"{model.n_layer} layers, width {model.n_embd}, {heads}, {model.mlp} {model.hidden_width}, context {model.block_size}"
+    )
+    vocabulary = f"{model.vocab_size:,}"
+    if model.padded_vocab_size != model.vocab_size:
+        vocabulary += f", padded to {model.padded_vocab_size:,}"
+    return [("parameters", f"{plan.parameters:,}"), ("by part", parts), ("shape", f"{kind}, vocabulary {vocabulary}")]
+
+
+def _run(plan: Plan, rate: Callable[[int], float] | None) -> list[tuple[str, str]]:
+    settings, layout = plan.settings, plan.settings.layout
+    weight, operand = BYTES[settings.precision]
+    optimizer = settings.optimizer
+    state = state_bytes(optimizer, settings.model, weight)
+    known = "" if optimizer.is_known else ", not known here: taken for AdamW"
+    mesh = [f"{name} {n}" for name, n in (("replicate", layout.replicate), ("shard", layout.shard)) if n > 1]
+    mesh += [f"tensor parallel {layout.tensor_parallel}"] if layout.tensor_parallel > 1 else []
+    accumulated = f" x {settings.accumulation} accumulated" if settings.accumulation > 1 else ""
+    rows = [
+        (
+            "batch",
+            f"{settings.global_batch:,} sequences = {settings.tokens_per_step:,} tokens: "
+            f"{settings.sequences} a micro-batch{accumulated} x {layout.data_parallel} data-parallel",
+        ),
+        ("tokens", f"{settings.steps:,} steps = {count(settings.tokens)} ({settings.tokens:,})"),
+        ("data", _data(plan)),
+        ("precision", f"{settings.precision}: weights, gradients, state {weight} bytes, matrix products {operand} bytes"),
+        ("parallelism", f"{layout.strategy}, {devices(plan)}" + (f": {', '.join(mesh)}" if mesh else "")),
+        ("optimizer", f"{optimizer.name}, state {state / plan.parameters:.2f} bytes a parameter = {size(state)}{known}"),
+    ]
+    parts = "; ".join(f"{p.name} {p.steps:,} steps, {count(p.tokens)} tokens" for p in plan.phases)
+    drawn = f"  {sparkline(rate, settings.steps)}" if rate else ""
+    rows.append(("schedule", f"{settings.schedule.kind}: {parts}{drawn}"))
+    multiple = compute.chinchilla_multiple(plan.parameters, settings.tokens)
+    scale = f"{settings.tokens / plan.parameters:.3g} tokens a parameter, {multiple:.3g} x Chinchilla's 20"
+    if plan.parameters >= 4e7 and settings.tokens >= 1e9:  # below, the fit is far from anything it was fitted to
+        fitted = compute.chinchilla_loss(plan.parameters, settings.tokens)
+        scale += f"; its fit says {fitted:.2f} nats (for its text, vocabulary 32,000, one epoch: only differences carry over)"
+    rows.append(("scale", scale))
+    return rows
+
+
+def _data(plan: Plan) -> str:
+    data = plan.settings.data
+    if not data.train_tokens:
+        return "tokens there are: unknown"
+    epochs = plan.settings.tokens / data.train_tokens
+    repeated = ": from about 4 on, repetition teaches less (Muennighoff et al. 2023)" if epochs > 4 else ""
+    return f"{count(data.train_tokens)} tokens ({data.origin}): {epochs:.3g} epochs{repeated}"
+
+
+def _memory(plan: Plan) -> list[tuple[str, str]]:
+    memory = plan.memory
+    rows = [(name, size(n)) for name, n in memory.parts.items()]
+    rows.append(("total", size(memory.total)))
+    if plan.capacity_bytes is not None:
+        verdict = "fits" if plan.fits else "DOES NOT FIT"
+        reserved = f", {RESERVED_GB:g} GB of them left to the driver" if plan.hardware.is_gpu else ""
+        rows.append(("capacity", f"{plan.hardware.name}: {size(plan.capacity_bytes)}{reserved}: {verdict}"))
+        largest = plan.largest_micro_batch
+        rows.append(("largest micro-batch", f"{largest} sequences" if largest else "none: not even one sequence fits"))
+    if plan.next_steps:
+        switches = [f"{flag} (-{saved / 1e9:.2f} GB)" for flag, saved in plan.next_steps]
+        rows.append(("to save memory", "; ".join(switches)))
+    return rows
+
+
+def _time(plan: Plan) -> list[tuple[str, str]]:
+    settings, times, flops = plan.settings, plan.times, plan.flops
+    rows = [
+        (
+            "FLOPs a token",
+            f"{flops.total:.4g} = 6 N {flops.matmul:.4g} + attention {flops.attention:.4g} (full; exact for causal: "
+            f"{flops.attention_causal:.4g})",
+        ),
+        ("FLOPs", f"{flops.total * settings.tokens_per_step:.4g} a step, {flops.total * settings.tokens:.4g} the run"),
+    ]
+    if times.step is None or plan.run_seconds is None or plan.peak_tflops is None:
+        rows.append(
+            ("time", f"unknown: no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures)")
+        )
+        return rows
+    mfu = plan.options.mfu or ASSUMED_MFU
+    again = f", {times.recomputation:.2f} x for recomputation" if times.recomputation > 1.001 else ""
+    hours = plan.run_seconds * settings.layout.devices / 3600
+    rows += [
+        ("speed", f"MFU {mfu:.1%} ({plan.options.mfu_origin}) of {plan.peak_tflops:g} TFLOP/s dense{again}"),
+        ("step", f"{duration(times.step)}, {settings.tokens_per_step / times.step:,.0f} tokens/s"),
+        ("run", f"{duration(plan.run_seconds)} on {devices(plan)} = {hours:,.1f} device-hours"),
+    ]
+    if plan.usd:
+        low, high = plan.usd
+        source = "at the stated price" if plan.options.price_usd_hour is not None else "at the table's assumed price range"
+        rows.append(("money", f"${low:,.2f} {source}" if low == high else f"${low:,.2f} to ${high:,.2f} {source}"))
+    causes = {"compute": times.compute, "memory": times.memory, "communication": times.communication, "data": times.data}
+    parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
+    rows.append(("limit", f"{times.limit} (a step's {', '.join(parts)})"))
+    if plan.options.served_tokens:
+        total = compute.lifetime_flops(plan.parameters, settings.tokens, plan.options.served_tokens)
+        served = 2 * plan.parameters * plan.options.served_tokens
+        rows.append(
+            ("lifetime", f"{total:.4g} FLOPs with {count(plan.options.served_tokens)} tokens served ({served / total:.0%})")
+        )
+    return rows
+
+
+def _communication(plan: Plan) -> list[tuple[str, str]]:
+    settings, times = plan.settings, plan.times
+    rows = [(f"{name}", f"{size(n)} a rank and step") for name, n in communicated_bytes(settings).items()]
+    if rows and times.communication is not None:
+        rows.append(("time", f"{duration(times.communication)} a step, {duration(times.exposed)} of it not hidden"))
+        if plan.efficiency is not None:
+            rows.append(("scaling efficiency", f"{plan.efficiency:.1%}"))
+    if plan.options.pipeline_stages > 1:
+        from lit_llm.plan.communication import pipeline_bubble
+
+        bubble = pipeline_bubble(plan.options.pipeline_stages, settings.accumulation)
+        rows.append(
+            (
+                "pipeline bubble",
+                f"{bubble:.1%} with {plan.options.pipeline_stages} stages, {settings.accumulation} micro-batches",
+            )
+        )
+    if plan.options.slowest_rank > 1:
+        rows.append(("slowest rank", f"{plan.options.slowest_rank:g} x the mean: every step waits for it"))
+    return rows
+
+
+def _upkeep(plan: Plan) -> list[tuple[str, str]]:
+    settings = plan.settings
+    interval = checkpoints.young_interval_seconds(plan.save_seconds, plan.mtbf_seconds)
+    lost = checkpoints.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds)
+    steps = f" = {max(1, round(interval / plan.times.step)):,} steps" if plan.times.step else ""
+    given = "" if plan.options.mtbf_hours else ", assumed from 50,000 device-hours"
+    rows = [
+        ("a checkpoint", f"weights and optimizer state, {size(plan.checkpoint_bytes)}, {duration(plan.save_seconds)} to write"),
+        (
+            "best interval",
+            f"{duration(interval)}{steps} by Young's rule for {plan.mtbf_seconds / 3600:,.0f} h between failures{given}: "
+            f"{lost:.2%} lost",
+        ),
+    ]
+    if settings.save_every:
+        every = f"every {settings.save_every:,} steps"
+        if plan.times.step:
+            seconds = settings.save_every * plan.times.step
+            share = checkpoints.overhead_fraction(plan.save_seconds, seconds, plan.mtbf_seconds)
+            every += f" = {duration(seconds)}: {share:.2%} lost"
+        kept = min(settings.keep_last + 1, -(-settings.steps // settings.save_every))
+        rows.append(("configured", f"{every}; up to {kept} kept = {size(kept * plan.checkpoint_bytes)}"))
+    if settings.validate_every:
+        text = f"every {settings.validate_every:,} steps, {plan.validations:,} passes"
+        tokens = settings.data.val_tokens
+        if tokens:
+            text += f" over {count(tokens)} tokens"
+        if plan.validation_seconds is not None and plan.run_seconds:
+            share = plan.validation_seconds * plan.validations / plan.run_seconds
+            text += f", {duration(plan.validation_seconds)} each: {share:.1%} of training"
+        rows.append(("validation", text))
+    return rows
+
+
+# -- numbers as text --------------------------------------------------------------------------------------------------
+
+
+def devices(plan: Plan) -> str:
+    """ "8 x a100-80gb"."""
+    return f"{plan.settings.layout.devices} x {plan.hardware.name}"
+
+
+def count(number: float) -> str:
+    """1.56 B, 124 M, 17 k."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g} {unit}"
+    return f"{number:.3g}"
+
+
+def size(number: float) -> str:
+    """Bytes as GB = 1e9 and GiB, or MB where that is little."""
+    if number < 1e8:
+        return f"{number / 1e6:.1f} MB"
+    return f"{number / 1e9:.2f} GB ({number / 2**30:.2f} GiB)"
+
+
+def duration(seconds: float) -> str:
+    """In the unit that reads best."""
+    if seconds <= 0:
+        return "0 s"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.2f} days ({seconds / 3600:,.1f} h)"
+
+
+def table_rows(header: Sequence[str], rows: Sequence[Sequence[str]], *, as_markdown: bool) -> str:
+    """A comparison as text: Markdown, or columns aligned with spaces."""
+    if as_markdown:
+        lines = [header, ["---"] * len(header), *rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
+    return (
+        "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in (header, *rows))
+        + "\n"
+    )

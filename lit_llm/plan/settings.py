@@ -1,0 +1,268 @@
+"""What a plan is made from: the settings of a run as plain numbers, made from a parsed recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lit_llm.plan.memory import BYTES, Layout
+from lit_llm.plan.optimizer import Optimizer
+from lit_llm.plan.parameters import ModelShape
+
+STRATEGIES = ("single", "ddp", "zero1", "zero2", "fsdp", "fsdp2", "hsdp", "tp", "fsdp2-tp")
+CHECKPOINTING = ("none", "cheap", "attention", "full")
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Tokens there are, and how that is known: "counted", "estimated …" or "unknown" (then None)."""
+
+    train_tokens: int | None = None
+    val_tokens: int | None = None
+    origin: str = "unknown"
+    bytes_per_token: int = 2
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning-rate schedule: its class name, steps of warmup and of WSD's decay."""
+
+    kind: str = "Cosine"
+    warmup_steps: int = 0
+    decay_steps: int = 0
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A run. Batch sizes count sequences; `steps` are optimizer steps.
+
+    `ramp_tokens` are the tokens of the whole run where its batch grows (a BatchRamp); all else is of its final batch.
+    """
+
+    model: ModelShape
+    optimizer: Optimizer
+    steps: int
+    global_batch: int
+    micro_batch: int | None = None
+    precision: str = "32-true"
+    matmul_precision: str = "highest"
+    float8: bool = False
+    layout: Layout = field(default_factory=Layout)
+    chunk_size: int | None = None
+    z_loss: bool = False
+    checkpointing: str = "none"
+    schedule: Schedule = field(default_factory=Schedule)
+    validate_every: int | None = None
+    save_every: int | None = None
+    keep_last: int = 1
+    data: DataFacts = field(default_factory=DataFacts)
+    ramp_tokens: int | None = None
+
+    @property
+    def sequences(self) -> int:
+        """Of one micro-batch of one rank."""
+        return self.micro_batch or self.global_batch // self.layout.data_parallel
+
+    @property
+    def accumulation(self) -> int:
+        return self.global_batch // (self.sequences * self.layout.data_parallel)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.model.block_size
+
+    @property
+    def tokens(self) -> int:
+        return self.tokens_per_step * self.steps if self.ramp_tokens is None else self.ramp_tokens
+
+    def problems(self) -> list[str]:
+        """What does not divide, one sentence each; the batch's are worded as `fit` words them."""
+        found = []
+        model, tp, dp = self.model, self.layout.tensor_parallel, self.layout.data_parallel
+        split = {
+            "n_head": model.n_head,
+            "key/value heads": model.kv_heads,
+            "MLP width": model.hidden_width,
+            "block_size": model.block_size,
+            "padded vocabulary": model.padded_vocab_size,
+        }
+        for name, value in split.items():
+            if value % tp:
+                found.append(f"tensor_parallel {tp} does not divide the model's {name} {value} (--trainer.strategy, --devices)")
+        unit = (self.micro_batch or 1) * dp
+        if self.global_batch % unit:
+            below = self.global_batch // unit * unit
+            nearest = f"{below} and {below + unit}" if below else f"{unit}"
+            ranks = f"{dp} data-parallel rank{'s' if dp > 1 else ''}"
+            parts = ranks if self.micro_batch is None else f"micro_batch_size {self.micro_batch} x {ranks} = {unit}"
+            found.append(
+                f"global_batch_size {self.global_batch} is not a multiple of {parts}: "
+                f"the nearest that divide are {nearest} (--data.global_batch_size)."
+            )
+        return found
+
+
+def from_recipe(
+    config: Mapping[str, Any],
+    model: ModelShape,
+    *,
+    devices: int | None,
+    devices_per_node: int,
+    micro_batch: int | None,
+    global_batch: int,
+    data: DataFacts,
+) -> RunSettings:
+    """Settings from the parsed recipe, a nested dict as `RecipeCLI` makes it.
+
+    Args:
+        devices: instead of the recipe's trainer.devices and num_nodes; None: those, where "auto" counts as 1.
+
+    Raises:
+        ValueError: a precision or a number of devices that cannot be planned.
+    """
+    trainer, compute = config["trainer"], config.get("compute") or {}
+    precision = canonical_precision(trainer.get("precision"))
+    if devices is None:
+        devices = devices_of(trainer.get("devices"), trainer.get("num_nodes") or 1)
+    loss, schedule = config.get("loss") or {}, config.get("schedule") or {}
+    kind, options = class_of(schedule)
+    steps = trainer["max_steps"]
+    if steps == -1:
+        epochs = trainer.get("max_epochs")
+        if not data.train_tokens or epochs in (None, -1):
+            raise ValueError("the number of steps is not known without reading the data: give --trainer.max_steps")
+        steps = -(-epochs * ((data.train_tokens - 1) // model.block_size) // global_batch)
+    total = options.get("total_steps") or steps
+    decay = options.get("decay_steps") or max(1, round(options.get("decay_fraction", 0.2) * total))
+    _, validation = class_of(config.get("validation") or {})
+    _, checkpoint = class_of(config.get("checkpoint") or {})
+    return RunSettings(
+        model=model,
+        optimizer=optimizer_of(config["optimizer"]),
+        steps=steps,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        precision=precision,
+        matmul_precision=compute.get("matmul_precision") or "highest",
+        float8=bool(compute.get("float8")),
+        layout=layout_of(trainer.get("strategy") or "auto", devices, devices_per_node),
+        chunk_size=loss.get("chunk_size"),
+        z_loss=bool(loss.get("z_loss")),
+        checkpointing=str(compute.get("activation_checkpointing") or "none"),
+        schedule=Schedule(
+            kind or "Constant",
+            options.get("warmup_steps") or 0,
+            decay if kind == "WSD" else 0,
+        ),
+        validate_every=validation.get("every_n_steps"),
+        save_every=checkpoint.get("every_n_steps"),
+        keep_last=checkpoint.get("keep_last") or 1,
+        data=data,
+    )
+
+
+def class_of(group: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Class name without its module, and its arguments, of a group with class_path and init_args."""
+    return str(group.get("class_path", "")).rpartition(".")[2], group.get("init_args") or {}
+
+
+def optimizer_of(group: Mapping[str, Any]) -> Optimizer:
+    name, options = class_of(group)
+    return Optimizer(name, momentum=bool(options.get("momentum")), fused=bool(options.get("fused")) or name == "AdamW8bit")
+
+
+def canonical_precision(value: Any) -> str:
+    """Lightning's short names in full.
+
+    Raises:
+        ValueError: a precision without a known memory layout.
+    """
+    short = {"None": "32-true", "32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
+    precision = short.get(str(value), str(value))
+    if precision not in BYTES:
+        raise ValueError(f"precision {value} cannot be planned, only {', '.join(BYTES)} can (--trainer.precision)")
+    return precision
+
+
+def devices_of(devices: Any, nodes: int) -> int:
+    """trainer.devices as a number: a list counts its entries; auto, -1 and None are one device here."""
+    if isinstance(devices, list):
+        return len(devices) * nodes
+    try:
+        count = int(devices)
+    except (TypeError, ValueError):
+        count = len(str(devices).split(",")) if "," in str(devices) else 1
+    return max(1, count) * nodes
+
+
+def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
+    """The layout of a Trainer strategy (its name, or class_path and init_args) or of a name in STRATEGIES.
+
+    Raises:
+        ValueError: an unknown strategy, or devices that do not divide; names what would.
+    """
+    if devices < 1:
+        raise ValueError(f"devices is {devices}, it must be at least 1 (--devices)")
+    options: Mapping[str, Any] = {}
+    name = strategy
+    if isinstance(strategy, Mapping):
+        name, options = class_of(strategy)
+    name = str(name)
+    aliases = {"auto": "ddp", "DDPStrategy": "ddp", "FSDPStrategy": "fsdp", "SingleDeviceStrategy": "single"}
+    name = aliases.get(name, "ddp" if name.startswith("ddp") else name)
+    if name == "MeshStrategy":
+        return _mesh(options, devices)
+    if name not in STRATEGIES:
+        raise ValueError(
+            f"strategy {name!r} cannot be planned; known are {', '.join(STRATEGIES)}, MeshStrategy (--trainer.strategy)"
+        )
+    if name == "single" and devices > 1:
+        raise ValueError(f"strategy single uses one device, not {devices} (--devices 1, or another --trainer.strategy)")
+    if devices == 1:
+        return Layout(name if name != "ddp" else "single", cpu_offload=bool(options.get("cpu_offload")))
+    if name == "ddp":
+        return Layout("ddp", replicate=devices, bucket_copies=not options.get("gradient_as_bucket_view"))
+    if name in ("zero1", "zero2"):
+        return Layout(name, shard=devices, shards="optimizer" if name == "zero1" else "gradients")
+    if name in ("fsdp", "fsdp2"):
+        offload = bool(options.get("cpu_offload"))
+        return replace(_mesh({}, devices), strategy=name, cpu_offload=offload)
+    inside = min(devices, devices_per_node)
+    mesh = {
+        "hsdp": {"replicate": devices // inside, "shard": inside},
+        "tp": {"tensor_parallel": devices, "shard": 1},
+        "fsdp2-tp": {"tensor_parallel": min(2, devices)},
+    }[name]
+    return replace(_mesh(mesh, devices), strategy=name)
+
+
+def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
+    """`MeshStrategy`: world = replicate · shard · tensor_parallel; shard "auto" takes what is left."""
+    replicate, tensor_parallel = options.get("replicate") or 1, options.get("tensor_parallel") or 1
+    shard = options.get("shard", "auto")
+    others = replicate * tensor_parallel
+    if shard == "auto":
+        if devices % others:
+            below = devices // others * others
+            near = f"{below} and {below + others}" if below else f"{others}"
+            raise ValueError(
+                f"{devices} devices are not a multiple of replicate {replicate} x tensor_parallel {tensor_parallel} "
+                f"= {others}; the nearest that are: {near} (--devices)"
+            )
+        shard = devices // others
+    elif shard * others != devices:
+        raise ValueError(
+            f"replicate {replicate} x shard {shard} x tensor_parallel {tensor_parallel} make {shard * others} ranks, "
+            f"not {devices} (--devices, or --trainer.strategy.init_args.shard auto)"
+        )
+    return Layout(
+        "mesh",
+        replicate,
+        shard,
+        tensor_parallel,
+        shards="parameters" if shard > 1 else "nothing",
+        reshard=options.get("reshard_after_forward") is not False,
+        prefetch=options.get("prefetch", 1),
+        cpu_offload=bool(options.get("cpu_offload")),
+    )

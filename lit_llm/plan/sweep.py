@@ -1,0 +1,148 @@
+"""Many plans side by side, and the cheapest that meets a limit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lit_llm.plan import hardware as hardware_table
+from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.plan import Options, Plan, make_plan
+from lit_llm.plan.report import duration
+from lit_llm.plan.settings import CHECKPOINTING, STRATEGIES, RunSettings, canonical_precision, layout_of
+
+KEYS = ("devices", "strategy", "precision", "hardware", "micro_batch_size", "activation_checkpointing", "chunk_size")
+DEFAULT = {
+    "devices": ["1", "2", "4", "8", "16", "32", "64"],
+    "strategy": ["ddp", "fsdp2"],
+    "micro_batch_size": ["1", "2", "4", "8", "16", "32", "64"],
+    "activation_checkpointing": ["none", "full"],
+}
+"""What is looked through when a limit is given without a sweep."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One combination: its values by key, and its plan or why there is none."""
+
+    values: dict[str, str]
+    plan: Plan | None
+    problem: str = ""
+
+
+def parse(words: list[str]) -> dict[str, list[str]]:
+    """`devices=1,8 strategy=ddp,fsdp2` as lists by key.
+
+    Raises:
+        ValueError: a word is no key=values, or the key cannot be swept; all of them at once.
+    """
+    found, problems = {}, []
+    for word in words:
+        key, equals, values = word.partition("=")
+        if key not in KEYS or not equals or not values:
+            problems.append(f"{word!r} cannot be swept: it should be key=value,value with a key of {', '.join(KEYS)} (--sweep)")
+        else:
+            found[key] = values.split(",")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return found
+
+
+def variants(
+    axes: dict[str, list[str]], base: RunSettings, strategy: Any, hardware: Hardware, options: Options
+) -> Iterator[Variant]:
+    """The plan of every combination. What does not divide or fit together has a problem instead of a plan.
+
+    Args:
+        strategy: the recipe's own, where the sweep does not vary it.
+
+    Raises:
+        ValueError: a value that no combination can have (an unknown hardware, precision or strategy, no number).
+    """
+    checked = {"hardware": hardware_table.find, "precision": canonical_precision, "strategy": _strategy}
+    for key, check in checked.items():
+        for value in axes.get(key, []):
+            check(value)
+    for key in ("devices", "micro_batch_size", "chunk_size"):
+        for value in axes.get(key, []):
+            if not value.isdigit() or int(value) < 1:
+                raise ValueError(f"{key}={value} is no number of at least 1 (--sweep)")
+    for value in axes.get("activation_checkpointing", []):
+        if value not in CHECKPOINTING and not value.isdigit():
+            raise ValueError(f"activation_checkpointing={value} is none of {', '.join(CHECKPOINTING)} or a number (--sweep)")
+    for combination in itertools.product(*axes.values()):
+        values = dict(zip(axes, combination, strict=True))
+        device = hardware_table.find(values["hardware"]) if "hardware" in values else hardware
+        try:
+            yield Variant(values, make_plan(_changed(base, values, strategy, device), device, options))
+        except ValueError as error:
+            yield Variant(values, None, str(error).splitlines()[0])
+
+
+def cheapest(found: list[Variant], *, max_memory_gb: float | None, deadline_hours: float | None) -> Variant | None:
+    """The variant of least device-hours (money where prices are known) that fits the device and the limits; None if none does.
+
+    Where no time is known, fewest devices, then least memory.
+    """
+    fitting = []
+    for variant in found:
+        plan = variant.plan
+        if plan is None or plan.fits is False:
+            continue
+        if max_memory_gb is not None and plan.memory.total > max_memory_gb * 1e9:
+            continue
+        if deadline_hours is not None and (plan.run_seconds is None or plan.run_seconds > deadline_hours * 3600):
+            continue
+        devices = plan.settings.layout.devices
+        cost = plan.usd[0] if plan.usd else (plan.run_seconds or 0.0) * devices
+        fitting.append(((cost, devices, plan.memory.total), variant))
+    return min(fitting, key=lambda item: item[0])[1] if fitting else None
+
+
+HEADER = ("memory GB", "fits", "largest micro-batch", "step", "tokens/s", "run", "device-hours", "USD", "limit")
+
+
+def row(variant: Variant) -> list[str]:
+    """A line of the comparison: the values, then the columns of HEADER."""
+    plan = variant.plan
+    if plan is None:
+        return [*variant.values.values(), *["–"] * len(HEADER)]
+    fits = {True: "yes", False: "NO", None: "?"}[plan.fits]
+    cells = [*variant.values.values(), f"{plan.memory.total / 1e9:.2f}", fits]
+    cells.append("?" if plan.largest_micro_batch is None else str(plan.largest_micro_batch))
+    if plan.run_seconds is None or plan.times.step is None:
+        return [*cells, *["?"] * 6]
+    settings = plan.settings
+    hours = plan.run_seconds * settings.layout.devices / 3600
+    money = f"{plan.usd[0]:,.0f}–{plan.usd[1]:,.0f}" if plan.usd else "?"
+    speed = f"{settings.tokens_per_step / plan.times.step:,.0f}"
+    return [
+        *cells,
+        duration(plan.times.step),
+        speed,
+        duration(plan.run_seconds),
+        f"{hours:,.1f}",
+        money,
+        plan.times.limit or "?",
+    ]
+
+
+def _strategy(name: str) -> str:
+    if name not in STRATEGIES:
+        raise ValueError(f"strategy={name} cannot be swept; known are {', '.join(STRATEGIES)} (--sweep)")
+    return name
+
+
+def _changed(base: RunSettings, values: dict[str, str], strategy: Any, hardware: Hardware) -> RunSettings:
+    devices = int(values.get("devices", base.layout.devices))
+    changes: dict[str, Any] = {"layout": layout_of(values.get("strategy", strategy), devices, hardware.devices_per_node)}
+    fields: dict[str, tuple[str, Callable[[str], Any]]] = {
+        "precision": ("precision", canonical_precision),
+        "micro_batch_size": ("micro_batch", int),
+        "activation_checkpointing": ("checkpointing", str),
+        "chunk_size": ("chunk_size", int),
+    }
+    changes |= {name: convert(values[key]) for key, (name, convert) in fields.items() if key in values}
+    return replace(base, **changes)

@@ -1,0 +1,86 @@
+"""Seconds of a step from what it does, once a machine's speeds are known: calibrated on a few steps, then predicting others.
+
+    t = matmul FLOPs / r1 + attention FLOPs / r2 + bytes written / r3 + logits / r4 + optimizer bytes / r5 + operations · r6
+
+Logits stand for the loss's exponentials and logarithms, which cost far more than the bytes they are written to. The
+coefficients hold for one device, precision and number of threads; they are fitted by least squares of the *relative* error
+with none of them negative.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lit_llm.plan import compute
+from lit_llm.plan.activations import Step, micro_batch
+from lit_llm.plan.memory import BYTES
+from lit_llm.plan.optimizer import matrix_shapes, state_bytes
+from lit_llm.plan.parameters import total_parameters
+from lit_llm.plan.settings import RunSettings
+
+WORK = ("matmul FLOPs", "attention FLOPs", "bytes written", "logits", "optimizer bytes", "operations")
+OPERATIONS_PER_BLOCK = 150
+"""Kernels of a block, forward and backward, roughly: only its product with a fitted coefficient is ever used."""
+
+
+def work_of(settings: RunSettings, *, cuda: bool) -> tuple[float, ...]:
+    """What one device does in an optimizer step, in the order of WORK."""
+    model, accumulation = settings.model, settings.accumulation
+    weight_bytes, compute_bytes = BYTES[settings.precision]
+    tokens = settings.sequences * model.block_size * accumulation
+    matmul, attention = compute.executed_flops_per_token(model, settings.checkpointing, cuda=cuda)
+    matmul *= tokens
+    if settings.optimizer.name == "MuonAdamW":
+        matmul += compute.newton_schulz_flops(matrix_shapes(model))
+    step = Step(
+        model,
+        settings.sequences,
+        weight_bytes,
+        compute_bytes,
+        settings.chunk_size,
+        checkpointing=settings.checkpointing,
+        cuda=cuda,
+    )
+    written = micro_batch(step).written * accumulation
+    weights = total_parameters(model) * weight_bytes
+    # Clipping reads and writes the gradients; the update reads them, and reads and writes weights and state.
+    updated = 5 * weights + 2 * state_bytes(settings.optimizer, model, weight_bytes)
+    operations = (model.n_layer + 1) * OPERATIONS_PER_BLOCK * accumulation
+    return matmul, attention * tokens, written, tokens * model.padded_vocab_size, updated, operations
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Seconds per unit of each kind of WORK."""
+
+    seconds_per_unit: tuple[float, ...]
+
+    def seconds(self, work: Sequence[float]) -> float:
+        """Of a step that does this much."""
+        return sum(rate * amount for rate, amount in zip(self.seconds_per_unit, work, strict=True))
+
+
+def fit_speeds(works: Sequence[Sequence[float]], seconds: Sequence[float]) -> Speeds:
+    """Non-negative coefficients of least squared relative error, the best over all sets of them that are left at zero.
+
+    Args:
+        works: what each measured step did, as `work_of` gives it.
+        seconds: how long each took.
+    """
+    import numpy as np
+
+    rows = np.array(works) / np.array(seconds)[:, None]  # (n, 6): each row should sum to 1
+    scale = rows.max(axis=0)
+    done = [i for i in range(len(WORK)) if scale[i] > 0]
+    best, best_error = np.zeros(len(WORK)), float("inf")
+    for count in range(1, min(len(done), len(works)) + 1):
+        for used in itertools.combinations(done, count):
+            columns = list(used)
+            found, *_ = np.linalg.lstsq(rows[:, columns] / scale[columns], np.ones(len(rows)), rcond=None)
+            error = float(((rows[:, columns] / scale[columns] @ found - 1) ** 2).sum())
+            if (found >= 0).all() and error < best_error - 1e-9:
+                best, best_error = np.zeros(len(WORK)), error
+                best[columns] = found / scale[columns]
+    return Speeds(tuple(float(value) for value in best))

@@ -1,0 +1,103 @@
+"""Parameters and FLOPs of a configuration are those of the model that is built from it."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from callbacks.throughput import PEAKS, peak_tflops
+from lit_llm.model import GPT, GPTConfig
+from lit_llm.optimizers import parameter_groups
+from lit_llm.plan import ModelShape, parameters, table, total_parameters
+from lit_llm.plan.compute import flops_per_token
+from lit_llm.plan.parameters import block_parameters, local_parameters, parameters_by_group
+
+CONFIGS = {
+    "defaults": {},
+    "gpt2": {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False},
+    "layernorm without bias": {"norm": "layernorm", "qk_norm": False},
+    "rmsnorm with biases": {"bias": True},
+    "grouped queries": {"n_kv_head": 2},
+    "one key head, swiglu": {"n_kv_head": 1, "mlp": "swiglu", "mlp_width": 100},
+    "geglu with biases": {"mlp": "geglu", "bias": True, "norm": "layernorm"},
+    "padded": {"vocab_size": 1001, "pad_vocab_to": 128},
+    "tied, padded": {"vocab_size": 1001, "tie_embeddings": True, "zero_init_projections": False},
+    "deep": {"n_layer": 7, "position": "learned", "block_size": 77},
+}
+
+
+def config(name: str) -> GPTConfig:
+    return GPTConfig(**{"n_layer": 3, "n_head": 4, "n_embd": 32, "block_size": 16, "vocab_size": 300, **CONFIGS[name]})
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_part_has_the_parameters_of_the_built_model(name):
+    with torch.device("meta"):
+        model = GPT(config(name))
+    built: dict[str, int] = {}
+    for key, p in model.named_parameters():
+        if key.endswith("bias") and "norm" not in key:
+            part = "biases"
+        elif "norm" in key:
+            part = "norms"
+        elif ".attention." in key:
+            part = "attention"
+        elif ".mlp." in key:
+            part = "mlp"
+        else:
+            part = {"embedding": "token embedding", "positions": "position embedding", "head": "output head"}[key.split(".")[0]]
+        built[part] = built.get(part, 0) + p.numel()
+    shape = ModelShape.of(config(name))
+    assert parameters(shape) == built
+    assert total_parameters(shape) == model.num_parameters()
+    assert block_parameters(shape) == sum(p.numel() for p in model.blocks[0].parameters())
+    groups = {group["name"]: sum(p.numel() for p in group["params"]) for group in parameter_groups(model)}
+    assert parameters_by_group(shape) == groups
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_flops_are_those_that_throughput_reports(name):
+    assert flops_per_token(ModelShape.of(config(name))).total == config(name).flops_per_token()
+
+
+def test_tensor_parallel_ranks_hold_halves_of_what_is_split():
+    shape = ModelShape.of(config("gpt2"))
+    parts = parameters(shape)
+    split = parts["token embedding"] + parts["attention"] + parts["mlp"]
+    assert local_parameters(shape, 2) == total_parameters(shape) - split // 2
+
+
+def test_planning_imports_neither_torch_nor_lightning():
+    code = (
+        "import sys, lit_llm.plan as p, lit_llm.plan.report, lit_llm.plan.sweep, lit_llm.plan.timing, lit_llm.plan.measure;"
+        "m = p.ModelShape(2, 2, 32, 16, 100); s = p.RunSettings(m, p.Optimizer('AdamW'), 10, 8);"
+        "lit_llm.plan.report.markdown(p.make_plan(s, p.find('h100-sxm')));"
+        "print([n for n in ('torch', 'lightning', 'numpy') if n in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_the_hardware_table_and_the_throughput_callback_know_the_same_peaks():
+    known = {name: entry for name, entry in table().items() if entry.is_gpu}
+    for entry in known.values():
+        for precision, kind, matmul in (
+            ("bf16-mixed", "bf16", "highest"),
+            ("32-true", "fp32", "highest"),
+            ("32-true", "tf32", "high"),
+        ):
+            assert peak_tflops(entry.device_name, precision, matmul) == entry.peak_tflops[kind], (entry.name, kind)
+            assert entry.peak_for(precision, matmul) == entry.peak_tflops[kind]
+    for pattern, *_ in PEAKS:
+        assert any(re.fullmatch(pattern, entry.device_name) for entry in known.values()), pattern
+
+
+def test_the_hardware_that_was_asked_for_is_there():
+    wanted = "a100-40gb a100-80gb h100-sxm h100-pcie h200 b200 l4 rtx-4090 mi300x cpu"
+    assert set(wanted.split()) == set(table())
+    assert all(
+        entry.source.startswith("https://") and entry.memory_gb and entry.price_usd_hour
+        for n, entry in table().items()
+        if n != "cpu"
+    )

@@ -1,0 +1,249 @@
+"""Settings from a recipe, layouts, the plan's own arithmetic, and sweeps."""
+
+import json
+
+import pytest
+
+from lit_llm.plan import DataFacts, Layout, ModelShape, Optimizer, Options, RunSettings, as_dict, find, make_plan, sweep
+from lit_llm.plan.compute import flops_per_token
+from lit_llm.plan.memory import RESERVED_GB
+from lit_llm.plan.plan import ASSUMED_MFU, peak_memory
+from lit_llm.plan.report import count, duration, markdown, sections, size
+from lit_llm.plan.settings import canonical_precision, devices_of, from_recipe, layout_of
+
+MODEL = ModelShape(12, 12, 768, 1024, 50257, mlp="gelu", tie_embeddings=True)
+
+
+def run(**changes) -> RunSettings:
+    values = {"steps": 1000, "global_batch": 64, "micro_batch": 8, "precision": "bf16-mixed", "chunk_size": 8192, **changes}
+    return RunSettings(MODEL, Optimizer("AdamW", fused=True), **values)
+
+
+# -- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def test_names_and_classes_of_strategies_are_one_layout():
+    assert layout_of("auto", 1, 8) == layout_of("ddp", 1, 8) == Layout("single")
+    assert layout_of("ddp", 4, 8) == Layout("ddp", replicate=4, bucket_copies=True)
+    views = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": True}}
+    assert layout_of(views, 4, 8) == Layout("ddp", replicate=4)
+    mesh = {
+        "class_path": "lit_llm.strategies.MeshStrategy",
+        "init_args": {"replicate": 2, "shard": "auto", "tensor_parallel": 2},
+    }
+    found = layout_of(mesh, 16, 8)
+    assert (found.replicate, found.shard, found.tensor_parallel, found.shards) == (2, 4, 2, "parameters")
+    assert layout_of("fsdp2", 8, 8).shard == 8 and layout_of("hsdp", 16, 8).replicate == 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "said"),
+    [
+        ("single", 2, "one device"),
+        ("nonsense", 2, "known are single, ddp"),
+        ("fsdp2", 0, "at least 1"),
+        ({"class_path": "x.MeshStrategy", "init_args": {"tensor_parallel": 4}}, 6, "4 and 8"),
+        ({"class_path": "x.MeshStrategy", "init_args": {"shard": 4, "replicate": 1}}, 6, "make 4 ranks, not 6"),
+    ],
+)
+def test_layouts_that_cannot_be_say_what_could(strategy, devices, said):
+    with pytest.raises(ValueError, match=said):
+        layout_of(strategy, devices, 8)
+
+
+def test_numbers_of_devices_and_precisions_as_lightning_takes_them():
+    assert [devices_of(d, n) for d, n in ((4, 2), ("auto", 1), ([0, 1, 2], 1), ("0,1", 2), (-1, 1), (None, 3))] == [
+        8,
+        1,
+        3,
+        4,
+        1,
+        3,
+    ]
+    assert [canonical_precision(p) for p in (None, 32, "32", "bf16", 16, "bf16-true")] == [
+        "32-true",
+        "32-true",
+        "32-true",
+        "bf16-mixed",
+        "16-mixed",
+        "bf16-true",
+    ]
+    with pytest.raises(ValueError, match="transformer-engine"):
+        canonical_precision("transformer-engine")
+
+
+def test_batches_that_do_not_divide_name_the_nearest_that_do():
+    with pytest.raises(ValueError, match="nearest that divide are 56 and 112"):
+        make_plan(run(micro_batch=7, layout=Layout("ddp", replicate=8)), find("h200"))
+
+
+def recipe(**changes):
+    return {
+        "trainer": {"max_steps": 100, "devices": 2, "num_nodes": 1, "strategy": "ddp", "precision": "bf16-mixed"},
+        "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"fused": True}},
+        "schedule": {"class_path": "callbacks.WSD", "init_args": {"warmup_steps": 5, "decay_fraction": 0.2}},
+        "loss": {"chunk_size": 100, "z_loss": 0.0},
+        "compute": {"activation_checkpointing": 2, "matmul_precision": "high"},
+        "validation": None,
+        "checkpoint": {"class_path": "callbacks.StepCheckpoint", "init_args": {"every_n_steps": 50, "keep_last": 3}},
+        **changes,
+    }
+
+
+def test_a_recipe_becomes_settings():
+    data = DataFacts(1_000_000, 1000, "counted")
+    options = {"devices_per_node": 8, "micro_batch": 2, "global_batch": 8, "data": data}
+    found = from_recipe(recipe(), MODEL, devices=None, **options)
+    assert (found.steps, found.accumulation, found.layout.replicate) == (100, 2, 2)
+    assert (found.schedule.kind, found.schedule.warmup_steps, found.schedule.decay_steps) == ("WSD", 5, 20)
+    assert (found.chunk_size, found.checkpointing, found.matmul_precision) == (100, "2", "high")
+    assert (found.validate_every, found.save_every, found.keep_last) == (None, 50, 3)
+    assert found.optimizer == Optimizer("AdamW", fused=True)
+    assert from_recipe(recipe(), MODEL, devices=4, **options).layout.replicate == 4
+    # epochs as `fit` counts them: whole blocks, the last step of a run may be short of nothing
+    epochs = recipe(trainer={"max_steps": -1, "max_epochs": 2, "strategy": "auto", "precision": None, "devices": 1})
+    assert from_recipe(epochs, MODEL, devices=None, **options).steps == -(-2 * (999_999 // 1024) // 8)
+    with pytest.raises(ValueError, match=r"--trainer\.max_steps"):
+        from_recipe(epochs, MODEL, devices=None, **{**options, "data": DataFacts()})
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_time_is_flops_over_peak_and_mfu_and_money_is_time():
+    plan = make_plan(run(), find("h100-sxm"), Options(mfu=0.5, price_usd_hour=3.0))
+    step = flops_per_token(MODEL).total * 64 * 1024 / (0.5 * 989e12)
+    assert plan.times.step == pytest.approx(step) and plan.run_seconds == pytest.approx(1000 * step)
+    assert plan.usd == (pytest.approx(1000 * step / 3600 * 3),) * 2
+    assert make_plan(run(), find("h100-sxm")).times.step == pytest.approx(step * 0.5 / ASSUMED_MFU)
+
+
+def test_a_ramp_is_counted_by_its_tokens():
+    half = make_plan(run(ramp_tokens=1000 * 64 * 1024 // 2), find("h100-sxm"))
+    assert half.run_seconds == pytest.approx(make_plan(run(), find("h100-sxm")).run_seconds / 2)
+    assert as_dict(half)["batch"]["tokens"] == 1000 * 64 * 1024 // 2
+
+
+def test_devices_share_the_work_and_waiting_shows():
+    one, eight = (make_plan(run(layout=layout_of("fsdp2", n, 8)), find("h100-sxm")) for n in (1, 8))
+    assert eight.times.compute == pytest.approx(one.times.compute / 8)
+    assert eight.times.communication > 0 and eight.memory.total < one.memory.total
+    slow = make_plan(run(layout=layout_of("fsdp2", 8, 8)), find("h100-sxm"), Options(slowest_rank=1.25, pipeline_stages=2))
+    assert slow.times.step == pytest.approx(eight.times.step * 1.25 / (1 - 1 / (slow.settings.accumulation + 1)))
+    assert slow.efficiency < eight.efficiency <= 1
+    # across nodes of slow Ethernet, communication is the limit and cannot be hidden
+    poor = make_plan(run(layout=layout_of("fsdp2", 64, 8), micro_batch=1), find("l4"))
+    assert poor.times.limit == "communication" and poor.times.exposed > 0
+
+
+def test_recomputation_costs_time_and_not_mfu():
+    plain, full = (make_plan(run(checkpointing=mode), find("h100-sxm")) for mode in ("none", "full"))
+    d, f, length = 768, 3072, 1024
+    plain_flops = 6 * (12 * (4 * d * d + 2 * d * f) + 50304 * d) + 12 * 14 * d * length
+    again = 12 * (2 * (4 * d * d + d * f) + 4 * d * length)  # all of a block but its last product
+    assert full.times.step / plain.times.step == pytest.approx(1 + again / plain_flops)
+    assert full.flops == plain.flops
+
+
+def test_what_does_not_fit_is_said_with_what_would_help():
+    settings = run(micro_batch=64, chunk_size=None, precision="32-true")
+    plan = make_plan(settings, find("l4"))
+    capacity = (24 - RESERVED_GB) * 1e9
+    assert plan.fits is False and plan.memory.total > capacity
+    assert plan.next_steps[0][0].startswith("--loss.chunk_size")
+    largest = plan.largest_micro_batch
+    assert 0 < largest < 64 and 64 % largest == 0
+    options = Options()
+    for micro, fits in ((largest, True), (2 * largest, False)):
+        changed = run(micro_batch=micro, chunk_size=None, precision="32-true")
+        assert (peak_memory(changed, find("l4"), options).total <= capacity) is fits
+    for flag, saved in plan.next_steps:
+        assert saved > 0, flag
+
+
+def test_what_is_not_known_is_not_made_up():
+    plan = make_plan(run(precision="32-true"), find("cpu"))
+    assert plan.times.step is None and plan.usd is None and plan.fits is None and plan.times.limit is None
+    assert "unknown" in markdown(plan)
+    unknown = run()
+    assert "unknown" in dict(sections(make_plan(unknown, find("h200")))[1].rows)["data"]
+    b200 = make_plan(run(precision="32-true"), find("b200"))
+    assert b200.peak_tflops is None and b200.run_seconds is None
+
+
+def test_the_page_and_the_json_hold_the_same_figures():
+    settings = run(validate_every=100, save_every=200, keep_last=2, data=DataFacts(10_000_000, 100_000, "counted"))
+    plan = make_plan(settings, find("a100-80gb"), Options(served_tokens=1e12, mtbf_hours=24))
+    raw = json.loads(json.dumps(as_dict(plan)))
+    page = markdown(plan, lambda step: step / 1000)
+    assert f"{raw['parameters']['total']:,}" in page and raw["parameters"]["total"] == plan.parameters
+    assert sum(raw["memory_per_rank"]["bytes_by_part"].values()) == raw["memory_per_rank"]["total_bytes"]
+    assert size(raw["memory_per_rank"]["total_bytes"]) in page
+    assert raw["data"]["epochs"] == pytest.approx(1000 * 64 * 1024 / 1e7) and "6.55 epochs" in page and "repetition" in page
+    assert raw["validation"]["passes"] == 10
+    assert raw["validation"]["seconds_each"] == pytest.approx(plan.times.compute / 3 * 100_000 / 65_536)
+    assert raw["checkpoint"]["bytes"] == 12 * plan.parameters
+    assert raw["checkpoint"]["young_interval_seconds"] == pytest.approx((2 * plan.save_seconds * 86400) ** 0.5)
+    assert "tokens served" in page and "24 h between failures" in page
+
+
+def test_numbers_read_well():
+    assert [count(n) for n in (999, 1.5e3, 124e6, 1.557e9, 2e12)] == ["999", "1.5 k", "124 M", "1.56 B", "2 T"]
+    assert size(2**30) == "1.07 GB (1.00 GiB)" and size(5e6) == "5.0 MB"
+    assert [duration(s) for s in (0, 5e-5, 0.25, 90, 600, 7200, 4.54 * 86400)] == [
+        "0 s",
+        "50 µs",
+        "250 ms",
+        "90 s",
+        "10.0 min",
+        "2.0 h",
+        "4.54 days (109.0 h)",
+    ]
+
+
+# -- sweeps -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_plans_every_combination_and_keeps_going_where_one_cannot_be():
+    axes = sweep.parse(["devices=1,8,128", "strategy=ddp,fsdp2", "precision=bf16-mixed,32"])
+    found = list(sweep.variants(axes, run(), "ddp", find("a100-80gb"), Options()))
+    assert len(found) == 12
+    assert [v.plan is None for v in found] == [False] * 8 + [True] * 4 and "128" in found[-1].problem
+    by_values = {tuple(v.values.values()): v.plan for v in found}
+    assert by_values["8", "fsdp2", "32"].settings.precision == "32-true"
+    assert by_values["8", "fsdp2", "bf16-mixed"].memory.total < by_values["8", "ddp", "bf16-mixed"].memory.total
+    assert all(len(sweep.row(v)) == 3 + len(sweep.HEADER) for v in found)
+
+
+def test_the_cheapest_that_meets_the_limits_is_chosen():
+    axes = sweep.parse(["devices=1,2,4,8", "micro_batch_size=1,2,4,8"])
+    found = list(sweep.variants(axes, run(), "fsdp2", find("a100-80gb"), Options()))
+    hours = min(v.plan.run_seconds for v in found) / 3600
+    fast = sweep.cheapest(found, max_memory_gb=None, deadline_hours=hours * 1.01)
+    assert fast.values["devices"] == "8"
+    small = sweep.cheapest(found, max_memory_gb=4.0, deadline_hours=None)
+    assert small.plan.memory.total <= 4e9
+    assert sweep.cheapest(found, max_memory_gb=0.1, deadline_hours=None) is None
+    cheaper = [v for v in found if v.plan.memory.total <= 4e9 and v.plan.usd[0] < small.plan.usd[0] * 0.999]
+    assert not cheaper
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["colour=red", "devices"], "colour=red.*\n?.*devices"),
+        (["devices=two"], "devices=two"),
+        (["strategy=magic"], "known are single"),
+        (["hardware=h10"], "h100"),
+        (["precision=fp4"], "fp4"),
+        (["activation_checkpointing=some"], "some"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(words, said):
+    with pytest.raises(ValueError, match=said):
+        list(sweep.variants(sweep.parse(words), run(), "ddp", find("a100-80gb"), Options()))
+
+
+def test_unknown_hardware_lists_what_is_known_nearest_first():
+    with pytest.raises(ValueError, match=r"'H100' is not known; known are h100-(sxm|pcie), .*cpu.*auto"):
+        find("H100")

@@ -1,0 +1,42 @@
+"""Speeds are found again from steps that were made with them."""
+
+import pytest
+
+from lit_llm.plan import ModelShape, Optimizer, RunSettings
+from lit_llm.plan.timing import WORK, Speeds, fit_speeds, work_of
+
+SHAPES = [
+    (4, 256, 128, 1000),
+    (2, 512, 256, 2000),
+    (8, 128, 128, 500),
+    (3, 256, 512, 30000),
+    (6, 384, 64, 8000),
+    (2, 64, 1024, 300),
+    (5, 320, 256, 4096),
+]
+
+
+def settings(layers: int, width: int, length: int, vocabulary: int) -> RunSettings:
+    return RunSettings(ModelShape(layers, 4, width, length, vocabulary), Optimizer("AdamW", fused=True), 1, 4)
+
+
+def test_true_speeds_are_found_and_predict_another_shape():
+    true = Speeds((1e-11, 2e-11, 3e-10, 5e-9, 4e-10, 2e-6))
+    works = [work_of(settings(*shape), cuda=False) for shape in SHAPES]
+    found = fit_speeds(works, [true.seconds(work) for work in works])
+    other = work_of(settings(7, 200, 200, 12345), cuda=False)
+    assert found.seconds(other) == pytest.approx(true.seconds(other), rel=1e-3)
+
+
+def test_no_speed_is_negative_although_the_best_fit_would_be():
+    works = [[1.0, 0, 0, 0, 0, 1.0], [2.0, 0, 0, 0, 0, 1.0], [3.0, 0, 0, 0, 0, 1.0]]
+    found = fit_speeds(works, [0.9, 1.9, 2.9])  # t = matmul - 0.1
+    assert min(found.seconds_per_unit) >= 0 and len(found.seconds_per_unit) == len(WORK)
+    assert found.seconds([2.0, 0, 0, 0, 0, 1.0]) == pytest.approx(1.9, rel=0.1)
+
+
+def test_work_grows_as_it_should():
+    one, two = (work_of(settings(*shape), cuda=False) for shape in ((4, 256, 128, 1000), (4, 256, 256, 1000)))
+    assert two[0] == 2 * one[0]  # twice the tokens through the same matrices
+    assert two[1] == 4 * one[1]  # attention is quadratic
+    assert two[4] == one[4]  # the optimizer does not see the tokens
