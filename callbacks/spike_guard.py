@@ -196,6 +196,8 @@ class SpikeGuard(Callback):
                 with torch.enable_grad():
                     result = closure()
             skip, self._skip = self._skip, None
+            if skip is not None and optimizer.param_groups[0]["params"][0].device.type == "cpu":
+                skip = skip.cpu()  # parameters offloaded to the host: what acts on them must not read it too early
             if skip is None:
                 original(**kwargs)
             elif honours_found_inf(optimizer) and (_is_fused(optimizer) or skip.device.type != "cpu"):

@@ -25,7 +25,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from rich.console import Console
 from rich.table import Table
 from torch.optim import Optimizer
@@ -40,7 +40,14 @@ from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.compute import ComputeConfig
 from lit_llm.config_errors import explain, reason
 from lit_llm.initial_weights import InitialWeights
-from lit_llm.launch_checks import callback_problems, concrete_subclasses, device_problems, layout, trainer_problem
+from lit_llm.launch_checks import (
+    callback_problems,
+    concrete_subclasses,
+    device_problems,
+    layout,
+    optimizer_problems,
+    trainer_problem,
+)
 from lit_llm.loss_scaling import loss_scaling
 from lit_llm.model import GPTConfig
 from lit_llm.module import LanguageModel, LossConfig, class_name
@@ -302,6 +309,7 @@ class RecipeCLI(LightningCLI):
     def _layout(self, trainer: Trainer, model: GPTConfig | None) -> tuple[int | None, list[str]]:
         """Data-parallel ranks (None: cannot be said), and what model, strategy and devices cannot do together."""
         ranks, problems = layout(trainer.strategy, trainer.world_size, model)
+        problems += optimizer_problems(trainer.strategy, self.config.optimizer.class_path)
         return ranks, problems + device_problems(trainer, self.config_init.get("compute"))
 
     def _data_problems(self, data_parallel_ranks: int) -> list[str]:
@@ -391,7 +399,7 @@ class RecipeCLI(LightningCLI):
     def _changes_since_checkpoint(self, model: GPTConfig | None) -> list[str]:
         """What of the model and the batch differs from the checkpoint, each with what can be done about it."""
         assert self.checkpoint is not None
-        saved = read(self.checkpoint, verify=False)
+        saved = read(self.checkpoint, verify=False, lazy=True)  # a model may be larger than what one rank can hold
         found: list[str] = []
         if model is not None and "model_config" in saved:
             found += model_changes(saved["model_config"], model, accepted=self.config.accept_changes)
@@ -440,6 +448,10 @@ class RecipeCLI(LightningCLI):
         trainer = self._instantiate_trainer({**config.as_dict(), **kwargs}, chosen)
         if isinstance(trainer.strategy, MeshStrategy):
             trainer.strategy.sharded_checkpoints |= self.config.sharded_checkpoints
+        elif self.config.sharded_checkpoints and self.command == "fit":
+            rank_zero_warn(
+                "sharded_checkpoints changes nothing here: only MeshStrategy gives ranks parts to write (strategy/fsdp2)."
+            )
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not one the user chose
             in_background = self.command == "fit" and self.config.async_checkpoints
             trainer.strategy.checkpoint_io = AsyncFolderCheckpointIO() if in_background else FolderCheckpointIO()
@@ -481,7 +493,8 @@ class RecipeCLI(LightningCLI):
                 if problem is not None:
                     raise ValueError(problem)
                 if self.checkpoint is not None and not self.config.accept_changes:
-                    changes = self.datamodule.changes_since(read(self.checkpoint, verify=False))  # now with the fingerprint
+                    saved = read(self.checkpoint, verify=False, lazy=True)
+                    changes = self.datamodule.changes_since(saved)  # now with the fingerprint
                     if changes:
                         raise ValueError("\n".join(changes))
             if self.checkpoint is not None:

@@ -21,7 +21,7 @@ class ComputeConfig:
     """What the backward pass computes anew instead of keeping it. full: every block; k: every k-th block; attention: queries,
     keys, values, rotation and attention of every block; cheap: all but the results of matrix products and attention."""
     compile: bool = False
-    """torch.compile each block. Off with a warning where there is no compiler."""
+    """torch.compile each block. Off with a warning where there is no compiler, and under tensor parallelism."""
     float8: bool = False
     """The blocks' linear layers in float8 (torchao), on GPUs that have it: NVIDIA Ada, Hopper and later."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch.optim import Optimizer
 
 import callbacks
@@ -18,7 +18,14 @@ from lit_llm.strategies import MeshStrategy
 def layout(strategy: Strategy, world_size: int, model: GPTConfig | None) -> tuple[int | None, list[str]]:
     """Data-parallel ranks of the run (None if that cannot be said), and why the model cannot be laid out over its processes."""
     if not isinstance(strategy, MeshStrategy):
-        return world_size, []
+        found = []
+        # Others would train replicas that drift apart (ModelParallelStrategy shards nothing by itself), or were never tried.
+        if world_size > 1 and not isinstance(strategy, DDPStrategy):
+            found.append(
+                f"{type(strategy).__name__} is not known to train one model on {world_size} processes: use ddp or "
+                "lit_llm.strategies.MeshStrategy (--config recipes/strategy/ddp.yaml or fsdp2.yaml)"
+            )
+        return world_size, found
     try:
         replicate, shard, tensor_parallel = strategy.sizes(world_size)
     except ValueError as error:
@@ -27,6 +34,16 @@ def layout(strategy: Strategy, world_size: int, model: GPTConfig | None) -> tupl
     if model is not None and not model.problems() and tensor_parallel > 1:
         found += tensor_parallel_problems(model, tensor_parallel)
     return replicate * shard, found
+
+
+def optimizer_problems(strategy: Strategy, class_path: str) -> list[str]:
+    """Optimizers that do not work on distributed parameters, told by name."""
+    if isinstance(strategy, MeshStrategy) and class_path.rpartition(".")[2] == "Adafactor":
+        return [
+            "Adafactor's row and column sums do not work on distributed parameters: AdamW, Adam, SGD, Lion and MuonAdamW do "
+            "(--optimizer, or --trainer.strategy ddp)"
+        ]
+    return []
 
 
 def device_problems(trainer: Trainer, compute: ComputeConfig | None) -> list[str]:

@@ -205,14 +205,16 @@ class LanguageModel(L.LightningModule):
 
     def _divide_gradients_by_token_count(self) -> None:
         # Lightning has divided by the number of micro-batches and the strategy by the number of ranks.
-        count = torch.as_tensor(self.window_count, device=self.device).clone()  # some strategies reduce in place
+        count = torch.as_tensor(
+            self.window_count, device=self.trainer.strategy.root_device
+        ).clone()  # some strategies reduce in place
         count = self.trainer.strategy.reduce(count, reduce_op="sum")
         assert isinstance(count, Tensor)
         parts = self.config.block_size * self.trainer.accumulate_grad_batches * self.trainer.world_size
         scale = parts / count.clamp(min=1)  # a batch without any target has zero gradients, not NaN
         for p in self.parameters():
             if p.grad is not None:
-                p.grad.mul_(scale.to(p.grad.dtype))
+                p.grad.mul_(scale.to(p.grad.device, p.grad.dtype))
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         step = self.trainer.global_step + 1
@@ -239,7 +241,7 @@ class LanguageModel(L.LightningModule):
         self.perplexity.reset()
         self.bits_per_byte.reset()
         if self.token_bytes is not None:
-            self.token_bytes = self.token_bytes.to(self.device)
+            self.token_bytes = self.token_bytes.to(self.trainer.strategy.root_device)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         sums = self.sums(batch)

@@ -190,7 +190,7 @@ class MuonAdamW(Optimizer):
             for p, part, o in zip(params, local, wide.unbind(), strict=True):
                 o = o.mT if _is_tall(p) else o
                 o = o[local_slice(p)] if isinstance(p, DTensor) else o
-                part.add_(o, alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape))
+                part.add_(o.to(part.device), alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape))
 
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in params:
@@ -207,7 +207,7 @@ class MuonAdamW(Optimizer):
             [],
             [s["step"] for s in states],
             fused=True,
-            found_inf=self.found_inf,
+            found_inf=None if self.found_inf is None else _on(states[0]["step"].device, self.found_inf),
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -356,9 +356,14 @@ def _undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]
         return
     saved = [(t, t.clone()) for tensors in lists for t in tensors]
     yield
-    undo = {device: found_inf.to(device, non_blocking=True) != 0 for device in {t.device for t, _ in saved}}
+    undo = {device: _on(device, found_inf) != 0 for device in {t.device for t, _ in saved}}
     for t, old in saved:
         torch.where(undo[t.device], old, t, out=t)
+
+
+def _on(device: torch.device, tensor: Tensor) -> Tensor:
+    """The tensor on a device, without waiting for it unless that is the host, which would read it too early."""
+    return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 def _parts(params: list[Tensor]) -> Iterator[list[Tensor]]:

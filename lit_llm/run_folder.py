@@ -140,7 +140,7 @@ def steps_made(checkpoint: Path) -> int:
     Raises:
         ValueError: it does not say, because it holds weights alone.
     """
-    content = read(checkpoint, verify=False)
+    content = read(checkpoint, verify=False, lazy=True)
     if "global_step" not in content:
         raise ValueError(f"{checkpoint} holds weights, but nothing that training could go on from (--resume)")
     return int(content["global_step"])

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from lit_llm.data.tokenizer import Tokenizer
 from lit_llm.model import GPT, KVCache
@@ -77,6 +79,7 @@ def generate(
     generator = torch.Generator().manual_seed(sampling.seed)
     device, block_size = next(model.parameters()).device, model.config.block_size
     use_cache = use_cache and model.vocabulary_shards is None  # split over ranks, a model computes every position anew
+    distributed = any(isinstance(p, DTensor) for p in model.parameters())
     was_training = model.training
     model.eval()
     try:
@@ -95,6 +98,10 @@ def generate(
                 token = int(last.argmax())
             else:
                 token = int(torch.multinomial(sampling.probabilities(last), 1, generator=generator))
+            if distributed:  # ranks that parted over a last bit would wait for each other for ever
+                agreed = torch.tensor(token, device=device)
+                dist.broadcast(agreed, src=0)
+                token = int(agreed)
             if token == stop_id:
                 return
             yield token

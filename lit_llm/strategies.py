@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from lit_llm.checkpoint.io import FolderCheckpointIO
 from lit_llm.checkpoint.load_weights import copy_weights
 from lit_llm.checkpoint.sharded import split
-from lit_llm.sharding import local_slice
+from lit_llm.sharding import fill_
 
 DIMENSIONS = ("replicate", "shard", "tensor_parallel")
 _RESHARD = {  # of FSDP1's strategies, whether weights are freed between forward and backward
@@ -30,7 +30,12 @@ _RESHARD = {  # of FSDP1's strategies, whether weights are freed between forward
     ShardingStrategy.SHARD_GRAD_OP: False,
     ShardingStrategy._HYBRID_SHARD_ZERO2: False,
 }
-_WRITING = timedelta(hours=6)  # how long ranks wait for the slowest to write its part of a checkpoint
+# FSDP1's settings about things that FSDP2 does by itself or that parallel.py decides for a GPT.
+_OF_NO_MATTER = {
+    *("auto_wrap_policy", "use_orig_params", "device_id", "sync_module_states", "forward_prefetch", "backward_prefetch"),
+    "limit_all_gathers",
+}
+_WRITING = timedelta(hours=1)  # how long ranks wait for the slowest to write its part of a checkpoint
 
 
 class MeshStrategy(ModelParallelStrategy):
@@ -93,6 +98,17 @@ class MeshStrategy(ModelParallelStrategy):
         """
         if isinstance(strategy, str):
             return cls(cpu_offload=strategy == "fsdp_cpu_offload")
+        others = {
+            "an activation checkpointing policy": (
+                strategy._activation_checkpointing_kwargs,
+                "--compute.activation_checkpointing",
+            ),
+            "mixed_precision": (strategy.mixed_precision, "--trainer.precision"),
+            **{name: (value, "see docs/clusters.md") for name, value in strategy.kwargs.items() if name not in _OF_NO_MATTER},
+        }
+        for name, (value, instead) in others.items():
+            if value:
+                raise ValueError(f"FSDPStrategy's {name} is not carried over to MeshStrategy, which does its work: {instead}")
         kind = strategy.sharding_strategy
         if kind not in _RESHARD:
             raise ValueError(
@@ -270,13 +286,6 @@ def _part_of(value: Any, parameter: Tensor) -> Any:
     """This rank's part of a parameter's optimizer state, distributed as the parameter; what has another shape stays whole."""
     if not isinstance(parameter, DTensor) or not hasattr(value, "shape") or value.shape != parameter.shape:
         return value[...] if hasattr(value, "shape") and not isinstance(value, Tensor) else value
-    local = torch.empty_like(parameter.to_local(), dtype=value.dtype)  # of its own: what is on disk may be a mapped file
-    local.copy_(value[local_slice(parameter)])
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    part = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)  # of its own: a file may be mapped
+    fill_(part, value)
+    return part

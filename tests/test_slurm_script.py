@@ -22,8 +22,8 @@ def test_it_queues_itself_again_after_a_signal_and_only_then(tmp_path, ends_with
         text=True,
     )
     assert done.returncode == ends_with
-    started = "srun python -m lit_llm fit --config recipes/x.yaml --resume auto --trainer.num_nodes 2 --trainer.devices 8"
-    expected = [f"{started} --config an overlay.yaml"] + (["scontrol requeue 417"] if requeued else [])
+    started = "srun --kill-on-bad-exit=1 python -m lit_llm fit --config recipes/x.yaml --resume auto --config an overlay.yaml"
+    expected = [f"{started} --trainer.num_nodes 2 --trainer.devices 8"] + (["scontrol requeue 417"] if requeued else [])
     assert done.stdout.splitlines() == expected
 
 
