@@ -110,8 +110,7 @@ def read_weights(folder: Path, table: list[Link], shapes: dict[str, torch.Size],
     for name in sorted(files.where.keys() - stored_names):
         if not (tied and name == "lm_head.weight"):
             problems.append(f"{files.where[name]} has a tensor {name} that the model of {CONFIG} does not have")
-    if problems:
-        raise ValueError("\n".join(problems[:5] + [f"… and {len(problems) - 5} more"] * (len(problems) > 5)))
+    _refuse(problems)
     weights: dict[str, Tensor] = {}
     for link in table:
         stored = names[link.theirs]
@@ -141,9 +140,14 @@ def read_weights(folder: Path, table: list[Link], shapes: dict[str, torch.Size],
         head = files["lm_head.weight"]
         if not torch.equal(head, weights["embedding.weight"][: len(head)]):
             problems.append(f"{files.where['lm_head.weight']}: lm_head.weight is not the embedding, and {CONFIG} ties the two")
+    _refuse(problems)
+    return weights
+
+
+def _refuse(problems: list[str]) -> None:
+    """Raise what was found, if anything: the first five, since one wrong size shows in every layer."""
     if problems:
         raise ValueError("\n".join(problems[:5] + [f"… and {len(problems) - 5} more"] * (len(problems) > 5)))
-    return weights
 
 
 def _stored_name(theirs: str, where: dict[str, Path]) -> str | None:
