@@ -9,6 +9,7 @@ from callbacks.batch_ramp import BatchRamp
 from callbacks.checkpoint import StepCheckpoint
 from callbacks.counter_seed import CounterSeed
 from callbacks.gradient_norm import GradientNorm
+from callbacks.profile import Profile
 from callbacks.progress_bar import TrainingProgress
 from callbacks.samples import TextSamples
 from callbacks.schedule import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule
@@ -28,6 +29,7 @@ __all__ = [
     "GradientNorm",
     "InverseSquareRoot",
     "Linear",
+    "Profile",
     "Schedule",
     "SpikeGuard",
     "StepCheckpoint",
