@@ -17,6 +17,7 @@ from callbacks.spike_guard import SpikeGuard
 from callbacks.stop_on_signal import StopOnSignal, ignore_signals
 from callbacks.tensorboard_page import TensorBoardPage
 from callbacks.throughput import Throughput
+from callbacks.time_breakdown import TimeBreakdown
 from callbacks.validation import ValidateEvery
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "TensorBoardPage",
     "TextSamples",
     "Throughput",
+    "TimeBreakdown",
     "TrainingProgress",
     "ValidateEvery",
     "ignore_signals",

@@ -72,6 +72,7 @@ CALLBACKS: dict[str, tuple[type[Callback], dict[str, Any] | None]] = {
     "validation": (callbacks.ValidateEvery, {"class_path": "callbacks.ValidateEvery", "init_args": {"every_n_steps": 1000}}),
     "throughput": (callbacks.Throughput, {"class_path": "callbacks.Throughput"}),
     "plan": (PlanWatch, {"class_path": "lit_llm.plan_watch.PlanWatch"}),
+    "time_breakdown": (callbacks.TimeBreakdown, None),
     "profile": (callbacks.Profile, None),
     "samples": (callbacks.TextSamples, None),
     "page": (callbacks.TensorBoardPage, {"class_path": "callbacks.TensorBoardPage"}),
