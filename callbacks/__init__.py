@@ -15,6 +15,7 @@ from callbacks.samples import TextSamples
 from callbacks.schedule import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule
 from callbacks.spike_guard import SpikeGuard
 from callbacks.stop_on_signal import StopOnSignal, ignore_signals
+from callbacks.stragglers import Stragglers
 from callbacks.tensorboard_page import TensorBoardPage
 from callbacks.throughput import Throughput
 from callbacks.time_breakdown import TimeBreakdown
@@ -35,6 +36,7 @@ __all__ = [
     "SpikeGuard",
     "StepCheckpoint",
     "StopOnSignal",
+    "Stragglers",
     "TensorBoardPage",
     "TextSamples",
     "Throughput",

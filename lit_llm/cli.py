@@ -73,6 +73,7 @@ CALLBACKS: dict[str, tuple[type[Callback], dict[str, Any] | None]] = {
     "throughput": (callbacks.Throughput, {"class_path": "callbacks.Throughput"}),
     "plan": (PlanWatch, {"class_path": "lit_llm.plan_watch.PlanWatch"}),
     "time_breakdown": (callbacks.TimeBreakdown, None),
+    "stragglers": (callbacks.Stragglers, {"class_path": "callbacks.Stragglers"}),
     "profile": (callbacks.Profile, None),
     "samples": (callbacks.TextSamples, None),
     "page": (callbacks.TensorBoardPage, {"class_path": "callbacks.TensorBoardPage"}),
