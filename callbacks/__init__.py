@@ -9,13 +9,16 @@ from callbacks.batch_ramp import BatchRamp
 from callbacks.checkpoint import StepCheckpoint
 from callbacks.counter_seed import CounterSeed
 from callbacks.gradient_norm import GradientNorm
+from callbacks.profile import Profile
 from callbacks.progress_bar import TrainingProgress
 from callbacks.samples import TextSamples
 from callbacks.schedule import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule
 from callbacks.spike_guard import SpikeGuard
 from callbacks.stop_on_signal import StopOnSignal, ignore_signals
+from callbacks.stragglers import Stragglers
 from callbacks.tensorboard_page import TensorBoardPage
 from callbacks.throughput import Throughput
+from callbacks.time_breakdown import TimeBreakdown
 from callbacks.validation import ValidateEvery
 
 __all__ = [
@@ -28,13 +31,16 @@ __all__ = [
     "GradientNorm",
     "InverseSquareRoot",
     "Linear",
+    "Profile",
     "Schedule",
     "SpikeGuard",
     "StepCheckpoint",
     "StopOnSignal",
+    "Stragglers",
     "TensorBoardPage",
     "TextSamples",
     "Throughput",
+    "TimeBreakdown",
     "TrainingProgress",
     "ValidateEvery",
     "ignore_signals",

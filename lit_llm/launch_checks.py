@@ -84,7 +84,7 @@ def callback_problems(trainer: Trainer) -> list[str]:
                 callback.resolve(trainer)
             except ValueError as error:
                 found.append(str(error))
-        if isinstance(callback, callbacks.BatchRamp):
+        if isinstance(callback, callbacks.BatchRamp | callbacks.Profile):
             found += callback.trainer_problems(trainer)
     if trainer.max_steps == -1 and trainer.max_epochs in (None, -1):
         found.append("the run has no end: give --trainer.max_steps or --trainer.max_epochs")

@@ -34,7 +34,7 @@ from lit_llm.run_folder import CHECKPOINTS
 
 LEDGER = "samples-rank{}.jsonl"
 # How fast it went and what it took differs between any two runs.
-NOT_COMPARED = ("throughput/", "time/", "memory/", "plan/")
+NOT_COMPARED = ("throughput/", "time/", "memory/", "plan/", "rank/")
 # In a checkpoint the same, and which files are on disk: a signal saves one more.
 NOT_COMPARED_STATE = re.compile(r"time|second|StepCheckpoint\.(kept|permanent|leaving)")
 CAUSES = {

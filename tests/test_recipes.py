@@ -1,5 +1,7 @@
 """The shipped recipes: parameters as their headers state them, and ten real steps of each with width and depth shrunk."""
 
+import gzip
+import json
 import math
 import re
 from pathlib import Path
@@ -17,7 +19,8 @@ VOCABULARY = {"quickstart": 2048, "gpt2-124m": 50257, "gpt2-xl": 50257}  # null 
 
 
 def test_every_recipe_is_tested_here():
-    assert {p.stem for p in RECIPES.glob("*.yaml")} == {*VOCABULARY, "decay"}  # an overlay: tests/test_branches.py
+    overlays = {"decay", "profile"}  # tests/test_branches.py, and below
+    assert {p.stem for p in RECIPES.glob("*.yaml")} == {*VOCABULARY, *overlays}
 
 
 @pytest.mark.parametrize("name", VOCABULARY)
@@ -74,6 +77,15 @@ def test_ten_steps_of_quickstart(tmp_path, monkeypatch, capsys):
     )
     assert losses[0] == pytest.approx(math.log(257), rel=0.03)
     assert losses[-1] < losses[0] - 0.3 and val < losses[0]
+
+
+def test_the_profile_overlay_records_three_steps_of_a_recipe(tmp_path, monkeypatch, capsys):
+    recipe, overlay = str(RECIPES / "quickstart.yaml"), str(RECIPES / "profile.yaml")
+    shorter = ["--trainer.max_steps", "5", "--profile.wait", "1", "--data.tokenizer", "Bytes"]
+    fit(tmp_path, monkeypatch, capsys, "--config", recipe, "--config", overlay, *SMALL, *shorter)
+    with gzip.open(tmp_path / "run" / "profile" / "rank0.2.pt.trace.json.gz", "rt") as file:
+        names = {event["name"] for event in json.load(file)["traceEvents"]}
+    assert {f"ProfilerStep#{step}" for step in (2, 3, 4)} <= names and "ProfilerStep#5" not in names
 
 
 def test_ten_steps_of_gpt2_124m_on_shards(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,157 @@
+"""A trace of a few optimizer steps, to look at operator by operator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.profilers import PyTorchProfiler
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+_SNAPSHOT_ENTRIES = 100_000  # allocations and frees that a memory snapshot remembers
+
+
+class Profile(Callback):
+    """Records `steps` successive optimizer steps with torch.profiler, each from the loading of its data to its update.
+
+    Writes `<dirpath>/rank0.<first step>.pt.trace.json.gz`, to be opened in https://ui.perfetto.dev, chrome://tracing or, with
+    the plugin torch-tb-profiler, in TensorBoard. The steps are in it as `ProfilerStep#<optimizer step>`. With `memory_snapshot`
+    also `rank0.<first step>.memory.pickle`, to be dropped onto https://docs.pytorch.org/memory_viz. The recorded steps, and
+    whatever else lies between them (validation, saving), are slower than others: choose few, and not those whose speed counts.
+
+    Logs: nothing.
+
+    Contract:
+        on_train_start: refuses what cannot be recorded; with `wait=0` starts.
+        on_train_batch_end: after the step before the first one starts, after the last one stops and writes the file.
+        on_train_end: a run that ends earlier writes what was recorded; a warning says if there is nothing.
+        on_exception: stops without a file.
+        State: none: a resumed run waits and records anew.
+
+    Args:
+        wait: optimizer steps of this process to leave out first: the very first compile, warm up and allocate.
+        steps: optimizer steps to record. The first one recorded bears the start of the profiler itself.
+        all_ranks: every rank records and writes a file of its own, not rank 0 alone.
+        memory_snapshot: also remember every allocation of CUDA memory.
+        dirpath: folder of the files; null = `<trainer.default_root_dir>/profile`.
+
+    Raises:
+        ValueError: numbers out of range; `memory_snapshot` without CUDA; `Trainer(profiler="pytorch")`.
+    """
+
+    def __init__(
+        self,
+        wait: int = 10,
+        steps: int = 3,
+        all_ranks: bool = False,
+        memory_snapshot: bool = False,
+        dirpath: str | None = None,
+    ) -> None:
+        if wait < 0:
+            raise ValueError(f"wait is {wait} but must be >= 0 (--profile.wait).")
+        if steps < 1:
+            raise ValueError(f"steps is {steps} but must be >= 1 (--profile.steps).")
+        self.wait = wait
+        self.steps = steps
+        self.all_ranks = all_ranks
+        self.memory_snapshot = memory_snapshot
+        self.dirpath = dirpath
+        self._first = 0  # optimizer step
+        self._seen = 0  # the hook runs once a micro-batch
+        self._profiler: profile | None = None
+        self._step: record_function | None = None
+
+    def trainer_problems(self, trainer: Trainer) -> list[str]:
+        """One sentence for each reason why this trainer's steps cannot be recorded."""
+        found = []
+        if self.memory_snapshot and trainer.strategy.root_device.type != "cuda":
+            found.append(
+                f"memory_snapshot records CUDA memory, but this run is on {trainer.strategy.root_device.type}: remove"
+                " --profile.memory_snapshot."
+            )
+        if isinstance(trainer.profiler, PyTorchProfiler):  # type: ignore[attr-defined]
+            found.append("Profile and Trainer(profiler='pytorch') cannot both record: remove --trainer.profiler or --profile.")
+        return found
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if problems := self.trainer_problems(trainer):
+            raise ValueError("\n".join(problems))
+        self._seen = trainer.global_step
+        self._first = self._seen + self.wait + 1
+        if self.wait == 0:
+            self._start(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step == self._seen:
+            return
+        self._seen = step
+        if step == self._first - 1:
+            self._start(trainer)
+        elif self._profiler is not None:
+            if step < self._first + self.steps - 1 and step != trainer.max_steps:
+                self._label(step + 1)
+            else:
+                self._stop(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step >= self._first:
+            if self._profiler is not None:
+                self._stop(trainer)
+        else:
+            self._end_recording(snapshot=None)
+            rank_zero_warn(
+                f"Profile recorded nothing: the run ended after step {trainer.global_step}, before step {self._first}"
+                " (--profile.wait)."
+            )
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._end_recording(snapshot=None)
+
+    def _start(self, trainer: Trainer) -> None:
+        if not (trainer.is_global_zero or self.all_ranks):
+            return
+        on_cuda = trainer.strategy.root_device.type == "cuda"
+        if self.memory_snapshot:
+            torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_ENTRIES)
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_cuda else [ProfilerActivity.CPU]
+        self._profiler = profile(activities=activities, record_shapes=True)
+        self._profiler.start()
+        self._label(self._first)
+
+    def _label(self, step: int | None) -> None:
+        """End the label of the step recorded so far, and begin that of `step`."""
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+        self._step = None if step is None else record_function(f"ProfilerStep#{step}")
+        if self._step is not None:
+            self._step.__enter__()
+
+    def _stop(self, trainer: Trainer) -> None:
+        folder = Path(self.dirpath or Path(trainer.default_root_dir) / "profile")
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"rank{trainer.global_rank}.{self._first}"
+        profiler = self._profiler
+        assert profiler is not None
+        self._end_recording(snapshot=folder / f"{name}.memory.pickle")
+        partial, trace = folder / f".{name}.json.gz", folder / f"{name}.pt.trace.json.gz"
+        profiler.export_chrome_trace(str(partial))
+        os.replace(partial, trace)
+        rank_zero_info(f"Profile: {trace}")
+
+    def _end_recording(self, snapshot: Path | None) -> None:
+        if self._profiler is None:
+            return
+        self._label(None)
+        self._profiler.stop()  # waits for the device
+        self._profiler = None
+        if self.memory_snapshot:
+            if snapshot is not None:
+                torch.cuda.memory._dump_snapshot(str(snapshot))
+            torch.cuda.memory._record_memory_history(enabled=None)

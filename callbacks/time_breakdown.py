@@ -1,0 +1,361 @@
+"""Where the time of training goes, as fractions that add up to 1."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+PARTS = ("data_stall", "forward", "backward", "communication", "optimizer", "checkpoint", "validation", "other")
+_COMPUTING = ("forward", "backward", "optimizer")  # the parts whose waits for other ranks are told apart
+# Names of what is no work of this rank's own: launching collectives, waiting for them, and what encloses both.
+_COMMUNICATION = ("c10d::", "_c10d_functional::", "FSDP::", "gloo:", "nccl:")
+_FOLD_AT = 4096  # marks kept before those that are over are added up
+
+
+class TimeBreakdown(Callback):
+    """Says how much of the wall-clock time since the last row went where, on rank 0. For long jobs: off unless asked for.
+
+    Logs at logged steps (the first step of a process has no row), fractions of the time since the last row that add up to 1:
+        `time/data_stall_fraction`: held up by the train loader's next() and by moving the batch to the device.
+        `time/forward_fraction`: `training_step`.
+        `time/backward_fraction`: the backward pass.
+        `time/communication_fraction`: of forward, backward and optimizer, the part in which collectives were under way and
+            nothing else was, which is not in theirs: also waiting for a slower rank. Collectives that hide behind
+            computation count nowhere.
+        `time/optimizer_fraction`: from gradients to updated weights: norm, clipping, every callback's
+            `on_before_optimizer_step`, the update, zeroing gradients.
+        `time/checkpoint_fraction`: saving, as far as training stands still for it.
+        `time/validation_fraction`: validation.
+        `time/other_fraction`: all else: callbacks, loggers, the Trainer's own loop, text samples.
+    `time/data_fraction` of `Throughput` is another thing: time in next() over training time alone. On an accelerator that
+    still has work while the host waits for the loader, it is above `time/data_stall_fraction`.
+
+    How: the Trainer announces what it does to its profiler; each announced part is the time until the next begins or it
+    ends. On a CPU that is the host's clock. On CUDA it is the device's: events on the current stream, read at logged steps
+    only, so a part is the time in which the device had the part's work to do or waited for it. The host never waits for
+    the device but at logged steps and in sampled steps.
+
+    Communication runs beside computation, on threads and streams of its own, and what shows of it differs between strategies;
+    no hook sees it in all. So one step in `communication_every_n_steps` is recorded by torch.profiler (on CUDA: kernels only,
+    and the device is synchronised between parts so that the parts can be told apart). Its share of each part is then taken
+    off that part until the next sampled step. The third step of a process is the first one sampled, and there is no row
+    before it is over. While another torch.profiler records, no step is sampled. On one process there is nothing to sample.
+    Counted are gloo's collectives on a CPU, NCCL's kernels on CUDA. A CPU that neither runs an operator nor waits while a
+    collective is under way (a sleep, a long loop of Python) is taken to wait.
+
+    Contract:
+        on_train_start: takes its place between Trainer and profiler, and around fetching and validation.
+        on_train_batch_start: starts recording if the step is to be sampled.
+        on_before_optimizer_step: writes the row.
+        teardown, on_exception: gives all places back.
+        State: none.
+    Cost, as the ratio of CPU time per step with and without, in runs that took turns step by step (benchmarks/callback_cost.py,
+    a busy machine, steps of about 0.1 s, a row every 5): on one process 0.98 (4 runs: 0.91 to 1.00), so none that shows; on two
+    gloo processes with one step in ten sampled 1.04 (0.96 to 1.07), which at the default of one in a hundred is below 0.5 %.
+    Not measured on CUDA.
+
+    Args:
+        communication_every_n_steps: optimizer steps from one sampled for communication to the next.
+
+    Raises:
+        ValueError: communication_every_n_steps < 1; manual optimization, whose parts the Trainer does not announce.
+    """
+
+    def __init__(self, communication_every_n_steps: int = 100) -> None:
+        if communication_every_n_steps < 1:
+            raise ValueError(
+                f"communication_every_n_steps is {communication_every_n_steps} but must be >= 1"
+                " (--time_breakdown.communication_every_n_steps)."
+            )
+        self.communication_every_n_steps = communication_every_n_steps
+        self._clock: _HostClock | _DeviceClock = _HostClock()
+        self._running: list[str] = []  # announced parts that are not over, the innermost last
+        self._marks: deque[tuple[Any, str]] = deque()  # a time, and the part that was running until then
+        self._seconds = dict.fromkeys(PARTS, 0.0)  # since the last row, of the marks that are added up
+        self._begun = False
+        self._several = False  # processes
+        self._recording: profile | None = None
+        self._recorded: list[tuple[int, str]] = []  # marks of the step being sampled, in ns since the epoch
+        self._sample_at = 0  # the next optimizer step to sample
+        self._seen = 0  # the hook runs once a micro-batch
+        self._waits: dict[str, float] | None = None  # share of each part, in the last sampled step
+        self._restore: Callable[[], None] | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not pl_module.automatic_optimization:
+            raise ValueError(
+                f"{type(pl_module).__name__} optimizes by hand, which TimeBreakdown cannot tell into parts: remove"
+                " --time_breakdown."
+            )
+        device = trainer.strategy.root_device
+        self._clock = _DeviceClock(device) if device.type == "cuda" else _HostClock()
+        self._several = trainer.world_size > 1
+        self._begun, self._waits, self._recording = False, None, None
+        self._sample_at = trainer.global_step + 3  # DDP arranges its buckets anew in the second
+        self._running.clear()
+        self._marks.clear()
+        self._listen(trainer)
+
+    def _listen(self, trainer: Trainer) -> None:
+        self._stop_listening()
+        profiler, loop = trainer.profiler, trainer.fit_loop.epoch_loop  # type: ignore[attr-defined]
+        announce, fetch, fetched, validate = profiler.profile, loop._on_before_fetch, loop._on_after_fetch, loop.val_loop.run
+        parts: dict[str, str | None] = {}  # by what is announced
+
+        def listening(action: str) -> AbstractContextManager[Any]:
+            if action not in parts:
+                parts[action] = _part(action)
+            part = parts[action]
+            return announce(action) if part is None else self._announced(part, action, announce(action))
+
+        def before_fetch() -> None:
+            self._enter("data_stall")
+            fetch()
+
+        def after_fetch() -> None:
+            fetched()
+            self._leave()
+
+        def run_validation() -> Any:
+            self._enter("validation")
+            try:
+                return validate()
+            finally:
+                self._leave()
+
+        def restore() -> None:
+            # The instance attributes shadowed the classes' methods, which is all there was before.
+            del profiler.profile, loop._on_before_fetch, loop._on_after_fetch, loop.val_loop.run
+
+        profiler.profile = listening
+        loop._on_before_fetch, loop._on_after_fetch = before_fetch, after_fetch  # type: ignore[method-assign]
+        loop.val_loop.run = run_validation  # type: ignore[method-assign]
+        self._restore = restore
+
+    @contextmanager
+    def _announced(self, part: str, action: str, inner: AbstractContextManager[Any]) -> Iterator[Any]:
+        self._enter(part)
+        try:
+            with inner as value:
+                yield value
+        finally:
+            self._leave()
+        if self._recording is not None and action.endswith(".optimizer_step"):
+            self._end_sample()
+
+    def _enter(self, part: str) -> None:
+        self._mark()
+        # What validation does is validation, but for saving what it found to be the best.
+        self._running.append("validation" if "validation" in self._running and part != "checkpoint" else part)
+
+    def _leave(self) -> None:
+        self._mark()
+        self._running.pop()
+
+    def _mark(self) -> None:
+        """The part running until now ends here, or is interrupted by another."""
+        part = self._running[-1] if self._running else "other"
+        if self._recording is not None:
+            self._clock.synchronize()
+            self._recorded.append((time.time_ns(), part))
+        self._marks.append((self._clock.now(), part))
+        if len(self._marks) >= _FOLD_AT:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Add up the marks that the device has passed; the last one stays, as the beginning of what follows."""
+        while len(self._marks) > 1 and self._clock.passed(self._marks[1][0]):
+            begin, _ = self._marks.popleft()
+            end, part = self._marks[0]
+            self._seconds[part] += self._clock.seconds(begin, end)
+            self._clock.free(begin)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        step = trainer.global_step + 1
+        if not self._several or step < self._sample_at or step == self._seen:
+            return
+        self._seen = step
+        if torch.autograd._profiler_enabled():
+            return
+        self._sample_at = step + self.communication_every_n_steps
+        self._recorded = []
+        self._recording = profile(activities=[self._clock.activity])
+        self._recording.start()
+        self._mark()
+
+    def _end_sample(self) -> None:
+        assert self._recording is not None
+        recording, self._recording = self._recording, None
+        recording.stop()
+        events = recording.profiler.kineto_results.events()  # type: ignore[union-attr]
+        self._waits = _waits(*_intervals(events, on_device=isinstance(self._clock, _DeviceClock)), self._recorded)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
+        step = trainer.global_step + 1
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        logged = every > 0 and (step == 1 or step % every == 0)
+        if self._begun and (not logged or (self._several and self._waits is None)):
+            return
+        self._mark()
+        self._clock.synchronize()
+        self._fold()
+        row = self._fractions()
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        if not self._begun:  # the first step of a process compiles and warms up
+            self._begun = True
+            return
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=step)
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+
+    def _fractions(self) -> dict[str, float]:
+        seconds = dict(self._seconds)
+        for part in _COMPUTING:
+            waited = seconds[part] * (self._waits or {}).get(part, 0.0)
+            seconds[part] -= waited
+            seconds["communication"] += waited
+        total = max(sum(seconds.values()), 1e-9)
+        return {f"time/{part}_fraction": seconds[part] / total for part in PARTS}
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._stop_listening()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        if self._recording is not None:
+            self._recording.stop()
+            self._recording = None
+        if self._restore is not None:
+            self._restore()
+            self._restore = None
+
+
+def _part(action: str) -> str | None:
+    """The part that an action begins, by the name under which the Trainer announces it."""
+    if action == "save_checkpoint":
+        return "checkpoint"
+    if action.startswith("[LightningModule]"):
+        return "optimizer" if action.endswith((".optimizer_step", ".optimizer_zero_grad")) else None
+    if action.startswith("[Strategy]"):
+        hook = action.rpartition(".")[2]
+        return {"training_step": "forward", "backward": "backward", "batch_to_device": "data_stall"}.get(hook)
+    return None
+
+
+class _HostClock:
+    """The time of the host."""
+
+    activity = ProfilerActivity.CPU
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def passed(self, mark: float) -> bool:
+        return True
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+    def free(self, mark: float) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class _DeviceClock:
+    """The time at which a device gets to where the host is now, of which the host learns later."""
+
+    activity = ProfilerActivity.CUDA
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._unused: list[torch.cuda.Event] = []  # making one takes longer than recording it
+
+    def now(self) -> torch.cuda.Event:
+        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        return mark.query()
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return begin.elapsed_time(end) / 1e3
+
+    def free(self, mark: torch.cuda.Event) -> None:
+        self._unused.append(mark)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+
+Interval = tuple[int, int]  # begin and end, ns since the epoch
+
+
+def _intervals(events: Iterable[Any], *, on_device: bool) -> tuple[list[Interval], list[Interval]]:
+    """When collectives were under way, and when something was computed, from the events of a torch.profiler.
+
+    On a device: its kernels and copies. On the host: of operators the innermost, since those around them may also wait.
+    """
+    collectives: list[Interval] = []
+    computing: list[Interval] = []
+    by_thread: dict[int, list[tuple[int, int, str]]] = {}
+    for event in events:
+        name, begin, duration = event.name(), event.start_ns(), event.duration_ns()
+        if on_device:
+            if event.device_type() == DeviceType.CUDA and not event.is_user_annotation():
+                (collectives if "nccl" in name.lower() else computing).append((begin, begin + duration))
+        elif event.is_async():
+            if name.startswith("gloo:"):
+                collectives.append((begin, begin + duration))
+        else:
+            by_thread.setdefault(event.start_thread_id(), []).append((begin, -duration, name))
+    for spans in by_thread.values():
+        spans.sort()  # what begins together: the outer one first
+        next_begins = [begin for begin, _, _ in spans[1:]] + [spans[-1][0] - spans[-1][1]]
+        for (begin, minus_duration, name), next_begin in zip(spans, next_begins, strict=True):
+            if next_begin >= begin - minus_duration and not name.startswith(_COMMUNICATION):
+                computing.append((begin, begin - minus_duration))
+    return collectives, computing
+
+
+def _waits(collectives: list[Interval], computing: list[Interval], marks: list[tuple[int, str]]) -> dict[str, float]:
+    """The share of each part's time in which a collective was under way and nothing was computed.
+
+    Args:
+        marks: a time in ns, and the part that ran until then since the mark before.
+    """
+    changes: list[tuple[int, int, int]] = []
+    for which, spans in enumerate((collectives, computing)):
+        for begin, end in spans:
+            changes += [(begin, which, 1), (end, which, -1)]
+    changes.sort(reverse=True)  # the next one last
+    under_way = [0, 0]
+    waited: dict[str, int] = defaultdict(int)
+    whole: dict[str, int] = defaultdict(int)
+    now = marks[0][0]
+    for end, part in marks[1:]:
+        whole[part] += end - now
+        while changes and changes[-1][0] <= end:
+            at, which, sign = changes.pop()
+            if at > now:  # not of before the first mark
+                waited[part] += (at - now) * _only_waiting(under_way)
+                now = at
+            under_way[which] += sign
+        waited[part] += (end - now) * _only_waiting(under_way)
+        now = end
+    return {part: waited[part] / ns for part, ns in whole.items() if ns > 0}
+
+
+def _only_waiting(under_way: list[int]) -> bool:
+    collectives, computing = under_way
+    return collectives > 0 and computing == 0

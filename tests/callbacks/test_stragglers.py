@@ -1,0 +1,11 @@
+"""Stragglers on one process; on several in test_time_ranks.py."""
+
+from foreign import fit
+
+from callbacks import Stragglers
+
+
+def test_alone_there_is_no_row_and_no_hook(tmp_path):
+    _, module, rows = fit([Stragglers()], tmp_path)
+    assert rows == {}
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
