@@ -1,9 +1,11 @@
 """Resuming through the command line: what is refused, what is passed over, where a branch goes, and the certificate."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_branches import breaking
 from test_cli import curve, folder, run  # noqa: F401  `folder` is a fixture
@@ -101,6 +103,55 @@ def test_a_changed_text_is_refused_until_it_is_accepted(trained, capsys):
     assert code == 2 and "the text is not as in the checkpoint" in err
     code, *_ = run(capsys, *flags, "--accept_changes", "true")
     assert code == 0 and sorted(curve(trained, "train/loss"))[-1] == 10
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch evil",)
+
+
+def of_others(folder: Path) -> dict[str, tuple[str, str]]:  # noqa: F811
+    """What can be given to --resume by mistake, and what is said."""
+    (folder / "text").write_text("hello")
+    (folder / "hf").mkdir()
+    (folder / "hf" / "model.safetensors").write_text("x")
+    torch.save({"model": {}, "optimizer": {}}, folder / "nanogpt.pt")
+    torch.save({"state_dict": {}, "evil": Evil()}, folder / "evil.ckpt")
+    torch.save({"state_dict": {}}, folder / "weights.ckpt")
+    torch.save({"state_dict": {}, "global_step": 5, "optimizer_states": [{}]}, folder / "lightning.ckpt")
+    return {
+        "nothing": ("no.ckpt", "there is no checkpoint no.ckpt to resume from (--resume PATH, or --resume auto)"),
+        "text": ("text", "text is not a checkpoint, or it is damaged"),
+        "hugging face": ("hf", "hf is not a checkpoint of lit_llm: it has no manifest.json of one"),
+        "another program": ("nanogpt.pt", "is not a checkpoint of lit_llm or of Lightning: it has no 'state_dict'"),
+        "code": ("evil.ckpt", "evil.ckpt cannot be loaded without running code from it"),
+        "weights": ("weights.ckpt", "weights.ckpt holds weights, but nothing that training could go on from"),
+        "another model": ("lightning.ckpt", "lightning.ckpt is a checkpoint of another program: it has no model_config"),
+        "a run": ("runs/tiny", "is a run folder: name one of its checkpoints (--resume runs/tiny/checkpoints/last.ckpt)"),
+        "its folder": ("runs/tiny/checkpoints", "holds the checkpoints of a run: name one of them"),
+        "nonsense": ("Auto", "there is no checkpoint Auto"),
+    }
+
+
+def test_what_is_no_checkpoint_of_ours_is_refused_in_one_sentence(trained, folder, capsys):  # noqa: F811
+    for path, said in of_others(folder).values():
+        code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other", "--resume", path)
+        assert code == 2 and said in err and len(err.splitlines()) == 1 and err.startswith("error: "), err
+        assert not Path("runs/other").exists() and not Path("evil").exists()
+
+
+def test_a_model_that_does_not_fit_the_checkpoint_is_refused_whatever_is_accepted(trained, capsys):
+    path = str(trained / "checkpoints" / "last.ckpt")
+    for flags, said in (
+        (["--model.mlp", "swiglu"], "model.mlp was relu2 in the checkpoint and is swiglu: these weights do not fit"),
+        (["--data.tokenizer", "BPE", "--data.tokenizer.vocab_size", "270"], "vocabulary has 257 ids and the data's 270"),
+    ):
+        more = ["--run_dir", "runs/other", "--resume", path, "--accept_changes", "true"]
+        code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *more, *flags)
+        assert code == 2 and said in err and err.count("error: ") == 1, err
+        assert not Path("runs/other").exists()
+    code, _, err = run(capsys, "validate", "--run", "runs/tiny", "--model.n_embd", "32")
+    assert code == 2 and "model.n_embd was 16 in the checkpoint and is 32" in err
 
 
 def test_another_micro_batch_changes_nothing_but_rounding(trained, capsys):
