@@ -438,7 +438,7 @@ class RecipeCLI(LightningCLI):
             chosen.append(callbacks.CounterSeed(int(self.config.seed_everything)))
         if not any(isinstance(callback, Checkpoint) for callback in [*chosen, *(config.callbacks or [])]):
             config.enable_checkpointing = False  # Lightning would add a checkpoint callback of its own
-        # Lightning's own requeue saves between two micro-batches; StopOnSignal does it right. torchrun comes first, also in a job.
+        # Lightning's own requeue saves between two micro-batches; StopOnSignal does it right. In a job, torchrun comes first.
         if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
             config.plugins = [*(config.plugins or []), SLURMEnvironment(auto_requeue=False)]
         if isinstance(config.strategy, FSDPStrategy) or config.strategy in ("fsdp", "fsdp_cpu_offload"):
