@@ -348,6 +348,9 @@ class Decay(Schedule):
     Args:
         final_ratio: rate at the trainer's max_steps / rate at the beginning, in [0, 1]; above 0 for the exponential shape.
         shape: of the decay.
+
+    Raises:
+        ValueError: numbers out of range; a run without a number of steps; a checkpoint whose rates are all 0.
     """
 
     def __init__(self, final_ratio: float = 0.0, shape: DecayShape = "one_minus_sqrt") -> None:
@@ -369,6 +372,11 @@ class Decay(Schedule):
         if self._began is None:
             self._began = trainer.global_step
             self._rates = [float(group["lr"]) for group in trainer.optimizers[0].param_groups]
+            if not any(self._rates):
+                raise ValueError(
+                    f"Decay begins at the learning rate of the checkpoint, which is 0 after its {self._began} steps, so nothing"
+                    " would be learned: take one from before the end of its schedule (--resume)."
+                )
         self._peaks = self._rates
         super().on_train_start(trainer, pl_module)
 

@@ -11,7 +11,7 @@ from typing import cast
 
 USAGE = """usage: python -m lit_llm COMMAND [options]
 
-  fit        train:                  python -m lit_llm fit --config recipes/quickstart.yaml
+  fit        train:                  python -m lit_llm fit --config recipes/quickstart.yaml --resume auto
   plan       memory, time, cost:     python -m lit_llm plan --config recipes/gpt2-124m.yaml --hardware h100-sxm --devices 8
   check      launch checklist:       python -m lit_llm check --config recipes/quickstart.yaml
   validate   loss on held-out text:  python -m lit_llm validate --run runs/quickstart

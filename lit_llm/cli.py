@@ -22,7 +22,7 @@ from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
@@ -292,7 +292,7 @@ class RecipeCLI(LightningCLI):
             problems += layout_problems
         if hasattr(self.datamodule, "problems") and data_parallel_ranks is not None:
             problems += self._data_problems(data_parallel_ranks)
-        if self.checkpoint is not None and self.command == "fit":
+        if self.checkpoint is not None:
             problems += self._changes_since_checkpoint(model_config)
             self.initial = None
         rank = getattr(rank_zero_only, "rank", 0)
@@ -375,15 +375,14 @@ class RecipeCLI(LightningCLI):
 
     def _find_start(self) -> None:
         config = self.config
-        self.checkpoint, origin = find_start(self.run_dir, config.resume, replace=config.replace)
-        if self.checkpoint is not None:
-            if "optimizer_states" not in read(self.checkpoint, verify=False, lazy=True):
-                weights, self.checkpoint = self.checkpoint, None
+        checkpoint, origin = find_start(self.run_dir, config.resume, replace=config.replace)
+        if checkpoint is not None:
+            if "optimizer_states" not in read(checkpoint, verify=False, lazy=True):
                 raise ValueError(
-                    f"{weights} holds weights only, no state of training to resume; start a run from it with "
-                    f"--init_from {weights} --run_dir DIR"
+                    f"{checkpoint} holds weights only, no state of training to resume; start a run from it with "
+                    f"--init_from {checkpoint} --run_dir DIR"
                 )
-            self.resumed_step = steps_made(self.checkpoint)
+            self.checkpoint, self.resumed_step = checkpoint, steps_made(checkpoint)
         if config.additional_steps is not None:
             if not is_path(config.resume):
                 raise ValueError(
@@ -400,24 +399,36 @@ class RecipeCLI(LightningCLI):
         config.resume = "auto" if origin is None else str(origin)  # what config.yaml says
 
     def _changes_since_checkpoint(self, model: GPTConfig | None) -> list[str]:
-        """What of the model and the batch differs from the checkpoint, each with what can be done about it."""
+        """What the checkpoint does not fit, or what would make another run of it: one sentence each, with what can be done."""
         assert self.checkpoint is not None
-        saved = read(self.checkpoint, verify=False, lazy=True)  # a model may be larger than what one rank can hold
+        resumes = self.command == "fit"
+        saved = read(self.checkpoint, verify=not resumes, lazy=True)  # what is resumed from has been verified
+        if "model_config" not in saved:
+            flag = "--resume" if resumes else "--ckpt_path"
+            return [f"{self.checkpoint} is a checkpoint of another program: it has no model_config ({flag})"]
         found: list[str] = []
-        if model is not None and "model_config" in saved:
-            found += model_changes(saved["model_config"], model, accepted=self.config.accept_changes)
-        elif "model_config" not in saved:
-            found.append(f"{self.checkpoint} is a checkpoint of another program: it has no model_config (--resume)")
-        if self._optimizer is not None and saved.get("optimizer_class", class_name(self._optimizer)) != class_name(
-            self._optimizer
-        ):
-            found.append(
-                f"the checkpoint was trained with {saved['optimizer_class']}, whose state does not fit "
-                f"{class_name(self._optimizer)} (--optimizer {saved['optimizer_class']})"
-            )
-        if isinstance(self.datamodule, lit_llm.data.TokenDataModule) and not self.config.accept_changes:
+        if model is not None:
+            found += model_changes(saved["model_config"], model, accepted=not resumes or self.config.accept_changes)
+        before, now = saved.get("optimizer_class"), self._optimizer and class_name(self._optimizer)
+        if resumes and None not in (before, now) and before != now:
+            found.append(f"the checkpoint was trained with {before}, whose state does not fit {now} (--optimizer {before})")
+        if resumes and isinstance(self.datamodule, lit_llm.data.TokenDataModule) and not self.config.accept_changes:
             found += self.datamodule.changes_since(saved)
         return found
+
+    def _data_changes_since_checkpoint(self, data: lit_llm.data.TokenDataModule) -> list[str]:
+        """The same of what is known once the data are open: their fingerprint and vocabulary."""
+        if self.checkpoint is None:
+            return []
+        saved = read(self.checkpoint, verify=False, lazy=True)
+        changes = [] if self.config.accept_changes else data.changes_since(saved)
+        vocabulary = saved["model_config"]["vocab_size"]
+        if self.model.config.vocab_size is None and data.vocab_size != vocabulary:
+            changes.append(
+                f"the checkpoint's vocabulary has {vocabulary} ids and the data's {data.vocab_size}: these weights do not fit "
+                "(--data.tokenizer)"
+            )
+        return changes
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config.trainer.clone()
@@ -438,7 +449,8 @@ class RecipeCLI(LightningCLI):
             chosen.append(callbacks.CounterSeed(int(self.config.seed_everything)))
         if not any(isinstance(callback, Checkpoint) for callback in [*chosen, *(config.callbacks or [])]):
             config.enable_checkpointing = False  # Lightning would add a checkpoint callback of its own
-        if SLURMEnvironment.detect():  # Lightning's own requeue saves between two micro-batches; StopOnSignal does it right
+        # Lightning's own requeue saves between two micro-batches; StopOnSignal does it right. In a job, torchrun comes first.
+        if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
             config.plugins = [*(config.plugins or []), SLURMEnvironment(auto_requeue=False)]
         if isinstance(config.strategy, FSDPStrategy) or config.strategy in ("fsdp", "fsdp_cpu_offload"):
             config.strategy = MeshStrategy.from_fsdp1(config.strategy, int(config.num_nodes))
@@ -495,11 +507,9 @@ class RecipeCLI(LightningCLI):
                 problem = None if self.initial is None else self.initial.tokenizer_problem(self.datamodule.tokenizer)
                 if problem is not None:
                     raise ValueError(problem)
-                if self.checkpoint is not None and not self.config.accept_changes:
-                    saved = read(self.checkpoint, verify=False, lazy=True)
-                    changes = self.datamodule.changes_since(saved)  # now with the fingerprint
-                    if changes:
-                        raise ValueError("\n".join(changes))
+                changes = self._data_changes_since_checkpoint(self.datamodule)
+                if changes:
+                    raise ValueError("\n".join(changes))
             if self.checkpoint is not None:
                 print(f"resume: from step {self.resumed_step}, {self.checkpoint}")
             existed = self.run_dir.exists() and not self.config.replace

@@ -104,13 +104,14 @@ def find_start(run_dir: Path, resume: str, *, replace: bool) -> Start:
                 raise ValueError(f"{path} is in the run folder that --replace true would set aside (--run_dir DIR)")
             return Start(_verified(path), origin_of(run_dir))
         origin = path.resolve()  # a link such as stable.ckpt may point elsewhere tomorrow
-        if replace:
-            return Start(_verified(path), origin)
-        if holds_run(run_dir) and origin_of(run_dir) != origin:
-            raise ValueError(
-                f"run folder {run_dir} already holds another run than a branch of {path}; continue that with --run {run_dir} "
-                "--resume auto, set it aside with --replace true, or write elsewhere with --run_dir DIR"
-            )
+        if replace or origin_of(run_dir) != origin:
+            start = Start(_verified(path), origin)
+            if holds_run(run_dir) and not replace:
+                raise ValueError(
+                    f"run folder {run_dir} already holds another run than a branch of {path}; continue that with --run "
+                    f"{run_dir} --resume auto, set it aside with --replace true, or write elsewhere with --run_dir DIR"
+                )
+            return start
     checkpoint = _newest(run_dir)
     if checkpoint is None and origin is not None:
         checkpoint = _verified(origin)
@@ -129,21 +130,18 @@ def _newest(run_dir: Path) -> Path | None:
 def _verified(path: Path) -> Path:
     if not path.exists():
         raise ValueError(f"there is no checkpoint {path} to resume from (--resume PATH, or --resume auto)")
+    if (path / CHECKPOINTS).is_dir():
+        raise ValueError(f"{path} is a run folder: name one of its checkpoints (--resume {path / CHECKPOINTS / 'last.ckpt'})")
+    if path.name == CHECKPOINTS and path.is_dir():
+        raise ValueError(f"{path} holds the checkpoints of a run: name one of them (--resume {path / 'last.ckpt'})")
     if damage := verify(path):
         raise ValueError(f"{damage} (--resume auto takes the newest good one)")
     return path
 
 
 def steps_made(checkpoint: Path) -> int:
-    """Optimizer steps behind a checkpoint that was verified.
-
-    Raises:
-        ValueError: it does not say, because it holds weights alone.
-    """
-    content = read(checkpoint, verify=False, lazy=True)
-    if "global_step" not in content:
-        raise ValueError(f"{checkpoint} holds weights, but nothing that training could go on from (--resume)")
-    return int(content["global_step"])
+    """Optimizer steps behind a checkpoint that was verified."""
+    return int(read(checkpoint, verify=False, lazy=True)["global_step"])
 
 
 def existing_checkpoint(path: str) -> Path:

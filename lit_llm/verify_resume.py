@@ -3,8 +3,8 @@
 Three runs in a temporary folder: straight through; interrupted at a random step (SIGTERM, or with `--kill` SIGKILL to every
 process of it); continued with `--resume auto`. Then every logged number, the ids of every sample in the order of every rank,
 and every value in the last checkpoints are compared. All flags of `fit` are passed on (`--trainer.devices 2 --trainer.strategy
-ddp`); set here are trainer.max_steps (`--steps`), trainer.log_every_n_steps (1) and, with `--kill`, checkpoint.every_n_steps (a
-fifth of the steps, so that there is something to continue from).
+ddp`). The runs end after `--steps`, on the schedule of the whole recipe; set here are trainer.log_every_n_steps (1) and, with
+`--kill`, checkpoint.every_n_steps (a fifth of the steps, so that there is something to continue from).
 """
 
 from __future__ import annotations
@@ -50,18 +50,20 @@ class SampleLedger(Callback):
     """Writes a checksum of every sample's ids, by optimizer step, to `samples-rank<r>.jsonl` in the run folder.
 
     Args:
+        stop_after: optimizer steps after which the run ends; null = as it would.
         interrupt_at: the optimizer step, 1, 2, …, in which rank 0 interrupts the run; null = never.
         kill_after: null: interrupt by SIGTERM to rank 0 when the step begins. Else by SIGKILL to every process, later by this
             many times the length of the step before, or at the end of training if that comes first.
     """
 
-    def __init__(self, interrupt_at: int | None = None, kill_after: float | None = None) -> None:
-        self.interrupt_at, self.kill_after = interrupt_at, kill_after
+    def __init__(self, stop_after: int | None = None, interrupt_at: int | None = None, kill_after: float | None = None) -> None:
+        self.stop_after, self.interrupt_at, self.kill_after = stop_after, interrupt_at, kill_after
         self.step, self.began, self.length = 0, 0.0, 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.file = open(Path(trainer.default_root_dir) / LEDGER.format(trainer.global_rank), "a")  # noqa: SIM115  closed at the end
         self.file.write("[0]\n")  # a process begins: what it makes again replaces what was made before
+        self.stop(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step + 1
@@ -77,6 +79,13 @@ class SampleLedger(Callback):
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
                 threading.Timer(self.kill_after * self.length, self.kill).start()
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self.stop(trainer)
+
+    def stop(self, trainer: Trainer) -> None:
+        if self.stop_after is not None and trainer.global_step >= self.stop_after:
+            trainer.should_stop = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.file.close()
@@ -161,15 +170,19 @@ def short(value: Any) -> str:
     return "nothing" if value is None else str(value)
 
 
-def launch(arguments: list[str], run: Path, ledger: dict[str, Any], extra: list[str]) -> int:
-    """Run `fit` to whatever end; returns its exit code. What it prints is in `<run>.log`."""
+def fit(arguments: list[str], run: Path, ledger: dict[str, Any], extra: list[str]) -> int:
+    """Run `fit` with a ledger, to whatever end; returns its exit code. What it prints is in `<run>.log`."""
     overlay = run.parent / f"{run.name}.yaml"
-    overlay.write_text(
-        json.dumps({"trainer": {"callbacks+": [{"class_path": f"{__name__}.SampleLedger", "init_args": ledger}]}})
-    )
-    command = [sys.executable, "-m", "lit_llm", "fit", *arguments, "--config", str(overlay), "--run_dir", str(run), *extra]
-    with open(run.parent / f"{run.name}.log", "w") as log:
-        return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, check=False).returncode
+    callback = {"class_path": f"{__name__}.SampleLedger", "init_args": ledger}
+    overlay.write_text(json.dumps({"trainer": {"callbacks+": [callback]}}))
+    return launch(["fit", *arguments, "--config", str(overlay), "--run_dir", str(run), *extra], run.parent / f"{run.name}.log")
+
+
+def launch(arguments: list[str], log: Path) -> int:
+    """Run `python -m lit_llm ARGUMENTS` as a process group of its own; returns its exit code."""
+    command = [sys.executable, "-m", "lit_llm", *arguments]
+    with open(log, "w") as file:
+        return subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, check=False).returncode
 
 
 def complaint(run: Path) -> str:
@@ -190,20 +203,23 @@ def main(arguments: list[str]) -> int:
         print(f"usage: python -m lit_llm verify-resume --config RECIPE [--steps N] [--kill] [any flag of fit]\n\n{__doc__}")
         return 0
     kill, steps = take_own_flags(arguments)
-    first, last = (steps // 5 + 2, steps) if kill else (1, steps - 1)  # killed after a save, or signalled before the last step
-    at_step = random.randint(min(first, last), last)
-    extra = ["--trainer.max_steps", str(steps), "--trainer.log_every_n_steps", "1"]
+    extra = ["--trainer.log_every_n_steps", "1"]
     if kill:
         extra += ["--checkpoint.every_n_steps", str(max(1, steps // 5))]
     with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
         straight, interrupted = Path(folder) / "straight", Path(folder) / "interrupted"
-        if launch(arguments, straight, {}, extra) != 0:
+        if fit(arguments, straight, {"stop_after": steps}, extra) != 0:
             raise ValueError(complaint(straight))
-        code = launch(arguments, interrupted, {"interrupt_at": at_step, "kill_after": random.random() if kill else None}, extra)
+        if (made := max(ledger(straight))) < steps:
+            raise ValueError(f"the recipe ends after {made} steps (--steps {made}, or --trainer.max_steps)")
+        first, last = (steps // 5 + 2, steps) if kill else (1, steps - 1)  # killed after a save, or told before the last step
+        at_step = random.randint(min(first, last), last)
+        plan = {"stop_after": steps, "interrupt_at": at_step, "kill_after": random.random() if kill else None}
+        code = fit(arguments, interrupted, plan, extra)
         print(f"interrupted in step {at_step} of {steps} by {'SIGKILL' if kill else 'SIGTERM'}: exit code {code}")
         if code != (-signal.SIGKILL if kill else 75):
             raise ValueError(complaint(interrupted))
-        if launch(arguments, interrupted, {}, [*extra, "--resume", "auto"]) != 0:
+        if fit(arguments, interrupted, {"stop_after": steps}, [*extra, "--resume", "auto"]) != 0:
             raise ValueError(complaint(interrupted))
         resumed = re.search(r"^resume: from step (\d+)", (Path(folder) / "interrupted.log").read_text(), re.M)
         if resumed is None:

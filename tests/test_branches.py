@@ -88,6 +88,14 @@ def test_a_decay_begins_at_the_rates_of_the_checkpoint_and_ends_at_zero(folder, 
     assert sorted(curve(Path("runs/x-decay"), "train/loss")) == list(expected)
 
 
+def test_a_checkpoint_whose_rate_is_zero_is_not_annealed(folder, capsys):  # noqa: F811
+    run(capsys, "fit", "--config", "tiny.yaml", "--schedule.final_ratio", "0")
+    flags = ["--config", "tiny.yaml", "--config", DECAY, "--resume", "runs/tiny/checkpoints/last.ckpt"]
+    code, _, err = run(capsys, "fit", *flags)
+    assert code == 2 and "which is 0 after its 8 steps" in err and err.count("error: ") == 1
+    assert not Path("runs/tiny-decay").exists()
+
+
 def test_a_branch_broken_at_any_time_continues_with_the_same_command_or_by_its_folder(stable, capsys):
     run(capsys, *BRANCH, "--run_dir", "runs/whole")
     with pytest.raises(KeyError, match="broken"):

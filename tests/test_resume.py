@@ -1,9 +1,11 @@
 """Resuming through the command line: what is refused, what is passed over, where a branch goes, and the certificate."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_branches import breaking
 from test_cli import curve, folder, run  # noqa: F401  `folder` is a fixture
@@ -103,6 +105,55 @@ def test_a_changed_text_is_refused_until_it_is_accepted(trained, capsys):
     assert code == 0 and sorted(curve(trained, "train/loss"))[-1] == 10
 
 
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch evil",)
+
+
+def of_others(folder: Path) -> dict[str, tuple[str, str]]:  # noqa: F811
+    """What can be given to --resume by mistake, and what is said."""
+    (folder / "text").write_text("hello")
+    (folder / "hf").mkdir()
+    (folder / "hf" / "model.safetensors").write_text("x")
+    torch.save({"model": {}, "optimizer": {}}, folder / "nanogpt.pt")
+    torch.save({"state_dict": {}, "evil": Evil()}, folder / "evil.ckpt")
+    torch.save({"state_dict": {}}, folder / "weights.ckpt")
+    torch.save({"state_dict": {}, "global_step": 5, "optimizer_states": [{}]}, folder / "lightning.ckpt")
+    return {
+        "nothing": ("no.ckpt", "there is no checkpoint no.ckpt to resume from (--resume PATH, or --resume auto)"),
+        "text": ("text", "text is not a checkpoint, or it is damaged"),
+        "hugging face": ("hf", "hf is not a checkpoint of lit_llm: it has no manifest.json of one"),
+        "another program": ("nanogpt.pt", "is not a checkpoint of lit_llm or of Lightning: it has no 'state_dict'"),
+        "code": ("evil.ckpt", "evil.ckpt cannot be loaded without running code from it"),
+        "weights": ("weights.ckpt", "weights.ckpt holds weights only, no state of training to resume"),
+        "another model": ("lightning.ckpt", "lightning.ckpt is a checkpoint of another program: it has no model_config"),
+        "a run": ("runs/tiny", "is a run folder: name one of its checkpoints (--resume runs/tiny/checkpoints/last.ckpt)"),
+        "its folder": ("runs/tiny/checkpoints", "holds the checkpoints of a run: name one of them"),
+        "nonsense": ("Auto", "there is no checkpoint Auto"),
+    }
+
+
+def test_what_is_no_checkpoint_of_ours_is_refused_in_one_sentence(trained, folder, capsys):  # noqa: F811
+    for path, said in of_others(folder).values():
+        code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other", "--resume", path)
+        assert code == 2 and said in err and len(err.splitlines()) == 1 and err.startswith("error: "), err
+        assert not Path("runs/other").exists() and not Path("evil").exists()
+
+
+def test_a_model_that_does_not_fit_the_checkpoint_is_refused_whatever_is_accepted(trained, capsys):
+    path = str(trained / "checkpoints" / "last.ckpt")
+    for flags, said in (
+        (["--model.mlp", "swiglu"], "model.mlp was relu2 in the checkpoint and is swiglu: these weights do not fit"),
+        (["--data.tokenizer", "BPE", "--data.tokenizer.vocab_size", "270"], "vocabulary has 257 ids and the data's 270"),
+    ):
+        more = ["--run_dir", "runs/other", "--resume", path, "--accept_changes", "true"]
+        code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *more, *flags)
+        assert code == 2 and said in err and err.count("error: ") == 1, err
+        assert not Path("runs/other").exists()
+    code, _, err = run(capsys, "validate", "--run", "runs/tiny", "--model.n_embd", "32")
+    assert code == 2 and "model.n_embd was 16 in the checkpoint and is 32" in err
+
+
 def test_another_micro_batch_changes_nothing_but_rounding(trained, capsys):
     flags = ["--trainer.max_steps", "14", "--schedule.total_steps", "14"]
     run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/straight", *flags)
@@ -133,41 +184,6 @@ def test_a_resume_into_another_runs_folder_is_refused(trained, capsys):
     path = str(trained / "checkpoints" / "last.ckpt")
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other", "--resume", path)
     assert code == 2 and "already holds another run" in err
-
-
-SOAK = pytest.mark.soak  # three times the start of a process each, or six
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        pytest.param(["--kill", "--data.micro_batch_size", "2"], id="SIGKILL"),
-        pytest.param(["--data.num_workers", "1"], id="SIGTERM", marks=SOAK),
-        pytest.param(["--kill", "--trainer.devices", "2", "--trainer.strategy", "ddp"], id="SIGKILL-ddp", marks=SOAK),
-        pytest.param(["--trainer.devices", "2", "--trainer.strategy", "ddp"], id="SIGTERM-ddp", marks=SOAK),
-    ],
-)
-def test_an_interrupted_run_with_dropout_gets_its_certificate(folder, capsys, flags):  # noqa: F811
-    code, out, err = run(capsys, "verify-resume", "--config", "tiny.yaml", "--model.dropout", "0.2", "--steps", "8", *flags)
-    assert code == 0, out + err
-    for rank in range(2 if "ddp" in flags else 1):
-        assert f"samples of rank {rank}, by step            8 compared, 0 differ" in out
-    resumed = int(out.split("continued from step ")[1].split()[0])
-    assert resumed >= 1 and "certificate" in out
-
-
-def test_what_a_verification_cannot_be_made_of_is_said(folder, capsys):  # noqa: F811
-    for flags, said in (
-        (["--run_dir", "runs/a"], "leave out --run_dir"),
-        (["--resume=auto"], "leave out --resume"),
-        (["--steps", "1"], "at least 2 (--steps)"),
-        (["--steps", "few"], "--steps needs a number"),
-        (["--model.n_head", "3", "--data.paths", "no.txt"], "error: model.n_head=3 does not divide model.n_embd=16"),
-    ):
-        code, _, err = run(capsys, "verify-resume", "--config", "tiny.yaml", *flags)
-        assert code == 2 and said in err, err
-    assert err.count("error: ") == 2 and "no.txt" in err  # all at once, in the recipe's own words
-    assert not Path("runs").exists()
 
 
 def test_a_run_that_is_not_the_same_gets_no_certificate(folder, capsys):  # noqa: F811

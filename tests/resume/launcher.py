@@ -40,7 +40,15 @@ class Run:
 
     def signal_all(self, signum: int) -> None:
         """To every process of the run at once, loader workers too."""
-        os.killpg(self.pids[0], signum)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pids[0], signum)
+
+    def kill(self) -> None:
+        self.signal_all(signal.SIGKILL)
+
+    def alive(self) -> bool:
+        """Whether rank 0 has not ended."""
+        return Path(f"/proc/{self.pids[0]}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
     def wait(self, timeout: float = 240.0) -> list[int]:
         """Exit codes in rank order, negative for a signal. One that hangs is killed and is an error."""
@@ -119,8 +127,11 @@ def free_port() -> int:
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    import lit_llm.cli
     import lit_llm.verify_resume  # noqa: F401  what a run imports before it does anything
+    from lit_llm.__main__ import main
+
+    with contextlib.suppress(SystemExit), open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        main(["fit", "--help"])  # fills caches of the command line's parser: half of what is left of a start
 
     groups: set[int] = set()
     for line in sys.stdin:

@@ -1,0 +1,162 @@
+"""Told to end through the command line: exit codes, nobody left behind, and the run goes on as the straight one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import matrix
+import pytest
+from launcher import Launcher, Run, free_port
+from matrix import Cell
+from victims import overlay
+
+from lit_llm.verify_resume import differences
+
+SINGLE, DDP = Cell("1 single", 1, 0, 0.2, "32-true"), Cell("2 ddp", 2, 0, 0.2, "32-true")
+
+
+@pytest.fixture(scope="module")
+def straight(launcher, folder):
+    """{cell: its run left alone}, made when it is asked for."""
+    known: dict[Cell, Path] = {}
+
+    def run(cell: Cell) -> Path:
+        if cell not in known:
+            matrix.run_straight(launcher, cell, folder)
+            known[cell] = folder / cell.straight
+        return known[cell]
+
+    return run
+
+
+def wait_until(condition, run: Run, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end and run.alive(), run.said()
+        time.sleep(0.005)
+
+
+def start_slow(launcher: Launcher, folder: Path, cell: Cell, name: str, seconds: float = 0.1, **options) -> Run:
+    """A run whose micro-batches take their time; returns when it is in its fifth step or later."""
+    slow = overlay(folder, "slow.yaml", ("Slow", {"seconds": seconds}))
+    run = launcher.start(matrix.fit(cell, name, *slow), folder, ranks=cell.ranks, log=f"{name}.log", **options)
+    wait_until(lambda: run.log.exists() and re.search(r"^step +4/", run.said(), re.M), run)
+    return run
+
+
+def goes_on(launcher: Launcher, folder: Path, cell: Cell, name: str, straight: Path, **options) -> None:
+    run = launcher.run(matrix.fit(cell, name), folder, ranks=cell.ranks, log=f"{name}.log", **options)
+    assert set(run.codes) == {0}, run.said()
+    rows, found = differences(straight, folder / name)
+    assert found == [] and sum(count for _, count, _ in rows) > 500
+
+
+def stopped_at(run: Run, folder: Path, name: str, by: str) -> int:
+    """The step at which a run says that it stopped, once; it is the one that is saved last."""
+    said = re.findall(rf"^stopped by {by} after step (\d+); continue with: python -m lit_llm fit --run {name} --resume auto$",
+                      run.said(), re.M)  # fmt: skip
+    assert len(said) == 1, run.said()
+    assert os.readlink(folder / name / "checkpoints" / "last.ckpt") == f"step-{int(said[0]):08d}.ckpt"
+    return int(said[0])
+
+
+@pytest.mark.parametrize(
+    ("signum", "rank"),
+    [
+        (signal.SIGTERM, 0),
+        (signal.SIGTERM, 1),
+        pytest.param(signal.SIGUSR1, 1, marks=pytest.mark.soak),
+        pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.soak),
+        pytest.param(signal.SIGINT, 0, marks=pytest.mark.soak),
+        pytest.param(signal.SIGINT, None, id="Ctrl-C"),
+    ],
+)
+def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_goes_on_exactly(launcher, folder, straight, signum, rank):
+    name = f"ddp-{signum.name}-{rank}"
+    run = start_slow(launcher, folder, DDP, name)
+    run.signal_all(signum) if rank is None else run.signal(signum, rank)
+    assert run.wait(60) == [75, 75], run.said()
+    assert 4 <= stopped_at(run, folder, name, signum.name) < matrix.STEPS
+    goes_on(launcher, folder, DDP, name, straight(DDP))
+
+
+@pytest.mark.parametrize("cell", [pytest.param(SINGLE, id="one"), pytest.param(DDP, id="two", marks=pytest.mark.soak)])
+def test_a_second_interrupt_ends_at_once_with_130_and_the_run_goes_on_from_what_was_saved(launcher, folder, straight, cell):
+    name = f"twice-{cell.ranks}"
+    run = start_slow(launcher, folder, cell, name, seconds=1.5)
+    run.signal_all(signal.SIGINT)
+    wait_until(lambda: run.said().count("SIGINT: stopping after this optimizer step") == cell.ranks, run)
+    run.signal_all(signal.SIGINT)
+    assert run.wait(20) == [130] * cell.ranks, run.said()
+    assert "Traceback" not in run.said() and "stopped by" not in run.said()
+    goes_on(launcher, folder, cell, name, straight(cell))
+
+
+SLURM = {
+    **{"SLURM_JOB_NAME": "train", "SLURM_JOB_ID": "123456", "SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1"},
+    **{"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_NODELIST": "localhost"},
+}
+
+
+@pytest.fixture
+def slurm(folder):
+    """The environment of a task, where asking for a requeue would leave a mark."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name in ("scontrol", "srun"):
+        (folder / "bin" / name).write_text(f"#!/bin/sh\necho $0 $* >> {folder}/asked\n")
+        (folder / "bin" / name).chmod(0o755)
+    return SLURM | {"PATH": f"{folder}/bin:{os.environ['PATH']}", "MASTER_PORT": str(free_port())}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
+def test_preempted_by_slurm_a_task_saves_between_two_steps_and_leaves_the_requeue_to_slurm(
+    launcher, folder, straight, slurm, signum
+):
+    name = f"slurm-{signum.name}"
+    run = start_slow(launcher, folder, SINGLE, name, env=slurm)
+    run.signal(signum)
+    assert run.wait(60) == [75], run.said()
+    stopped_at(run, folder, name, signum.name)
+    assert not (folder / "asked").exists() and not list((folder / name).rglob("hpc_ckpt*"))
+    goes_on(launcher, folder, SINGLE, name, straight(SINGLE), env=slurm)
+
+
+def test_torchrun_within_a_slurm_job_is_torchrun(launcher, folder, straight, slurm):
+    name = "slurm-torchrun"
+    goes_on(launcher, folder, DDP, name, straight(DDP), env=slurm)  # two ranks, though the job has one task
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1])
+def test_started_by_lightning_rank_zero_alone_exits_with_75(folder, straight, rank):
+    name = f"lightning-{rank}"
+    slow = overlay(folder, "slow.yaml", ("Slow", {"seconds": 0.1}))
+    command = [sys.executable, "-m", "lit_llm", *matrix.fit(DDP, name)]
+    here = Path(__file__).parent
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{here}:{here.parents[1]}"}
+    log = folder / f"{name}.log"
+    with open(log, "w") as file:
+        process = subprocess.Popen(
+            [*command, *slow], cwd=folder, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
+        try:
+            end = time.monotonic() + 200
+            while not re.search(r"^step +4/", log.read_text(), re.M):
+                assert time.monotonic() < end and process.poll() is None, log.read_text()
+                time.sleep(0.05)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(children[0]) if rank else process.pid, signal.SIGTERM)
+            assert process.wait(100) == 75, log.read_text()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert log.read_text().count("stopped by SIGTERM after step") == 1
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert differences(straight(DDP), folder / name)[1] == []

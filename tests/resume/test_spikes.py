@@ -1,0 +1,65 @@
+"""Gradients that are NaN, infinite or a thousand times too large, through the command line: as if those steps had not been."""
+
+from __future__ import annotations
+
+import matrix
+import pytest
+import torch
+from matrix import Cell
+from victims import overlay
+
+from lit_llm.checkpoint.format import read, verify
+from lit_llm.verify_resume import curves, values
+
+SPOILT = {3: "nan", 12: "inf", 13: "1000", 21: "nan", 22: "-inf", 29: "1000"}
+CELLS = [
+    (Cell("1 single", 2, 0, 0.2, "bf16-mixed"), []),
+    (Cell("1 single", 1, 0, 0.0, "32-true"), ["--optimizer", "torch.optim.Adafactor"]),  # is asked on the host
+    (Cell("2 ddp", 1, 0, 0.2, "32-true"), ["--optimizer", "Lion", "--optimizer.lr", "0.001"]),
+    (Cell("2 fsdp2", 2, 0, 0.0, "32-true"), []),
+]
+
+
+def bits(checkpoint, part: str) -> dict[str, list[int]]:
+    tensors = {path: value for path, value in values(checkpoint[part], part) if isinstance(value, torch.Tensor)}
+    return {path: tensor.contiguous().view(torch.int32).tolist() for path, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(("cell", "flags"), CELLS, ids=["muon bf16", "adafactor", "lion ddp", "muon fsdp2"])
+def test_spoilt_steps_leave_no_trace_in_weights_moments_and_counters(launcher, folder, cell, flags):
+    name = f"{cell.straight}-{len(flags)}"
+    runs = {
+        "guarded": [*overlay(folder, "spoil.yaml", ("Spoil", {"factors": SPOILT})), *flags, "--spike_guard.sigma", "20"],
+        "left-out": [*overlay(folder, "leave.yaml", ("Leave", {"steps": list(SPOILT)})), *flags, "--spike_guard", "null"],
+    }
+    saved = {}
+    for kind, more in runs.items():
+        run = launcher.run(matrix.fit(cell, f"{name}-{kind}", *more), folder, ranks=cell.ranks, log=f"{name}.log")
+        assert set(run.codes) == {0}, run.said()
+        saved[kind] = read(folder / f"{name}-{kind}" / "checkpoints" / "last.ckpt")
+    skipped = curves(folder / f"{name}-guarded")["spike/skipped"]
+    assert [step for step, count in skipped.items() if count] == list(SPOILT)
+    assert "optimizer step 3 (loss" in run.said() and "global samples 8 to 11" in run.said()
+    for part in ("state_dict", "optimizer_states"):
+        guarded, left_out = (bits(saved[kind], part) for kind in runs)
+        assert guarded and guarded == left_out
+
+
+@pytest.mark.parametrize("cell", [Cell("1 single", 1, 0, 0.0, "32-true"), Cell("2 ddp", 1, 0, 0.0, "32-true")], ids=str)
+def test_too_many_in_a_row_end_the_run_with_1_a_diagnosis_and_the_last_good_weights(launcher, folder, cell):
+    name = f"{cell.straight}-sick"
+    sick = overlay(folder, "sick.yaml", ("Spoil", {"factors": {}, "forever_from": 15}))
+    run = launcher.run(
+        matrix.fit(cell, name, *sick, "--spike_guard.max_consecutive", "4"), folder, ranks=cell.ranks, log=f"{name}.log"
+    )
+    assert run.codes == [1] * cell.ranks, run.said()
+    assert run.said().count("SpikeGuard stops training at optimizer step 18: the last 4 steps were all skipped") == 1
+    last = folder / name / "checkpoints" / "last.ckpt"
+    assert last.readlink().name == "step-00000018.ckpt" and verify(last) is None
+    well = overlay(folder, "well.yaml", ("Leave", {"steps": list(range(15, matrix.STEPS + 1))}))
+    run = launcher.run(
+        matrix.fit(cell, f"{name}-well", *well, "--spike_guard", "null"), folder, ranks=cell.ranks, log=f"{name}.log"
+    )
+    assert set(run.codes) == {0}, run.said()
+    for part in ("state_dict", "optimizer_states"):
+        assert bits(read(last), part) == bits(read(folder / f"{name}-well" / "checkpoints" / "last.ckpt"), part)

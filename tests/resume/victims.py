@@ -1,0 +1,56 @@
+"""Callbacks that the runs of these tests are given through `trainer.callbacks+`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback
+
+
+class Slow(Callback):
+    """Takes its time over every micro-batch, or over one optimizer step."""
+
+    def __init__(self, seconds: float, step: int | None = None) -> None:
+        self.seconds, self.step = seconds, step
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self.step in (None, trainer.global_step + 1):
+            time.sleep(self.seconds)
+
+
+class Spoil(Callback):
+    """Multiplies the gradients of some optimizer steps; "nan" and "inf" are factors."""
+
+    def __init__(self, factors: dict[int, str], forever_from: int | None = None) -> None:
+        self.factors, self.forever_from = factors, forever_from
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        step = trainer.global_step + 1
+        factor = self.factors.get(step)
+        if self.forever_from is not None and step >= self.forever_from:
+            factor = "nan"
+        if factor is not None:
+            for parameter in pl_module.parameters():
+                parameter.grad.mul_(float(factor))
+
+
+class Leave(Callback):
+    """Makes no update in these optimizer steps: an optimizer passes over parameters without a gradient."""
+
+    def __init__(self, steps: list[int]) -> None:
+        self.steps = steps
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if trainer.global_step + 1 in self.steps:
+            for parameter in pl_module.parameters():
+                parameter.grad = None
+
+
+def overlay(folder: Path, name: str, *callbacks: tuple[str, dict[str, Any]]) -> list[str]:
+    """Flags that add callbacks of this file to a run."""
+    chosen = [{"class_path": f"victims.{cls}", "init_args": arguments} for cls, arguments in callbacks]
+    (folder / name).write_text(yaml.dump({"trainer": {"callbacks+": chosen}}))
+    return ["--config", name]
