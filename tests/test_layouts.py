@@ -11,6 +11,9 @@ import torch
 import yaml
 from test_cli import curve, folder, run, table  # noqa: F401  `folder` is a fixture
 
+from lit_llm.checkpoint import format
+from lit_llm.cli import RecipeCLI
+
 RECIPES = Path(__file__).parents[1] / "recipes"
 STRATEGIES = ("single", "ddp", "fsdp", "fsdp2", "hsdp", "tp", "fsdp2-tp")
 PRECISIONS = ("32-true", "tf32", "bf16-mixed", "bf16-true", "16-mixed", "float8")
@@ -36,7 +39,7 @@ def test_every_overlay_is_named_here():
     assert {p.stem for p in (RECIPES / "precision").glob("*.yaml")} == set(PRECISIONS)
 
 
-def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, capsys):  # noqa: F811
+def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, capsys, monkeypatch):  # noqa: F811
     """fsdp2 in shards → tensor parallel → one process: the curve of a run that never moved, and one file of it at the end."""
     ten = ["--trainer.max_steps", "12", "--schedule.total_steps", "12", "--samples", "TextSamples"]
     ten += ["--samples.prompts", "[line]", "--samples.every_n_steps", "4", "--samples.max_new_tokens", "5"]
@@ -45,6 +48,14 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
     two = ["--trainer.devices", "2", "--resume", "auto"]
     fit(*overlay("strategy/fsdp2"), *stop, *two, "--trainer.max_steps", "4", "--sharded_checkpoints", "true")
     assert len(list(Path("runs/tiny/checkpoints/last.ckpt/").glob("shard-*"))) == 2
+    # Looking at it before resuming leaves its tensors on disk: a model may be larger than one rank's memory.
+    read, seen = format.read, []
+    monkeypatch.setattr("lit_llm.cli.read", lambda *a, **k: seen.append(k["lazy"]) or read(*a, **k))
+    monkeypatch.setattr("lit_llm.run_folder.read", lambda *a, **k: seen.append(k["lazy"]) or read(*a, **k))
+    RecipeCLI("fit", ["--config", "tiny.yaml", *stop, "--trainer.max_steps", "8", "--resume", "auto"])
+    assert len(seen) >= 2 and all(seen)
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
     out = fit(*overlay("strategy/tp"), *stop, *two, "--trainer.max_steps", "8", "--async_checkpoints", "true")
     assert "in 2 micro-batch(es) on each of 2 process(es)" in out
     code, out, err = run(capsys, "fit", "--config", "tiny.yaml", *overlay("strategy/single"), *ten, "--resume", "auto")
@@ -86,6 +97,16 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):  # noqa: F
             [*overlay("strategy/tp"), "--trainer.devices", "2", "--model.n_head", "1"],
             "tensor_parallel=2 does not divide model.n_head = 1; the nearest smaller that does is 1",
         ),
+        (
+            [
+                "--trainer.strategy",
+                '{"class_path": "lightning.pytorch.strategies.ModelParallelStrategy"}',
+                "--trainer.devices",
+                "2",
+            ],
+            "ModelParallelStrategy is not known to train one model on 2 processes",
+        ),
+        ([*overlay("strategy/fsdp2"), "--optimizer", "Adafactor"], "do not work on distributed parameters: AdamW"),
         (["--trainer.accelerator", "gpu"], "trainer.accelerator is gpu, and torch finds"),
         (["--compute.activation_checkpointing", "0"], "needs a k of at least 1"),
         ([*overlay("strategy/fsdp2"), "--trainer.strategy.replicate", "0"], "replicate is 0 but must be at least 1"),
@@ -99,6 +120,12 @@ def test_a_layout_that_cannot_be_is_refused_in_one_sentence(folder, capsys, flag
     assert code == 2 and said in err and "Traceback" not in err, err
     assert all(line.startswith("error: ") for line in err.splitlines())
     assert not Path("runs").exists()
+
+
+def test_shards_without_a_mesh_are_told_to_change_nothing(folder, capsys):  # noqa: F811
+    with pytest.warns(match="sharded_checkpoints changes nothing here"):
+        code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--sharded_checkpoints", "true", "--trainer.max_steps", "2")
+    assert code == 0
 
 
 def test_mistakes_are_told_once_a_machine(folder, capsys, monkeypatch):  # noqa: F811

@@ -7,8 +7,9 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from lit_llm.compute import ComputeConfig, no_compiler
+from lit_llm.loss import VocabularyShards
 from lit_llm.model import GPT, GPTConfig
-from lit_llm.parallel import parallelize, tensor_parallel_problems
+from lit_llm.parallel import compile_blocks, parallelize, tensor_parallel_problems
 
 SIZE = {"n_layer": 6, "n_head": 4, "n_embd": 64, "block_size": 128, "vocab_size": 64}
 IDS = torch.randint(0, 64, (4, 128), generator=torch.Generator().manual_seed(0))
@@ -97,6 +98,15 @@ def test_without_a_compiler_compile_is_off_and_says_why(monkeypatch):
     with pytest.warns(match=r"compute.compile is off: there is no C\+\+ compiler \(no-such-compiler\)"):
         model = build(compile=True)
     assert torch.equal(model(IDS), build()(IDS))
+
+
+def test_compile_is_off_under_tensor_parallelism_and_says_so():
+    model = build()
+    model.vocabulary_shards = VocabularyShards(None, 0)
+    forwards = [block.forward for block in model.blocks]
+    with pytest.warns(match="compute.compile is off: it does not work with tensor parallelism yet"):
+        compile_blocks(model, torch.device("cpu"))
+    assert [block.forward for block in model.blocks] == forwards
 
 
 def test_tables_of_positions_stay_in_fp32():

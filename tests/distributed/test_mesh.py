@@ -3,6 +3,7 @@
 import pytest
 import torch
 from launch import run_ranks
+from lightning.pytorch.strategies import FSDPStrategy
 
 from lit_llm.sharding import draw_
 from lit_llm.strategies import MeshStrategy
@@ -222,15 +223,66 @@ shard(model, SimpleNamespace(data_mesh=mesh, cpu_offload=False, root_device=torc
 # A loss whose gradient with respect to the head, and to no other weight, is `value` on this rank.
 model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long),
       loss=lambda x, weight, targets, **_: (weight * value).sum() + 0 * x.sum()).backward()
-report(ddp=ddp.module.weight.grad.float(), dtype=str(ddp.module.weight.grad.dtype),
+
+# fp16: an overflow in one rank's part skips the step of all.
+from torch.distributed.tensor import distribute_tensor, Shard
+from lit_llm.loss_scaling import loss_scaling
+
+weight = torch.nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Shard(0)]))
+optimizer, scaler = torch.optim.SGD([weight], lr=1.0), loss_scaling("cpu").scaler
+after = []
+for broken in (3, None):
+    scaler.scale(torch.ones(()))
+    weight.grad = distribute_tensor(torch.full((8,), float(scaler.get_scale())), mesh, [Shard(0)])
+    if rank == broken:
+        weight.grad.to_local()[0] = float("inf")
+    before = scaler.get_scale()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    after.append([weight.full_tensor().tolist(), scaler.get_scale() / before])
+report(overflow=after, ddp=ddp.module.weight.grad.float(), dtype=str(ddp.module.weight.grad.dtype),
        fsdp=model.head.weight.grad.full_tensor().float(), fsdp_dtype=str(model.head.weight.grad.dtype))
 """
 
 
-def test_bf16_gradients_are_reduced_in_fp32(tmp_path):
-    for each in run_ranks(REDUCED, 4, tmp_path):
+@pytest.fixture(scope="module")
+def reduced(tmp_path_factory):
+    return run_ranks(REDUCED, 4, tmp_path_factory.mktemp("reduced"))
+
+
+def test_an_fp16_overflow_on_one_rank_skips_the_step_of_all(reduced):
+    for each in reduced:
+        assert each["overflow"] == [[[1.0] * 8, 0.5], [[0.0] * 8, 1.0]]
+
+
+def test_bf16_gradients_are_reduced_in_fp32(reduced):
+    for each in reduced:
         assert each["dtype"] == "torch.bfloat16" and each["ddp"].tolist() == [65.0] * 8
         assert each["fsdp_dtype"] == "torch.bfloat16" and (each["fsdp"] == 65.0).all()
+
+
+def test_what_fsdp1_configurations_ask_for_is_carried_over_or_refused():
+    def carried(**settings):
+        return MeshStrategy.from_fsdp1(FSDPStrategy(**settings), num_nodes=2)
+
+    def of(mesh):
+        return mesh.replicate, mesh.shard, mesh.reshard_after_forward, mesh.cpu_offload, mesh.sharded_checkpoints
+
+    assert of(carried()) == (1, "auto", True, False, False)
+    assert of(carried(sharding_strategy="SHARD_GRAD_OP", state_dict_type="sharded")) == (1, "auto", False, False, True)
+    assert of(carried(sharding_strategy="HYBRID_SHARD", cpu_offload=True, auto_wrap_policy={torch.nn.Linear})) == (
+        *(2, "auto", True),
+        *(True, False),
+    )
+    assert of(MeshStrategy.from_fsdp1("fsdp_cpu_offload", 1)) == (1, "auto", True, True, False)
+    for settings, said in (
+        ({"sharding_strategy": "NO_SHARD"}, "NO_SHARD has no counterpart"),
+        ({"activation_checkpointing_policy": {torch.nn.Linear}}, "--compute.activation_checkpointing"),
+        ({"device_mesh": (2, 2), "sharding_strategy": "HYBRID_SHARD"}, "device_mesh"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            carried(**settings)
 
 
 @pytest.mark.parametrize(
