@@ -163,7 +163,9 @@ def run_ranks(script: str, tmp_path: Path, ranks: int = 2) -> list[dict[str, Any
         "from foreign import *\n"
         f"OUT, WORLD = Path({str(tmp_path)!r}), {ranks}\n"
         "def report(trainer, **values):\n"
-        "    (OUT / f'report-{trainer.global_rank}.json').write_text(json.dumps(values))\n" + script
+        "    (OUT / f'report-{trainer.global_rank}.json').write_text(json.dumps(values))\n"
+        # A process that ends with a group undone aborts once in a while, in gloo's threads.
+        f"{script}\ntorch.distributed.barrier()\ntorch.distributed.destroy_process_group()\n"
     )
     import socket
 
