@@ -5,7 +5,8 @@
 
 Growth from before the model is built to the highest point of three steps. glibc would keep freed blocks of up to 32 MB, which
 the gathered weights of a layer are, so it is told to give them back. Includes gloo's copies of what is under way. Time is
-processor time of one thread, the median of paired ratios to "none", the modes taking turns in one process (half the layers, a quarter of the batch).
+processor time of one thread, the median of paired ratios to "none", the modes taking turns in one process (half the layers, a
+quarter of the batch).
 """
 
 from __future__ import annotations
