@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
+import torch.distributed as dist
 from jsonargparse import SUPPRESS, Namespace, set_parsing_settings
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, Trainer
@@ -575,4 +576,7 @@ class RecipeCLI(LightningCLI):
 
 def main(command: Command, arguments: list[str]) -> int:
     """Entry point of fit, validate, test and prepare; returns the exit code."""
-    return RecipeCLI(command, arguments).run()
+    code = RecipeCLI(command, arguments).run()
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()  # left to the interpreter's end, its threads abort a process now and then
+    return code

@@ -214,7 +214,9 @@ def test_links_and_deletions_that_a_kill_prevented_are_made_when_the_run_goes_on
             looks.append((files(tmp_path), [link(tmp_path, name) for name in ("last", "best", "stable")]))
 
     fit([Look(), *callbacks(StepCheckpoint)], tmp_path, module=module(), resume=resume, plugins=[io()], **VAL)
-    assert looks[-1] == ([6], [6, 6, 6])
+    assert looks[-1][1] == [6, 6, 6]
+    if io is FolderCheckpointIO:  # the other one deletes on its thread, which may be at it still
+        assert looks[-1][0] == [6]
     assert files(tmp_path) == [6, 8] and [link(tmp_path, name) for name in ("last", "best", "stable")] == [8, 6, 6]
 
 

@@ -5,6 +5,7 @@ A test calls `run_ranks`; the script calls ``from launch import report`` and `re
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 HERE = Path(__file__).resolve().parent
 
@@ -77,6 +79,15 @@ def run_ranks(script: Path | str, ranks: int, folder: Path, *arguments: object, 
 def report(**values: Any) -> None:
     """In the script: what `run_ranks` returns for this rank (tensors and plain values). The last call counts."""
     torch.save(values, f"report-{os.environ['RANK']}.pt")
+    atexit.unregister(_take_leave)
+    atexit.register(_take_leave)
+
+
+def _take_leave() -> None:
+    # A process group that is left to the interpreter's end aborts the process now and then.
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def _log(folder: Path, rank: int, code: int | None) -> str:
