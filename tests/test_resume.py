@@ -1,7 +1,6 @@
 """Resuming through the command line: what is refused, what is passed over, where a branch goes, and the certificate."""
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -152,19 +151,6 @@ def test_a_model_that_does_not_fit_the_checkpoint_is_refused_whatever_is_accepte
         assert not Path("runs/other").exists()
     code, _, err = run(capsys, "validate", "--run", "runs/tiny", "--model.n_embd", "32")
     assert code == 2 and "model.n_embd was 16 in the checkpoint and is 32" in err
-
-
-def test_another_micro_batch_changes_nothing_but_rounding(trained, capsys):
-    flags = ["--trainer.max_steps", "14", "--schedule.total_steps", "14"]
-    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/straight", *flags)
-    shutil.rmtree(trained)
-    run(capsys, "fit", "--config", "tiny.yaml", "--schedule.total_steps", "14")
-    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--data.micro_batch_size", "4", *flags)
-    assert code == 0
-    straight, elastic = Path("runs/straight"), trained
-    assert curve(elastic, "train/loss") == pytest.approx(curve(straight, "train/loss"), rel=1e-4)
-    for exact in ("lr", "progress/tokens"):
-        assert curve(elastic, exact) == curve(straight, exact)
 
 
 def test_a_branch_goes_into_a_folder_of_its_own_and_leaves_the_original_alone(trained, capsys):

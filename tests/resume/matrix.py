@@ -2,7 +2,7 @@
 
     python tests/resume/matrix.py FOLDER [--kills 4] [--seed 0] [--only fsdp2]
 
-A cell is a tiny recipe on 1 or 2 processes: 30 steps, a save every 3 and 10, a validation every 4, 2.3 passes over its data. It
+A cell is a tiny recipe on 1 or 2 processes: 20 steps, a save every 3 and 10, a validation every 4, 1.5 passes over its data. It
 is run straight through; then again, killed by SIGKILL, continued with `--resume auto`, killed, …, until it is done. Half of the
 kills are at a random moment, half of those to one process up to a second before the others; the other half are at a random
 operation on a checkpoint's files. Every logged number, the ids of every sample on every rank and every value of the last
@@ -28,13 +28,13 @@ from launcher import Launcher, Run
 
 from lit_llm.verify_resume import LEDGER, differences
 
-STEPS = 30
+STEPS = 20
 RECIPE = """
 model: {n_layer: 2, n_head: 2, n_embd: 16, block_size: 16}
 data:
   class_path: TextFiles
   init_args: {paths: text.txt, global_batch_size: 4}
-schedule: {class_path: WSD, init_args: {warmup_steps: 4, decay_steps: 10}}
+schedule: {class_path: WSD, init_args: {warmup_steps: 4, decay_steps: 7}}
 spike_guard: {window: 16, min_steps: 8, sigma: 4}
 gradient_norm: {clip: 0.8}
 validation: {every_n_steps: 4}

@@ -8,12 +8,12 @@ from launcher import Launcher
 
 from lit_llm.verify_resume import LEDGER, curves, ledger
 
-SAVED_AT, STEPS = 10, 30
+SAVED_AT, STEPS = 10, matrix.STEPS
 # Layout, micro-batch size; the global batch is 4.
 PAIRS = [
     ("1 single", 4, "2 ddp", 1),
     ("2 ddp", 2, "1 single", 2),
-    ("1 single", 2, "1 single", 4),
+    ("1 single", 4, "1 single", 2),
     ("2 ddp", 2, "2 fsdp2", 2),
     ("2 fsdp2", 2, "2 ddp", 1),
     pytest.param("2 fsdp2", 2, "4 fsdp2", 1, marks=pytest.mark.soak),

@@ -9,8 +9,7 @@ from matrix import CELLS, Cell
 QUICK = [
     Cell("1 single", 2, 2, 0.2, "bf16-mixed"),
     Cell("2 ddp", 2, 0, 0.2, "32-true"),
-    Cell("2 fsdp2", 2, 2, 0.2, "32-true"),
-    Cell("2 fsdp2", 1, 0, 0.0, "bf16-mixed"),
+    Cell("2 fsdp2", 1, 2, 0.2, "bf16-mixed"),
 ]
 
 
@@ -23,7 +22,7 @@ def known():
 def test_killed_again_and_again_a_run_is_the_straight_one_bit_for_bit(launcher, folder, known, cell):
     result = matrix.run_cell(launcher, cell, folder, known, kills=2, rng=random.Random(str(cell)))
     assert result.differing == 0, "\n".join(result.found)
-    assert result.kills >= 1 and result.values > 500
+    assert result.kills >= 1 and result.values > 400
 
 
 @pytest.mark.soak

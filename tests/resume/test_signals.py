@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import matrix
@@ -35,18 +37,18 @@ def straight(launcher, folder):
     return run
 
 
-def wait_until(condition, run: Run, seconds: float = 120.0) -> None:
+def eventually(condition: Callable[[], object], alive: Callable[[], bool] = lambda: True, seconds: float = 200.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end and run.alive(), run.said()
-        time.sleep(0.005)
+        assert time.monotonic() < end and alive(), "waited in vain"
+        time.sleep(0.01)
 
 
 def start_slow(launcher: Launcher, folder: Path, cell: Cell, name: str, seconds: float = 0.1, **options) -> Run:
     """A run whose micro-batches take their time; returns when it is in its fifth step or later."""
     slow = overlay(folder, "slow.yaml", ("Slow", {"seconds": seconds}))
     run = launcher.start(matrix.fit(cell, name, *slow), folder, ranks=cell.ranks, log=f"{name}.log", **options)
-    wait_until(lambda: run.log.exists() and re.search(r"^step +4/", run.said(), re.M), run)
+    eventually(lambda: run.log.exists() and re.search(r"^step +4/", run.said(), re.M), run.alive)
     return run
 
 
@@ -54,7 +56,7 @@ def goes_on(launcher: Launcher, folder: Path, cell: Cell, name: str, straight: P
     run = launcher.run(matrix.fit(cell, name), folder, ranks=cell.ranks, log=f"{name}.log", **options)
     assert set(run.codes) == {0}, run.said()
     rows, found = differences(straight, folder / name)
-    assert found == [] and sum(count for _, count, _ in rows) > 500
+    assert found == [] and sum(count for _, count, _ in rows) > 400
 
 
 def stopped_at(run: Run, folder: Path, name: str, by: str) -> int:
@@ -91,7 +93,7 @@ def test_a_second_interrupt_ends_at_once_with_130_and_the_run_goes_on_from_what_
     name = f"twice-{cell.ranks}"
     run = start_slow(launcher, folder, cell, name, seconds=1.5)
     run.signal_all(signal.SIGINT)
-    wait_until(lambda: run.said().count("SIGINT: stopping after this optimizer step") == cell.ranks, run)
+    eventually(lambda: run.said().count("SIGINT: stopping after this optimizer step") == cell.ranks, run.alive)
     run.signal_all(signal.SIGINT)
     assert run.wait(20) == [130] * cell.ranks, run.said()
     assert "Traceback" not in run.said() and "stopped by" not in run.said()
@@ -132,31 +134,55 @@ def test_torchrun_within_a_slurm_job_is_torchrun(launcher, folder, straight, slu
     goes_on(launcher, folder, DDP, name, straight(DDP), env=slurm)  # two ranks, though the job has one task
 
 
+HERE = Path(__file__).parent
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"}
+
+
+@contextmanager
+def started_by_lightning(folder: Path, name: str, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], list[int], Path]]:
+    """A run of two processes, the second of which rank 0 starts: rank 0, the processes' ids, the log."""
+    log = folder / f"{name}.log"
+    command = [sys.executable, "-m", "lit_llm", *matrix.fit(DDP, name, *flags)]
+    with open(log, "w") as file:
+        process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=file, stderr=file, start_new_session=True)
+    try:
+        eventually(lambda: re.search(r"^step +4/", log.read_text(), re.M), lambda: process.poll() is None)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        yield process, [process.pid, int(children[0])], log
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1])
-def test_started_by_lightning_rank_zero_alone_exits_with_75(folder, straight, rank):
+def test_started_by_lightning_a_run_told_through_any_rank_exits_with_75(folder, straight, rank):
     name = f"lightning-{rank}"
     slow = overlay(folder, "slow.yaml", ("Slow", {"seconds": 0.1}))
-    command = [sys.executable, "-m", "lit_llm", *matrix.fit(DDP, name)]
-    here = Path(__file__).parent
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{here}:{here.parents[1]}"}
-    log = folder / f"{name}.log"
-    with open(log, "w") as file:
-        process = subprocess.Popen(
-            [*command, *slow], cwd=folder, env=environment, stdout=file, stderr=file, start_new_session=True
-        )
-        try:
-            end = time.monotonic() + 200
-            while not re.search(r"^step +4/", log.read_text(), re.M):
-                assert time.monotonic() < end and process.poll() is None, log.read_text()
-                time.sleep(0.05)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            os.kill(int(children[0]) if rank else process.pid, signal.SIGTERM)
-            assert process.wait(100) == 75, log.read_text()
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+    with started_by_lightning(folder, name, *slow) as (process, pids, log):
+        os.kill(pids[rank], signal.SIGTERM)
+        assert process.wait(100) == 75, log.read_text()
     assert log.read_text().count("stopped by SIGTERM after step") == 1
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-m", "lit_llm", *matrix.fit(DDP, name)]
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert differences(straight(DDP), folder / name)[1] == []
+
+
+@pytest.mark.soak
+def test_started_by_lightning_a_second_interrupt_ends_at_once_with_130(folder):
+    slow = overlay(folder, "slow.yaml", ("Slow", {"seconds": 2.0}))
+    with started_by_lightning(folder, "lightning-twice", *slow) as (process, pids, log):
+        os.killpg(process.pid, signal.SIGINT)
+        eventually(lambda: log.read_text().count("SIGINT: stopping") == 2)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(30) == 130, log.read_text()
+        assert "Traceback" not in log.read_text()
+        eventually(lambda: not Path(f"/proc/{pids[1]}").exists())
+
+
+@pytest.mark.soak
+def test_started_by_lightning_a_run_that_goes_wrong_exits_with_1(folder):
+    sick = overlay(folder, "sick.yaml", ("Spoil", {"factors": {}, "forever_from": 8}))
+    with started_by_lightning(folder, "lightning-sick", *sick, "--spike_guard.max_consecutive", "4") as (process, _, log):
+        assert process.wait(100) == 1, log.read_text()

@@ -11,21 +11,25 @@ from victims import overlay
 from lit_llm.checkpoint.format import read, verify
 from lit_llm.verify_resume import curves, values
 
-SPOILT = {3: "nan", 12: "inf", 13: "1000", 21: "nan", 22: "-inf", 29: "1000"}
+SPOILT = {3: "nan", 12: "inf", 13: "1000", 16: "nan", 17: "-inf", 20: "1000"}
+ADAMW = ["--optimizer", "AdamW", "--optimizer.fused", "true"]
+ADAFACTOR = ["--optimizer", "torch.optim.Adafactor"]  # knows nothing of found_inf: the host is asked
+LION = ["--optimizer", "Lion", "--optimizer.lr", "0.001"]
 CELLS = [
-    (Cell("1 single", 2, 0, 0.2, "bf16-mixed"), []),
-    (Cell("1 single", 1, 0, 0.0, "32-true"), ["--optimizer", "torch.optim.Adafactor"]),  # is asked on the host
-    (Cell("2 ddp", 1, 0, 0.2, "32-true"), ["--optimizer", "Lion", "--optimizer.lr", "0.001"]),
-    (Cell("2 fsdp2", 2, 0, 0.0, "32-true"), []),
+    pytest.param(Cell("1 single", 2, 0, 0.2, "bf16-mixed"), [], id="muon bf16-mixed"),
+    pytest.param(Cell("1 single", 1, 0, 0.0, "bf16-true"), ADAMW, id="fused adamw bf16-true"),
+    pytest.param(Cell("1 single", 1, 0, 0.0, "32-true"), ADAFACTOR, id="adafactor"),
+    pytest.param(Cell("2 ddp", 1, 0, 0.2, "32-true"), LION, id="lion ddp", marks=pytest.mark.soak),
+    pytest.param(Cell("2 fsdp2", 2, 0, 0.0, "32-true"), [], id="muon fsdp2"),
 ]
 
 
 def bits(checkpoint, part: str) -> dict[str, list[int]]:
     tensors = {path: value for path, value in values(checkpoint[part], part) if isinstance(value, torch.Tensor)}
-    return {path: tensor.contiguous().view(torch.int32).tolist() for path, tensor in tensors.items()}
+    return {path: tensor.contiguous().flatten().view(torch.uint8).tolist() for path, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize(("cell", "flags"), CELLS, ids=["muon bf16", "adafactor", "lion ddp", "muon fsdp2"])
+@pytest.mark.parametrize(("cell", "flags"), CELLS)
 def test_spoilt_steps_leave_no_trace_in_weights_moments_and_counters(launcher, folder, cell, flags):
     name = f"{cell.straight}-{len(flags)}"
     runs = {
@@ -45,18 +49,24 @@ def test_spoilt_steps_leave_no_trace_in_weights_moments_and_counters(launcher, f
         assert guarded and guarded == left_out
 
 
-@pytest.mark.parametrize("cell", [Cell("1 single", 1, 0, 0.0, "32-true"), Cell("2 ddp", 1, 0, 0.0, "32-true")], ids=str)
+SICK = [
+    pytest.param(Cell("1 single", 1, 0, 0.0, "32-true"), id="one"),
+    pytest.param(Cell("2 ddp", 1, 0, 0.0, "32-true"), id="two", marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize("cell", SICK)
 def test_too_many_in_a_row_end_the_run_with_1_a_diagnosis_and_the_last_good_weights(launcher, folder, cell):
     name = f"{cell.straight}-sick"
-    sick = overlay(folder, "sick.yaml", ("Spoil", {"factors": {}, "forever_from": 15}))
+    sick = overlay(folder, "sick.yaml", ("Spoil", {"factors": {}, "forever_from": 12}))
     run = launcher.run(
         matrix.fit(cell, name, *sick, "--spike_guard.max_consecutive", "4"), folder, ranks=cell.ranks, log=f"{name}.log"
     )
     assert run.codes == [1] * cell.ranks, run.said()
-    assert run.said().count("SpikeGuard stops training at optimizer step 18: the last 4 steps were all skipped") == 1
+    assert run.said().count("SpikeGuard stops training at optimizer step 15: the last 4 steps were all skipped") == 1
     last = folder / name / "checkpoints" / "last.ckpt"
-    assert last.readlink().name == "step-00000018.ckpt" and verify(last) is None
-    well = overlay(folder, "well.yaml", ("Leave", {"steps": list(range(15, matrix.STEPS + 1))}))
+    assert last.readlink().name == "step-00000015.ckpt" and verify(last) is None
+    well = overlay(folder, "well.yaml", ("Leave", {"steps": list(range(12, matrix.STEPS + 1))}))
     run = launcher.run(
         matrix.fit(cell, f"{name}-well", *well, "--spike_guard", "null"), folder, ranks=cell.ranks, log=f"{name}.log"
     )
