@@ -173,6 +173,8 @@ report(**out)
 """
 
 
+# An open defect (docs/clusters.md): failed in 3 of some 40 runs, on a machine with a load above 5; cause unknown.
+@pytest.mark.soak
 def test_text_is_generated_alike_whatever_the_layout(tmp_path):
     """Prompts of any length, also ones that ranks cannot share evenly, and beyond the context."""
     script = LOGITS.replace("STRATEGIES", "{'tp': MeshStrategy(tensor_parallel=2), 'fsdp': MeshStrategy()}").replace(
