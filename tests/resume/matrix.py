@@ -5,8 +5,8 @@
 A cell is a tiny recipe on 1 or 2 processes: 20 steps, a save every 3 and 10, a validation every 4, 1.5 passes over its data. It
 is run straight through; then again, killed by SIGKILL, continued with `--resume auto`, killed, …, until it is done. Half of the
 kills are at a random moment, half of those to one process up to a second before the others; the other half are at a random
-operation on a checkpoint's files. Every logged number, the ids of every sample on every rank and every value of the last
-checkpoint must be those of the straight run.
+operation on a checkpoint's files. Every logged number, the ids of every sample on every rank, every value of the last
+checkpoint and the names of the files beside it must be those of the straight run.
 
 With loader workers a cell also saves in the background and, under FSDP2, in shards, while the straight run that it is compared
 with does neither.
@@ -175,7 +175,12 @@ def run_cell(
     if cell.straight not in known:
         known[cell.straight] = run_straight(launcher, cell, folder)
     done, in_a_save = run_killed(launcher, cell, folder, known[cell.straight], kills, rng)
-    rows, found = differences(folder / cell.straight, folder / f"{cell.straight}-{cell.workers}")
+    runs = [folder / cell.straight, folder / f"{cell.straight}-{cell.workers}"]
+    rows, found = differences(*runs)
+    left, right = ({path.name for path in (run / "checkpoints").iterdir()} for run in runs)
+    rows.append(("files in checkpoints/", len(left | right), len(left ^ right)))
+    if left != right:
+        found.append(f"checkpoints/ holds {sorted(right)}, and straight {sorted(left)}")
     return Result(done, in_a_save, sum(count for _, count, _ in rows), sum(differ for *_, differ in rows), found)
 
 

@@ -4,6 +4,7 @@ import random
 
 import matrix
 import pytest
+import yaml
 from matrix import CELLS, Cell
 
 QUICK = [
@@ -23,6 +24,21 @@ def test_killed_again_and_again_a_run_is_the_straight_one_bit_for_bit(launcher, 
     result = matrix.run_cell(launcher, cell, folder, known, kills=2, rng=random.Random(str(cell)))
     assert result.differing == 0, "\n".join(result.found)
     assert result.kills >= 1 and result.values > 400
+
+
+def test_windows_over_several_steps_a_growing_batch_and_other_callbacks_too(launcher, tmp_path):
+    """Rows are written every 3 steps, saves are made after 3, 4, 6, 8, …: counts since the last row are cut by the kills."""
+    matrix.prepare(tmp_path)
+    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    stopping = {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss", "patience": 50}}
+    recipe["trainer"] |= {"log_every_n_steps": 3, "callbacks": [*recipe["trainer"]["callbacks"], stopping]}
+    recipe["samples"] = {"class_path": "TextSamples", "init_args": {"prompts": ["7 times"], "every_n_steps": 5}}
+    recipe["batch_ramp"] = {"class_path": "BatchRamp", "init_args": {"tokens_per_batch": [[0, 32], [300, 64]]}}
+    (tmp_path / "recipe.yaml").write_text(yaml.dump(recipe))
+    cell = Cell("1 single", 2, 0, 0.2, "32-true")
+    result = matrix.run_cell(launcher, cell, tmp_path, {}, kills=3, rng=random.Random(3))
+    assert result.differing == 0, "\n".join(result.found)
+    assert result.kills >= 2
 
 
 @pytest.mark.soak

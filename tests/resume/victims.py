@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import yaml
 from lightning.pytorch import Callback
+
+from lit_llm.checkpoint import durable
 
 
 class Slow(Callback):
@@ -47,6 +51,23 @@ class Leave(Callback):
         if trainer.global_step + 1 in self.steps:
             for parameter in pl_module.parameters():
                 parameter.grad = None
+
+
+class FullDisk(Callback):
+    """While these optimizer steps are made and after them, the disk of one rank takes no more than is there."""
+
+    def __init__(self, rank: int, steps: list[int]) -> None:
+        self.rank, self.steps = rank, steps
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == self.rank:
+            vars(durable).pop("open", None)
+            if trainer.global_step + 1 in self.steps:
+                durable.open = self.no_room  # type: ignore[attr-defined]
+
+    @staticmethod
+    def no_room(path: Path, mode: str) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def overlay(folder: Path, name: str, *callbacks: tuple[str, dict[str, Any]]) -> list[str]:

@@ -1,0 +1,36 @@
+"""A disk that is full for a while: told, lived through, and nothing lost that was saved before."""
+
+from __future__ import annotations
+
+import matrix
+import pytest
+from matrix import Cell
+from victims import overlay
+
+from lit_llm.checkpoint.format import verify
+from lit_llm.verify_resume import differences
+
+SHARDS = ["--sharded_checkpoints", "true"]
+CASES = [
+    pytest.param(Cell("1 single", 1, 0, 0.2, "32-true"), 0, [], id="one file"),
+    pytest.param(Cell("2 fsdp2", 1, 0, 0.2, "32-true"), 1, SHARDS, id="the other rank's shard"),
+    pytest.param(
+        Cell("2 fsdp2", 1, 0, 0.2, "32-true"), 1, [*SHARDS, "--async_checkpoints", "true"], id="in the background",
+        marks=pytest.mark.soak,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cell", "rank", "flags"), CASES)
+def test_saves_that_find_no_room_are_told_and_the_run_goes_on_with_the_older_ones(launcher, folder, cell, rank, flags):
+    names = {"straight": [], "full": overlay(folder, "full.yaml", ("FullDisk", {"rank": rank, "steps": [6, 7, 8]}))}
+    for name, more in names.items():
+        run_dir = f"{name}-{len(flags)}"
+        run = launcher.run(matrix.fit(cell, run_dir, *flags, *more), folder, ranks=cell.ranks, log=f"{run_dir}.log")
+        assert set(run.codes) == {0}, run.said()
+    assert [step for step in (6, 8) if f"step-{step:08d}.ckpt could not be saved" in run.said()] == [6, 8]
+    assert run.said().count("could not be saved: ") == 2 and "No space left on device" in run.said()
+    rows, found = differences(folder / f"straight-{len(flags)}", folder / run_dir)
+    assert found == [] and rows
+    kept = [path for path in (folder / run_dir / "checkpoints").iterdir() if not path.is_symlink()]
+    assert kept and all(verify(path) is None for path in kept)
