@@ -8,6 +8,7 @@ number of optimizer steps made; rows are written at step 1 and at multiples of `
 from callbacks.batch_ramp import BatchRamp
 from callbacks.checkpoint import StepCheckpoint
 from callbacks.counter_seed import CounterSeed
+from callbacks.ddp_buckets import SettledBuckets
 from callbacks.gradient_norm import GradientNorm
 from callbacks.profile import Profile
 from callbacks.progress_bar import TrainingProgress
@@ -33,6 +34,7 @@ __all__ = [
     "Linear",
     "Profile",
     "Schedule",
+    "SettledBuckets",
     "SpikeGuard",
     "StepCheckpoint",
     "StopOnSignal",

@@ -447,7 +447,7 @@ class RecipeCLI(LightningCLI):
             purge_step = 0 if self.resumed_step is None else self.resumed_step + 1
             config.logger = TensorBoardLogger(save_dir=self.run_dir, name="", version="", purge_step=purge_step)
         if self.command == "fit":
-            chosen.append(callbacks.CounterSeed(int(self.config.seed_everything)))
+            chosen += [callbacks.CounterSeed(int(self.config.seed_everything)), callbacks.SettledBuckets()]
         if not any(isinstance(callback, Checkpoint) for callback in [*chosen, *(config.callbacks or [])]):
             config.enable_checkpointing = False  # Lightning would add a checkpoint callback of its own
         # Lightning's own requeue saves between two micro-batches; StopOnSignal does it right. In a job, torchrun comes first.

@@ -70,7 +70,8 @@ class Cell(NamedTuple):
 
     def flags(self) -> list[str]:
         overlay = OVERLAYS / f"{self.layout.split()[1]}.yaml"
-        micro = 4 // (self.ranks * self.accumulate)
+        data_parallel = self.ranks // 2 if "tp" in self.layout else self.ranks
+        micro = 4 // (data_parallel * self.accumulate)
         return [
             *("--config", str(overlay), "--trainer.devices", str(self.ranks), "--data.micro_batch_size", str(micro)),
             *("--model.dropout", str(self.dropout), "--trainer.precision", self.precision),
@@ -80,11 +81,18 @@ class Cell(NamedTuple):
         """What must change nothing."""
         if self.workers == 0:
             return []
-        sharded = ["--sharded_checkpoints", "true"] if "fsdp2" in self.layout else []
+        sharded = ["--sharded_checkpoints", "true"] if self.layout.split()[1] not in ("single", "ddp") else []
         return ["--data.num_workers", str(self.workers), "--async_checkpoints", "true", *sharded]
 
 
 CELLS = [Cell(*parts) for parts in itertools.product(LAYOUTS, (1, 2), (0, 2), (0.0, 0.2), ("32-true", "bf16-mixed"))]
+CELLS += [  # other layouts, once each
+    Cell("2 tp", 2, 2, 0.2, "bf16-mixed"),
+    Cell("4 ddp", 1, 0, 0.2, "32-true"),
+    Cell("4 fsdp2", 1, 2, 0.2, "bf16-mixed"),
+    Cell("4 hsdp", 1, 2, 0.2, "32-true"),
+    Cell("4 fsdp2-tp", 2, 2, 0.2, "32-true"),
+]
 
 
 class Result(NamedTuple):
