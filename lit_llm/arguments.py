@@ -9,7 +9,7 @@ import yaml
 
 from lit_llm.data.tokenizer import TOKENIZER_FILE
 from lit_llm.recipe_files import base_of, find_recipe
-from lit_llm.run_folder import CONFIG
+from lit_llm.run_folder import CONFIG, config_of
 
 
 def _pairs(arguments: list[str]) -> Iterator[tuple[str, str | None, list[str]]]:
@@ -35,9 +35,7 @@ def expand_run(arguments: list[str]) -> list[str]:
         if key == "--run":
             if value is None:
                 raise ValueError("--run needs a run folder, like --run runs/quickstart")
-            if not (Path(value) / CONFIG).is_file():
-                raise ValueError(f"{value} is no run folder: it has no {CONFIG} (--run)")
-            expanded += ["--config", str(Path(value) / CONFIG), "--run_dir", value, *_own_tokenizer(Path(value))]
+            expanded += ["--config", str(config_of(Path(value))), "--run_dir", value, *_own_tokenizer(Path(value))]
         elif key in ("--config", "-c") and value is not None:
             expanded += ["--config", str(find_recipe(value))]
         else:

@@ -47,6 +47,7 @@ def fit(
         KeyboardInterrupt: as Lightning's SystemExit means it.
     """
     existed, aside = True, None
+    follower = next((logger for logger in trainer.loggers if isinstance(logger, CurveFollower)), None)
     if getattr(rank_zero_only, "rank", 0) == 0:
         if isinstance(data, lit_llm.data.TokenDataModule):
             # Lightning opens the event file before it looks at the data: what is wrong with the data must come first.
@@ -58,10 +59,8 @@ def fit(
             changes = start.data_changes(data, model.config.vocab_size, accepted=accept_changes)
             if changes:
                 raise ValueError("\n".join(changes))
-        if start.step is not None and holds_run(run_dir):
-            for logger in trainer.loggers:
-                if isinstance(logger, CurveFollower):
-                    logger.catch_up(logged(run_dir), start.step)
+        if follower is not None and start.step is not None and holds_run(run_dir):
+            follower.catch_up(logged(run_dir), start.step)
         if start.checkpoint is not None:
             print(f"resume: from step {start.step}, {start.checkpoint}")
         existed = run_dir.exists() and not replace
@@ -104,10 +103,10 @@ def fit(
             for metrics in evaluated:  # none with limit_val_batches 0
                 model.log_row(dict(metrics), trainer.global_step)
     print_metrics(trainer, "val", run_dir, trainer.global_step)
-    followers = [logger for logger in trainer.loggers if isinstance(logger, CurveFollower)] if trainer.is_global_zero else []
-    for follower in followers:
-        print(follower.summary())
-    return 0 if all(follower.followed for follower in followers) else 1
+    if follower is None or not trainer.is_global_zero:
+        return 0
+    print(follower.summary())
+    return 0 if follower.followed else 1
 
 
 @rank_zero_only

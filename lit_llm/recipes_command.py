@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lit_llm.recipe_files import SHIPPED, Header, base_of, find_recipe, in_folder, shipped
 
+FACTS = ("parameters", "tokens", "fits on")
 CALLBACKS = SHIPPED.parent / "callbacks"
 
 
@@ -71,7 +72,7 @@ def _table() -> list[dict[str, str]]:
     return [
         {
             "name": name,
-            **{key: header.facts.get(key, "?") for key in ("parameters", "tokens", "fits on")},
+            **{key: header.facts.get(key, "?") for key in FACTS},
             "title": header.title,
         }
         for name, header in shipped().items()
@@ -80,7 +81,7 @@ def _table() -> list[dict[str, str]]:
 
 
 def _list() -> str:
-    columns = ("name", "parameters", "tokens", "fits on")
+    columns = ("name", *FACTS)
     rows = [dict(zip(columns, columns, strict=True)), *_table()]
     widths = [max(len(row[column]) for row in rows) for column in columns]
     text = ""
@@ -109,11 +110,8 @@ def _short(value: object) -> str:
 def _copy(name: str, project: Path, *, with_callbacks: bool, replace: bool) -> None:
     recipe = in_folder(SHIPPED, name)
     if recipe is None:
-        if Path(name).is_file():
-            raise ValueError(
-                f"{name} is a file of yours; only recipes of the collection are copied (python -m lit_llm recipes)"
-            )
-        recipe = _known(name)
+        yours = _known(name)
+        raise ValueError(f"{yours} is a file of yours; only recipes of the collection are copied (python -m lit_llm recipes)")
     if Header.of(recipe).is_overlay:
         raise ValueError(f"{name} is no recipe: overlays and bases are copied with each recipe (python -m lit_llm recipes)")
     base = base_of(recipe)

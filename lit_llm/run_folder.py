@@ -28,6 +28,17 @@ def holds_run(run_dir: Path) -> bool:
     return (run_dir / CONFIG).exists() or (run_dir / CHECKPOINTS).exists()
 
 
+def config_of(run: Path) -> Path:
+    """The configuration of the run folder that `--run` names.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not (run / CONFIG).is_file():
+        raise ValueError(f"{run} is no run folder: it has no {CONFIG} (--run)")
+    return run / CONFIG
+
+
 def find_checkpoint(run_dir: Path, which: str) -> Path:
     """The checkpoint called `which` in a run folder.
 

@@ -109,6 +109,16 @@ def test_a_recipe_is_copied_with_its_base_and_not_with_those_of_others(tmp_path)
     assert resolved(["--config", str(tmp_path / "recipes/gpt2-124m.yaml")]) == resolved(["--config", "gpt2-124m"])
 
 
+def test_a_recipe_of_ones_own_is_not_copied(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("recipes").mkdir()
+    Path("recipes/mine.yaml").write_text("model: {n_layer: 1}")
+    for name in ("mine", "recipes/mine.yaml"):
+        assert main(["recipes", "copy", name, "elsewhere"]) == 2
+        assert "recipes/mine.yaml is a file of yours; only recipes of the collection are copied" in capsys.readouterr().err
+    assert not Path("elsewhere").exists()
+
+
 def test_what_was_changed_is_not_overwritten_unless_asked(tmp_path, capsys):
     main(["recipes", "copy", "quickstart", str(tmp_path)])
     assert main(["recipes", "copy", "quickstart", str(tmp_path)]) == 0  # the same again

@@ -84,19 +84,10 @@ class Curve:
             raise ValueError(f"{path} is no curve: it has no rows")
         return cls(facts, sorted(rows, key=lambda row: row.step))
 
-    def add(self, step: int, metrics: Mapping[str, float]) -> Row | None:
-        """Put what was logged at a step into its row; the row, or None if none of it is a column of curves."""
-        values = {column: float(metrics[name]) for column, name in METRICS.items() if name in metrics}
-        if not values:
-            return None
-        row = next((row for row in reversed(self.rows) if row.step == step), None)
-        if row is None:
-            row = Row(step)
-            self.rows.append(row)
-            self.rows.sort(key=lambda each: each.step)
-        for column, value in values.items():
-            setattr(row, column, value)
-        return row
+
+def columns_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What of some logged metrics stands in a curve, by column."""
+    return {column: float(metrics[name]) for column, name in METRICS.items() if name in metrics}
 
 
 def as_text(versions: Mapping[str, str | None]) -> str:

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_llm.checkpoint.format import versions
-from lit_llm.evidence.curve import Curve, Row, as_text
+from lit_llm.evidence.curve import Curve, Row, as_text, columns_of
 from lit_llm.recipe_files import SHIPPED
 from lit_llm.run_folder import CONFIG, default_run_dir
 
@@ -78,9 +78,8 @@ class CurveFollower(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if step not in self._reference:
             return
-        row = Curve().add(step, metrics)
-        if row is not None:
-            self._judge(row)
+        if values := columns_of(metrics):
+            self._judge(Row(step, **values))
 
     def catch_up(self, curve: Curve, step: int) -> None:
         """Judge what a run did before it is resumed after `step`."""

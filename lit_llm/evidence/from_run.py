@@ -8,21 +8,21 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.checkpoint.format import read_manifest
-from lit_llm.evidence.curve import METRICS, Curve, as_text
-from lit_llm.run_folder import CONFIG, find_checkpoint
+from lit_llm.evidence.curve import METRICS, Curve, Row, as_text
+from lit_llm.run_folder import config_of, find_checkpoint
 
 
 def logged(run: Path) -> Curve:
     """Every logged step of a run folder, without facts; no rows where nothing was logged."""
-    curve = Curve()
     # Sizes of 0 keep every row; an interrupted run's overwritten rows are dropped by the purge step.
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
     events.Reload()
     there = set(events.Tags()["scalars"])
-    for metric in METRICS.values():
+    rows: dict[int, Row] = {}
+    for column, metric in METRICS.items():
         for event in events.Scalars(metric) if metric in there else []:
-            curve.add(event.step, {metric: event.value})
-    return curve
+            setattr(rows.setdefault(event.step, Row(event.step)), column, event.value)
+    return Curve(rows=[rows[step] for step in sorted(rows)])
 
 
 def curve_of(run: Path) -> Curve:
@@ -33,9 +33,7 @@ def curve_of(run: Path) -> Curve:
     Raises:
         ValueError: no run folder, or one without curves.
     """
-    if not (run / CONFIG).is_file():
-        raise ValueError(f"{run} is no run folder: it has no {CONFIG} (--run)")
-    config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+    config = yaml.safe_load(config_of(run).read_text(encoding="utf-8"))
     curve = logged(run)
     if not curve.rows:
         raise ValueError(f"{run} holds no curves: it was run without a TensorBoard logger, or not at all (--run)")
