@@ -21,7 +21,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from lit_llm.cli import RecipeCLI
+from lit_llm.cli.recipe_cli import RecipeCLI
 
 WARMUP = 5  # steps before the clock starts
 

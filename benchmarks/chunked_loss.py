@@ -29,7 +29,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lit_llm.loss import chunked_cross_entropy, cross_entropy
+from lit_llm.models.loss import chunked_cross_entropy, cross_entropy
 
 Step = Callable[[], float]
 

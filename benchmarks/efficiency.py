@@ -15,11 +15,11 @@ from functools import partial
 import torch
 from lightning.pytorch import Trainer, seed_everything
 
-from callbacks import Cosine, GradientNorm
+from lit_llm.callbacks import Cosine, GradientNorm
 from lit_llm.data import PythonStdlib
-from lit_llm.model import GPTConfig
-from lit_llm.module import LanguageModel
-from lit_llm.optimizers import MuonAdamW
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.optim import MuonAdamW
+from lit_llm.training.language_model import LanguageModel
 
 SIZE = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}

@@ -22,12 +22,12 @@ import torch
 from lightning.pytorch import Callback
 from torch.utils.tensorboard import SummaryWriter
 
-from callbacks.schedule import cosine
-from lit_llm.cli import RecipeCLI
+from lit_llm.callbacks.schedule import cosine
+from lit_llm.cli.recipe_cli import RecipeCLI
 from lit_llm.data import TokenDataModule
-from lit_llm.model import GPT
-from lit_llm.module import LanguageModel
-from lit_llm.optimizers import parameter_groups
+from lit_llm.models.gpt import GPT
+from lit_llm.optim import parameter_groups
+from lit_llm.training.language_model import LanguageModel
 
 WARMUP = 5  # steps before the clock starts
 

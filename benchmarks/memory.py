@@ -24,10 +24,10 @@ from statistics import median
 
 import torch
 
-from lit_llm.compute import ComputeConfig
-from lit_llm.model import GPT, GPTConfig
-from lit_llm.module import LanguageModel
-from lit_llm.parallel import parallelize
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.parallelize import parallelize
+from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.training.language_model import LanguageModel
 
 ROOT = Path(__file__).parents[1]
 LARGE = {"n_layer": 8, "n_head": 12, "n_embd": 768, "block_size": 128, "vocab_size": 8192}
@@ -45,7 +45,7 @@ def one_rank(strategy: str) -> None:
     from lightning.pytorch import Trainer
     from torch.utils.data import DataLoader
 
-    from lit_llm.strategies import MeshStrategy
+    from lit_llm.distributed.mesh_strategy import MeshStrategy
 
     ids = torch.randint(0, LARGE["vocab_size"], (12, LARGE["block_size"]))
     data = DataLoader([{"input_ids": i, "targets": i} for i in ids], batch_size=1)

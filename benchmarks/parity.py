@@ -17,15 +17,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "hugging_face"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "hf"))
 import folders
 import torch
 import transformers
 from folders import CONTEXT, OURS, THEIRS, differ, greedy, ids, logits
 from torch import nn
 
-from lit_llm.generate import load_model
-from lit_llm.import_folder import import_folder
+from lit_llm.commands.generate import load_model
+from lit_llm.commands.import_hf import import_folder
 
 NAMES = {"gpt2": "GPT-2", "llama": "LLaMA", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 

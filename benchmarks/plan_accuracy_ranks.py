@@ -20,12 +20,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch.profiler import ProfilerActivity, profile
 
-from lit_llm.calibrate import highest
+from lit_llm.commands.calibrate import highest
 from lit_llm.data import TextFiles
-from lit_llm.model import GPTConfig
-from lit_llm.module import LanguageModel
-from lit_llm.plan_watch import PlanWatch
-from lit_llm.strategies import MeshStrategy
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.plan_monitor import PlanMonitor
 
 LAYOUTS: dict[str, Any] = {
     "ddp": DDPStrategy,
@@ -60,7 +60,7 @@ def _bytes(tensor: Any) -> int:
 
 
 def main(layout: str, precision: str) -> None:
-    watch, log = PlanWatch(), Log()
+    watch, log = PlanMonitor(), Log()
     text = Path(tempfile.gettempdir()) / "plan-accuracy.txt"
     text.write_text("a line of text, and another one\n" * 3000)
     ranks = 1 if layout == "tp" else 2

@@ -5,38 +5,38 @@ it works. What a callback logs, and what it does in which hook, is in its docstr
 number of optimizer steps made; rows are written at step 1 and at multiples of `Trainer(log_every_n_steps)`.
 """
 
-from callbacks.batch_ramp import BatchRamp
-from callbacks.checkpoint import StepCheckpoint
-from callbacks.counter_seed import CounterSeed
-from callbacks.ddp_buckets import SettledBuckets
-from callbacks.gradient_norm import GradientNorm
-from callbacks.profile import Profile
-from callbacks.progress_bar import TrainingProgress
-from callbacks.samples import TextSamples
-from callbacks.schedule import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule
-from callbacks.spike_guard import SpikeGuard
-from callbacks.stop_on_signal import StopOnSignal, ignore_signals
-from callbacks.stragglers import Stragglers
-from callbacks.tensorboard_page import TensorBoardPage
-from callbacks.throughput import Throughput
-from callbacks.time_breakdown import TimeBreakdown
-from callbacks.validation import ValidateEvery
+from .batch_ramp import BatchRamp
+from .checkpoint import StepCheckpoint
+from .ddp_bucket_warmup import DDPBucketWarmup
+from .gradient_norm import GradientNorm
+from .profile_steps import Profile
+from .progress_bar import TrainingProgress
+from .samples import TextSamples
+from .schedule import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule
+from .spike_guard import SpikeGuard
+from .step_seed import StepSeed
+from .stop_on_signal import StopOnSignal, ignore_signals
+from .stragglers import Stragglers
+from .tensorboard_page import TensorBoardPage
+from .throughput import Throughput
+from .time_breakdown import TimeBreakdown
+from .validation import ValidateEvery
 
 __all__ = [
     "WSD",
     "BatchRamp",
     "Constant",
     "Cosine",
-    "CounterSeed",
+    "DDPBucketWarmup",
     "Decay",
     "GradientNorm",
     "InverseSquareRoot",
     "Linear",
     "Profile",
     "Schedule",
-    "SettledBuckets",
     "SpikeGuard",
     "StepCheckpoint",
+    "StepSeed",
     "StopOnSignal",
     "Stragglers",
     "TensorBoardPage",

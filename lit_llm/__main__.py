@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import sys
 import traceback
@@ -46,47 +45,45 @@ def main(arguments: list[str] | None = None) -> int:
         print(importlib.metadata.version("lit_llm"))
         return 0
     try:
-        if command != "recipes" or rest[:1] in (["show"], ["diff"]):  # its others read files and import nothing of them
-            _check_callbacks()
         # Imports are here because they cost: Lightning and its command line take seconds.
         if command == "recipes":
-            from lit_llm import recipes_command
+            from lit_llm.commands import recipes as recipes_command
 
             return recipes_command.main(rest)
         elif command == "generate":
-            from lit_llm import generate
+            from lit_llm.commands import generate
 
             generate.main(rest)
         elif command == "curve":
-            from lit_llm import curve_command
+            from lit_llm.commands import curve as curve_command
 
             curve_command.main(rest)
         elif command == "consolidate":
-            from lit_llm import consolidate
+            from lit_llm.commands import consolidate
 
             consolidate.main(rest)
         elif command == "import":
-            from lit_llm import import_folder
+            from lit_llm.commands import import_hf as import_folder
 
             import_folder.main(rest)
         elif command == "export":
-            from lit_llm import export_folder
+            from lit_llm.commands import export as export_folder
 
             export_folder.main(rest)
         elif command == "verify-resume":
-            from lit_llm import verify_resume
+            from lit_llm.commands import verify_resume
 
             return verify_resume.main(rest)
         elif command == "plan":
-            from lit_llm import plan_command
+            from lit_llm.commands import plan as plan_command
 
             return plan_command.main(rest)
         elif command == "check":
-            from lit_llm import check
+            from lit_llm.commands import check
 
             return check.main(rest)
         elif command in ("fit", "validate", "test", "prepare"):
-            from lit_llm import cli
+            from lit_llm.cli import recipe_cli as cli
 
             return cli.main(cast(cli.Command, command), rest)
         else:
@@ -108,28 +105,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _callbacks_folder() -> Path:
-    """That of the package `callbacks` which is imported: ours, or the copies of it in the project that this runs in."""
-    spec = importlib.util.find_spec("callbacks")
-    return Path(spec.origin).parent if spec is not None and spec.origin is not None else Path("callbacks").absolute()
-
-
-def _check_callbacks() -> None:
-    """Python looks in the current folder first, and `callbacks` is a name that other projects use too."""
-    ours = {path.name for path in (Path(__file__).parents[1] / "callbacks").glob("*.py")}
-    found = _callbacks_folder()
-    if missing := sorted(ours - {path.name for path in found.glob("*.py")}):
-        raise ValueError(
-            f"the folder {found} hides lit_llm's package of that name and lacks {len(missing)} of its files, such as "
-            f"{missing[0]}: rename the folder, or run from another one"
-        )
-
-
 def is_users_mistake(error: BaseException) -> bool:
     """Our own code raises ValueError for input that cannot work; a ValueError from anywhere else is a bug to be seen."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = (Path(__file__).parent, _callbacks_folder())
-    return bool(frames) and any(Path(frames[-1].filename).is_relative_to(folder) for folder in ours)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lit_llm.architecture import SETTINGS, Architecture
-from lit_llm.model import GPTConfig
+from lit_llm.models.custom import SETTINGS, Architecture
+from lit_llm.models.gpt import GPTConfig
 
 # Settings that decide the shapes of the weights: no flag makes a checkpoint fit another shape.
 SHAPES = {

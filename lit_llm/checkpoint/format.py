@@ -35,7 +35,7 @@ import lightning
 import torch
 import torch.distributed as dist
 
-from lit_llm.checkpoint.durable import HashingFile, delete, fsync_folder, make_folder, sha256_of
+from lit_llm.checkpoint.crash_safe import HashingFile, delete, fsync_folder, make_folder, sha256_of
 from lit_llm.checkpoint.sharded import join
 
 FORMAT = "lit_llm checkpoint"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lit_llm.checkpoint.format import read
-from lit_llm.sharding import fill_
+from lit_llm.dtensor import fill_
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:

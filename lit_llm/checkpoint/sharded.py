@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lit_llm.sharding import holds_first_copy, local_slice
+from lit_llm.dtensor import holds_first_copy, local_slice
 
 PLACEHOLDER = "sharded tensor"
 """Key of the dict that stands for a distributed tensor in checkpoint.pt; its value is the tensor's name."""

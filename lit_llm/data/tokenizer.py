@@ -43,7 +43,7 @@ class Tokenizer(ABC):
         """The id put after every document, or None if the vocabulary has no such token."""
 
     @property
-    def opening_ids(self) -> list[int]:
+    def prefix_token_ids(self) -> list[int]:
         """Ids that the model's makers put before every text, such as LLaMA's ``<s>``. ``encode`` never adds them."""
         return []
 
@@ -160,7 +160,7 @@ class _HuggingFace(Tokenizer):
         return next((token for token in found if token is not None), None)
 
     @property
-    def opening_ids(self) -> list[int]:
+    def prefix_token_ids(self) -> list[int]:
         encoding = self._backend.encode("a", add_special_tokens=True)  # what the file's post-processor adds is marked
         return encoding.ids[: next((i for i, added in enumerate(encoding.special_tokens_mask) if not added), 0)]
 

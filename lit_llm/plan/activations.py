@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from lit_llm.plan.parameters import ModelShape, block_matrices, local_parameters
 from lit_llm.plan.tape import Tape, Tensor
 
-_SOFTMAX_NUMEL = 2**23  # lit_llm.loss holds this many logits of a chunk in fp32
+_SOFTMAX_NUMEL = 2**23  # lit_llm.models.loss holds this many logits of a chunk in fp32
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from lit_llm.plan.parameters import ModelShape, parameters_by_group
 STATE_COPIES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Lion": 1, "Muon": 1, "RMSprop": 1, "Adagrad": 1}
 """States as large as the parameter itself. SGD with momentum has one; MuonAdamW is counted by group."""
 
-_MUON_BATCH = 2**24  # lit_llm.optimizers orthogonalises matrices of so many elements together
+_MUON_BATCH = 2**24  # lit_llm.optim orthogonalises matrices of so many elements together
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The settings of `lit_llm.model.GPTConfig` that decide sizes, under the same names; `vocab_size` must be known here."""
+    """The settings of `lit_llm.models.gpt.GPTConfig` that decide sizes, under the same names; `vocab_size` is known here."""
 
     n_layer: int
     n_head: int

@@ -8,7 +8,7 @@ from foreign import BATCH, LENGTH, Batches, Foreign, FromGlobalStep, fit, make_t
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
-from callbacks import BatchRamp, StepCheckpoint, Throughput, ValidateEvery
+from lit_llm.callbacks import BatchRamp, StepCheckpoint, Throughput, ValidateEvery
 
 MICRO = BATCH * (LENGTH + 1)  # tokens
 RAMP = [(0, MICRO), (3 * MICRO, 3 * MICRO), (8 * MICRO, 2 * MICRO)]

@@ -6,7 +6,7 @@ import torch
 from foreign import Foreign, fit, make_trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
-from callbacks import StepCheckpoint, ValidateEvery
+from lit_llm.callbacks import StepCheckpoint, ValidateEvery
 
 VAL = {"limit_val_batches": 1.0}
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from test_checkpoint import same
 
 import callbacks.checkpoint
-from callbacks import WSD, StepCheckpoint, ValidateEvery
+from lit_llm.callbacks import WSD, StepCheckpoint, ValidateEvery
 from lit_llm.checkpoint import format
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 
@@ -359,7 +359,7 @@ def content_file(tmp_path, step):
 RANKS = """
 import callbacks.checkpoint, errno, os, warnings
 from types import SimpleNamespace
-from callbacks import *
+from lit_llm.callbacks import *
 from lightning.pytorch.callbacks import Callback
 from lit_llm.checkpoint import format
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO

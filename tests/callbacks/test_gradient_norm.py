@@ -5,8 +5,8 @@ import torch
 from foreign import Foreign, fit, make_trainer
 from torch import nn
 
-from callbacks import GradientNorm
-from callbacks.gradient_norm import scale_, total_norm
+from lit_llm.callbacks import GradientNorm
+from lit_llm.callbacks.gradient_norm import scale_, total_norm
 
 
 class Fixed(Foreign):

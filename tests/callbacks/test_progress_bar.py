@@ -7,9 +7,9 @@ import torch
 from foreign import Foreign, fit, make_trainer
 from lightning.pytorch.callbacks import Callback
 
-from callbacks import Constant, GradientNorm, TrainingProgress, ValidateEvery
-from callbacks import progress_bar as module_under_test
-from callbacks.progress_bar import format_count, format_duration, format_line, format_metrics, format_validation
+from lit_llm.callbacks import Constant, GradientNorm, TrainingProgress, ValidateEvery
+from lit_llm.callbacks import progress_bar as module_under_test
+from lit_llm.callbacks.progress_bar import format_count, format_duration, format_line, format_metrics, format_validation
 
 METRICS = {
     "train/loss": 2.34561,

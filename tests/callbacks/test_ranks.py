@@ -4,10 +4,10 @@ import pytest
 import torch
 from foreign import BATCH, LENGTH, Foreign, fit, run_ranks
 
-from callbacks import Cosine, GradientNorm
+from lit_llm.callbacks import Cosine, GradientNorm
 
 DDP = """
-from callbacks import *
+from lit_llm.callbacks import *
 
 class Disagreeing(Foreign):
     # Logged without a reduction: best at step 2 for rank 0, at step 4 for rank 1.
@@ -47,7 +47,7 @@ report(trainer, rows=trainer.logger.rows, seen=module.seen, listing=listing, bes
 """
 
 FSDP = """
-from callbacks import *
+from lit_llm.callbacks import *
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -77,7 +77,7 @@ report(trainer, rows={**trainer.logger.rows, **again.logger.rows}, listing=listi
 """
 
 TENSOR_PARALLEL = """
-from callbacks import *
+from lit_llm.callbacks import *
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module

@@ -7,8 +7,8 @@ from foreign import Foreign, fit
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks import TextSamples
-from callbacks.samples import markdown
+from lit_llm.callbacks import TextSamples
+from lit_llm.callbacks.samples import markdown
 
 
 class Writer(Foreign):

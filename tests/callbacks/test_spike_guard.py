@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
-from callbacks import GradientNorm, SpikeGuard, StepCheckpoint, spike_guard
-from lit_llm.optimizers import Lion, MuonAdamW
+from lit_llm.callbacks import GradientNorm, SpikeGuard, StepCheckpoint, spike_guard
+from lit_llm.optim import Lion, MuonAdamW
 
 OPTIMIZERS = {
     "adamw fused": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1, fused=True),
@@ -212,7 +212,7 @@ class HostReads(TorchDispatchMode):
 @pytest.mark.parametrize("name", ON_DEVICE)
 def test_between_rows_the_host_reads_nothing(tmp_path, monkeypatch, name):
     # On a CPU our own optimizers are asked the slow way, which is free there: take the way of an accelerator.
-    monkeypatch.setattr("callbacks.spike_guard._is_fused", lambda optimizer: True)
+    monkeypatch.setattr("lit_llm.callbacks.spike_guard._is_fused", lambda optimizer: True)
     module = Sick(list(range(12)), {3: math.nan, 7: math.inf}, OPTIMIZERS[name])
     lists, tolist = [], torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda t: lists.append(module.trainer.global_step + 1) or tolist(t))

@@ -5,9 +5,9 @@ from foreign import run_ranks
 
 SCRIPT = """
 import math, warnings
-from callbacks import *
+from lit_llm.callbacks import *
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lit_llm.optimizers import Lion, MuonAdamW
+from lit_llm.optim import Lion, MuonAdamW
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from foreign import Foreign, fit, run_ranks
 
-from callbacks import StepCheckpoint, StopOnSignal, ValidateEvery
+from lit_llm.callbacks import StepCheckpoint, StopOnSignal, ValidateEvery
 
 
 class Told(Foreign):
@@ -142,7 +142,7 @@ WORKERS = """
 import os, signal, sys
 from pathlib import Path
 from foreign import *
-from callbacks import *
+from lit_llm.callbacks import *
 
 class Told(Foreign):
     def training_step(self, batch, batch_idx):
@@ -172,7 +172,7 @@ def test_loader_workers_outlive_a_signal_to_the_process_group(tmp_path):
 
 RANKS = """
 import signal
-from callbacks import *
+from lit_llm.callbacks import *
 
 class Told(Foreign):
     def __init__(self, who=(), at=5, signum=signal.SIGTERM):
@@ -186,7 +186,7 @@ class Told(Foreign):
 
 def run(folder, module, resume=None, sort=StopOnSignal):
     stop = sort()
-    callbacks = [stop, CounterSeed(), SpikeGuard(), StepCheckpoint(100, monitor=None, dirpath=str(OUT / folder))]
+    callbacks = [stop, StepSeed(), SpikeGuard(), StepCheckpoint(100, monitor=None, dirpath=str(OUT / folder))]
     trainer = make_trainer(callbacks, OUT, steps=6, accumulate_grad_batches=2, strategy="ddp", devices=2,
                            use_distributed_sampler=False, limit_val_batches=1.0)
     trainer.fit(module, ckpt_path=resume, weights_only=True if resume else None)
@@ -254,7 +254,7 @@ def test_a_term_to_one_rank_before_the_first_step_stops_all_after_it(ranks):
 
 LAUNCHED = """
 import sys, time
-from callbacks import *
+from lit_llm.callbacks import *
 
 class Slow(Foreign):
     def training_step(self, batch, batch_idx):

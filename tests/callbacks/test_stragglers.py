@@ -2,7 +2,7 @@
 
 from foreign import fit
 
-from callbacks import Stragglers
+from lit_llm.callbacks import Stragglers
 
 
 def test_alone_there_is_no_row_and_no_hook(tmp_path):

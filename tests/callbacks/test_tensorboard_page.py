@@ -5,7 +5,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from callbacks import TensorBoardPage
+from lit_llm.callbacks import TensorBoardPage
 
 
 def read_layout(folder):

@@ -6,9 +6,9 @@ import torch
 from foreign import BATCH, LENGTH, Batches, Foreign, fit, make_trainer
 from lightning.pytorch.callbacks import Callback
 
-from callbacks import StepCheckpoint, TextSamples, Throughput, ValidateEvery
-from callbacks import throughput as module_under_test
-from callbacks.throughput import count_tokens, peak_tflops
+from lit_llm.callbacks import StepCheckpoint, TextSamples, Throughput, ValidateEvery
+from lit_llm.callbacks import throughput as module_under_test
+from lit_llm.callbacks.throughput import count_tokens, peak_tflops
 
 TOKENS = BATCH * (LENGTH + 1)  # of a micro-batch
 

@@ -9,8 +9,8 @@ import torch
 from foreign import Batches, Foreign, fit, make_trainer
 from lightning.pytorch.callbacks import Callback
 
-from callbacks import Profile, StepCheckpoint, Throughput, TimeBreakdown, ValidateEvery
-from callbacks import time_breakdown as module_under_test
+from lit_llm.callbacks import Profile, StepCheckpoint, Throughput, TimeBreakdown, ValidateEvery
+from lit_llm.callbacks import time_breakdown as module_under_test
 
 PARTS = ("data_stall", "forward", "backward", "communication", "optimizer", "checkpoint", "validation", "other")
 

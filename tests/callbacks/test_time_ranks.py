@@ -15,7 +15,7 @@ SCRIPT = (
     + """
 import time
 import torch.distributed as dist
-from callbacks import *
+from lit_llm.callbacks import *
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy

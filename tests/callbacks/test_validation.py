@@ -2,7 +2,7 @@ import pytest
 from foreign import Foreign, fit, make_trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
-from callbacks import ValidateEvery
+from lit_llm.callbacks import ValidateEvery
 
 VAL = {"limit_val_batches": 1.0}
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lit_llm.checkpoint import format
-from lit_llm.generate import load_model
-from lit_llm.model import GPT, GPTConfig
+from lit_llm.commands.generate import load_model
+from lit_llm.models.gpt import GPT, GPTConfig
 
 
 def trained(**changes):

@@ -11,10 +11,10 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from test_ramped_order import RAMP, Rows, T, weights
 
-from callbacks import BatchRamp, Cosine, CounterSeed, GradientNorm, SpikeGuard, StepCheckpoint, Throughput, ValidateEvery
+from lit_llm.callbacks import BatchRamp, Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed, Throughput, ValidateEvery
 from lit_llm.data import TokenShards
-from lit_llm.model import GPTConfig
-from lit_llm.module import LanguageModel
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.training.language_model import LanguageModel
 
 
 class Samples(Callback):
@@ -32,7 +32,7 @@ def train(folder, name, ckpt_path=None):
     rows, samples = Rows(), Samples()
     callbacks = [Cosine(warmup_steps=2), GradientNorm(), ValidateEvery(4), BatchRamp(RAMP), Throughput(), SpikeGuard()]
     trainer = Trainer(
-        callbacks=[*callbacks, CounterSeed(), StepCheckpoint(1, keep_last=20, monitor=None), rows, samples],
+        callbacks=[*callbacks, StepSeed(), StepCheckpoint(1, keep_last=20, monitor=None), rows, samples],
         accelerator="cpu", devices=2, strategy="ddp", max_steps=9, log_every_n_steps=1, num_sanity_val_steps=0, logger=False,
         default_root_dir=folder / name, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip

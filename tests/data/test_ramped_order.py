@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, seed_everything
 from test_datamodule import SaveAt, T, expected_samples, fit, sample_numbers, shards, trainer  # noqa: F401  a fixture
 
-from callbacks import BatchRamp, Cosine, CounterSeed, GradientNorm, SpikeGuard, StepCheckpoint, Throughput, ValidateEvery
-from lit_llm.model import GPTConfig
-from lit_llm.module import LanguageModel
+from lit_llm.callbacks import BatchRamp, Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed, Throughput, ValidateEvery
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.training.language_model import LanguageModel
 
 RAMP = [(0, 2 * T), (5 * T, 8 * T), (20 * T, 12 * T)]  # in samples: 2 a step, 8 once 5 are consumed, 12 once 20 are
 SIZES = [2, 2, 2, 8, 8, 12, 12, 12, 12]  # so that 6 and 22 are consumed when the size changes: multiples of neither
@@ -136,7 +136,7 @@ def train(tmp_path, data, *extra, dropout=0.0, ckpt_path=None):
     checkpoint = StepCheckpoint(1, keep_last=20, monitor=None)
     callbacks = [*extra, Cosine(warmup_steps=2), GradientNorm(), ValidateEvery(4), BatchRamp(RAMP), Throughput(), SpikeGuard()]
     run = trainer(
-        tmp_path, callbacks=[*callbacks, CounterSeed(), checkpoint, rows], max_steps=9, log_every_n_steps=1,
+        tmp_path, callbacks=[*callbacks, StepSeed(), checkpoint, rows], max_steps=9, log_every_n_steps=1,
         limit_val_batches=1.0, num_sanity_val_steps=0, enable_checkpointing=True,
     )  # fmt: skip
     run.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)

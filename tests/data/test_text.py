@@ -12,7 +12,7 @@ import pytest
 from lit_llm.data import BPE, Bytes, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
 from lit_llm.data import documents as documents_file
 from lit_llm.data.documents import Document, hold_out
-from lit_llm.prepare import prepare
+from lit_llm.data.prepare import prepare
 
 
 def text_files(tmp_path, **arguments):

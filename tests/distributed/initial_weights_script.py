@@ -16,8 +16,8 @@ from lightning.pytorch import Trainer
 from lit_llm.checkpoint.compatibility import saved_model_config
 from lit_llm.checkpoint.format import read
 from lit_llm.data import Bytes, TextFiles
-from lit_llm.module import LanguageModel
-from lit_llm.strategies import MeshStrategy
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.training.language_model import LanguageModel
 
 
 def held(start: Path, strategy: str | dict[str, Any], ranks: int) -> dict[str, Any]:

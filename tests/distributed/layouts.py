@@ -20,17 +20,17 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy
 
-from callbacks import Cosine, CounterSeed, GradientNorm, SpikeGuard, StepCheckpoint
-from lit_llm.architecture import Architecture
+from lit_llm.callbacks import Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
-from lit_llm.compute import ComputeConfig
 from lit_llm.data import TextFiles
 from lit_llm.data.tokenizer import Bytes
-from lit_llm.loss_scaling import loss_scaling
-from lit_llm.model import GPTConfig
-from lit_llm.module import LanguageModel, LossConfig
-from lit_llm.optimizers import Lion, MuonAdamW
-from lit_llm.strategies import MeshStrategy
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.loss_scaling import loss_scaling
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.models.custom import Architecture
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.optim import Lion, MuonAdamW
+from lit_llm.training.language_model import LanguageModel, LossConfig
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(600))
 SIZE = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 32}
@@ -117,7 +117,7 @@ def train(
         ComputeConfig(**(compute or {})),
         architecture=None if architecture is None else Architecture(**architecture),
     )
-    callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), SpikeGuard(), CounterSeed(3)]
+    callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), SpikeGuard(), StepSeed(3)]
     if to is not None:
         callbacks.append(StepCheckpoint(save_at or steps, monitor=None, dirpath=str(folder / to), keep_last=9))
     chosen = MeshStrategy(**strategy) if isinstance(strategy, dict) else strategy

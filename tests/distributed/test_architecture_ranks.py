@@ -9,11 +9,14 @@ import pytest
 import torch
 from launch import run_ranks
 
-MODELS = Path(__file__).parents[1] / "architecture"
+MODELS = Path(__file__).parents[1] / "models"
 SCRIPT = Path(layouts.__file__)
 KINDS = {
-    "blocks": {"architecture": {"class_path": "own_models.LSTMModel", "init_args": {"n_layer": 2}}, "optimizer": "MuonAdamW"},
-    "no blocks": {"architecture": {"class_path": "own_models.ConvModel", "init_args": {}}, "loss": {"z_loss": 1e-3}},
+    "blocks": {
+        "architecture": {"class_path": "custom_models.LSTMModel", "init_args": {"n_layer": 2}},
+        "optimizer": "MuonAdamW",
+    },
+    "no blocks": {"architecture": {"class_path": "custom_models.ConvModel", "init_args": {}}, "loss": {"z_loss": 1e-3}},
 }
 SHARDS = {"shard": 2}
 
@@ -52,4 +55,4 @@ def test_two_processes_train_as_one_and_their_checkpoints_cross(tmp_path, monkey
     continued = layouts.train(tmp_path, resume="sharded/step-00000004.ckpt", **KINDS["blocks"])
     assert continued["steps"] == [5, 6, 7, 8]
     assert continued["train/loss"] == pytest.approx(alone["blocks"]["train/loss"][4:], rel=2e-5)
-    sys.modules.pop("own_models", None)
+    sys.modules.pop("custom_models", None)

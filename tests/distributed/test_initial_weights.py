@@ -9,7 +9,7 @@ import torch
 from launch import run_ranks
 
 from lit_llm.checkpoint import format
-from lit_llm.model import GPT, GPTConfig
+from lit_llm.models.gpt import GPT, GPTConfig
 
 SCRIPT = Path(__file__).with_name("initial_weights_script.py")
 LAYOUTS = {"fsdp2": {"shard": 2}, "tensor parallel": {"tensor_parallel": 2}, "ddp": "ddp"}

@@ -5,8 +5,8 @@ import torch
 from launch import run_ranks
 from lightning.pytorch.strategies import FSDPStrategy
 
-from lit_llm.sharding import draw_
-from lit_llm.strategies import MeshStrategy
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.dtensor import draw_
 
 PARTS = """
 import torch, torch.distributed as dist
@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from lit_llm.checkpoint.sharded import Part, TensorOnDisk, split
-from lit_llm.sharding import draw_, fill_, holds_first_copy, local_slice
+from lit_llm.dtensor import draw_, fill_, holds_first_copy, local_slice
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor_parallel"))
@@ -79,9 +79,9 @@ BUILD = """
 import resource, torch
 from launch import report
 from lightning.pytorch import Trainer
-from lit_llm.model import GPTConfig
-from lit_llm.module import LanguageModel
-from lit_llm.strategies import MeshStrategy
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.training.language_model import LanguageModel
+from lit_llm.distributed.mesh_strategy import MeshStrategy
 
 class Built(LanguageModel):
     def configure_model(self):
@@ -115,7 +115,7 @@ LEFT_WHOLE = """
 from launch import report
 from lightning.pytorch import LightningModule, Trainer
 import torch
-from lit_llm.strategies import MeshStrategy
+from lit_llm.distributed.mesh_strategy import MeshStrategy
 
 class Forgetful(LightningModule):
     def configure_model(self):
@@ -143,10 +143,10 @@ LOGITS = """
 import torch
 from launch import report
 from lightning.pytorch import Trainer
-from lit_llm.model import GPTConfig
-from lit_llm.module import LanguageModel
-from lit_llm.sampling import Sampling, generate
-from lit_llm.strategies import MeshStrategy
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.training.language_model import LanguageModel
+from lit_llm.models.generation import Sampling, generate
+from lit_llm.distributed.mesh_strategy import MeshStrategy
 from layouts import MODELS, SIZE
 
 out = {}
@@ -196,9 +196,9 @@ from types import SimpleNamespace
 import torch, torch.distributed as dist
 from launch import report
 from torch.distributed.device_mesh import init_device_mesh
-from lit_llm.ddp_reduction import reduce_in_fp32
-from lit_llm.parallel import shard
-from lit_llm.model import GPT, GPTConfig
+from lit_llm.distributed.ddp import reduce_in_fp32
+from lit_llm.distributed.parallelize import shard
+from lit_llm.models.gpt import GPT, GPTConfig
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (4,))
@@ -227,7 +227,7 @@ model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long),
 
 # fp16: an overflow in one rank's part skips the step of all.
 from torch.distributed.tensor import distribute_tensor, Shard
-from lit_llm.loss_scaling import loss_scaling
+from lit_llm.distributed.loss_scaling import loss_scaling
 
 weight = torch.nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Shard(0)]))
 optimizer, scaler = torch.optim.SGD([weight], lr=1.0), loss_scaling("cpu").scaler

@@ -13,7 +13,7 @@ from launch import run_ranks
 from torch import Tensor
 from vocabulary_parallel_script import CASES, SHARD, Case, inputs, run
 
-from lit_llm import loss as loss_module
+from lit_llm.models import loss as loss_module
 
 SCRIPT = Path(__file__).with_name("vocabulary_parallel_script.py")
 EXACT = {name: case for name, case in CASES.items() if case.dtype == torch.float64}

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from lit_llm import loss as loss_module
-from lit_llm.loss import VocabularyShards, chunked_cross_entropy, cross_entropy
+from lit_llm.models import loss as loss_module
+from lit_llm.models.loss import VocabularyShards, chunked_cross_entropy, cross_entropy
 
 SHARD = 6
 """Rows of W on each rank, unless a case says otherwise."""

@@ -23,10 +23,10 @@ import yaml
 from pages import ROOT, Command, commands, files, flag_lines, pages
 
 from lit_llm.__main__ import USAGE, main
-from lit_llm.config_errors import leaves
-from lit_llm.planned_cli import PlannedCLI
-from lit_llm.resolved_config import resolved
-from lit_llm.verify_resume import take_own_flags
+from lit_llm.cli.parse_errors import leaves
+from lit_llm.cli.planned_recipe import PlannedCLI
+from lit_llm.cli.resolved_config import resolved
+from lit_llm.commands.verify_resume import take_own_flags
 
 TEXT = "".join(f"def line_{i}(text): return 'repeats itself, {i * i} and {i % 7}'\n" for i in range(300))
 STAND_INS = {"NAME": "quickstart", "HOST": "127.0.0.1", "THEIR-MODEL": "their-model"}

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.format import read
+from lit_llm.commands.generate import load_model
 from lit_llm.data.tokenizer import load_tokenizer
-from lit_llm.generate import load_model
 
 PAGE = ROOT / "docs/your-project.md"
 TEXT = "".join(f"def line_{i}(Text): return 'repeats itself, {i * i} and {i % 7}'\n" for i in range(120))

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from callbacks.throughput import PEAKS, peak_tflops
-from lit_llm.model import GPT, GPTConfig
-from lit_llm.optimizers import parameter_groups
+from lit_llm.callbacks.throughput import PEAKS, peak_tflops
+from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.optim import parameter_groups
 from lit_llm.plan import ModelShape, parameters, table, total_parameters
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.parameters import block_parameters, local_parameters, parameters_by_group

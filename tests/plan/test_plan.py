@@ -28,7 +28,7 @@ def test_names_and_classes_of_strategies_are_one_layout():
     views = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": True}}
     assert layout_of(views, 4, 8) == Layout("ddp", replicate=4)
     mesh = {
-        "class_path": "lit_llm.strategies.MeshStrategy",
+        "class_path": "lit_llm.distributed.mesh_strategy.MeshStrategy",
         "init_args": {"replicate": 2, "shard": "auto", "tensor_parallel": 2},
     }
     found = layout_of(mesh, 16, 8)
@@ -81,11 +81,11 @@ def recipe(**changes):
     return {
         "trainer": {"max_steps": 100, "devices": 2, "num_nodes": 1, "strategy": "ddp", "precision": "bf16-mixed"},
         "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"fused": True}},
-        "schedule": {"class_path": "callbacks.WSD", "init_args": {"warmup_steps": 5, "decay_fraction": 0.2}},
+        "schedule": {"class_path": "lit_llm.callbacks.WSD", "init_args": {"warmup_steps": 5, "decay_fraction": 0.2}},
         "loss": {"chunk_size": 100, "z_loss": 0.0},
         "compute": {"activation_checkpointing": 2, "matmul_precision": "high"},
         "validation": None,
-        "checkpoint": {"class_path": "callbacks.StepCheckpoint", "init_args": {"every_n_steps": 50, "keep_last": 3}},
+        "checkpoint": {"class_path": "lit_llm.callbacks.StepCheckpoint", "init_args": {"every_n_steps": 50, "keep_last": 3}},
         **changes,
     }
 
@@ -106,7 +106,7 @@ def test_a_recipe_becomes_settings():
     # with a ramp: 10 steps of 4 are 40 samples, the others are of 8
     ramped = from_recipe(epochs, MODEL, devices=None, **options, ramp=((0, 4), (10, 8)))
     assert ramped.steps == 10 + -(-(2 * (999_999 // 1024) - 40) // 8) and ramped.ramp == ((0, 4), (10, 8))
-    ends = recipe(schedule={"class_path": "callbacks.WSD", "init_args": {"total_steps": 50, "decay_fraction": 0.2}})
+    ends = recipe(schedule={"class_path": "lit_llm.callbacks.WSD", "init_args": {"total_steps": 50, "decay_fraction": 0.2}})
     ended = from_recipe(ends, MODEL, devices=None, **options).schedule
     assert (ended.decay_steps, ended.total_steps, found.schedule.total_steps) == (10, 50, None)
     with pytest.raises(ValueError, match=r"--trainer\.max_steps"):

@@ -127,7 +127,7 @@ def free_port() -> int:
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    import lit_llm.verify_resume  # noqa: F401  what a run imports before it does anything
+    import lit_llm.commands.verify_resume  # noqa: F401  what a run imports before it does anything
     from lit_llm.__main__ import main
 
     with contextlib.suppress(SystemExit), open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):

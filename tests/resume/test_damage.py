@@ -11,8 +11,8 @@ import matrix
 import pytest
 from matrix import Cell
 
-from lit_llm.run_folder import find_start
-from lit_llm.verify_resume import differences
+from lit_llm.commands.verify_resume import differences
+from lit_llm.runs.run_folder import find_start
 
 TIMES = 20
 LAYOUTS = {

@@ -18,7 +18,7 @@ from launcher import Launcher, Run, free_port
 from matrix import Cell
 from victims import overlay
 
-from lit_llm.verify_resume import differences
+from lit_llm.commands.verify_resume import differences
 
 SINGLE, DDP = Cell("1 single", 1, 0, 0.2, "32-true"), Cell("2 ddp", 2, 0, 0.2, "32-true")
 

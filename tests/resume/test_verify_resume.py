@@ -8,9 +8,9 @@ from pathlib import Path
 import matrix
 import pytest
 
-from lit_llm import verify_resume
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.format import read
+from lit_llm.commands import verify_resume
 
 RECIPE = ["verify-resume", "--config", "recipe.yaml", "--trainer.callbacks", "null", "--model.dropout", "0.2", "--steps", "10"]
 DDP = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
@@ -113,10 +113,10 @@ def test_every_value_of_a_checkpoint_but_those_about_time_is_compared(launcher, 
         "state_dict.model.head.weight",
         "optimizer_states.0.state.0.momentum_buffer",
         "optimizer_states.0.param_groups.0.lr",
-        "callbacks.SpikeGuard.losses.0",
-        "callbacks.GradientNorm.clipped",
-        "callbacks.Throughput.tokens",
-        "callbacks.StepCheckpoint.best_score",
+        "lit_llm.callbacks.SpikeGuard.losses.0",
+        "lit_llm.callbacks.GradientNorm.clipped",
+        "lit_llm.callbacks.Throughput.tokens",
+        "lit_llm.callbacks.StepCheckpoint.best_score",
         "TextFiles.consumed_samples",
         "loops.fit_loop.epoch_loop.batch_progress.total.ready",
     ):

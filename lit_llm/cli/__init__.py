@@ -1,0 +1,1 @@
+"""From a recipe and flags to a model, data and a Trainer."""

@@ -1,0 +1,304 @@
+"""Real steps on this machine: what `plan` predicts, measured. Parameters, peak memory, FLOPs as torch counts them, seconds a
+step.
+
+The time is predicted from speeds that are fitted to steps of four smaller versions of the same recipe: half the layers, half
+the sequences, half the context, a quarter of it all.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch.optim import Optimizer
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from lit_llm.callbacks.gradient_norm import scale_, total_norm
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.parallelize import parallelize
+from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.loss import chunked_cross_entropy, cross_entropy
+from lit_llm.optim import parameter_groups
+from lit_llm.plan.compute import executed_flops_per_token, flops_per_token, newton_schulz_flops
+from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.memory import Layout, memory_per_rank
+from lit_llm.plan.optimizer import matrix_shapes
+from lit_llm.plan.parameters import ModelShape, total_parameters
+from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.timing import fit_speeds, work_of
+from lit_llm.training.language_model import LossConfig
+
+_UNKNOWN_TO_TORCH: dict[Any, Any] = {  # takes shapes, as torch's own formulas do
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda grad, q, k, v, *_, **__: (
+        sdpa_backward_flop_count(grad, q, k, v)
+    ),
+    torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one optimizer step on one device.
+
+    Attributes:
+        peak_bytes: most that was allocated at a time, weights and optimizer state included: by the log of torch's allocator on
+            a CPU,
+            which knows every tensor and kernel workspace but not libraries' own buffers; `max_memory_allocated` on CUDA.
+        flops: by torch's FlopCounterMode.
+        seconds: of each step that was timed.
+    """
+
+    parameters: int
+    peak_bytes: int
+    flops: int
+    seconds: list[float]
+
+    @property
+    def step_seconds(self) -> float:
+        """Median."""
+        return statistics.median(self.seconds)
+
+
+class TrainingStep:
+    """The optimizer step of a recipe on one device, by hand: forward, backward, clipping, update; random tokens.
+
+    Like Lightning it lets the old gradients go after the forward pass of the first micro-batch.
+    """
+
+    def __init__(
+        self,
+        model: GPTConfig,
+        optimizer: Callable[[Any], Optimizer],
+        *,
+        sequences: int,
+        accumulation: int = 1,
+        precision: str = "32-true",
+        loss: LossConfig | None = None,
+        compute: ComputeConfig | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        loss = loss or LossConfig()
+        self.device = device or torch.device("cpu")
+        self.accumulation = accumulation
+        with torch.device("meta"):
+            self.model = GPT(model)
+        parallelize(self.model, compute or ComputeConfig(), self.device)
+        self.model.to_empty(device=self.device)
+        self.model.init_weights()
+        if precision.endswith("-true") and precision != "32-true":
+            self.model.to(torch.bfloat16 if precision == "bf16-true" else torch.float16)
+        self.autocast: Callable[[], AbstractContextManager] = nullcontext
+        if precision.endswith("-mixed"):
+            dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float16
+            self.autocast = partial(torch.autocast, self.device.type, dtype=dtype, cache_enabled=False)  # as Lightning has it
+        self.optimizer = optimizer(parameter_groups(self.model))
+        self.loss = partial(cross_entropy, z_loss=loss.z_loss)
+        if loss.chunk_size is not None:
+            self.loss = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
+        assert model.vocab_size is not None
+        shape = (accumulation, 2, sequences, model.block_size)
+        self.tokens = torch.randint(model.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+
+    def __call__(self) -> None:
+        for i in range(self.accumulation):
+            ids, targets = self.tokens[i].to(self.device, copy=True).unbind()  # (B, T) each
+            with self.autocast():
+                loss = self.model(ids, targets, loss=self.loss).loss / (targets.numel() * self.accumulation)
+            if i == 0:
+                self.optimizer.zero_grad()
+            loss.backward()
+            del loss
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = total_norm(gradients)
+        scale_(gradients, torch.clamp(1.0 / (norm + 1e-6), max=1.0))
+        del gradients
+        self.optimizer.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def timed(self, steps: int) -> list[float]:
+        """Seconds of each of so many steps."""
+        seconds = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            self()
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    def flops(self) -> int:
+        """Of one step, by torch's counter, which is told by its own formulas of operators it does not know."""
+        with FlopCounterMode(display=False, custom_mapping=_UNKNOWN_TO_TORCH) as counter:
+            self()
+        return int(counter.get_total_flops())
+
+    def peak_bytes(self) -> int:
+        """Peak of one step after a first one, which makes the optimizer's state."""
+        self()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self()
+            return torch.cuda.max_memory_allocated(self.device)
+        self.optimizer.zero_grad()  # what was taken before the log begins is missing when it is freed
+        stays = sum(t.numel() * t.element_size() for t in self.model.parameters())
+        stays += sum(
+            t.numel() * t.element_size()
+            for state in self.optimizer.state.values()
+            for t in state.values()
+            if torch.is_tensor(t)
+        )
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
+            self()
+            self()
+        return stays + highest(log)
+
+
+def highest(log: profile) -> int:
+    """Largest running sum of the allocations and releases in a profile, bytes."""
+    changes: list[tuple[int, int]] = []
+    todo = list(log.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    while todo:
+        event = todo.pop()
+        if event.name == "[memory]":
+            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
+        todo.extend(event.children)
+    live = highest = 0
+    for _, change in sorted(changes, key=lambda item: item[0]):
+        live += change
+        highest = max(highest, live)
+    return highest
+
+
+def measure(step: TrainingStep, steps: int = 5) -> Measured:
+    """Parameters, peak memory, FLOPs, and seconds of `steps` steps after these."""
+    peak, flops = step.peak_bytes(), step.flops()
+    return Measured(step.parameters(), peak, flops, step.timed(steps))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Predicted and measured, in the order of LABELS; MFU is the measured one, None without a known peak."""
+
+    predicted: tuple[float, float, float, float]
+    measured: tuple[float, float, float, float]
+    mfu: float | None
+    seconds: list[float]
+
+    LABELS: ClassVar[tuple[str, ...]] = ("parameters", "peak_bytes", "flops_per_step", "step_seconds")
+
+
+def single_device(settings: RunSettings) -> RunSettings:
+    """The run's share of one device, at most two micro-batches a step."""
+    accumulation = min(settings.accumulation, 2)
+    return replace(
+        settings,
+        layout=Layout(),
+        micro_batch=settings.sequences,
+        global_batch=settings.sequences * accumulation,
+        ramp=(),
+    )
+
+
+def predict(settings: RunSettings, *, cuda: bool) -> tuple[int, int, float]:
+    """Parameters, peak bytes and executed FLOPs of a step on one device."""
+    model = settings.model
+    amx = not cuda and torch.cpu._is_amx_tile_supported()
+    memory = memory_per_rank(
+        model,
+        sequences=settings.sequences,
+        accumulation=settings.accumulation,
+        precision=settings.precision,
+        optimizer=settings.optimizer,
+        chunk_size=settings.chunk_size,
+        z_loss=settings.z_loss,
+        checkpointing=settings.checkpointing,
+        cuda=cuda,
+        newton_schulz_bytes=2 if cuda or amx else 4,
+    )
+    flops = sum(executed_flops_per_token(model, settings.checkpointing, cuda=cuda)) * settings.tokens_per_step
+    if settings.optimizer.name == "MuonAdamW":
+        flops += newton_schulz_flops(matrix_shapes(model))
+    return total_parameters(model), memory.total, flops
+
+
+def compare(
+    settings: RunSettings,
+    model: GPTConfig,
+    optimizer: Callable[[Any], Optimizer],
+    loss: LossConfig,
+    compute: ComputeConfig,
+    hardware: Hardware,
+    *,
+    steps: int = 5,
+) -> Comparison:
+    """Measure a step of the recipe on this machine, and four smaller ones to predict its time from.
+
+    Raises:
+        ValueError: it would not fit into this machine's memory.
+    """
+    settings = single_device(settings)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cuda = device.type == "cuda"
+    parameters, peak_bytes, flops = predict(settings, cuda=cuda)
+    if hardware.memory_gb is not None and peak_bytes > hardware.memory_gb * 1e9:
+        raise ValueError(
+            f"a step of this recipe needs {peak_bytes / 1e9:.1f} GB, this machine has {hardware.memory_gb:.1f} "
+            "(--data.micro_batch_size, --compute.activation_checkpointing)"
+        )
+
+    def step(of: RunSettings) -> TrainingStep:
+        return TrainingStep(
+            replace(model, n_layer=of.model.n_layer, block_size=of.model.block_size),
+            optimizer,
+            sequences=of.sequences,
+            accumulation=of.accumulation,
+            precision=of.precision,
+            loss=loss,
+            compute=compute,
+            device=device,
+        )
+
+    works, seconds = [], []
+    for smaller in smaller_versions(settings):
+        probe = step(smaller)
+        probe()
+        works.append(work_of(smaller, cuda=cuda))
+        seconds.append(statistics.median(probe.timed(steps)))
+        del probe
+    expected = fit_speeds(works, seconds).seconds(work_of(settings, cuda=cuda))
+    result = measure(step(settings), steps)
+    peak = hardware.peak_for(settings.precision, settings.matmul_precision, float8=settings.float8)
+    useful = flops_per_token(settings.model).total * settings.tokens_per_step
+    return Comparison(
+        (parameters, peak_bytes, flops, expected),
+        (result.parameters, result.peak_bytes, result.flops, result.step_seconds),
+        useful / result.step_seconds / (peak * 1e12) if peak else None,
+        result.seconds,
+    )
+
+
+def smaller_versions(settings: RunSettings) -> list[RunSettings]:
+    """Half the layers, half the sequences, half the context, and all of these; one micro-batch each."""
+    layers, sequences = max(1, settings.model.n_layer // 2), max(1, settings.sequences // 2)
+    length = max(1, settings.model.block_size // 2)
+    half_model = {"n_layer": layers, "block_size": length}
+    changes: list[tuple[dict[str, int], int]] = [
+        ({"n_layer": layers}, settings.sequences),
+        ({}, sequences),
+        ({"block_size": length}, settings.sequences),
+        (half_model, sequences),
+    ]
+    return [
+        replace(settings, model=ModelShape.of(settings.model, **model), micro_batch=size, global_batch=size)
+        for model, size in changes
+    ]

@@ -1,0 +1,60 @@
+"""`python -m lit_llm consolidate`: a checkpoint, in shards or not, as one file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import IO, cast
+
+import torch
+
+from lit_llm.checkpoint.crash_safe import HashingFile, fsync_folder, make_folder
+from lit_llm.checkpoint.format import read
+from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_llm consolidate",
+        description="Write a checkpoint, of whatever strategy, as one file in Lightning's own format.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--run", help="run folder, like runs/quickstart")
+    parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint")
+    parser.add_argument("--out", required=True, help="the file to write, like model.ckpt")
+    parser.add_argument("--weights", action="store_true", help="leave out the optimizer: enough to generate and to fine-tune")
+    return parser
+
+
+def main(arguments: list[str]) -> None:
+    """Write the file; torch.load reads it, and so do `--resume PATH` and `--ckpt_path PATH`.
+
+    Needs as much memory as the checkpoint is large.
+
+    Raises:
+        ValueError: there is no such checkpoint, it is damaged, or the file exists.
+    """
+    options = build_parser().parse_args(arguments)
+    named = options.ckpt_path in ("last", "best")
+    if named and options.run is None:
+        raise ValueError(f"which run's {options.ckpt_path} checkpoint? (--run runs/NAME, or --ckpt_path PATH)")
+    checkpoint = find_checkpoint(Path(options.run), options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
+    out = Path(options.out)
+    if out.exists():
+        raise ValueError(f"{out} exists and is not overwritten (--out)")
+    content = read(checkpoint)
+    if options.weights:
+        content = {key: value for key, value in content.items() if key not in ("optimizer_states", "lr_schedulers")}
+    make_folder(out.absolute().parent)
+    partial = out.with_name(f".{out.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        with HashingFile(partial) as file:
+            torch.save(content, cast(IO[bytes], file))
+        os.replace(partial, out)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    fsync_folder(out.absolute().parent)
+    print(f"{out}: {out.stat().st_size / 1e9:.3f} GB, step {content.get('global_step')} of {checkpoint}")

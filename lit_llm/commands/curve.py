@@ -1,0 +1,33 @@
+"""`python -m lit_llm curve`: the curve of a run as a CSV that other runs can be checked against."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def main(arguments: list[str]) -> None:
+    """Write the file.
+
+    Raises:
+        ValueError: no run folder, no curve in it, or a note without a name.
+    """
+    parser = argparse.ArgumentParser(prog="python -m lit_llm curve", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--run", required=True, type=Path, help="run folder, like runs/quickstart")
+    parser.add_argument("--out", required=True, type=Path, help="the CSV; `fit --check_against` reads it")
+    parser.add_argument(
+        "--note", action="append", default=[], metavar="NAME=TEXT", help="a line of its head, like hardware='one H100'"
+    )
+    own = parser.parse_args(arguments)
+    notes = {}
+    for note in own.note:
+        name, equals, text = note.partition("=")
+        if not equals or not name.isidentifier() or "\n" in note:
+            raise ValueError(f"{note!r} should be NAME=TEXT (--note)")
+        notes[name] = text
+    from lit_llm.runs.logged_curve import curve_of
+
+    curve = curve_of(own.run)
+    curve.facts |= notes
+    curve.write(own.out)
+    print(f"{len(curve.rows)} rows into {own.out}; check a run against it: fit --config RECIPE --check_against {own.out}")

@@ -1,0 +1,99 @@
+"""`python -m lit_llm export`: a folder that `transformers` loads with no code of ours."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+
+from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
+from lit_llm.checkpoint.crash_safe import delete, make_folder
+from lit_llm.checkpoint.format import read
+from lit_llm.data.tokenizer import TOKENIZER_FILE
+from lit_llm.hf.config_map import write_config
+from lit_llm.hf.read import CONFIG
+from lit_llm.hf.tensor_map import links
+from lit_llm.hf.tokenizer_files import write_generation_config, write_tokenizer
+from lit_llm.hf.write import write_json, write_weights
+from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_llm export",
+        description="Make a folder for transformers' AutoModelForCausalLM and AutoTokenizer of a run.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--run", required=True, help="run folder, like runs/quickstart")
+    parser.add_argument("--out", required=True, help="folder to make")
+    parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
+    parser.add_argument("--dtype", choices=[*DTYPES], default=None, help="of the weights written; None leaves them as they are")
+    parser.add_argument("--max_shard_gb", type=float, default=5.0, help="size of one weight file at most, in GB (1e9 bytes)")
+    return parser
+
+
+def export_folder(
+    checkpoint: Path, run: Path, out: Path, *, dtype: torch.dtype | None, max_bytes: float
+) -> tuple[str, list[str]]:
+    """Write the folder `out` from a checkpoint, and the tokenizer of the folder `run`.
+
+    Returns:
+        The architecture chosen, and what the user should know, a sentence each.
+
+    Raises:
+        ValueError: `out` exists, the checkpoint is none of ours, or its settings have no equivalent (each with its flag).
+    """
+    if out.exists():
+        raise ValueError(f"{out} exists already; give another place (--out)")
+    saved = read(checkpoint)
+    config = saved_model_config(saved, checkpoint, "--ckpt_path")
+    if (architecture := saved_architecture(saved)) is not None:
+        raise ValueError(
+            f"{checkpoint} is of {architecture.class_path}, which transformers has no class for: `consolidate` writes its "
+            "weights as one file (--run)"
+        )
+    assert config.vocab_size is not None  # a checkpoint is of a model that was built
+    content, notes = write_config(config)
+    state = {name.removeprefix("model."): tensor for name, tensor in saved["state_dict"].items() if name.startswith("model.")}
+    partial = out.with_name(f".{out.name}.partial")
+    delete(partial)
+    make_folder(partial)
+    try:
+        if (run / TOKENIZER_FILE).is_file():
+            write_tokenizer(run, partial, block_size=config.block_size)
+        else:
+            notes.append(f"{run} has no {TOKENIZER_FILE}: the folder has weights only")
+        content |= write_generation_config(run, partial, eos_id=config.eos_id)
+        written = dtype or state["embedding.weight"].dtype
+        write_json(content | {"torch_dtype": str(written).removeprefix("torch.")}, partial / CONFIG)
+        write_weights(state, links(content), partial, vocab_size=config.vocab_size, dtype=dtype, max_bytes=max_bytes)
+        os.rename(partial, out)
+    except BaseException:
+        delete(partial)
+        raise
+    return str(content["architectures"][0]), notes
+
+
+def main(arguments: list[str]) -> None:
+    """Export, and print what was made.
+
+    Raises:
+        ValueError: as `export_folder`; or there is no such run or checkpoint.
+    """
+    options = build_parser().parse_args(arguments)
+    if not options.max_shard_gb > 0:
+        raise ValueError(f"max_shard_gb is {options.max_shard_gb}, it must be above 0 (--max_shard_gb)")
+    run, out = Path(options.run), Path(options.out)
+    named = options.ckpt_path in ("last", "best")
+    checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
+    dtype = None if options.dtype is None else DTYPES[options.dtype]
+    architecture, notes = export_folder(checkpoint, run, out, dtype=dtype, max_bytes=options.max_shard_gb * 1e9)
+    files = sorted(out.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in files)
+    print(f"{out}: {architecture}, {size:,} bytes of weights in {len(files)} file(s), from {checkpoint}")
+    for note in notes:
+        print(f"note: {note}")

@@ -1,0 +1,102 @@
+"""`python -m lit_llm generate`: text from a run folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
+from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.load_weights import copy_weights
+from lit_llm.data.tokenizer import load_tokenizer
+from lit_llm.models.custom import CustomModel
+from lit_llm.models.generation import Sampling, generate, prompt_ids
+from lit_llm.models.gpt import GPT
+from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_llm generate",
+        description="Continue a prompt with a trained model.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--run", required=True, help="run folder, like runs/quickstart")
+    parser.add_argument("--prompt", default="", help="text to continue; empty starts a new document")
+    parser.add_argument(
+        "--prefix_token_ids",
+        action="store_true",
+        help="begin with the ids that an imported tokenizer puts before a text (LLaMA's <s>), as its model was trained",
+    )
+    parser.add_argument("--max_new_tokens", type=int, default=200, help="tokens to generate at most")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy, 1 the model's own distribution")
+    parser.add_argument("--top_k", type=int, default=50, help="keep the k most likely tokens; 0 keeps all")
+    parser.add_argument("--top_p", type=float, default=None, help="keep the smallest likely set of this probability")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
+    return parser
+
+
+def load_model(checkpoint: Path, device: str = "cpu") -> GPT | CustomModel:
+    """The trained model of a checkpoint, in fp32 and in eval mode; a class of the user's is imported from where it was found.
+
+    Raises:
+        ValueError: there is no checkpoint, it is damaged, it is not one of lit_llm, or its architecture is not found or is
+            another by now.
+    """
+    content = read(checkpoint)
+    weights = content["state_dict"]
+    config = saved_model_config(content, checkpoint, "--ckpt_path")
+    architecture = saved_architecture(content)
+    model: GPT | CustomModel
+    if architecture is not None:
+        model = CustomModel(config, architecture).to(device)
+    else:
+        with torch.device("meta"):
+            model = GPT(config)
+        model.to_empty(device=device)
+        model.init_weights()  # fills what no checkpoint holds: the rotary tables
+    prefix = "model."
+    weights = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+    copy_weights(model.state_dict(), weights, f"{checkpoint} (--ckpt_path)")
+    return model.eval()
+
+
+def main(arguments: list[str]) -> None:
+    """Print the prompt and its continuation, token by token.
+
+    Raises:
+        ValueError: a run folder, checkpoint or setting that does not work.
+    """
+    options = build_parser().parse_args(arguments)
+    if options.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {options.max_new_tokens}, it must be at least 1 (--max_new_tokens)")
+    try:
+        torch.empty(1, device=options.device)
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"device {options.device} is not there; cpu always is (--device)") from None
+    sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
+    run = Path(options.run)
+    named = options.ckpt_path in ("last", "best")
+    checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
+    tokenizer = load_tokenizer(run)
+    model = load_model(checkpoint, options.device)
+    opening = tokenizer.prefix_token_ids if options.prefix_token_ids else []
+    prompt = opening if opening and not options.prompt else opening + prompt_ids(tokenizer, options.prompt)
+    sys.stdout.write(options.prompt)
+    # One id can be part of a character: print what the ids so far decode to beyond what is printed, whole characters only.
+    new_ids: list[int] = []
+    printed = ""
+    stop_id = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
+    for token in generate(model, prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, stop_id=stop_id):
+        new_ids.append(token)
+        text = tokenizer.decode(new_ids)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            sys.stdout.write(text[len(printed) :])
+            sys.stdout.flush()
+            printed = text
+    sys.stdout.write(tokenizer.decode(new_ids)[len(printed) :] + "\n")

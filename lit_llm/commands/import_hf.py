@@ -1,0 +1,125 @@
+"""`python -m lit_llm import`: a Hugging Face folder becomes a run folder, to fine-tune, evaluate and generate from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import lightning
+import torch
+import yaml
+
+from lit_llm.checkpoint import format
+from lit_llm.checkpoint.crash_safe import delete, make_folder
+from lit_llm.data.tokenizer import TOKENIZER_FILE, load_tokenizer
+from lit_llm.hf.config_map import ARCHITECTURES, read_config
+from lit_llm.hf.read import CONFIG, read_json, read_weights
+from lit_llm.hf.tensor_map import links
+from lit_llm.hf.tokenizer_files import copy_companions
+from lit_llm.models.gpt import GPT
+from lit_llm.runs.run_folder import CHECKPOINTS
+from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
+
+STEP_0 = "step-00000000.ckpt"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_llm import",
+        description=f"Make a run folder of a Hugging Face folder. Families: {', '.join(ARCHITECTURES)}.",
+    )
+    parser.add_argument("--from", dest="folder", required=True, help="folder with config.json and safetensors")
+    parser.add_argument("--out", required=True, help="run folder to make, like runs/llama")
+    return parser
+
+
+def import_folder(folder: Path, run: Path) -> list[str]:
+    """Write the run folder `run` from the Hugging Face folder `folder`; what the user should know, a sentence each.
+
+    The checkpoint holds weights and the model's settings, at step 0 and in the folder's own dtype; config.yaml names the
+    tokenizer, so `validate` and `generate` run on it as it is, and `fit --init_from` starts from it. `run` appears whole or not
+    at all.
+
+    Raises:
+        ValueError: `run` exists, `folder` is no model, of no known family, or its files do not make up the model.
+    """
+    if run.exists():
+        raise ValueError(f"{run} exists already; give another place for the run folder (--out)")
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} is no Hugging Face model: it has no {CONFIG} (--from)")
+    content = read_json(folder / CONFIG)
+    try:
+        config, notes = read_config(content)
+    except ValueError as error:
+        raise ValueError("\n".join(f"{folder / CONFIG}: {line}" for line in str(error).splitlines())) from None
+    with torch.device("meta"):
+        model = GPT(config)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    assert config.vocab_size is not None
+    weights = read_weights(folder, links(content), shapes, config.vocab_size)
+    settings = asdict(config)
+    recipe: dict[str, object] = {"model": settings}
+    has_tokenizer = (folder / TOKENIZER_FILE).is_file()
+    if has_tokenizer:
+        read_by = load_tokenizer(folder)
+        if read_by.vocab_size > config.vocab_size:
+            raise ValueError(f"{folder / TOKENIZER_FILE} has {read_by.vocab_size} ids, and {CONFIG} says {config.vocab_size}")
+        if opening := read_by.prefix_token_ids:
+            notes.append(
+                f"this model saw {read_by.decode(opening)} before every text; generate --prefix_token_ids gives it that, and "
+                "training data here are without"
+            )
+        tokenizer = {"class_path": "TokenizerJSON", "init_args": {"path": str(run / TOKENIZER_FILE)}}
+        recipe["data"] = {"class_path": "PythonStdlib", "init_args": {"tokenizer": tokenizer}}
+    else:
+        notes.append(
+            f"there is no {TOKENIZER_FILE} in {folder}, so no text can be read or written with these weights; "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers makes one"
+        )
+    partial = run.with_name(f".{run.name}.partial")
+    delete(partial)
+    make_folder(partial / CHECKPOINTS)
+    try:
+        if has_tokenizer:
+            shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
+            copy_companions(folder, partial)
+        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {folder}. What stands nowhere here is a default.\n"
+        (partial / RUN_CONFIG).write_text(title + yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+        checkpoint = {
+            "state_dict": {f"model.{name}": weight for name, weight in weights.items()},
+            "model_config": settings,
+            "global_step": 0,
+            "epoch": 0,
+            "pytorch-lightning_version": lightning.__version__,
+        }
+        format.write(checkpoint, partial / CHECKPOINTS / STEP_0)
+        (partial / CHECKPOINTS / "last.ckpt").symlink_to(STEP_0)
+        os.rename(partial, run)
+    except BaseException:
+        delete(partial)
+        raise
+    return notes
+
+
+def main(arguments: list[str]) -> None:
+    """Import, and print what was made and how to go on.
+
+    Raises:
+        ValueError: as `import_folder`.
+    """
+    options = build_parser().parse_args(arguments)
+    run = Path(options.out)
+    notes = import_folder(Path(options.folder), run)
+    saved = format.read(run / CHECKPOINTS / "last.ckpt", verify=False)
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in saved["state_dict"].values()})
+    count = sum(tensor.numel() for tensor in saved["state_dict"].values())
+    print(f"{run}: {count:,} parameters in {', '.join(dtypes)}, context {saved['model_config']['block_size']:,}")
+    for note in notes:
+        print(f"note: {note}")
+    print(
+        f"look at it:  python -m lit_llm generate --run {run} --prompt TEXT\n"
+        f"fine-tune:   python -m lit_llm fit --init_from {run} --config RECIPE --data TextFiles --data.paths my.txt"
+    )

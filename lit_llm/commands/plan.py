@@ -1,0 +1,218 @@
+"""`python -m lit_llm plan`: the budget of a run before it starts, from the recipe that `fit` takes."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from lit_llm.cli.planned_recipe import PlannedCLI
+from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
+from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.measure import this_machine
+from lit_llm.plan.plan import SAVE_GBPS
+from lit_llm.plan.report import markdown, render, table_rows
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ValueError(message.replace("argument ", ""))
+
+
+def _own_flags() -> _Parser:
+    parser = _Parser(
+        prog="python -m lit_llm plan",
+        description="The budget of a run before it starts. Takes every flag of `fit` (--config …), and these:",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--hardware", metavar="NAME", help="a name of the table in lit_llm/plan/hardware.yaml, or auto: measure this machine. "
+        "Default: this machine, unmeasured.")  # fmt: skip
+    add("--devices", type=int, metavar="N", help="devices in all. Default: the recipe's trainer.devices x num_nodes.")
+    add("--mfu", type=float, metavar="F", help="useful FLOP/s over the dense peak. Default: 0.4, an assumption.")
+    add("--price", type=float, metavar="USD", help="per device-hour. Default: the table's range.")
+    add("--mtbf_hours", type=float, metavar="H", help="between failures of the whole run. Default: 50,000 / devices.")
+    add(
+        "--save_gbps",
+        type=float,
+        default=SAVE_GBPS,
+        metavar="GB/s",
+        help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.",
+    )
+    add("--serve_tokens", type=float, metavar="T", help="tokens the model will answer with: adds the cost of a lifetime.")
+    add("--pipeline_stages", type=int, default=1, metavar="P", help="for the bubble a pipeline of P stages would have.")
+    add(
+        "--slowest_rank",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="time of the slowest rank over the mean: every step waits for it.",
+    )
+    add("--sweep", nargs="+", metavar="KEY=A,B", help=f"compare combinations; keys: {', '.join(sweep.KEYS)}.")
+    add("--max_memory", type=float, metavar="GB", help="per rank: pick the cheapest combination that stays below.")
+    add("--deadline", type=float, metavar="H", help="hours: pick the cheapest combination that is done by then.")
+    add("--calibrate", action="store_true", help="run a few real steps here and print predicted against measured.")
+    add("--json", action="store_true", help="all figures, raw, units in their names.")
+    add("--markdown", action="store_true", help="the page as Markdown.")
+    return parser
+
+
+@dataclass(frozen=True)
+class Request:
+    """Own flags, and what is left for the recipe's parser."""
+
+    own: argparse.Namespace
+    recipe: list[str]
+
+
+def split(arguments: list[str]) -> Request:
+    """Tell `plan`'s own flags from those of `fit`.
+
+    Raises:
+        ValueError: an own flag without its value, out of range, or one that only looks like it; all of them at once.
+    """
+    parser = _own_flags()
+    own, recipe = parser.parse_known_args(arguments)
+    problems = []
+    for name in (
+        "devices",
+        "mfu",
+        "price",
+        "mtbf_hours",
+        "save_gbps",
+        "serve_tokens",
+        "pipeline_stages",
+        "max_memory",
+        "deadline",
+    ):
+        value = getattr(own, name)
+        if value is not None and not value > 0:
+            problems.append(f"{name} is {value:g}, it must be above 0 (--{name})")
+    if own.mfu is not None and own.mfu > 1:
+        problems.append(f"mfu is {own.mfu:g}, a share of the peak is at most 1 (--mfu)")
+    if own.slowest_rank < 1:
+        problems.append(f"slowest_rank is {own.slowest_rank:g}, its time over the mean is at least 1 (--slowest_rank)")
+    flags = [option for action in parser._actions for option in action.option_strings]
+    for argument in recipe:
+        flag = argument.partition("=")[0]
+        if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, flags, n=1, cutoff=0.85)):
+            problems.append(f"unknown flag {flag}; did you mean {near[0]}?")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return Request(own, recipe)
+
+
+def main(arguments: list[str]) -> int:
+    """Print the plan; 0, or 1 when limits were given and nothing meets them."""
+    if {"--help", "-h"} & set(arguments):
+        _own_flags().print_help()
+        return 0
+    request = split(arguments)
+    own = request.own
+    problems: list[str] = []
+    hardware: Hardware | None = None
+    try:
+        measured = own.hardware == "auto"
+        hardware = this_machine(measure=measured) if measured or own.hardware is None else find(own.hardware)
+    except ValueError as error:
+        problems.append(str(error))
+    axes: dict[str, list[str]] = {}
+    try:
+        axes = sweep.parse(own.sweep or [])
+    except ValueError as error:
+        problems.append(str(error))
+    try:
+        nodes = 1 if hardware is None else hardware.devices_per_node
+        cli = PlannedCLI(request.recipe, devices=own.devices, devices_per_node=nodes)
+    except ValueError as error:
+        raise ValueError("\n".join([*problems, str(error)])) from None
+    if problems or hardware is None:
+        raise ValueError("\n".join(problems))
+    settings = cli.settings()
+    options = Options(
+        mfu=own.mfu,
+        mfu_origin="assumed" if own.mfu is None else "given",
+        price_usd_hour=own.price,
+        mtbf_hours=own.mtbf_hours,
+        save_gbps=own.save_gbps,
+        pipeline_stages=own.pipeline_stages,
+        slowest_rank=own.slowest_rank,
+        served_tokens=own.serve_tokens,
+    )
+    for note in cli.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if own.calibrate:
+        _calibrate(cli, settings, own)
+        return 0
+    if axes or own.max_memory is not None or own.deadline is not None:
+        return _compare(axes or sweep.DEFAULT, settings, cli.strategy, hardware, options, own)
+    plan = make_plan(settings, hardware, options)
+    if own.json:
+        print(json.dumps(as_dict(plan), indent=2))
+    elif own.markdown:
+        print(markdown(plan, cli.rate()), end="")
+    else:
+        Console(file=sys.stdout).print(render(plan, cli.rate()))
+    return 0
+
+
+def _calibrate(cli: PlannedCLI, settings: RunSettings, own: argparse.Namespace) -> None:
+    """Print what is predicted of a step of the recipe on this machine beside what it does."""
+    from lit_llm.commands.calibrate import Comparison, compare
+
+    here = this_machine(measure=own.hardware == "auto")
+    built = cli.config_init
+    model = replace(built["model"], vocab_size=settings.model.vocab_size, block_size=settings.model.block_size)
+    result = compare(settings, model, cli._optimizer_factory, built["loss"], built["compute"], here)
+    pairs = list(zip(Comparison.LABELS, result.predicted, result.measured, strict=True))
+    if own.json:
+        values = {label: {"predicted": predicted, "measured": measured} for label, predicted, measured in pairs}
+        print(json.dumps(values | {"mfu": result.mfu, "seconds": result.seconds}, indent=2))
+        return
+    rows = [[label, f"{p:,.4g}", f"{m:,.4g}", f"{p / m:.4f}"] for label, p, m in pairs[1:]]
+    rows.insert(
+        0,
+        [
+            "parameters",
+            f"{int(result.predicted[0]):,}",
+            f"{int(result.measured[0]):,}",
+            "equal" if result.predicted[0] == result.measured[0] else "DIFFERENT",
+        ],
+    )
+    print(table_rows(["one step on this machine", "predicted", "measured", "ratio"], rows, as_markdown=own.markdown), end="")
+    print(f"steps took {min(result.seconds):.4g} to {max(result.seconds):.4g} s, the median counts")
+    if result.mfu is not None:
+        print(f"MFU {result.mfu:.1%}: plan with --mfu {result.mfu:.3f}")
+
+
+def _compare(
+    axes: dict[str, list[str]],
+    settings: RunSettings,
+    strategy: Any,
+    hardware: Hardware,
+    options: Options,
+    own: argparse.Namespace,
+) -> int:
+    found = list(sweep.variants(axes, settings, strategy, hardware, options))
+    limited = own.max_memory is not None or own.deadline is not None
+    best = sweep.cheapest(found, max_memory_gb=own.max_memory, deadline_hours=own.deadline) if limited else None
+    shown = found if own.sweep else [v for v in found if v is best]  # without a sweep the many tried are not worth a page
+    if own.json:
+        rows = [{"values": v.values, "problem": v.problem or None, "plan": as_dict(v.plan) if v.plan else None} for v in shown]
+        print(json.dumps({"variants": rows, "cheapest": best.values if best else None}, indent=2))
+    else:
+        print(table_rows([*axes, *sweep.HEADER], [sweep.row(v) for v in shown], as_markdown=own.markdown), end="")
+        for problem in dict.fromkeys(v.problem for v in shown if v.problem):
+            print(f"no plan: {problem}")
+        if best is not None:
+            print(f"cheapest that fits: {' '.join(f'{key}={value}' for key, value in best.values.items())}")
+    if limited and best is None:
+        print("none of these fits the device and the limits (--max_memory, --deadline, --sweep)", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,49 @@
+"""What `make quickstart` ends with: the model beside gzip and xz on the same text, a sample, and what to try next."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_llm.commands import generate
+from lit_llm.data import PythonStdlib
+
+NEXT = """
+Next:
+  watch the curves     {python} -m tensorboard.main --logdir runs
+  let it write more    {python} -m lit_llm generate --run {run} --prompt "class " --max_new_tokens 300
+  train on your text   {python} -m lit_llm fit --config recipes/quickstart.yaml --run_dir runs/mine \\
+                         --data TextFiles --data.paths my.txt
+"""
+
+
+def compressed_bits_per_byte(text: bytes) -> dict[str, float]:
+    """What general-purpose compressors need for the text, each at its strongest level."""
+    return {"gzip -9": 8 * len(gzip.compress(text, 9)) / len(text), "xz -9": 8 * len(lzma.compress(text, preset=9)) / len(text)}
+
+
+def main(run: Path) -> None:
+    """Print the report of a run on `PythonStdlib`."""
+    events = EventAccumulator(str(run))
+    events.Reload()
+    last = {name: events.Scalars(f"val/{name}")[-1].value for name in ("loss", "perplexity", "bits_per_byte")}
+    text = b"".join(PythonStdlib().held_out_text())
+    table = Table("", "bits per byte", title=f"held-out text: {len(text):,} bytes of Python", title_justify="left")
+    for name, bits in compressed_bits_per_byte(text).items():
+        table.add_row(name, f"{bits:.3f}")
+    table.add_row(f"this model (loss {last['loss']:.3f}, perplexity {last['perplexity']:.2f})", f"{last['bits_per_byte']:.3f}")
+    Console(file=sys.stdout).print(table)
+    print('\nA sample, continuing "def ":\n')
+    generate.main(["--run", str(run), "--prompt", "def ", "--max_new_tokens", "150"])
+    print(f"\nThe run is in {run}: config.yaml, checkpoints/, tokenizer.json and the TensorBoard events.")
+    print(NEXT.format(python=Path(sys.executable).parent.parent.name + "/bin/python", run=run))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,132 @@
+"""`python -m lit_llm recipes`: the collection listed, shown, compared, and taken into another project."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import filecmp
+import json
+import shlex
+import shutil
+from functools import partial
+from pathlib import Path
+
+from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, find_recipe, in_folder, shipped
+
+FACTS = ("parameters", "tokens", "fits on")
+CALLBACKS = SHIPPED.parent / "callbacks"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lit_llm recipes", allow_abbrev=False, description=__doc__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    add_parser = partial(commands.add_parser, allow_abbrev=False)
+    add = add_parser("list", help="name, parameters, tokens and the smallest hardware that fits (the default)")
+    add.add_argument("--json", action="store_true", help="as JSON, with the titles")
+    add = add_parser("show", help="the whole configuration of one, as YAML that runs as it is")
+    add.add_argument("recipe", help="a name of the list, or a file")
+    add = add_parser("diff", help="the settings in which two differ")
+    add.add_argument("recipes", nargs=2, metavar="RECIPE", help="a name of the list, or a file")
+    add = add_parser("copy", help="one with its base and all overlays into another project, as DIR/recipes")
+    add.add_argument("recipe", help="a name of the list")
+    add.add_argument("dir", type=Path, metavar="DIR", help="the project's folder")
+    add.add_argument("--callbacks", action="store_true", help="the callbacks too, as DIR/callbacks: your copies are then used")
+    add.add_argument("--replace", action="store_true", help="overwrite files that differ")
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit code.
+
+    Raises:
+        ValueError: no such recipe; files that would be overwritten.
+    """
+    parser = _parser()
+    own, rest = parser.parse_known_args(arguments or ["list"])
+    if rest and own.command != "show":
+        raise ValueError(f"recipes {own.command} does not know {' '.join(rest)} (python -m lit_llm recipes --help)")
+    if own.command == "list":
+        print(json.dumps(_table(), indent=2) if own.json else _list(), end="" if not own.json else "\n")
+    elif own.command == "show":
+        from lit_llm.cli.resolved_config import resolved  # takes seconds to import
+
+        print(resolved(["--config", str(_known(own.recipe)), *rest]), end="")
+    elif own.command == "diff":
+        _diff(*own.recipes)
+    else:
+        _copy(own.recipe, own.dir, with_callbacks=own.callbacks, replace=own.replace)
+    return 0
+
+
+def _known(name: str) -> Path:
+    path = find_recipe(name)
+    if not path.is_file():
+        near = difflib.get_close_matches(name, list(shipped()), n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"there is no recipe and no file {name}{hint} (python -m lit_llm recipes lists them)")
+    return path
+
+
+def _table() -> list[dict[str, str]]:
+    """Of each recipe (not overlays), what its header says."""
+    return [
+        {
+            "name": name,
+            **{key: header.facts.get(key, "?") for key in FACTS},
+            "title": header.title,
+        }
+        for name, header in shipped().items()
+        if not header.is_overlay
+    ]
+
+
+def _list() -> str:
+    columns = ("name", *FACTS)
+    rows = [dict(zip(columns, columns, strict=True)), *_table()]
+    widths = [max(len(row[column]) for row in rows) for column in columns]
+    text = ""
+    for row in rows:
+        name, parameters, tokens, fits = (row[column] for column in columns)
+        text += f"{name:<{widths[0]}}  {parameters:>{widths[1]}}  {tokens:>{widths[2]}}  {fits}\n"
+    overlays = [name for name, header in shipped().items() if header.is_overlay]
+    return f"{text}\noverlays: {', '.join(overlays)}\n"
+
+
+def _diff(one: str, other: str) -> None:
+    from lit_llm.cli.resolved_config import differences, resolved
+
+    names = [one, other]
+    found = differences(*(resolved(["--config", str(_known(name))]) for name in names))
+    rows = [("", *names), *((key, _short(a), _short(b)) for key, a, b in found)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for key, a, b in rows:
+        print(f"{key:<{widths[0]}}  {a:<{widths[1]}}  {b}".rstrip())
+
+
+def _short(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _copy(name: str, project: Path, *, with_callbacks: bool, replace: bool) -> None:
+    recipe = in_folder(SHIPPED, name)
+    if recipe is None:
+        yours = _known(name)
+        raise ValueError(f"{yours} is a file of yours; only recipes of the collection are copied (python -m lit_llm recipes)")
+    if Header.of(recipe).is_overlay:
+        raise ValueError(f"{name} is no recipe: overlays and bases are copied with each recipe (python -m lit_llm recipes)")
+    base = base_of(recipe)
+    overlays = [SHIPPED / f"{overlay}.yaml" for overlay, header in shipped().items() if header.is_overlay]
+    pairs = {path: project / "recipes" / path.relative_to(SHIPPED) for path in (recipe, base, *overlays) if path is not None}
+    if with_callbacks:
+        pairs |= {path: project / "callbacks" / path.name for path in sorted(CALLBACKS.glob("*.py"))}
+    if project.exists() and not project.is_dir():
+        raise ValueError(f"{project} is a file, recipes are copied into a folder (DIR)")
+    changed = [str(to) for path, to in pairs.items() if to.exists() and not filecmp.cmp(path, to, shallow=False)]
+    if changed and not replace:
+        raise ValueError(f"{', '.join(changed)} would be overwritten; nothing was copied (--replace overwrites)")
+    for path, to in pairs.items():
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, to)
+    ours = recipe.relative_to(SHIPPED)
+    print(f"{len(pairs)} files into {project}; run it there:\n\n  cd {shlex.quote(str(project))}")
+    print(f"  python -m lit_llm fit --config recipes/{ours}")

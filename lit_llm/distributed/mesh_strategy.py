@@ -1,0 +1,291 @@
+"""The Lightning strategy for meshes of processes: FSDP2, HSDP, tensor parallelism, and both together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from lit_llm.checkpoint.io import FolderCheckpointIO
+from lit_llm.checkpoint.load_weights import copy_weights
+from lit_llm.checkpoint.sharded import split
+from lit_llm.dtensor import fill_
+
+DIMENSIONS = ("replicate", "shard", "tensor_parallel")
+_RESHARD = {  # of FSDP1's strategies, whether weights are freed between forward and backward
+    ShardingStrategy.FULL_SHARD: True,
+    ShardingStrategy.HYBRID_SHARD: True,
+    ShardingStrategy.SHARD_GRAD_OP: False,
+    ShardingStrategy._HYBRID_SHARD_ZERO2: False,
+}
+# FSDP1's settings about things that FSDP2 does by itself or that parallel.py decides for a GPT.
+_OF_NO_MATTER = {
+    *("auto_wrap_policy", "use_orig_params", "device_id", "sync_module_states", "forward_prefetch", "backward_prefetch"),
+    "limit_all_gathers",
+}
+_WRITING = timedelta(hours=1)  # how long ranks wait for the slowest to write its part of a checkpoint
+
+
+class MeshStrategy(ModelParallelStrategy):
+    """A mesh of `replicate` × `shard` × `tensor_parallel` processes.
+
+    Ranks along `shard` each hold a part of every parameter, gradient and optimizer state (FSDP2); ranks along `replicate` hold
+    equal ones (with shard 1 that is plain data parallelism, with more it is HSDP); ranks along `tensor_parallel` work
+    on the same samples, each on a part of every matrix. Neighbouring ranks are tensor-parallel, then shards: give what talks
+    most to the devices of one machine.
+
+    The LightningModule applies it in `configure_model` (`lit_llm.distributed.parallelize` does so); the mesh is `device_mesh`
+    with these three dimensions and the flattened `data_parallel`. A module that leaves a parameter whole where there are
+    shards is refused: Lightning would train replicas that drift apart.
+
+    Checkpoints are the same as those of any other strategy: the whole tensors, on rank 0; or with `sharded_checkpoints`
+    the parts, from all ranks. Either loads on any mesh and on none.
+
+    Args:
+        replicate: replicas of the sharded model.
+        shard: ranks over which each replica is sharded; "auto": all that are left.
+        tensor_parallel: ranks over which each matrix is split.
+        reshard_after_forward: free a block's gathered weights after its forward pass and gather them again for backward.
+            False keeps them: one gather less, more memory.
+        prefetch: blocks gathered ahead of the one being computed.
+        cpu_offload: keep shards, gradients and optimizer state in host memory.
+
+    Raises:
+        ValueError: the sizes do not make up the number of processes; a model is not sharded.
+    """
+
+    def __init__(
+        self,
+        replicate: int = 1,
+        shard: int | Literal["auto"] = "auto",
+        tensor_parallel: int = 1,
+        reshard_after_forward: bool = True,
+        prefetch: int = 1,
+        cpu_offload: bool = False,
+    ) -> None:
+        for name, value in (("replicate", replicate), ("shard", shard), ("tensor_parallel", tensor_parallel)):
+            if value != "auto" and value < 1:
+                raise ValueError(f"{name} is {value} but must be at least 1 (--trainer.strategy.{name}).")
+        if prefetch < 0:
+            raise ValueError(f"prefetch is {prefetch} but must not be negative (--trainer.strategy.prefetch).")
+        super().__init__(save_distributed_checkpoint=False)
+        self.replicate, self.shard, self.tensor_parallel = replicate, shard, tensor_parallel
+        self.reshard_after_forward, self.prefetch, self.cpu_offload = reshard_after_forward, prefetch, cpu_offload
+        self.sharded_checkpoints = False
+        self._writers: Any = None  # a group of the CPU's own for writing together, used by one thread at a time
+
+    @classmethod
+    def from_fsdp1(cls, strategy: str | FSDPStrategy, num_nodes: int) -> MeshStrategy:
+        """What a configuration that names Lightning's FSDPStrategy asks for, done by FSDP2.
+
+        FSDP1 flattens parameters, so that optimizers no longer see which are matrices: Muon and weight decay by shape
+        would go wrong without a word.
+
+        Raises:
+            ValueError: an FSDP1 setting that has no counterpart here.
+        """
+        if isinstance(strategy, str):
+            return cls(cpu_offload=strategy == "fsdp_cpu_offload")
+        others = {
+            "an activation checkpointing policy": (
+                strategy._activation_checkpointing_kwargs,
+                "--compute.activation_checkpointing",
+            ),
+            "mixed_precision": (strategy.mixed_precision, "--trainer.precision"),
+            **{name: (value, "see docs/clusters.md") for name, value in strategy.kwargs.items() if name not in _OF_NO_MATTER},
+        }
+        for name, (value, instead) in others.items():
+            if value:
+                raise ValueError(f"FSDPStrategy's {name} is not carried over to MeshStrategy, which does its work: {instead}")
+        kind = strategy.sharding_strategy
+        if kind not in _RESHARD:
+            raise ValueError(
+                f"FSDPStrategy's sharding_strategy {kind.name} has no counterpart in MeshStrategy, known are "
+                f"{', '.join(known.name for known in _RESHARD)} (--trainer.strategy ddp keeps everything on every rank)"
+            )
+        mesh = cls(
+            replicate=num_nodes if "HYBRID" in kind.name else 1,
+            reshard_after_forward=_RESHARD[kind],
+            cpu_offload=strategy.cpu_offload is not None and strategy.cpu_offload.offload_params,
+        )
+        mesh.sharded_checkpoints = strategy._state_dict_type == "sharded"
+        return mesh
+
+    # -- the mesh ---------------------------------------------------------------------------------------------------
+
+    def sizes(self, world_size: int) -> tuple[int, int, int]:
+        """(replicate, shard, tensor_parallel) on so many processes.
+
+        Raises:
+            ValueError: they do not make up that number.
+        """
+        fixed = self.replicate * self.tensor_parallel
+        shard = max(1, world_size // fixed) if self.shard == "auto" else self.shard
+        if fixed * shard != world_size:
+            parts = f"replicate {self.replicate} x shard {self.shard} x tensor_parallel {self.tensor_parallel}"
+            if self.shard == "auto":
+                below = world_size // fixed * fixed
+                nearest = f"the nearest numbers that it does are {below} and {below + fixed}" if below else f"it needs {fixed}"
+            else:
+                nearest = f"it makes {fixed * shard}"
+            raise ValueError(
+                f"the strategy's {parts} does not make up the {world_size} process{'es' if world_size > 1 else ''} of the run: "
+                f"{nearest} (--trainer.devices, --trainer.num_nodes, --trainer.strategy.replicate, .shard, .tensor_parallel)"
+            )
+        return self.replicate, shard, self.tensor_parallel
+
+    def setup_environment(self) -> None:
+        assert self.accelerator is not None and self.parallel_devices is not None
+        if self.cpu_offload and self.root_device.type == "cuda":
+            self._process_group_backend = "cpu:gloo,cuda:nccl"  # norms of gradients that are in host memory
+        self.accelerator.setup_device(self.root_device)
+        self._setup_distributed()
+        self._device_mesh = init_device_mesh(self.root_device.type, self.sizes(self.world_size), mesh_dim_names=DIMENSIONS)
+        # Flattened under the name that Lightning's users know.
+        self._data_parallel_mesh = self._device_mesh["replicate", "shard"]._flatten("data_parallel")
+        if self.tensor_parallel > 1:
+            self._device_mesh["shard", "tensor_parallel"]._flatten()  # norms are then reduced at once over both
+        assert self.lightning_module is not None
+        self.lightning_module._device_mesh = self._device_mesh
+        if self.sharded_checkpoints:
+            self._writers = dist.new_group(backend="gloo", timeout=_WRITING)
+
+    @property
+    def tensor_mesh(self) -> DeviceMesh | None:
+        """The ranks among which matrices are split, or None."""
+        return self.device_mesh["tensor_parallel"] if self.tensor_parallel > 1 else None
+
+    @property
+    def data_mesh(self) -> DeviceMesh | None:
+        """The ranks over which FSDP2 works: shards, or replicas × shards; None if there is one."""
+        if self._data_parallel_mesh.size() == 1 and not self.cpu_offload:
+            return None
+        return self.device_mesh["shard"] if self.replicate == 1 else self.device_mesh["replicate", "shard"]
+
+    @property
+    def random_rank(self) -> int:
+        """Which ranks draw alike: none, since those that share samples have different tokens and heads of them."""
+        return self.global_rank
+
+    @property
+    def parameter_device(self) -> torch.device:
+        """Where the model's shards live."""
+        return torch.device("cpu") if self.cpu_offload else self.root_device
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        mesh = self._data_parallel_mesh
+        return {"num_replicas": mesh.size(), "rank": mesh.get_local_rank()}
+
+    # -- the model --------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer) -> None:
+        super().setup(trainer)
+        assert self.model is not None
+        if self.tensor_mesh is None and self.data_mesh is None:
+            return
+        whole = [name for name, parameter in self.model.named_parameters() if not isinstance(parameter, DTensor)]
+        if whole:
+            more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
+            raise ValueError(
+                f"MeshStrategy has {self.world_size} processes but {', '.join(whole[:3])}{more} of "
+                f"{type(self.lightning_module).__name__} is not distributed, so each process would train its own: apply "
+                "fully_shard or parallelize_module in configure_model, or use --trainer.strategy ddp"
+            )
+
+    def model_to_device(self) -> None:
+        assert self.model is not None
+        if not self.cpu_offload:
+            super().model_to_device()
+            return
+        for module in self.model.modules():  # FSDP moves the parameters itself, and only those
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(self.root_device))
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Names and distributed tensors; `save_checkpoint` makes them whole, or writes the parts."""
+        assert self.model is not None
+        return self.model.state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The optimizer's own state_dict: parameters are numbered in the order of the groups, as on one process."""
+        return (optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
+        """Write a checkpoint; all ranks."""
+        path = Path(self.broadcast(str(filepath)))
+        if self.sharded_checkpoints and isinstance(self.checkpoint_io, FolderCheckpointIO):
+            self.checkpoint_io.save_checkpoint(split(checkpoint), path, storage_options=self._writers)
+            return
+        whole = _whole(checkpoint, keep=self.is_global_zero)
+        if self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(whole, path, storage_options=storage_options)
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """The checkpoint with its tensors still on disk as far as possible: each rank reads the parts that it keeps."""
+        path = Path(self.broadcast(str(checkpoint_path)))
+        if isinstance(self.checkpoint_io, FolderCheckpointIO):
+            return self.checkpoint_io.load_checkpoint(path, lazy=True)
+        return self.checkpoint_io.load_checkpoint(path, map_location="cpu", weights_only=True)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        assert self.model is not None
+        copy_weights(self.model.state_dict(), checkpoint["state_dict"], "the checkpoint (--resume)", strict=strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            numbers = [number for group in saved["param_groups"] for number in group["params"]]
+            if len(parameters) != len(numbers):
+                raise ValueError(
+                    f"the checkpoint's optimizer has {len(numbers)} parameters, this one has {len(parameters)} (--optimizer)"
+                )
+            state = {
+                number: {key: _part_of(value, parameter) for key, value in saved["state"][number].items()}
+                for number, parameter in zip(numbers, parameters, strict=True)
+                if number in saved["state"]
+            }
+            optimizer.load_state_dict({**saved, "state": state})
+
+    def teardown(self) -> None:
+        self.checkpoint_io.teardown()  # waits for what is still being written; Lightning's own forgets it
+        super().teardown()
+
+
+def _whole(tree: Any, *, keep: bool) -> Any:
+    """Nested dicts and lists with every distributed tensor gathered, one at a time, and kept in host memory where `keep`."""
+    if isinstance(tree, DTensor):
+        full = tree.full_tensor()  # all ranks take part
+        return full.cpu() if keep else None
+    if isinstance(tree, dict):
+        return {key: _whole(value, keep=keep) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_whole(value, keep=keep) for value in tree]
+    return tree
+
+
+def _part_of(value: Any, parameter: Tensor) -> Any:
+    """This rank's part of a parameter's optimizer state, distributed as the parameter; what has another shape stays whole."""
+    if not isinstance(parameter, DTensor) or not hasattr(value, "shape") or value.shape != parameter.shape:
+        return value[...] if hasattr(value, "shape") and not isinstance(value, Tensor) else value
+    part = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)  # of its own: a file may be mapped
+    fill_(part, value)
+    return part

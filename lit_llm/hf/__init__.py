@@ -1,0 +1,1 @@
+"""Hugging Face folders: configurations, weights and tokenizers."""

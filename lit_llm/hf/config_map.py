@@ -1,0 +1,293 @@
+"""Which config.json is which GPTConfig, both ways. What one side has and the other has not is refused, never dropped.
+
+Names, meanings and defaults of the keys are those of the configuration classes of transformers (5.23). A key that stands in
+neither function here does not change what the model computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from lit_llm.models.gpt import GPTConfig
+
+ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""The families that can be imported and exported, by `model_type`."""
+
+_GATED = {"swiglu": "silu", "geglu": "gelu", "relu2": "relu"}
+"""Our MLP → hidden_act of a gated one. relu(Wx)² is relu(Wx)·(Wx): a ReLU-gated MLP whose gate is the matrix itself."""
+_DROPOUTS = {"gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+
+
+class Fields:
+    """The keys of a config.json, and everything found wrong with them."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        self.problems: list[str] = []
+
+    def size(self, name: str) -> int:
+        """A key that must be there, a whole number above 0."""
+        value = self.content.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+        self.problems.append(
+            f"'{name}' is {value!r}, it must be a whole number above 0" if value is not None else f"no '{name}'"
+        )
+        return 1
+
+    def get(self, name: str, default: Any) -> Any:
+        """A key that may be missing or null."""
+        value = self.content.get(name)
+        return default if value is None else value
+
+    def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
+        """A key of which lit_llm knows some values."""
+        value = self.get(name, default)
+        if value not in known:
+            self.problems.append(f"'{name}' is {value!r}, and lit_llm only has {' or '.join(repr(k) for k in known)}")
+        return value
+
+
+def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
+    """The model that a parsed config.json describes, and notes on what training, not the model, would do differently.
+
+    Raises:
+        ValueError: it is of no known family, or something in it has no equivalent; one sentence a line.
+    """
+    family = content.get("model_type")
+    if family is None:
+        raise ValueError("it has no 'model_type', so it describes no model")
+    if family not in ARCHITECTURES:
+        raise ValueError(f"'model_type' is {family!r}, and the families that can be imported are {', '.join(ARCHITECTURES)}")
+    fields = Fields(content)
+    if "quantization_config" in content:
+        fields.problems.append("'quantization_config': quantised weights cannot be trained on; take the original ones")
+    settings = _read_gpt2(fields) if family == "gpt2" else _read_llama_like(fields, family)
+    settings["vocab_size"] = fields.size("vocab_size")
+    eos = fields.get("eos_token_id", None)
+    eos = eos[0] if isinstance(eos, list) and eos else eos
+    if isinstance(eos, int) and 0 <= eos < settings["vocab_size"]:
+        settings["eos_id"] = eos
+    settings["init_std"] = fields.get("initializer_range", 0.02)
+    settings["tie_embeddings"] = fields.get("tie_word_embeddings", family == "gpt2")
+    dropouts = {name: fields.get(name, 0.0) for name in _DROPOUTS.get(family, ("attention_dropout",))}
+    notes = []
+    if len(set(dropouts.values())) == 1 and family == "gpt2":
+        settings["dropout"] = dropouts["resid_pdrop"]
+    elif any(dropouts.values()):
+        notes.append(f"dropout is 0, since lit_llm has one rate where config.json has {dropouts} (fit --model.dropout)")
+    config = GPTConfig(**settings)
+    problems = fields.problems or config.problems()
+    if problems:
+        raise ValueError("\n".join(problems))
+    return config, notes
+
+
+def _read_gpt2(fields: Fields) -> dict[str, Any]:
+    fields.only("activation_function", ("gelu_new", "gelu_pytorch_tanh"), "gelu_new")
+    fields.only("scale_attn_weights", (True,), True)
+    fields.only("scale_attn_by_inverse_layer_idx", (False,), False)
+    fields.only("add_cross_attention", (False,), False)
+    return {
+        "n_layer": fields.size("n_layer"),
+        "n_head": fields.size("n_head"),
+        "n_embd": fields.size("n_embd"),
+        "block_size": fields.size("n_positions"),
+        "mlp_width": fields.get("n_inner", None),
+        "mlp": "gelu",
+        "norm": "layernorm",
+        "norm_eps": fields.get("layer_norm_epsilon", 1e-5),
+        "position": "learned",
+        "bias": True,
+        "qk_norm": False,
+    }
+
+
+def _read_llama_like(fields: Fields, family: str) -> dict[str, Any]:
+    n_layer, n_head, n_embd = (fields.size(f"{name}") for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    kv_heads = fields.get("num_key_value_heads", n_head)
+    head_dim = fields.get("head_dim", 128 if family == "qwen3" else None)
+    bias = fields.only("attention_bias", (False, True) if family == "llama" else (False,), False)
+    if family == "llama" and fields.get("mlp_bias", False) != bias:
+        fields.problems.append("'attention_bias' and 'mlp_bias' differ, and lit_llm has biases in both or in neither")
+    act = fields.only("hidden_act", _GATED.values(), "silu")
+    settings = {
+        "n_layer": n_layer,
+        "n_head": n_head,
+        "n_kv_head": None if kv_heads == n_head else kv_heads,
+        "n_embd": n_embd,
+        "head_dim": None if head_dim is not None and head_dim * n_head == n_embd else head_dim,
+        "block_size": fields.size("max_position_embeddings"),
+        "mlp": next((mlp for mlp, name in _GATED.items() if name == act), "swiglu"),
+        "mlp_width": fields.size("intermediate_size"),
+        "norm": "rmsnorm",
+        "norm_eps": fields.get("rms_norm_eps", 1e-6),
+        "position": "rope",
+        "bias": bias,
+        "qkv_bias": True if family == "qwen2" else None,
+        "qk_norm": family == "qwen3",
+        "window": _window(fields, family, n_layer),
+    }
+    return settings | _rope(fields)
+
+
+def _window(fields: Fields, family: str, n_layer: int) -> int | None:
+    if family == "mistral":  # null is "none" here and 4096 what is meant when the key is missing
+        window: int | None = fields.content.get("sliding_window", 4096)
+        return window
+    if family == "llama" or not fields.get("use_sliding_window", False):
+        return None
+    first = fields.get("max_window_layers", 28)
+    kinds = fields.get("layer_types", ["sliding_attention" if i >= first else "full_attention" for i in range(n_layer)])
+    if len(set(kinds)) > 1:
+        fields.problems.append(
+            "'max_window_layers' or 'layer_types' give some layers a sliding window, and lit_llm all or none"
+        )
+    return int(fields.get("sliding_window", 4096)) if kinds[0] == "sliding_attention" else None
+
+
+def _rope(fields: Fields) -> dict[str, Any]:
+    # Until version 4 rope_theta stood alone beside rope_scaling (whose rope_type was called type); now all is in one.
+    rope = fields.get("rope_parameters", None) or fields.get("rope_scaling", {})
+    found: dict[str, Any] = {"rope_theta": float(rope.get("rope_theta", fields.get("rope_theta", 10000.0)))}
+    if rope.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0)) != 1.0:
+        fields.problems.append("'partial_rotary_factor' is not 1, and lit_llm rotates whole heads")
+    kind = (
+        "one a layer" if any(isinstance(v, dict) for v in rope.values()) else rope.get("rope_type", rope.get("type", "default"))
+    )
+    if kind == "llama3":
+        keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        missing = [key for key in keys if key not in rope]
+        fields.problems += [f"the rotary scaling has no '{key}'" for key in missing]
+        if not missing:
+            found["rope_scaling"] = {key: float(rope[key]) for key in keys}
+    elif kind != "default":
+        fields.problems.append(f"'rope_type' is {kind!r}, and lit_llm only has 'default' or 'llama3'")
+    return found
+
+
+def write_config(config: GPTConfig) -> tuple[dict[str, Any], list[str]]:
+    """The config.json of the architecture that computes the same, and notes on where it does not quite.
+
+    Raises:
+        ValueError: there is no such architecture; one sentence for each setting that has no equivalent.
+    """
+    family = _family(config)
+    content = _write_gpt2(config) if family == "gpt2" else _write_llama_like(config, family)
+    content |= {
+        "architectures": [ARCHITECTURES[family]],
+        "model_type": family,
+        "vocab_size": config.vocab_size,
+        "initializer_range": config.init_std,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+    notes = []
+    if config.mask_documents:
+        notes.append(
+            "model.mask_documents: transformers lets attention cross the end-of-document id, so logits differ behind one "
+            "(not where a text is one document)"
+        )
+    if family != "gpt2" and config.dropout:
+        notes.append(f"model.dropout {config.dropout} is left out: {ARCHITECTURES[family]} drops attention weights only")
+    if family != "gpt2" and config.mlp == "relu2":
+        notes.append("model.mlp relu2 is written as a ReLU-gated MLP with twice the same matrix: equal outputs, larger files")
+    return content, notes
+
+
+def _family(config: GPTConfig) -> str:
+    found = []
+
+    def lacks(what: str, setting: str, instead: str) -> None:
+        found.append(f"model.{setting} {getattr(config, setting)} has no equivalent in {what} (--model.{setting} {instead})")
+
+    if config.logit_softcap is not None:
+        lacks("any architecture of transformers that fits", "logit_softcap", "null")
+    if config.position == "learned":
+        what = "GPT2LMHeadModel, which has learned positions"
+        for setting, wanted in (("norm", "layernorm"), ("mlp", "gelu"), ("qk_norm", False), ("window", None)):
+            if getattr(config, setting) != wanted:
+                lacks(what, setting, "null" if wanted is None else str(wanted).lower())
+        if config.kv_heads != config.n_head:
+            lacks(what, "n_kv_head", "null")
+        if config.head_width * config.n_head != config.n_embd:
+            lacks(what, "head_dim", "null")
+        family = "gpt2"
+    else:
+        what = "the architectures with rotary positions (LLaMA, Mistral, Qwen)"
+        if config.norm != "rmsnorm":
+            lacks(what, "norm", "rmsnorm")
+        if config.mlp not in _GATED:
+            lacks(what, "mlp", "swiglu, geglu or relu2")
+        some_bias = config.bias or bool(config.qkv_bias)
+        if config.bias and config.qkv_bias is False:
+            lacks(what, "qkv_bias", "null")
+        elif config.bias and (config.qk_norm or config.window is not None):
+            lacks("Mistral and Qwen3 (model.qk_norm, model.window)", "bias", "false")
+        family = "llama"
+        if config.qk_norm:
+            family = "qwen3"
+        elif some_bias and not config.bias:
+            family = "qwen2"
+        elif config.window is not None:
+            family = "mistral"
+    if found:
+        raise ValueError("\n".join(found))
+    return family
+
+
+def _write_gpt2(config: GPTConfig) -> dict[str, Any]:
+    return {
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_embd": config.n_embd,
+        "n_positions": config.block_size,
+        "n_inner": config.hidden_width,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.norm_eps,
+        **dict.fromkeys(_DROPOUTS["gpt2"], config.dropout),
+    }
+
+
+def _write_llama_like(config: GPTConfig, family: str) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.kv_heads,
+        "hidden_size": config.n_embd,
+        "head_dim": config.head_width,
+        "intermediate_size": config.hidden_width,
+        "hidden_act": _GATED[config.mlp],
+        "max_position_embeddings": config.block_size,
+        "rms_norm_eps": config.norm_eps,
+        "attention_dropout": 0.0,
+        # As version 4 wrote it, which version 5 reads too.
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if config.rope_scaling is None else {"rope_type": "llama3", **_whole(config.rope_scaling)},
+    }
+    if family == "llama":
+        content |= {"attention_bias": config.bias, "mlp_bias": config.bias}
+    elif family == "mistral":
+        content["sliding_window"] = config.window
+    else:
+        windowed = config.window is not None
+        content |= {"use_sliding_window": windowed, "sliding_window": config.window}
+        content["max_window_layers"] = 0 if windowed else config.n_layer  # the first layer with a window
+    if family == "qwen3":
+        content["attention_bias"] = bool(config.qkv_bias)
+    return content
+
+
+def _whole(scaling: dict[str, float]) -> dict[str, float | int]:
+    """original_max_position_embeddings as the whole number that transformers insists on."""
+    return {
+        key: int(value) if key.startswith("original") and math.floor(value) == value else value
+        for key, value in scaling.items()
+    }

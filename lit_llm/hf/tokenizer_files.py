@@ -1,0 +1,57 @@
+"""The files beside the weights that say how text becomes ids, in Hugging Face folders and in run folders."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lit_llm.data.tokenizer import TOKENIZER_FILE, load_tokenizer
+from lit_llm.hf.read import read_json
+from lit_llm.hf.write import write_json
+
+GENERATION = "generation_config.json"
+COMPANIONS = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
+    *("tokenizer.model", "vocab.json", "merges.txt", GENERATION),
+)
+"""What an imported tokenizer has beside its tokenizer.json. A run folder keeps it, so that it comes out as it came in."""
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    for name in COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
+    """Put a run's tokenizer into an exported folder, where `AutoTokenizer` gives the ids that we train on.
+
+    One that was imported keeps its companions. For one of our own a configuration is written: no id is added to a text, the
+    characters of a special token in a text are text (`split_special_tokens`), and decoding changes no space.
+    """
+    shutil.copyfile(run / TOKENIZER_FILE, out / TOKENIZER_FILE)
+    copy_companions(run, out)
+    if (out / "tokenizer_config.json").is_file():
+        return
+    tokenizer = load_tokenizer(run)
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": block_size,
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+    }
+    if tokenizer.eos_id is not None:
+        end = tokenizer.decode([tokenizer.eos_id])
+        settings |= {"bos_token": end, "eos_token": end}  # a document begins after the end of another, as in GPT-2
+    write_json(settings, out / "tokenizer_config.json")
+
+
+def write_generation_config(run: Path, out: Path, *, eos_id: int | None) -> dict[str, Any]:
+    """Write generation_config.json, the imported one if there is one; returns the ids of it that config.json repeats."""
+    if (run / GENERATION).is_file():
+        shutil.copyfile(run / GENERATION, out / GENERATION)
+    else:
+        write_json({"bos_token_id": eos_id, "eos_token_id": eos_id}, out / GENERATION)
+    content = read_json(out / GENERATION)
+    return {"bos_token_id": content.get("bos_token_id"), "eos_token_id": content.get("eos_token_id", eos_id)}

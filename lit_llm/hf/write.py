@@ -1,0 +1,70 @@
+"""A model's folder as `transformers` loads it: config.json, weights in safetensors, generation_config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_llm.hf.optional_packages import safetensors
+from lit_llm.hf.tensor_map import VOCABULARY, Link
+
+
+def write_json(content: dict[str, Any], file: Path) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_weights(
+    state: dict[str, Tensor],
+    table: list[Link],
+    folder: Path,
+    *,
+    vocab_size: int,
+    dtype: torch.dtype | None,
+    max_bytes: float,
+) -> None:
+    """Write our state_dict under their names.
+
+    One file `model.safetensors`, or where that would be larger than `max_bytes`, several and the index that says which tensor
+    is where. One file at a time is in memory.
+
+    Args:
+        vocab_size: rows of the embedding and head that are ids; the padding after them is left out.
+        dtype: of what is written. None: as it is.
+    """
+    files: list[list[Link]] = [[]]
+    total = filled = 0
+    for link in table:
+        parts = [_part(state, name, vocab_size) for name in link.ours]
+        size = sum(part.numel() * (dtype or part.dtype).itemsize for part in parts)
+        if files[-1] and filled + size > max_bytes:
+            files.append([])
+            filled = 0
+        files[-1].append(link)
+        filled += size
+        total += size
+    names = ["model.safetensors"]
+    if len(files) > 1:
+        names = [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+        weight_map = {link.theirs: name for name, links in zip(names, files, strict=True) for link in links}
+        write_json({"metadata": {"total_size": total}, "weight_map": weight_map}, folder / "model.safetensors.index.json")
+    for name, links in zip(names, files, strict=True):
+        tensors = {link.theirs: _theirs(state, link, vocab_size, dtype) for link in links}
+        safetensors().torch.save_file(tensors, folder / name, metadata={"format": "pt"})
+        (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors leaves it readable by its owner alone
+
+
+def _part(state: dict[str, Tensor], name: str, vocab_size: int) -> Tensor:
+    if name not in state and name.endswith(".bias"):
+        weight = state[name.removesuffix("bias") + "weight"]
+        return weight.new_zeros(weight.size(0))
+    return state[name][:vocab_size] if name in VOCABULARY else state[name]
+
+
+def _theirs(state: dict[str, Tensor], link: Link, vocab_size: int, dtype: torch.dtype | None) -> Tensor:
+    whole = torch.cat([_part(state, name, vocab_size) for name in link.ours])  # a copy: no two tensors share memory
+    whole = whole.T if link.transposed else whole
+    return whole.to(whole.dtype if dtype is None else dtype).contiguous()

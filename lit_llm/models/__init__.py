@@ -1,0 +1,1 @@
+"""Models, their losses and text generation."""

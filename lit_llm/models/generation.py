@@ -1,0 +1,126 @@
+"""Sampling text from a model, with a key/value cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from lit_llm.data.tokenizer import Tokenizer
+from lit_llm.models.custom import CustomModel
+from lit_llm.models.gpt import GPT, KVCache
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn.
+
+    Raises:
+        ValueError: a setting is out of range; every reason in one message.
+    """
+
+    temperature: float = 0.8
+    """Divides the logits; 0 always takes the most likely id."""
+    top_k: int | None = 50
+    """Keep the k most likely ids; None keeps all."""
+    top_p: float | None = None
+    """Keep the smallest set of most likely ids whose probability reaches p (Holtzman et al. 2020); None keeps all."""
+    seed: int = 0
+    """Seed of the draws; the same on every device."""
+
+    def __post_init__(self) -> None:
+        found = []
+        if not (self.temperature == 0 or 1e-3 <= self.temperature < math.inf):  # NaN too; less overflows the logits
+            found.append(f"temperature is {self.temperature}, it must be 0 (greedy) or at least 0.001 (--temperature)")
+        if self.top_k is not None and self.top_k < 1:
+            found.append(f"top_k is {self.top_k}, it must be at least 1, or 0 to keep all (--top_k)")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            found.append(f"top_p is {self.top_p}, it must be above 0 and at most 1 (--top_p)")
+        if found:
+            raise ValueError("\n".join(found))
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(V,) fp32 logits to (V,) probabilities, zero outside the kept ids. Needs a temperature above 0."""
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.numel():
+            kept = logits.topk(self.top_k).indices  # exactly k of them, ties or not
+            logits = torch.full_like(logits, -torch.inf).scatter_(0, kept, logits[kept])
+        probabilities = logits.softmax(dim=-1)
+        if self.top_p is not None and self.top_p < 1:
+            ordered, ids = probabilities.sort(descending=True)
+            before = ordered.cumsum(0) - ordered  # (V,): probability of all more likely ids; 0 for the first, so one stays
+            probabilities = torch.zeros_like(probabilities).scatter_(0, ids, ordered * (before < self.top_p))
+            probabilities = probabilities / probabilities.sum()
+        return probabilities
+
+
+@torch.no_grad()
+def generate(
+    model: GPT | CustomModel,
+    prompt: list[int],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    stop_id: int | None = None,
+    use_cache: bool = True,
+) -> Iterator[int]:
+    """Yield sampled ids one by one, up to `max_new_tokens`, or until `stop_id` (which is not yielded).
+
+    A context that outgrows `block_size` drops its older half. The cache is then filled anew, so a token still costs O(1)
+    model passes of one position on average. Without a cache each token is a pass over the whole context.
+    """
+    assert prompt, "a prompt has at least one id"
+    sampling = sampling or Sampling()
+    # A generator of its own, on the CPU: the same text on every device, and no draw of a training run is used up.
+    generator = torch.Generator().manual_seed(sampling.seed)
+    device, block_size = next(model.parameters()).device, model.config.block_size
+    # Split over ranks, a model computes every position anew, and so does an architecture of the user's.
+    use_cache = use_cache and isinstance(model, GPT) and model.vocabulary_shards is None
+    distributed = any(isinstance(p, DTensor) for p in model.parameters())
+    was_training = model.training
+    model.eval()
+    try:
+        context = fresh = prompt[-block_size:]
+        capacity = min(block_size, len(context) + max_new_tokens)
+        cache = KVCache(model.config, capacity) if use_cache else None
+        for _ in range(max_new_tokens):
+            if len(context) > block_size:
+                context = fresh = context[-max(block_size // 2, 1) :]
+                cache = KVCache(model.config, capacity) if use_cache else None
+            ids = torch.tensor([fresh if use_cache else context], device=device)  # (1, T)
+            logits = model(ids) if cache is None else model(ids, cache=cache)
+            assert isinstance(logits, Tensor)
+            last = logits[0, -1].float().cpu()  # (V,)
+            if sampling.temperature == 0:
+                token = int(last.argmax())
+            else:
+                token = int(torch.multinomial(sampling.probabilities(last), 1, generator=generator))
+            if distributed:  # ranks that parted over a last bit would wait for each other for ever
+                agreed = torch.tensor(token, device=device)
+                dist.broadcast(agreed, src=0)
+                token = int(agreed)
+            if token == stop_id:
+                return
+            yield token
+            context, fresh = [*context, token], [token]
+    finally:
+        model.train(was_training)
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Ids of the prompt; an empty one starts where documents start, after the end-of-document id.
+
+    Raises:
+        ValueError: the prompt is empty and the tokenizer has no end-of-document id.
+    """
+    ids = [int(i) for i in tokenizer.encode(prompt)]
+    if ids:
+        return ids
+    if tokenizer.eos_id is None:
+        raise ValueError("the prompt is empty and this tokenizer has no end-of-document id to start from (--prompt)")
+    return [tokenizer.eos_id]

@@ -1,0 +1,130 @@
+"""`fit --check_against`: says where a run leaves the curve of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+
+from lit_llm.checkpoint.format import versions
+from lit_llm.runs.curve import Curve, Row, as_text, columns_of
+from lit_llm.cli.recipe_files import SHIPPED
+from lit_llm.runs.run_folder import CONFIG, default_run_dir
+
+EXACT = 1e-5
+"""Relative: token counts and learning rates are functions of the step, and a curve holds seven digits of them."""
+
+
+class CurveFollower(Logger):
+    """Compares what is logged with a curve, row by row, and warns once, where it is first left.
+
+    A logger and no callback: it sees the numbers that TensorBoard gets, whoever logs them, and reads nothing on the device.
+
+    Args:
+        reference: the curve to follow.
+        name: what it is called in messages.
+        tolerance: relative difference allowed in training and validation loss. Gradient norms are not judged.
+    """
+
+    def __init__(self, reference: Curve, name: str, tolerance: float) -> None:
+        super().__init__()
+        self._reference = {row.step: row for row in reference.rows}
+        self._name = name
+        self._versions = reference.facts.get("versions", "")
+        self.tolerance = tolerance
+        self.left: str | None = None
+        """Where the curve was first left, a sentence; None while it is followed."""
+        self.compared: set[int] = set()
+        self._largest = (0.0, 0, "")
+
+    @classmethod
+    def named(cls, curve: str, config_files: list[str], tolerance: float) -> CurveFollower:
+        """Follows the curve in a file, or with "auto" the one shipped with the first config file's recipe.
+
+        Raises:
+            ValueError: there is no such curve, or the tolerance is not above 0.
+        """
+        if not tolerance > 0:
+            raise ValueError(f"check_tolerance is {tolerance}, it must be above 0 (--check_tolerance)")
+        path = Path(curve)
+        if curve == "auto":
+            first = Path(config_files[0]) if config_files else Path()
+            # A run folder's own configuration: the run is named after its recipe.
+            recipe = first.absolute().parent.name if first.name == CONFIG else default_run_dir(config_files).name
+            path = SHIPPED / "evidence" / f"{recipe}.csv"
+            if not path.is_file():
+                there = ", ".join(sorted(each.stem for each in path.parent.glob("*.csv")))
+                raise ValueError(f"no curve is shipped for {recipe}, only for {there} (--check_against FILE)")
+        try:
+            return cls(Curve.read(path), str(path), tolerance)
+        except ValueError as error:
+            raise ValueError(f"{error} (--check_against)") from None
+
+    @property
+    def name(self) -> str:
+        return "curve"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: settings are not compared, what they do is."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        if step not in self._reference:
+            return
+        if values := columns_of(metrics):
+            self._judge(Row(step, **values))
+
+    def catch_up(self, curve: Curve, step: int) -> None:
+        """Judge what a run did before it is resumed after `step`."""
+        for row in curve.rows:
+            if row.step <= step and row.step in self._reference:
+                self._judge(row)
+
+    def _judge(self, row: Row) -> None:
+        step = row.step
+        self.compared.add(step)
+        for column, allowed in (
+            ("tokens", EXACT),
+            ("learning_rate", EXACT),
+            ("loss", self.tolerance),
+            ("validation_loss", self.tolerance),
+        ):
+            ours, theirs = getattr(row, column), getattr(self._reference[step], column)
+            if ours is None or theirs is None:
+                continue
+            difference = abs(ours - theirs) / max(abs(theirs), 1e-12)
+            if allowed == self.tolerance and difference > self._largest[0]:
+                self._largest = (difference, step, column)
+            if not difference <= allowed and self.left is None:  # NaN leaves it too
+                self.left = (
+                    f"leaves {self._name} at step {step}: {column.replace('_', ' ')} {ours:.6g}, there {theirs:.6g} "
+                    f"({difference:.2%} apart, allowed {allowed:.3%}){self._other_versions()}"
+                )
+                rank_zero_warn(f"This run {self.left}.")
+
+    def _other_versions(self) -> str:
+        ours = as_text(versions())
+        if not self._versions or self._versions == ours:
+            return ""
+        return f"; the curve was made with {self._versions}, this run with {ours}"
+
+    @property
+    def followed(self) -> bool:
+        return self.left is None and bool(self.compared)
+
+    def summary(self) -> str:
+        """One sentence about the whole run."""
+        if self.left is not None:
+            return f"this run {self.left}"
+        if not self.compared:
+            return f"this run has no logged step in common with {self._name} (--trainer.log_every_n_steps)"
+        difference, step, column = self._largest
+        largest = f"; largest difference {difference:.3%}, {column.replace('_', ' ')} at step {step}" if step else ""
+        return f"this run follows {self._name}: {len(self.compared)} rows of {len(self._reference)}{largest}"

@@ -1,0 +1,95 @@
+"""Where a run's first weights come from when they are not drawn: `--init_from`, another run's or imported ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lit_llm.models.custom import Architecture
+from lit_llm.checkpoint.compatibility import model_changes, model_settings, saved_architecture, saved_model_config
+from lit_llm.checkpoint.format import MANIFEST, read
+from lit_llm.cli.parse_errors import assignments_in
+from lit_llm.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.runs.run_folder import CHECKPOINTS, find_checkpoint
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """A checkpoint to start from: weights only, so the run begins at step 0 with a fresh optimizer."""
+
+    checkpoint: Path
+    model: GPTConfig
+    architecture: Architecture | None
+    """What the weights are of instead of a GPT."""
+    tokenizer_file: Path | None
+    """What its run folder reads and writes text with."""
+
+    @classmethod
+    def named_in(cls, arguments: list[str]) -> InitialWeights | None:
+        """What the last `init_from` in command-line arguments or their config files means; None if there is none.
+
+        Raises:
+            ValueError: it is no run folder and no checkpoint.
+        """
+        named = [each.value for each in assignments_in(arguments)[0] if each.key == "init_from"]
+        return cls.find(Path(named[-1])) if named and named[-1] not in (None, "null") else None
+
+    @classmethod
+    def find(cls, path: Path) -> InitialWeights:
+        """The checkpoint at `path`, or the last one of the run folder `path`.
+
+        Raises:
+            ValueError: it is neither, or not one of lit_llm.
+        """
+        if (path / "config.json").is_file():
+            raise ValueError(
+                f"{path} is a Hugging Face folder; make a run folder of it first: "
+                f"python -m lit_llm import --from {path} --out RUN (--init_from)"
+            )
+        if not path.exists():
+            raise ValueError(f"there is no run folder or checkpoint {path} (--init_from)")
+        is_checkpoint = path.is_file() or (path / MANIFEST).is_file()
+        checkpoint = path if is_checkpoint else find_checkpoint(path, "last")
+        content = read(checkpoint, verify=False, lazy=True)
+        model = saved_model_config(content, checkpoint, "--init_from")
+        run = path.absolute().parent if is_checkpoint else path
+        file = (run.parent if run.name == CHECKPOINTS else run) / TOKENIZER_FILE
+        return cls(checkpoint, model, saved_architecture(content), file if file.is_file() else None)
+
+    def defaults(self) -> dict[str, Any]:
+        """Settings that follow from the weights unless a recipe or a flag says otherwise: the model's, and the tokenizer."""
+        model = self.model
+        if self.tokenizer_file is None:
+            return self._model_defaults(model)
+        if load_tokenizer(self.tokenizer_file).eos_id is not None:
+            model = replace(model, eos_id=None)  # documents end as the data says, whatever ended a turn of a chat
+        tokenizer = {"class_path": "lit_llm.data.TokenizerJSON", "init_args": {"path": str(self.tokenizer_file)}}
+        data = {"class_path": "lit_llm.data.PythonStdlib", "init_args": {"tokenizer": tokenizer}}
+        return {"data": data, **self._model_defaults(model)}
+
+    def _model_defaults(self, model: GPTConfig) -> dict[str, Any]:
+        settings = model_settings(model, self.architecture)
+        architecture = settings.pop("architecture", None)
+        return {"architecture": architecture, **{f"model.{name}": value for name, value in settings.items()}}
+
+    def model_problems(self, model: GPTConfig, architecture: Architecture | None) -> list[str]:
+        """Why the weights do not fit a model, a sentence each. Rotary positions fit any length; of an architecture of the
+        user's its own weights say what fits.
+        """
+        saved = model_settings(self.model, self.architecture)
+        if model.position == "rope" or architecture is not None:
+            saved["block_size"] = model.block_size
+        return model_changes(saved, model, architecture, accepted=True)
+
+    def tokenizer_problem(self, tokenizer: Tokenizer | None) -> str | None:
+        """Whether the data has other ids than the weights were made for; what has no tokenizer cannot be known."""
+        if tokenizer is None or self.tokenizer_file is None:
+            return None
+        if tokenizer.identity() == load_tokenizer(self.tokenizer_file).identity():
+            return None
+        return (
+            f"the data's tokenizer is not that of the weights in {self.checkpoint}: "
+            f"--data.tokenizer TokenizerJSON --data.tokenizer.path {self.tokenizer_file}"
+        )

@@ -1,0 +1,45 @@
+"""The curve of a run folder, out of its TensorBoard events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_llm.checkpoint.format import read_manifest
+from lit_llm.runs.curve import METRICS, Curve, Row, as_text
+from lit_llm.runs.run_folder import config_of, find_checkpoint
+
+
+def logged(run: Path) -> Curve:
+    """Every logged step of a run folder, without facts; no rows where nothing was logged."""
+    # Sizes of 0 keep every row; an interrupted run's overwritten rows are dropped by the purge step.
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    events.Reload()
+    there = set(events.Tags()["scalars"])
+    rows: dict[int, Row] = {}
+    for column, metric in METRICS.items():
+        for event in events.Scalars(metric) if metric in there else []:
+            setattr(rows.setdefault(event.step, Row(event.step)), column, event.value)
+    return Curve(rows=[rows[step] for step in sorted(rows)])
+
+
+def curve_of(run: Path) -> Curve:
+    """The same, with seed, precision and versions as the run's config and last checkpoint have them.
+
+    What it ran on and which command it was are not known here: notes of `curve` add them.
+
+    Raises:
+        ValueError: no run folder, or one without curves.
+    """
+    config = yaml.safe_load(config_of(run).read_text(encoding="utf-8"))
+    curve = logged(run)
+    if not curve.rows:
+        raise ValueError(f"{run} holds no curves: it was run without a TensorBoard logger, or not at all (--run)")
+    curve.facts = {
+        "versions": as_text(read_manifest(find_checkpoint(run, "last"))["versions"]),
+        "seed": str(config["seed_everything"]),
+        "precision": str(config["trainer"]["precision"] or "32-true"),
+    }
+    return curve

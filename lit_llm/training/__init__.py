@@ -1,0 +1,1 @@
+"""The LightningModule, and training as a command."""

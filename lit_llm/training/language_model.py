@@ -1,0 +1,345 @@
+"""The LightningModule: the training step, validation sums, and nothing a callback could do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_llm.checkpoint.compatibility import model_settings
+from lit_llm.checkpoint.load_weights import load_weights, mismatch
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.parallelize import parallelize
+from lit_llm.models.custom import Architecture, CustomModel
+from lit_llm.models.generation import Sampling, generate, prompt_ids
+from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
+from lit_llm.optim import MuonAdamW, parameter_groups
+from lit_llm.training.metrics import BitsPerByte, Perplexity
+
+# Of a parameter group: the schedule sets the rate, and how a step is computed is a matter of the state that it has.
+_NOT_GIVEN = ("params", "lr", "fused", "foreach", "capturable", "differentiable")
+
+
+@dataclass
+class LossConfig:
+    """How the loss is computed."""
+
+    chunk_size: int | None = None
+    """Tokens whose logits are held at a time. None: all at once; chunks pay off when the vocabulary is large."""
+    z_loss: float = 0.0
+    """Weight of logsumexp(logits)^2 in the training loss, keeps logits from drifting (PaLM: 1e-4). Metrics leave it out."""
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.chunk_size is not None and self.chunk_size < 1:
+            found.append(f"loss.chunk_size is {self.chunk_size}, it must be at least 1 or null (--loss.chunk_size)")
+        if self.z_loss < 0:
+            found.append(f"loss.z_loss is {self.z_loss}, it must not be negative (--loss.z_loss)")
+        return found
+
+
+class LanguageModel(L.LightningModule):
+    """Trains a GPT, or a user's architecture, with next-token cross-entropy.
+
+    Every mean is over the tokens of the *global* batch.
+
+    Batches are dicts of `input_ids` and `targets`, both (B, T) int64; a target of -100 counts nowhere.
+
+    Logs, at optimizer step 1 and every `trainer.log_every_n_steps`: `train/loss` (nats per token over that step's global
+    batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, when the
+    data knows its tokenizer, `val/bits_per_byte`.
+
+    Args:
+        architecture: what is built instead of a GPT; `model` then says its block_size, vocab_size and eos_id only.
+        init_from: a checkpoint whose weights are the first ones, instead of random ones.
+
+    Raises:
+        ValueError: the configuration cannot be built; every reason in one message.
+    """
+
+    def __init__(
+        self,
+        model: GPTConfig,
+        optimizer: OptimizerCallable = MuonAdamW,
+        loss: LossConfig | None = None,
+        compute: ComputeConfig | None = None,
+        init_from: Path | None = None,
+        architecture: Architecture | None = None,
+    ) -> None:
+        super().__init__()
+        loss, compute = loss or LossConfig(), compute or ComputeConfig()
+        problems = model.problems() + loss.problems() + compute.problems()
+        if architecture is not None:
+            problems += architecture.problems(model, loss.chunk_size, compute)
+        if problems:
+            raise ValueError("\n".join(problems))
+        self.config = model
+        self.architecture = architecture
+        self.compute_config = compute
+        self.init_from = init_from
+        self.optimizer_factory = optimizer
+        self.loss_function: Callable[..., LossSums] = partial(
+            cross_entropy if architecture is None else cross_entropy_of_logits, z_loss=loss.z_loss
+        )
+        if loss.chunk_size is not None:
+            self.loss_function = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
+        self.model: GPT | CustomModel | None = (
+            None  # built in configure_model, when the data's vocabulary and the strategy are known
+        )
+        self.perplexity = Perplexity()
+        self.bits_per_byte = BitsPerByte()
+        self.token_bytes: Tensor | None = None
+        self.tokenizer: Any = None
+        # Sums over the current optimizer step's micro-batches, on the device; nothing to save between steps.
+        self.window_nll: Tensor | float = 0.0
+        self.window_count: Tensor | int = 0
+
+    # -- building ---------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Build the model once the data is known. Lightning may call this more than once."""
+        if self.model is not None:
+            return
+        data = getattr(self._trainer, "datamodule", None) if self._trainer is not None else None
+        self.tokenizer = getattr(data, "tokenizer", None)
+        self.token_bytes = getattr(data, "token_bytes", None)
+        data_vocab_size = getattr(data, "vocab_size", None)
+        if self.config.vocab_size is None:
+            self.config.vocab_size = data_vocab_size
+        elif data_vocab_size is not None and data_vocab_size > self.config.vocab_size:
+            raise ValueError(
+                f"the data's tokenizer has {data_vocab_size} ids, model.vocab_size is {self.config.vocab_size}; "
+                "leave --model.vocab_size null to follow the data"
+            )
+        if self.config.eos_id is None:
+            self.config.eos_id = getattr(data, "eos_id", None)
+        if self.config.mask_documents and self.config.eos_id is None:
+            raise ValueError(
+                "model.mask_documents needs to know the end-of-document id, and the data's tokenizer has none; "
+                "give --model.eos_id or set --model.mask_documents false"
+            )
+        strategy = self._trainer.strategy if self._trainer is not None else None
+        mesh = strategy if isinstance(strategy, MeshStrategy) else None
+        device = torch.device("cpu") if strategy is None else strategy.root_device
+        model: GPT | CustomModel
+        if self.architecture is not None:
+            # With its weights: a class that was not written for it may not survive being built without memory.
+            model = CustomModel(self.config, self.architecture)
+            parallelize(model, self.compute_config, device, mesh)
+        else:
+            # Split and sharded while it has no memory, so that no rank ever holds more of it than its part.
+            with torch.device("meta"):
+                model = GPT(self.config)
+            parallelize(model, self.compute_config, device, mesh)
+            model.to_empty(device="cpu" if mesh is None else mesh.parameter_device)
+            model.init_weights()
+        if self.init_from is not None:
+            load_weights(model, self.init_from)
+        self.model = model
+
+    def configure_optimizers(self) -> Optimizer:
+        assert self.model is not None
+        optimizer = self.optimizer_factory(parameter_groups(self.model))
+        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
+            # A fused optimizer would unscale fp16 gradients itself, after they were clipped and judged.
+            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+        return optimizer
+
+    @property
+    def flops_per_token(self) -> float | None:
+        """Training FLOPs per token, see `GPTConfig.flops_per_token`; None for what is no GPT: nobody knows."""
+        return self.config.flops_per_token() if self.architecture is None else None
+
+    def on_fit_start(self) -> None:
+        self._given_options = [
+            {name: value for name, value in group.items() if name not in _NOT_GIVEN}
+            for group in self.trainer.optimizers[0].param_groups
+        ]
+
+    def on_train_start(self) -> None:
+        """Restoring an optimizer brings back the options it was trained with: what is given now holds, and says so."""
+        changed = {}
+        for group, given in zip(self.trainer.optimizers[0].param_groups, self._given_options, strict=True):
+            for name, value in given.items():
+                if group.get(name, value) != value:
+                    changed[name] = f"{name} {group[name]} -> {value}"
+                    group[name] = value
+        if changed:
+            rank_zero_warn(
+                f"The optimizer's options are not those of the checkpoint, from here on: {', '.join(changed.values())}."
+            )
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    @property
+    def every_target_counts(self) -> bool:
+        """The data promises that no training target is ignored, so each micro-batch weighs the same."""
+        return getattr(getattr(self.trainer, "datamodule", None), "every_target_counts", False)
+
+    def sums(self, batch: dict[str, Tensor]) -> LossSums:
+        assert self.model is not None
+        sums = self.model(batch["input_ids"], batch["targets"], loss=self.loss_function)
+        assert isinstance(sums, LossSums)
+        return sums
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        sums = self.sums(batch)
+        self.window_nll = self.window_nll + sums.nll
+        self.window_count = self.window_count + sums.count
+        return sums.loss / self._divisor(batch["targets"])
+
+    def _divisor(self, targets: Tensor) -> int:
+        # With ignored targets the token count of the global batch is not known before its last micro-batch, so each
+        # micro-batch divides by one constant, the same everywhere, and `optimizer_step` puts the exact count right.
+        return targets.numel() if self.every_target_counts else self.config.block_size
+
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Any,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Make the gradient the mean over all counted tokens before any callback sees (or clips) it."""
+
+        def closure() -> Any:
+            assert optimizer_closure is not None
+            result = optimizer_closure()
+            if not self.every_target_counts:
+                self._divide_gradients_by_token_count()
+            return result
+
+        super().optimizer_step(epoch, batch_idx, optimizer, closure)
+
+    def _divide_gradients_by_token_count(self) -> None:
+        # Lightning has divided by the number of micro-batches and the strategy by the number of ranks.
+        count = torch.as_tensor(
+            self.window_count, device=self.trainer.strategy.root_device
+        ).clone()  # some strategies reduce in place
+        count = self.trainer.strategy.reduce(count, reduce_op="sum")
+        assert isinstance(count, Tensor)
+        parts = self.config.block_size * self.trainer.accumulate_grad_batches * self.trainer.world_size
+        scale = parts / count.clamp(min=1)  # a batch without any target has zero gradients, not NaN
+        for p in self.parameters():
+            if p.grad is not None:
+                p.grad.mul_(scale.to(p.grad.device, p.grad.dtype))
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        step = self.trainer.global_step + 1
+        nll, count = self.window_nll, self.window_count
+        self.window_nll, self.window_count = 0.0, 0
+        if step != 1 and step % self.trainer.log_every_n_steps:  # type: ignore[attr-defined]  # set by a connector
+            return
+        packed = torch.stack((torch.as_tensor(nll).double(), torch.as_tensor(count).double()))  # (2,)
+        packed = self.trainer.strategy.reduce(packed, reduce_op="sum")
+        nll_sum, tokens = packed.tolist()  # the only read of the loss on the host, on logged steps
+        loss = nll_sum / tokens if tokens else math.nan
+        self.log_row({"train/loss": loss, "train/perplexity": safe_exp(loss)}, step)
+
+    def log_row(self, row: dict[str, float], step: int) -> None:
+        """Write numbers to every logger at an optimizer step, and where callbacks look for metrics."""
+        # Not self.log: it costs 0.5 ms a value, and its x-axis is one step behind in training, two ways in validation.
+        for logger in self.trainer.loggers:
+            logger.log_metrics(row, step=step)
+        self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+
+    # -- validation and test ----------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        self.perplexity.reset()
+        self.bits_per_byte.reset()
+        if self.token_bytes is not None:
+            self.token_bytes = self.token_bytes.to(self.trainer.strategy.root_device)
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        sums = self.sums(batch)
+        self.perplexity.update(sums.nll, sums.count)
+        if self.token_bytes is not None:
+            targets = batch["targets"]
+            counted = targets >= 0  # (B, T)
+            self.bits_per_byte.update(sums.nll, (self.token_bytes[targets.clamp(min=0)] * counted).sum())
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def _log_evaluation(self, prefix: str) -> None:
+        perplexity = float(self.perplexity.compute())  # sums over all ranks; one exp at the end
+        row = {f"{prefix}/loss": math.log(perplexity), f"{prefix}/perplexity": perplexity}
+        if self.token_bytes is not None:
+            row[f"{prefix}/bits_per_byte"] = float(self.bits_per_byte.compute())
+        # For callback_metrics (EarlyStopping, checkpoints) and for what `trainer.validate` returns. While fitting, Lightning
+        # would write it one step early, so the row is written here.
+        fitting = self.trainer.state.fn == "fit"
+        self.log_dict(row, logger=not fitting)
+        if fitting and not self.trainer.sanity_checking:
+            self.log_row(row, self.trainer.global_step)
+
+    # -- generation and checkpoints ---------------------------------------------------------------------------------
+
+    def generate_text(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.8,
+        top_k: int | None = 50,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> str:
+        """The prompt and its continuation; draws from a generator of its own, so training is not disturbed.
+
+        Raises:
+            ValueError: the data has no tokenizer, or a sampling setting is out of range.
+        """
+        assert self.model is not None
+        if self.tokenizer is None:
+            raise ValueError("text cannot be generated without a tokenizer: give the data one (--data.tokenizer)")
+        ids = generate(
+            self.model,
+            prompt_ids(self.tokenizer, prompt),
+            max_new_tokens=max_new_tokens,
+            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+            stop_id=self.tokenizer.eos_id,
+        )
+        return prompt + self.tokenizer.decode(list(ids))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Of an architecture of the user's no setting tells whether weights fit: its code may be another by now."""
+        if self.architecture is not None:
+            problem = mismatch(self.state_dict(), checkpoint["state_dict"], f"the checkpoint of {self.architecture.class_path}")
+            if problem is not None:
+                raise ValueError(problem)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["model_config"] = model_settings(self.config, self.architecture)  # plain values: loading stays weights_only
+        checkpoint["optimizer_class"] = class_name(self.trainer.optimizers[0])
+        for logger in self.trainer.loggers:
+            logger.save()  # a kill must not lose rows of steps that are in a checkpoint: nothing would write them again
+
+
+def class_name(thing: object) -> str:
+    """Where the class of `thing` is found."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def safe_exp(loss: float) -> float:
+    """exp that is infinity where a float overflows."""
+    return math.exp(loss) if loss < 700 else math.inf

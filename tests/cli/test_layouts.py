@@ -1,0 +1,134 @@
+"""Strategy and precision overlays through the command line: one file moves a run, and what does not fit is told at once."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from test_cli import curve, folder, run, table  # noqa: F401  `folder` is a fixture
+
+from lit_llm.checkpoint import format
+from lit_llm.cli.recipe_cli import RecipeCLI
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+STRATEGIES = ("single", "ddp", "fsdp", "fsdp2", "hsdp", "tp", "fsdp2-tp")
+PRECISIONS = ("32-true", "tf32", "bf16-mixed", "bf16-true", "16-mixed", "float8")
+
+
+def overlay(name: str) -> list[str]:
+    return ["--config", str(RECIPES / f"{name}.yaml")]
+
+
+def fit(*arguments: str) -> str:
+    """`fit` in processes of its own: Lightning starts the other ranks by running the same command."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(s.getsockname()[1])}
+    command = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml", *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_every_overlay_is_named_here():
+    assert {p.stem for p in (RECIPES / "strategy").glob("*.yaml")} == set(STRATEGIES)
+    assert {p.stem for p in (RECIPES / "precision").glob("*.yaml")} == set(PRECISIONS)
+
+
+def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, capsys, monkeypatch):  # noqa: F811
+    """fsdp2 in shards → tensor parallel → one process: the curve of a run that never moved, and one file of it at the end."""
+    ten = ["--trainer.max_steps", "12", "--schedule.total_steps", "12", "--samples", "TextSamples"]
+    ten += ["--samples.prompts", "[line]", "--samples.every_n_steps", "4", "--samples.max_new_tokens", "5"]
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/straight", *ten)
+    stop = ["--schedule.total_steps", "12", *ten[4:]]
+    two = ["--trainer.devices", "2", "--resume", "auto"]
+    fit(*overlay("strategy/fsdp2"), *stop, *two, "--trainer.max_steps", "4", "--sharded_checkpoints", "true")
+    assert len(list(Path("runs/tiny/checkpoints/last.ckpt/").glob("shard-*"))) == 2
+    # Looking at it before resuming leaves its tensors on disk: a model may be larger than one rank's memory.
+    read, seen = format.read, []
+    monkeypatch.setattr("lit_llm.runs.resume.read", lambda *a, **k: seen.append(k["lazy"]) or read(*a, **k))
+    monkeypatch.setattr("lit_llm.runs.run_folder.read", lambda *a, **k: seen.append(k["lazy"]) or read(*a, **k))
+    RecipeCLI("fit", ["--config", "tiny.yaml", *stop, "--trainer.max_steps", "8", "--resume", "auto"])
+    assert len(seen) >= 2 and all(seen)
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    out = fit(*overlay("strategy/tp"), *stop, *two, "--trainer.max_steps", "8", "--async_checkpoints", "true")
+    assert "in 2 micro-batch(es) on each of 2 process(es)" in out
+    code, out, err = run(capsys, "fit", "--config", "tiny.yaml", *overlay("strategy/single"), *ten, "--resume", "auto")
+    assert code == 0, err
+    straight, moved = Path("runs/straight"), Path("runs/tiny")
+    for name in ("train/loss", "val/loss", "grad/norm"):
+        assert curve(moved, name) == pytest.approx(curve(straight, name), rel=1e-4), name
+    for name in ("lr", "progress/tokens"):
+        assert curve(moved, name) == curve(straight, name), name
+    code, out, _ = run(capsys, "consolidate", "--run", "runs/tiny", "--out", "one.ckpt", "--weights")
+    assert code == 0 and "step 12" in out
+    content = torch.load("one.ckpt", weights_only=True)
+    assert content["global_step"] == 12 and "optimizer_states" not in content
+    code, out, _ = run(capsys, "validate", "--config", "runs/tiny/config.yaml", "--ckpt_path", "one.ckpt")
+    assert code == 0 and table(out)["val/loss"] == pytest.approx(curve(moved, "val/loss")[12], abs=1e-4)
+    code, _, err = run(capsys, "consolidate", "--run", "runs/tiny", "--out", "one.ckpt")
+    assert code == 2 and "one.ckpt exists and is not overwritten" in err
+
+
+@pytest.mark.parametrize("name", ["bf16-mixed", "bf16-true", "16-mixed", "tf32"])
+def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):  # noqa: F811
+    before = torch.get_float32_matmul_precision()
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *overlay(f"precision/{name}"), "--run_dir", f"runs/{name}")
+    torch.set_float32_matmul_precision(before)
+    assert code == 0, err
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/fp32")
+    narrow, wide = (curve(Path("runs") / n, "train/loss") for n in (name, "fp32"))
+    assert narrow == pytest.approx(wide, rel=2e-2)
+    saved = yaml.safe_load(Path(f"runs/{name}/config.yaml").read_text())
+    assert saved["trainer"]["precision"] == ("32-true" if name == "tf32" else name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([*overlay("strategy/tp"), "--trainer.devices", "3"], "does not make up the 3 processes of the run: it makes 2"),
+        ([*overlay("strategy/fsdp2-tp"), "--trainer.devices", "3"], "nearest numbers that it does are 2 and 4"),
+        (
+            [*overlay("strategy/tp"), "--trainer.devices", "2", "--model.n_head", "1"],
+            "tensor_parallel=2 does not divide model.n_head = 1; the nearest smaller that does is 1",
+        ),
+        (
+            [
+                "--trainer.strategy",
+                '{"class_path": "lightning.pytorch.strategies.ModelParallelStrategy"}',
+                "--trainer.devices",
+                "2",
+            ],
+            "ModelParallelStrategy is not known to train one model on 2 processes",
+        ),
+        ([*overlay("strategy/fsdp2"), "--optimizer", "Adafactor"], "do not work on distributed parameters: AdamW"),
+        (["--trainer.accelerator", "gpu"], "trainer.accelerator is gpu, and torch finds"),
+        (["--compute.activation_checkpointing", "0"], "needs a k of at least 1"),
+        ([*overlay("strategy/fsdp2"), "--trainer.strategy.replicate", "0"], "replicate is 0 but must be at least 1"),
+        ([*overlay("strategy/fsdp2"), "--trainer.devices", "3"], "the nearest that divide are"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_in_one_sentence(folder, capsys, flags, said):  # noqa: F811
+    if "gpu" in flags and torch.accelerator.is_available():
+        pytest.skip("there is one")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *flags)
+    assert code == 2 and said in err and "Traceback" not in err, err
+    assert all(line.startswith("error: ") for line in err.splitlines())
+    assert not Path("runs").exists()
+
+
+def test_shards_without_a_mesh_are_told_to_change_nothing(folder, capsys):  # noqa: F811
+    with pytest.warns(match="sharded_checkpoints changes nothing here"):
+        code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--sharded_checkpoints", "true", "--trainer.max_steps", "2")
+    assert code == 0
+
+
+def test_mistakes_are_told_once_a_machine(folder, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--model.n_head", "3")
+    assert code == 2 and err == ""

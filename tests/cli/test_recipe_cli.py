@@ -1,0 +1,336 @@
+"""The command line as a user meets it: exit codes, messages, run folders, and that a resumed run is the same run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_llm.__main__ import main
+
+TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(400))
+
+RECIPE = """
+model: {n_layer: 1, n_head: 2, n_embd: 16, block_size: 16}
+data:
+  class_path: TextFiles
+  init_args: {paths: text.txt, micro_batch_size: 2, global_batch_size: 4}
+schedule: {class_path: Cosine, init_args: {warmup_steps: 2}}
+validation: {every_n_steps: 4}
+checkpoint: {every_n_steps: 3}
+trainer: {max_steps: 8, log_every_n_steps: 1, accelerator: cpu}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def curve(run: Path, tag: str) -> dict[int, float]:
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    events.Reload()
+    return {e.step: e.value for e in events.Scalars(tag)}
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def table(out: str) -> dict[str, float]:
+    return {name: float(value) for name, value in re.findall(r"((?:val|test)/\w+)\s*│\s*([\d.]+)", out)}
+
+
+def test_fit_then_validate_then_generate(folder, capsys):
+    code, out, _ = run(capsys, "fit", "--config", "tiny.yaml")
+    assert code == 0
+    fitted = table(out)
+    assert set(fitted) == {"val/loss", "val/perplexity", "val/bits_per_byte"}
+    made = Path("runs/tiny")
+    assert {"config.yaml", "tokenizer.json", "checkpoints"} <= {p.name for p in made.iterdir()}
+    # the x-axis is the optimizer step, for every curve
+    assert sorted(curve(made, "train/loss")) == list(range(1, 9))
+    assert sorted(curve(made, "lr")) == list(range(1, 9))
+    assert sorted(curve(made, "val/loss")) == [4, 8]
+    assert curve(made, "progress/tokens") == {s: s * 4 * 16 for s in range(1, 9)}
+    # evaluated again from the checkpoint, by another command, it is the same number
+    events_before = sorted(p.name for p in made.glob("events*"))
+    code, out, _ = run(capsys, "validate", "--run", "runs/tiny")
+    assert code == 0 and table(out) == fitted
+    assert sorted(p.name for p in made.glob("events*")) == events_before, "validate writes no curve"
+    code, out, _ = run(capsys, "generate", "--run", "runs/tiny", "--prompt", "line ", "--max_new_tokens", "9")
+    assert code == 0 and out.startswith("line ") and len(out) > len("line \n")
+    again = run(capsys, "generate", "--run", "runs/tiny", "--prompt", "line ", "--max_new_tokens", "9")[1]
+    assert again == out
+
+
+def test_the_saved_config_runs_again_as_it_is_and_makes_the_same_losses(folder, capsys):
+    run(capsys, "fit", "--config", "tiny.yaml")
+    code, *_ = run(capsys, "fit", "--config", "runs/tiny/config.yaml", "--run_dir", "runs/again")
+    assert code == 0
+    assert curve(Path("runs/again"), "train/loss") == curve(Path("runs/tiny"), "train/loss")
+
+
+def test_a_resumed_run_continues_exactly_and_in_the_same_curves(folder, capsys):
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/straight")
+    run(
+        capsys,
+        "fit",
+        "--config",
+        "tiny.yaml",
+        "--run_dir",
+        "runs/parts",
+        "--trainer.max_steps",
+        "5",
+        "--schedule.total_steps",
+        "8",
+    )
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/parts", "--resume", "auto")
+    assert code == 0
+    for tag in ("train/loss", "lr", "grad/norm", "progress/tokens"):
+        assert curve(Path("runs/parts"), tag) == curve(Path("runs/straight"), tag), tag
+    assert curve(Path("runs/parts"), "val/loss")[8] == curve(Path("runs/straight"), "val/loss")[8]
+
+
+def test_resuming_a_finished_run_trains_nothing_and_prints_its_table(folder, capsys):
+    first = table(run(capsys, "fit", "--config", "tiny.yaml")[1])
+    code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
+    assert code == 0 and table(out) == first
+    assert sorted(curve(Path("runs/tiny"), "train/loss")) == list(range(1, 9))
+
+
+def test_an_existing_run_is_not_overwritten_but_can_be_set_aside(folder, capsys):
+    run(capsys, "fit", "--config", "tiny.yaml")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml")
+    assert code == 2 and "--resume auto" in err and "--replace true" in err and "--run_dir" in err
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--replace", "true", "--trainer.max_steps", "3")
+    assert code == 0
+    assert sorted(curve(Path("runs/tiny.1"), "train/loss")) == list(range(1, 9))
+    assert sorted(curve(Path("runs/tiny"), "train/loss")) == [1, 2, 3]
+
+
+def test_my_own_text_trains_any_recipe_and_the_vocabulary_follows(folder, capsys):
+    (folder / "mine.txt").write_text("so many words, so little time\n" * 200)
+    code, out, _ = run(
+        capsys, "fit", "--config", "tiny.yaml", "--data", "TextFiles", "--data.paths", "mine.txt",
+        "--data.tokenizer", "BPE", "--data.tokenizer.vocab_size", "270", "--trainer.max_steps", "2",
+    )  # fmt: skip
+    assert code == 0 and "vocabulary 270" in out
+
+
+def test_prepared_shards_can_be_trained_on_with_the_printed_flags(folder, capsys):
+    code, out, _ = run(capsys, "prepare", "--config", "tiny.yaml", "--out", "shards")
+    assert code == 0
+    flags = out.split("--config RECIPE ")[1].replace("'", "").split()
+    code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *flags, "--trainer.max_steps", "2")
+    assert code == 0 and "val/bits_per_byte" in table(out)
+
+
+@pytest.mark.parametrize("name", ["Linear", "Constant", "InverseSquareRoot", "WSD"])
+def test_a_schedule_is_swapped_by_its_name(folder, capsys, name):
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--schedule", name)
+    assert code == 0
+    rates = curve(Path("runs/tiny"), "lr")
+    assert rates[1] == pytest.approx(rates[2] / 2)  # two warmup steps, whatever comes after
+
+
+@pytest.mark.parametrize("name", ["torch.optim.SGD", "AdamW", "Lion", "torch.optim.Adafactor"])
+def test_an_optimizer_is_swapped_by_its_name(folder, capsys, name):
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--optimizer", name, "--optimizer.lr", "0.001")
+    assert code == 0
+    assert max(curve(Path("runs/tiny"), "lr").values()) == pytest.approx(0.001)
+
+
+def test_a_stock_callback_works_beside_ours(folder, capsys):
+    (folder / "stop.yaml").write_text(
+        "trainer:\n  callbacks+:\n  - class_path: lightning.pytorch.callbacks.EarlyStopping\n"
+        "    init_args: {monitor: val/loss, patience: 1, min_delta: 100.0}\n"
+    )
+    flags = ("--config", "tiny.yaml", "--config", "stop.yaml", "--validation.every_n_steps", "2")
+    code, *_ = run(capsys, "fit", *flags)
+    assert code == 0
+    assert sorted(curve(Path("runs/tiny"), "val/loss")) == [2, 4]  # never better by 100 nats: stopped at the second look
+
+
+def test_a_group_that_is_null_is_left_out(folder, capsys):
+    code, out, _ = run(
+        capsys, "fit", "--config", "tiny.yaml", "--checkpoint", "null", "--validation", "null", "--schedule", "null"
+    )
+    assert code == 0 and "val/loss" in table(out)  # validated once, at the end
+    assert not Path("runs/tiny/checkpoints").exists()
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/b", "--trainer.limit_val_batches", "0")
+    assert code == 0
+
+
+def test_a_replacement_that_is_refused_puts_the_old_run_back(folder, capsys):
+    run(capsys, "fit", "--config", "tiny.yaml")
+    before = curve(Path("runs/tiny"), "train/loss")
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--replace", "true", "--trainer.gradient_clip_val", "1")
+    assert code == 2
+    assert curve(Path("runs/tiny"), "train/loss") == before
+    assert [p.name for p in Path("runs").iterdir()] == ["tiny"]
+
+
+def test_a_run_that_breaks_later_keeps_its_curves(folder, capsys):
+    (folder / "stop.yaml").write_text(
+        "trainer:\n  callbacks+:\n  - class_path: lightning.pytorch.callbacks.EarlyStopping\n"
+        "    init_args: {monitor: val/losss}\n"
+    )
+    flags = ("--checkpoint", "null", "--validation.every_n_steps", "2")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--config", "stop.yaml", *flags)
+    assert code == 2 and "val/losss" in err
+    assert curve(Path("runs/tiny"), "train/loss")
+
+
+def test_the_last_line_does_not_show_the_numbers_of_an_earlier_step(folder, capsys):
+    _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--trainer.log_every_n_steps", "5")
+    lines = [line for line in out.splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in lines] == ["1/8", "5/8", "8/8"]
+    assert "loss" in lines[1] and "loss" not in lines[2]
+
+
+# -- mistakes -------------------------------------------------------------------------------------------------------
+
+MISTAKES = {
+    "unknown key in a config": ([], "model: {n_layr: 2}", ["n_layr", "model.n_layer"]),
+    "unknown flag": (["--model.n_heds", "2"], "", ["n_heds", "model.n_head"]),
+    "unknown key of a class": (["--data.globl_batch_size", "2"], "", ["data.global_batch_size"]),
+    "a key in the wrong group": (["--trainer.warmup_steps", "2"], "", ["schedule.warmup_steps"]),
+    "wrong type": (["--model.n_layer", "many"], "", ["model.n_layer", "'many'", "int"]),
+    "wrong type in a config": ([], "trainer: {max_steps: soon}", ["trainer.max_steps", "'soon'", "int"]),
+    "wrong choice": (["--model.mlp", "silu"], "", ["model.mlp", "swiglu"]),
+    "unknown class": (["--schedule", "Cosin"], "", ["Cosine", "WSD"]),
+    "heads that do not divide": (["--model.n_head", "3"], "", ["n_head=3", "n_embd=16", "2, 4"]),
+    "batch that does not divide": (["--data.global_batch_size", "5"], "", ["5", "4 and 6", "--data.global_batch_size"]),
+    "missing text": (["--data.paths", "nowhere.txt"], "", ["nowhere.txt", "--data.paths"]),
+    "empty text": (["--data.paths", "empty.txt"], "", ["empty.txt"]),
+    "text shorter than a block": (["--data.paths", "short.txt"], "", ["17", "--model.block_size"]),
+    "shard with a wrong magic": (
+        ["--data", "TokenShards", "--data.train", "bad.bin", "--data.val", "bad.bin"], "", ["bad.bin", "magic"]
+    ),
+    "missing config": (["--config", "nowhere.yaml"], "", ["nowhere.yaml", "--config"]),
+    "config that is no YAML": (["--config", "text.txt"], "", ["text.txt"]),
+    "missing checkpoint": (["--resume", "nowhere.ckpt"], "", ["nowhere.ckpt", "--resume"]),
+    "warmup below zero": (["--schedule.warmup_steps", "-1"], "", ["-1", "--schedule.warmup_steps"]),
+    "learning rate below zero": (["--optimizer.lr", "-1"], "", ["-1", "--optimizer.lr"]),
+    "warmup beyond the end": (["--schedule.warmup_steps", "50"], "", ["50", "--schedule.warmup_steps"]),
+    "no end": (["--trainer.max_steps", "-1"], "", ["--trainer.max_steps"]),
+    "logging every 0 steps": (["--trainer.log_every_n_steps", "0"], "", ["--trainer.log_every_n_steps"]),
+    "two things that clip": (["--trainer.gradient_clip_val", "1"], "", ["--trainer.gradient_clip_val"]),
+    "a run folder that is a file": (["--run_dir", "text.txt"], "", ["text.txt", "--run_dir"]),
+    "a missing tokenizer": (["--data.tokenizer", "TokenizerJSON", "--data.tokenizer.path", "no.json"], "", ["no.json"]),
+    "a value alone": (["fast"], "", ["'fast'"]),
+    "no devices": (["--trainer.devices", "0"], "", ["trainer.devices is 0,", "at least 1", "--trainer.devices 1"]),
+    "devices below zero": (["--trainer.devices", "-3"], "", ["trainer.devices is -3,", "at least 1"]),
+    "all GPUs of a CPU": (["--trainer.devices", "-1"], "", ["trainer.devices is -1,", "on a CPU", "--trainer.devices 1"]),
+    "devices in words": (["--trainer.devices", "two"], "", ["'two'", "--trainer.devices auto"]),
+    "a device twice": (["--trainer.devices", "[1,1]"], "", ["twice", "--trainer.devices [1]"]),
+    "a precision that is none": (
+        ["--trainer.precision", "bf17"], "", ["trainer.precision is 'bf17', it must be one of", "(nearest: bf16)", "bf16-mixed"]
+    ),
+    "a strategy key": (["--trainer.accelerator", "gpu"], "", ["gpu"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_sentence_and_exit_code_2_and_touches_nothing(folder, capsys, name):
+    flags, overlay, expected = MISTAKES[name]
+    (folder / "empty.txt").write_text("")
+    (folder / "short.txt").write_text("x\n" * 6)
+    (folder / "bad.bin").write_bytes(b"\x07" * 4096)
+    (folder / "overlay.yaml").write_text(overlay or "{seed_everything: 1}")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--config", "overlay.yaml", *flags)
+    assert code == 2
+    lines = err.strip().splitlines()
+    assert [line for line in lines if line.startswith("error: ")] == lines, err
+    assert len(lines) <= 2 and len(err) < 600, err
+    assert "Traceback" not in err
+    for part in expected:
+        assert part in err, (part, err)
+    assert not list(folder.glob("runs/*"))
+
+
+def test_several_mistakes_are_told_together(folder, capsys):
+    (folder / "overlay.yaml").write_text("model: {n_layr: 2, dropout: much}\nchekpoint: {every_n_steps: 2}\n")
+    code, _, err = run(
+        capsys, "fit", "--config", "tiny.yaml", "--config", "overlay.yaml", "--model.n_head", "3",
+        "--data.global_batch_size", "7", "--data.paths", "nowhere.txt", "--loss.z_loss", "-1",
+    )  # fmt: skip
+    assert code == 2
+    for part in ("n_layr", "'much'", "checkpoint.every_n_steps", "n_head=3", "global_batch_size 7", "nowhere.txt", "z_loss"):
+        assert part in err, (part, err)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(folder, capsys):
+    run(capsys, "prepare", "--config", "tiny.yaml", "--out", "shards")
+    code, _, err = run(
+        capsys, "fit", "--config", "tiny.yaml", "--data", "TokenShards", "--data.train", "shards/train_*.bin",
+        "--data.val", "shards/val_*.bin", "--data.vocab_size", "50",
+    )  # fmt: skip
+    assert code == 2 and "vocabulary" in err and "train_000000.bin" in err
+
+
+def test_a_truncated_shard_is_refused(folder, capsys):
+    run(capsys, "prepare", "--config", "tiny.yaml", "--out", "shards")
+    shard = folder / "shards" / "train_000000.bin"
+    shard.write_bytes(shard.read_bytes()[:-10])
+    code, _, err = run(
+        capsys, "fit", "--config", "tiny.yaml", "--data", "TokenShards", "--data.train", "shards/train_*.bin",
+        "--data.val", "shards/val_*.bin", "--data.vocab_size", "257",
+    )  # fmt: skip
+    assert code == 2 and "train_000000.bin" in err and "cut short" in err
+
+
+def test_commands_that_train_nothing_explain_their_mistakes(folder, capsys):
+    for arguments, part in (
+        (["generate", "--run", "runs/none"], "no run folder"),
+        (["validate", "--run", "runs/none"], "no run folder"),
+        (["validate", "--config", "tiny.yaml"], "no run folder"),
+        (["prepare", "--config", "tiny.yaml"], "--out"),
+        (["trian"], "unknown command"),
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert code == 2 and part in err and "Traceback" not in err, err
+
+
+def test_help_is_light():
+    code = "import sys; from lit_llm.__main__ import main; main([]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.soak
+def test_two_processes_make_the_losses_of_one(folder, capsys):
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/one")
+    command = [
+        sys.executable,
+        "-m",
+        "lit_llm",
+        "fit",
+        "--config",
+        "tiny.yaml",
+        "--run_dir",
+        "runs/two",
+        "--data.micro_batch_size",
+        "1",
+        "--trainer.devices",
+        "2",
+        "--trainer.strategy",
+        "ddp",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, two = curve(Path("runs/one"), "train/loss"), curve(Path("runs/two"), "train/loss")
+    assert two == pytest.approx(one, rel=1e-5)
+    assert curve(Path("runs/two"), "val/loss") == pytest.approx(curve(Path("runs/one"), "val/loss"), rel=1e-5)
+    assert done.stdout.count("at step 8") == 1  # one table, from one rank
+    assert not [p for p in (folder / "runs").iterdir() if p.name not in ("one", "two")]

@@ -1,0 +1,198 @@
+"""The launch checklist passes on what is right, and each line fails on what it is there for."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from lit_llm.__main__ import main
+from lit_llm.commands import check
+from lit_llm.commands.check import Observer
+from lit_llm.models.gpt import GPT, Attention, GPTConfig
+
+RECIPE = """
+model: {n_layer: 2, n_head: 2, n_embd: 32, block_size: 32}
+data:
+  class_path: TextFiles
+  init_args: {paths: text.txt, micro_batch_size: 4, global_batch_size: 16}
+schedule: {class_path: Cosine, init_args: {warmup_steps: 4}}
+validation: {every_n_steps: 4}
+checkpoint: {every_n_steps: 3}
+trainer: {max_steps: 50, accelerator: cpu, log_every_n_steps: 1}
+"""
+NAMES = [
+    "shapes",
+    "labels shifted by one",
+    "first loss is ln V",
+    "every parameter gets a gradient",
+    "learning rate as intended",
+    "a save and a load",
+    "mask",
+    "ignored targets",
+    "data do not repeat",
+    "loader is fast enough",
+    "one batch can be overfitted",
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(check, "LOADER_SHARE", 1.0)  # a toy trains as fast as it reads
+    monkeypatch.setattr(check, "LOADER_BATCHES", 100)
+    monkeypatch.setattr(check, "OVERFIT_STEPS", 30)
+    lines = "".join(f"line {i} of a text that says {i * i} and {i * 7919 % 10007}\n" for i in range(2000))
+    (tmp_path / "text.txt").write_text(lines)
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def lines(tmp_path, *flags: str) -> dict[str, check.Line]:
+    cli = check.CheckedCLI(["--config", "tiny.yaml", *flags], tmp_path / "kept", full_batch=False)
+    cli.cut_batch()
+    return {line.name: line for line in check.checklist(cli)}
+
+
+def failed(found: dict[str, check.Line]) -> set[str]:
+    return {name for name, line in found.items() if not line.passed}
+
+
+def test_a_sound_recipe_passes_every_line_and_leaves_nothing_behind(folder, capsys):
+    before = sorted(p.name for p in folder.iterdir())
+    code = main(["check", "--config", "tiny.yaml"])
+    out = capsys.readouterr().out
+    assert code == 0
+    assert [name for name in NAMES if name in out] == NAMES and "FAIL" not in out
+    assert "4 sequences instead of 16" in out
+    assert sorted(p.name for p in folder.iterdir()) == sorted([*before, "cache"])
+
+
+def test_documents_are_kept_apart(folder):
+    found = lines(folder, "--model.mask_documents", "true")
+    assert not failed(found) and "nothing beyond the end of its document" in found["mask"].seen
+
+
+def test_a_mistake_in_the_recipe_is_fits_message(folder, capsys):
+    assert main(["check", "--config", "tiny.yaml", "--model.n_head", "3"]) == 2
+    assert "does not divide model.n_embd" in capsys.readouterr().err
+    assert main(["check", "--config", "tiny.yaml", "--full_batch", "perhaps"]) == 2
+    assert "--full_batch" in capsys.readouterr().err
+
+
+def test_a_failing_line_makes_the_exit_code_one(folder, capsys):
+    assert main(["check", "--config", "tiny.yaml", "--optimizer.lr", "1e-9", "--optimizer.adamw_lr", "1e-9"]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL" in out and "one batch can be overfitted" in out
+
+
+def test_a_leak_from_the_future_is_seen(folder, monkeypatch):
+    forward = Attention.forward
+
+    def looks_ahead(self, x, rotation, mask, cache):
+        return forward(self, x, rotation, torch.ones(x.size(1), x.size(1), dtype=torch.bool), cache)
+
+    monkeypatch.setattr(Attention, "forward", looks_ahead)
+    found = lines(folder)
+    assert "mask" in failed(found) and "comes after it" in found["mask"].seen
+
+
+def test_a_wrong_initialisation_is_seen(folder, monkeypatch):
+    right = GPT.init_weights
+
+    def too_large(self):
+        right(self)
+        with torch.no_grad():
+            self.head_weight.mul_(20)
+
+    monkeypatch.setattr(GPT, "init_weights", too_large)
+    found = lines(folder)
+    assert "first loss is ln V" in failed(found) and "initialisation" in found["first loss is ln V"].seen
+
+
+def test_a_parameter_that_takes_no_part_is_seen(folder, monkeypatch):
+    right = GPT.forward
+
+    def detached(self, ids, targets=None, **rest):
+        self.norm.weight.requires_grad_(True)
+        weight, self.norm.weight = self.norm.weight, torch.nn.Parameter(self.norm.weight.detach().clone())
+        try:
+            return right(self, ids, targets, **rest)
+        finally:
+            self.norm.weight = weight
+
+    monkeypatch.setattr(GPT, "forward", detached)
+    found = lines(folder)
+    assert "every parameter gets a gradient" in failed(found)
+    assert "model.norm.weight" in found["every parameter gets a gradient"].seen
+
+
+def test_a_rate_that_is_not_the_schedules_is_seen(folder, monkeypatch):
+    from lit_llm.callbacks import Cosine
+
+    right = Cosine.on_train_batch_start
+
+    def too_high(self, trainer, *rest):
+        right(self, trainer, *rest)
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] *= 2
+            self._set_for = 0
+
+    monkeypatch.setattr(Cosine, "on_train_batch_start", too_high)
+    found = lines(folder)
+    assert "learning rate as intended" in failed(found) and "the schedule says" in found["learning rate as intended"].seen
+
+
+def test_text_that_repeats_is_seen(folder):
+    (folder / "text.txt").write_text("".join(f"{i % 8:015d}\n" for i in range(4000)))
+    found = lines(folder)
+    assert "data do not repeat" in failed(found)
+
+
+def test_a_checkpoint_that_is_not_what_was_trained_is_seen(folder, monkeypatch):
+    right = check.read
+
+    def changed(path, **rest):
+        saved = right(path, **rest)
+        name = next(iter(saved["state_dict"]))
+        saved["state_dict"][name] = saved["state_dict"][name] + 1
+        return saved
+
+    monkeypatch.setattr(check, "read", changed)
+    assert "a save and a load" in failed(lines(folder))
+
+
+def observed(ids, targets) -> Observer:
+    observer = Observer()
+    observer.batches = [{"input_ids": ids, "targets": targets}]
+    return observer
+
+
+def test_labels_that_are_copies_or_shifted_by_two_are_seen():
+    ids = torch.arange(20).reshape(2, 10)
+    assert check.shifted_labels(observed(ids, ids + 1)).passed
+    assert not check.shifted_labels(observed(ids, ids)).passed
+    assert not check.shifted_labels(observed(ids, ids + 2)).passed
+    assert not check.shifted_labels(observed(ids, torch.full_like(ids, -100))).passed  # nothing to learn
+
+
+def test_shapes_types_and_ids_are_looked_at():
+    with torch.device("meta"):
+        model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=30))
+    ids = torch.arange(20).reshape(2, 10)
+    see = partial(check.shapes, model=model)
+    assert see(observed(ids, ids)).passed
+    assert not see(observed(ids.int(), ids)).passed
+    assert not see(observed(ids, ids[:, 1:])).passed
+    assert not see(observed(ids + 11, ids)).passed  # id 30
+    assert not see(observed(ids.repeat(1, 2), ids.repeat(1, 2))).passed  # 20 positions of 16
+
+
+def test_the_first_loss_may_be_five_percent_off():
+    with torch.device("meta"):
+        model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=30))
+    for factor, passes in ((1.04, True), (0.96, True), (1.06, False), (0.9, False)):
+        observer = Observer()
+        observer.losses = [math.log(30) * factor]
+        assert check.first_loss(observer, model).passed is passes

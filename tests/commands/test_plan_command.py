@@ -1,0 +1,231 @@
+"""`plan` as a user meets it: the recipes and flags of `fit`, its messages, and what it prints."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lit_llm.__main__ import main
+from lit_llm.data.shards import ShardWriter
+from lit_llm.models.gpt import GPTConfig
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+TINY = """
+model: {n_layer: 2, n_head: 2, n_embd: 16, block_size: 16}
+data:
+  class_path: TextFiles
+  init_args: {paths: text.txt, micro_batch_size: 2, global_batch_size: 8}
+schedule: {class_path: Cosine, init_args: {warmup_steps: 2}}
+validation: {every_n_steps: 4}
+checkpoint: {every_n_steps: 3}
+trainer: {max_steps: 8, accelerator: cpu}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text("a line of text, and another one\n" * 200)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def plan(capsys, *arguments: str) -> dict:
+    code, out, err = run(capsys, "plan", *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_the_issues_own_example(folder, capsys):
+    flags = ["--config", str(RECIPES / "gpt2-1.5b.yaml"), "--config", str(RECIPES / "strategy" / "fsdp2.yaml")]
+    found = plan(capsys, *flags, "--hardware", "a100-80gb", "--devices", "8")
+    assert found["layout"] == {"strategy": "mesh", "devices": 8, "replicate": 1, "shard": 8, "tensor_parallel": 1}
+    memory = found["memory_per_rank"]
+    assert memory["fits"] is True and memory["bytes_by_part"]["weights"] == 1_557_686_400 * 4 // 8
+    assert not (folder / "runs").exists(), "a plan leaves nothing behind"
+
+
+OVERLAYS = sorted(p.relative_to(RECIPES).as_posix() for p in RECIPES.glob("*/*.yaml") if p.parent.name != "base")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_overlay_can_be_planned(overlay, folder, capsys):
+    flags = ["--config", str(RECIPES / "gpt2-124m.yaml"), "--config", str(RECIPES / overlay)]
+    if "float8" in overlay:
+        pytest.importorskip("torchao")  # `fit` refuses it here, and so does the plan
+    devices = "1" if overlay.endswith("single.yaml") else "4" if overlay != "strategy/tp.yaml" else "2"
+    found = plan(capsys, *flags, "--hardware", "h100-sxm", "--devices", devices)
+    assert found["layout"]["devices"] == int(devices)
+    assert found["time"]["tokens_per_second"] > 0
+
+
+def phases(found: dict) -> list[tuple[str, int, int]]:
+    return [(phase["name"], phase["steps"], phase["tokens"]) for phase in found["schedule"]["phases"]]
+
+
+def test_a_gpt3_is_planned_with_the_papers_tokens(folder, capsys):
+    found = plan(capsys, "--config", "gpt3-6.7b", "--hardware", "h100-sxm")
+    # The recipe's sizes by hand: 889M tokens are 6,782.5 steps of 131,072, so 6,783; then 3,876 of 262,144 up to 1,905M, 3,876
+    # of 524,288 up to 3,937M, 3,875 of 1,048,576 up to 8,000M, which makes 18,410 steps; all others are of 2,097,152.
+    grown = 6_783 * 131_072 + 3_876 * 262_144 + 3_876 * 524_288 + 3_875 * 1_048_576
+    assert grown - 1_048_576 < 8_000_000_000 <= grown
+    warmup = 2_862 * 131_072
+    end = grown + (138_573 - 18_410) * 2_097_152
+    constant = (157_647 - 138_573) * 2_097_152
+    assert phases(found) == [
+        ("warmup", 2_862, warmup),
+        ("decay", 138_573 - 2_862, end - warmup),
+        ("constant", 157_647 - 138_573, constant),
+    ]
+    assert (round(warmup / 1e6), round(end / 1e9), round((end + constant) / 1e9)) == (375, 260, 300)
+    assert found["batch"]["tokens"] == end + constant and [s["steps_before"] for s in found["batch"]["ramp"]][-1] == 18_410
+    speed = found["time"]["tokens_per_second"]
+    assert found["time"]["run_seconds"] == pytest.approx((end + constant) / speed)
+
+
+def test_chinchilla_is_planned_with_the_papers_tokens(folder, capsys):
+    found = plan(capsys, "--config", "chinchilla-70b")
+    small = -(-700_000_000_000 // 1_572_864)  # steps before the batch doubles
+    tokens = small * 1_572_864 + (667_573 - small) * 2 * 1_572_864
+    warmup = 1_500 * 1_572_864
+    assert phases(found) == [("warmup", 1_500, warmup), ("decay", 667_573 - 1_500, tokens - warmup)]
+    assert found["batch"]["tokens"] == tokens and round(tokens / 1e11) == 14
+
+
+def test_a_ramp_by_flags_is_counted_and_noted(folder, capsys):
+    ramp = ["--batch_ramp", "BatchRamp", "--batch_ramp.tokens_per_batch", "[[0, 64], [192, 128]]"]
+    flags = ["--config", "tiny.yaml", *ramp, "--schedule.total_steps", "6"]
+    found = plan(capsys, *flags)
+    # 3 steps of 64 tokens, 5 of 128
+    assert phases(found) == [("warmup", 2, 2 * 64), ("decay", 4, 64 + 3 * 128), ("constant", 2, 2 * 128)]
+    assert found["batch"]["ramp"] == [
+        {"steps_before": 0, "global_sequences": 4},
+        {"steps_before": 3, "global_sequences": 8},
+    ]
+    code, out, err = run(capsys, "plan", *flags, "--markdown")
+    assert code == 0 and "batch_ramp: 832 tokens in all" in err and "8 steps = 832 (832)" in out
+
+
+def test_a_decay_of_a_checkpoint_is_planned_though_its_start_is_not_known(folder, capsys):
+    code, out, err = run(capsys, "plan", "--config", "tiny.yaml", "--schedule", "Decay", "--markdown")
+    assert code == 0 and "Decay begins where the resumed checkpoint was made" in err
+    assert "| schedule | Decay: decay 8 steps, 1.02 k tokens |" in out
+
+
+def test_data_are_counted_without_being_read(folder, capsys):
+    text = plan(capsys, "--config", "tiny.yaml")
+    assert text["data"]["train_tokens"] + text["data"]["val_tokens"] == 200 * 32 + 2  # bytes, and an end for either part
+    assert text["parameters"]["by_part"]["token embedding"] == 320 * 16  # 257 ids, padded to a multiple of 64
+    bpe = plan(capsys, "--config", "tiny.yaml", "--data.tokenizer", "BPE", "--data.tokenizer.vocab_size", "300")
+    assert bpe["data"]["origin"].startswith("estimated")
+    assert bpe["data"]["train_tokens"] == pytest.approx(0.9 * 6400 / 3.5, rel=0.02)
+    with ShardWriter(folder, "train", vocab_size=500, shard_tokens=300) as writer:
+        import numpy as np
+
+        writer.write(np.arange(1000) % 500)
+    shards = [
+        "--data",
+        "TokenShards",
+        "--data.train",
+        "train_*.bin",
+        "--data.val",
+        "train_000000.bin",
+        "--data.vocab_size",
+        "500",
+    ]
+    counted = plan(capsys, "--config", "tiny.yaml", *shards, "--data.micro_batch_size", "2", "--data.global_batch_size", "8")
+    assert (counted["data"]["train_tokens"], counted["data"]["val_tokens"]) == (1000, 300)
+    assert not (folder / "cache").exists(), "nothing was tokenised"
+
+
+def test_data_that_are_not_here_are_a_note(folder, capsys):
+    code, out, err = run(capsys, "plan", "--config", str(RECIPES / "gpt2-124m.yaml"), "--hardware", "h200", "--markdown")
+    assert code == 0 and "number of tokens is unknown" in err and "| parameters | 124,475,904 |" in out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--model.n_head", "3"],
+        ["--model.n_hed", "3", "--optimizer.lrr", "1"],
+        ["--data.micro_batch_size", "3"],
+        ["--data.paths", "text.txt", "--data.val_fraction", "2"],
+        ["--schedule.warmup_steps", "100"],
+        ["--trainer.max_steps", "-1"],
+        ["--trainer.precision", "nonsense"],
+        ["--config", "absent.yaml"],
+        ["--compute.activation_checkpointing", "0"],
+    ],
+)
+def test_what_fit_refuses_plan_refuses_in_the_same_words(flags, folder, capsys):
+    planned = run(capsys, "plan", "--config", "tiny.yaml", *flags)
+    fitted = run(capsys, "fit", "--config", "tiny.yaml", *flags)
+    assert planned[0] == fitted[0] == 2
+    assert planned[2] == fitted[2] and planned[2].startswith("error: ")
+
+
+def test_devices_that_do_not_divide_are_refused_as_fit_does_it(folder, capsys):
+    code, _, err = run(capsys, "plan", "--config", "tiny.yaml", "--devices", "3")
+    assert code == 2 and "nearest that divide are 6 and 12" in err
+    mesh = ["--trainer.strategy", "lit_llm.distributed.mesh_strategy.MeshStrategy", "--trainer.strategy.tensor_parallel", "4"]
+    code, _, err = run(capsys, "plan", "--config", "tiny.yaml", *mesh, "--devices", "4")
+    assert code == 2 and "tensor_parallel=4 does not divide model.n_head = 2" in err
+    code, _, err = run(capsys, "plan", "--config", "tiny.yaml", *mesh, "--devices", "6")
+    assert code == 2 and "does not make up the 6 processes" in err
+
+
+def test_own_flags_are_checked_and_all_mistakes_told(folder, capsys):
+    code, _, err = run(
+        capsys, "plan", "--config", "tiny.yaml", "--hardware", "H100", "--sweep", "colour=red", "--model.n_head", "3"
+    )
+    assert code == 2 and "known are h100-" in err and "colour=red" in err and "n_head" in err
+    code, _, err = run(capsys, "plan", "--config", "tiny.yaml", "--mfu", "2", "--devices", "0", "--hardwar", "h200")
+    assert code == 2 and "at most 1" in err and "above 0" in err and "did you mean --hardware" in err
+    code, _, err = run(capsys, "plan", "--config", "tiny.yaml", "--devices", "many")
+    assert code == 2 and "--devices" in err and "Traceback" not in err
+
+
+def test_flags_change_what_they_name(folder, capsys):
+    base = ["--config", "tiny.yaml", "--hardware", "a100-80gb"]
+    plain = plan(capsys, *base)
+    changed = plan(capsys, *base, "--mfu", "0.2", "--price", "1.5", "--mtbf_hours", "10", "--save_gbps", "2")
+    assert changed["time"]["step_seconds"] == pytest.approx(2 * plain["time"]["step_seconds"])
+    assert changed["time"]["usd"] == [pytest.approx(changed["time"]["device_hours"] * 1.5)] * 2
+    assert changed["checkpoint"]["mtbf_hours"] == 10
+    assert changed["checkpoint"]["save_seconds"] == pytest.approx(changed["checkpoint"]["bytes"] / 2e9)
+    assert changed["compute"]["mfu_origin"] == "given" and plain["compute"]["mfu_origin"] == "assumed"
+    deeper = plan(capsys, *base, "--model.n_layer", "4")
+    assert (
+        deeper["compute"]["flops_per_token"]
+        == GPTConfig(n_layer=4, n_head=2, n_embd=16, block_size=16, vocab_size=257).flops_per_token()
+    )
+
+
+def test_a_sweep_is_a_table_and_a_limit_picks_from_it(folder, capsys):
+    base = ["plan", "--config", "tiny.yaml", "--hardware", "a100-80gb"]
+    code, out, _ = run(capsys, *base, "--sweep", "devices=1,2,64", "strategy=ddp,fsdp2")
+    assert code == 0 and len(out.splitlines()) == 1 + 6 + 1 and "no plan: global_batch_size 8" in out
+    code, out, _ = run(capsys, *base, "--sweep", "devices=1,2", "--max_memory", "1", "--markdown")
+    assert code == 0 and out.startswith("| devices |") and "cheapest that fits: devices=1" in out
+    code, out, err = run(capsys, *base, "--sweep", "devices=1,2", "--max_memory", "0.000001")
+    assert code == 1 and "none of these fits" in err
+    code, out, _ = run(capsys, *base, "--deadline", "1", "--json")
+    assert code == 0 and json.loads(out)["cheapest"]["devices"] == "1"
+
+
+def test_calibration_measures_what_it_predicted(folder, capsys):
+    code, out, err = run(capsys, "plan", "--config", "tiny.yaml", "--calibrate", "--json", "--model.n_embd", "64")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["parameters"]["predicted"] == found["parameters"]["measured"]
+    for name in ("peak_bytes", "flops_per_step"):
+        assert found[name]["predicted"] / found[name]["measured"] == pytest.approx(1, abs=0.02), name
+    assert found["step_seconds"]["predicted"] > 0 < found["step_seconds"]["measured"]
+    assert len(found["seconds"]) == 5

@@ -1,0 +1,170 @@
+"""`python -m lit_llm recipes`: list, show, diff, copy."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_llm.__main__ import main
+from lit_llm.cli.recipe_files import SHIPPED, shipped
+from lit_llm.cli.resolved_config import resolved
+
+
+def test_the_list_needs_neither_torch_nor_lightning():
+    script = (
+        "import sys; from lit_llm.__main__ import main; main(['recipes']); print({'torch', 'lightning'} & set(sys.modules))"
+    )
+    lines = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[-1] == "set()"
+    assert lines[0].split() == ["name", "parameters", "tokens", "fits", "on"]
+
+
+def test_the_list_has_every_recipe_with_figures_and_every_overlay(capsys):
+    assert main(["recipes", "list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    main(["recipes"])
+    printed, _, overlays = capsys.readouterr().out.partition("overlays: ")
+    recipes = {path.stem for path in SHIPPED.glob("*.yaml") if "# parameters" in path.read_text()}
+    assert {row["name"] for row in rows} == recipes == {line.split()[0] for line in printed.splitlines()[1:] if line}
+    assert "?" not in printed
+    assert set(overlays.strip().split(", ")) == {name for name, header in shipped().items() if header.is_overlay}
+
+
+def test_show_prints_what_runs_as_it_is(tmp_path, capsys):
+    assert main(["recipes", "show", "quickstart", "--config", "strategy/ddp", "--model.n_layer", "3"]) == 0
+    text = capsys.readouterr().out
+    values = yaml.safe_load(text)
+    assert values["model"]["n_layer"] == 3 and values["model"]["n_embd"] == 256
+    assert values["trainer"]["strategy"] != "auto" and values["model"]["rope_theta"] == 10000.0
+    (tmp_path / "shown.yaml").write_text(text)
+    assert resolved(["--config", str(tmp_path / "shown.yaml")]) == text
+
+
+def test_diff_prints_the_settings_that_differ_and_no_other(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("model: {n_layer: 4}\noptimizer: {class_path: AdamW, init_args: {lr: 0.001}}")
+    Path("b.yaml").write_text("model: {n_layer: 5}\noptimizer: {class_path: AdamW, init_args: {lr: 0.001}}\nrun_dir: x")
+    assert main(["recipes", "diff", "a.yaml", "b.yaml"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["a.yaml", "b.yaml"]
+    assert sorted(rows[1:]) == [["model.n_layer", "4", "5"], ["run_dir", "null", "x"]]
+    main(["recipes", "diff", "a.yaml", "a.yaml"])
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def fit(project, *arguments):
+    small = ["--model.n_layer", "1", "--model.n_embd", "32", "--model.n_head", "2", "--model.block_size", "32"]
+    small += ["--data.tokenizer", "Bytes", "--data.global_batch_size", "2", "--data.micro_batch_size", "2"]
+    small += ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--samples", "null"]
+    command = [sys.executable, "-m", "lit_llm", "fit", "--config", "recipes/quickstart.yaml", *arguments, *small]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True)
+
+
+def test_a_copied_recipe_runs_in_its_new_home_with_the_callbacks_that_lie_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
+    project = tmp_path / "project"
+    assert main(["recipes", "copy", "quickstart", str(project), "--callbacks"]) == 0
+    assert (project / "recipes/strategy/fsdp2.yaml").read_text() == (SHIPPED / "strategy/fsdp2.yaml").read_text()
+    schedule = project / "callbacks/schedule.py"
+    schedule.write_text(schedule.read_text() + "\nprint('the schedule of this project')\n")
+    recipe = project / "recipes/quickstart.yaml"
+    recipe.write_text(recipe.read_text().replace("warmup_steps: 20", "warmup_steps: 1"))
+    done = fit(project, "--config", "recipes/precision/bf16-mixed.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "the schedule of this project" in done.stdout
+    saved = yaml.safe_load((project / "runs/quickstart/config.yaml").read_text())
+    assert saved["trainer"]["precision"] == "bf16-mixed" and saved["schedule"]["init_args"]["warmup_steps"] == 1
+    # Their mistakes are users' mistakes too.
+    done = fit(project, "--schedule.final_ratio", "-1", "--run_dir", "other")
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "final_ratio" in done.stderr
+
+
+def test_a_copy_that_was_changed_is_what_its_name_means_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "copy", "llama2-7b", "."]) == 0
+    copy = Path("recipes/llama2-7b.yaml")
+    copy.write_text(copy.read_text().replace("n_layer: 32", "n_layer: 31"))
+    capsys.readouterr()
+    for name in ("llama2-7b", "recipes/llama2-7b", "recipes/llama2-7b.yaml"):
+        assert main(["recipes", "show", name]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["model"]["n_layer"] == 31
+
+
+def test_a_recipe_for_weights_that_are_not_here_is_shown_without_a_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "show", "finetune", "--model.dropout", "0.1"]) == 0
+    values = yaml.safe_load(capsys.readouterr().out)
+    assert values["init_from"] == "runs/base" and values["model"] == {"dropout": 0.1}
+    assert main(["fit", "--config", "finetune", "--data.paths", "x.txt"]) == 2
+    assert capsys.readouterr().err == "error: there is no run folder or checkpoint runs/base (--init_from)\n"
+
+
+def test_a_recipe_is_copied_with_its_base_and_not_with_those_of_others(tmp_path):
+    assert main(["recipes", "copy", "gpt2-124m", str(tmp_path)]) == 0
+    copied = {path.name for path in (tmp_path / "recipes").glob("*.yaml")}
+    assert "gpt2-124m.yaml" in copied and "quickstart.yaml" not in copied and not (tmp_path / "callbacks").exists()
+    assert resolved(["--config", str(tmp_path / "recipes/gpt2-124m.yaml")]) == resolved(["--config", "gpt2-124m"])
+
+
+def test_a_recipe_of_ones_own_is_not_copied(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("recipes").mkdir()
+    Path("recipes/mine.yaml").write_text("model: {n_layer: 1}")
+    for name in ("mine", "recipes/mine.yaml"):
+        assert main(["recipes", "copy", name, "elsewhere"]) == 2
+        assert "recipes/mine.yaml is a file of yours; only recipes of the collection are copied" in capsys.readouterr().err
+    assert not Path("elsewhere").exists()
+
+
+def test_what_was_changed_is_not_overwritten_unless_asked(tmp_path, capsys):
+    main(["recipes", "copy", "quickstart", str(tmp_path)])
+    assert main(["recipes", "copy", "quickstart", str(tmp_path)]) == 0  # the same again
+    recipe = tmp_path / "recipes/quickstart.yaml"
+    recipe.write_text("mine")
+    (tmp_path / "recipes/decay.yaml").unlink()
+    capsys.readouterr()
+    assert main(["recipes", "copy", "quickstart", str(tmp_path)]) == 2
+    assert f"{recipe} would be overwritten; nothing was copied" in capsys.readouterr().err
+    assert recipe.read_text() == "mine" and not (tmp_path / "recipes/decay.yaml").exists()
+    assert main(["recipes", "copy", "quickstart", str(tmp_path), "--replace"]) == 0
+    assert recipe.read_text() == (SHIPPED / "quickstart.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["show", "quikstart"], "there is no recipe and no file quikstart; did you mean quickstart"),
+        (["copy", "strategy/ddp", "x"], "strategy/ddp is no recipe: overlays and bases are copied with each recipe"),
+        (["copy", "quickstart", "/dev/null/x"], "error: /dev/null/x/recipes: Not a directory"),
+        (["copy", "quickstart", "x", "--callback"], "recipes copy does not know --callback"),
+        (["copy", "zzzzzzzz", "x"], "there is no recipe and no file zzzzzzzz (python -m lit_llm recipes lists them)"),
+        (["diff", "quickstart", "quickstart", "--json"], "recipes diff does not know --json"),
+        (["show", "quickstart", "--model.n_lair", "2"], "unknown key model.n_lair; did you mean model.n_layer?"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(capsys, arguments, said):
+    assert main(["recipes", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_foreign_folder_of_the_name_callbacks_is_named(tmp_path):
+    (tmp_path / "callbacks").mkdir()
+    (tmp_path / "callbacks/__init__.py").touch()
+    run = [sys.executable, "-m", "lit_llm"]
+    done = subprocess.run([*run, "fit", "--config", "quickstart"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and f"the folder {tmp_path}/callbacks hides lit_llm's package" in done.stderr
+    shown = subprocess.run([*run, "recipes", "show", "quickstart"], cwd=tmp_path, capture_output=True, text=True)
+    assert shown.returncode == 2 and "hides lit_llm's package" in shown.stderr
+    assert subprocess.run([*run, "recipes"], cwd=tmp_path, capture_output=True).returncode == 0
+
+
+def test_the_readme_shows_the_list_as_it_is_printed(capsys):
+    main(["recipes"])
+    printed = capsys.readouterr().out.partition("\noverlays:")[0]
+    page = (SHIPPED.parent / "README.md").read_text()
+    shown = page.partition("<!-- recipes: ")[2].partition("-->\n")[2].partition("<!-- /recipes -->")[0]
+    assert [line.removeprefix("    ") for line in shown.strip("\n").splitlines()] == printed.splitlines()

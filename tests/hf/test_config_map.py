@@ -1,0 +1,109 @@
+"""Every family, in and out: the same logits as transformers, the same greedy text, and the same bits after a round trip."""
+
+import pytest
+import torch
+from folders import CONTEXT, LLAMA, OURS, THEIRS, differ, export, greedy, ids, load, logits, ours, same_tensors, save, theirs
+
+from lit_llm.commands.generate import load_model
+from lit_llm.commands.import_hf import import_folder
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(params=THEIRS)
+def folder(request, tmp_path):
+    """(their model, the folder it was saved into, the run folder made of that)."""
+    model = theirs(request.param)
+    model.save_pretrained(tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "run")
+    return model, tmp_path
+
+
+def test_imported_and_exported_again_it_is_the_same_model(folder):
+    model, path = folder
+    imported = load_model(path / "run/checkpoints/last.ckpt")
+    tokens = ids(3, CONTEXT)
+    expected = logits(model, tokens)
+    assert expected.std() > 1  # so that the tolerance means something
+    assert differ(logits(imported, tokens), expected) < TOLERANCE
+    architecture, _ = export(path / "run/checkpoints/last.ckpt", path / "out")
+    again = load(path / "out")
+    # A Mistral without a window is a LLaMA, in its weights too.
+    windowless = type(model).__name__ == "MistralForCausalLM" and model.config.sliding_window is None
+    assert architecture == type(again).__name__ == ("LlamaForCausalLM" if windowless else type(model).__name__)
+    assert same_tensors(dict(again.state_dict()), dict(model.state_dict()))
+    assert torch.equal(logits(again, tokens), expected)
+
+
+def test_greedy_text_is_the_same_token_by_token(folder):
+    model, path = folder
+    imported = load_model(path / "run/checkpoints/last.ckpt")
+    prompt = ids(7).tolist()
+    expected = greedy(model, prompt)
+    assert len(set(expected)) > 2  # not one token over and over
+    assert greedy(imported, prompt) == expected
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2, window, tied", "qwen3, window", "llama 3.1"])
+def test_windows_and_scaling_matter_in_these_comparisons(name, tmp_path):
+    """Without this the comparisons above would not show that a window or a rotary scaling was read at all."""
+    theirs(name).save_pretrained(tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "run")
+    model = load_model(tmp_path / "run/checkpoints/last.ckpt")
+    tokens = ids(1, CONTEXT)
+    with_it = logits(model, tokens)
+    model.config.window, model.config.rope_scaling = None, None
+    model._fill_rotation()
+    assert differ(logits(model, tokens), with_it) > 0.1
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_model_of_ours_exported_gives_the_same_logits(name, tmp_path):
+    changes, architecture = OURS[name]
+    model = ours(**changes)
+    save(model, tmp_path / "a.ckpt")
+    assert export(tmp_path / "a.ckpt", tmp_path / "out")[0] == architecture
+    exported = load(tmp_path / "out")
+    tokens = ids(3, CONTEXT)
+    expected = logits(model, tokens)
+    assert expected.std() > 0.5
+    got = logits(exported, tokens)
+    assert type(exported).__name__ == architecture and got.shape == expected.shape  # padded ids are gone
+    assert differ(got, expected) < TOLERANCE
+    if "without biases" in name or "with biases" in name:
+        return  # theirs has zeros where ours has nothing, so it comes back as another, equal model
+    import_folder(tmp_path / "out", tmp_path / "run")
+    back = load_model(tmp_path / "run/checkpoints/last.ckpt")
+    rows = {
+        n: t[: model.config.vocab_size] if n in ("embedding.weight", "head.weight") else t
+        for n, t in model.state_dict().items()
+    }
+    for tensor_name, tensor in rows.items():
+        assert torch.equal(back.state_dict()[tensor_name][: len(tensor)], tensor), tensor_name
+
+
+LACKING = {
+    "softcap": ({"logit_softcap": 15.0}, ["--model.logit_softcap null"]),
+    "GELU without a gate": ({"mlp": "gelu"}, ["--model.mlp swiglu, geglu or relu2"]),
+    "rotary LayerNorm": ({"norm": "layernorm"}, ["--model.norm rmsnorm"]),
+    "learned and modern": (
+        {"position": "learned", "mlp": "swiglu", "n_kv_head": 2, "window": 4, "head_dim": 6, "logit_softcap": 9.0},
+        [f"--model.{x}" for x in ("logit_softcap", "norm", "mlp", "qk_norm", "window", "n_kv_head", "head_dim")],
+    ),
+    "biases and q/k norms": ({"mlp": "swiglu", "bias": True}, ["--model.bias false"]),
+    "biases and a window": ({**LLAMA, "bias": True, "window": 3}, ["--model.bias false"]),
+    "biases but not these": ({**LLAMA, "bias": True, "qkv_bias": False}, ["--model.qkv_bias null"]),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_what_has_no_equivalent_is_named_all_at_once_and_nothing_is_left(name, tmp_path):
+    changes, flags = LACKING[name]
+    save(ours(**changes), tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match="has no equivalent in") as caught:
+        export(tmp_path / "a.ckpt", tmp_path / "out")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(flags)
+    for line, flag in zip(lines, flags, strict=True):
+        assert flag in line
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.ckpt"]

@@ -1,0 +1,88 @@
+"""Exported tokenizers: AutoTokenizer gives the ids that were trained on, and imported ones come out as they came in."""
+
+import json
+
+import numpy as np
+import pytest
+from folders import ours, save, theirs
+from tokenizers import processors
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lit_llm.commands.export import export_folder
+from lit_llm.commands.import_hf import import_folder
+from lit_llm.data.tokenizer import BPE, Bytes, load_tokenizer
+
+TEXTS = [
+    "",
+    " ",
+    "plain words, and  two  spaces ; do n't",
+    "\tdef f(x):\n\n        return x**2\r\n",
+    "naïve Ünïcödé – “quotes” 漢字 🎉 \u200b\ufeff\x00\x7f",
+    "the name <|endoftext|> in a text is text, <|endoftext|>",
+    "café cafe\u0301",
+]
+
+
+def bpe() -> BPE:
+    tokenizer = BPE(400)
+    tokenizer.train(TEXTS * 3)
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [Bytes, bpe])
+def test_auto_tokenizer_gives_our_ids_and_our_text(make, tmp_path):
+    tokenizer = make()
+    tokenizer.save(tmp_path)
+    save(ours(vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id), tmp_path / "a.ckpt")
+    export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "out", dtype=None, max_bytes=1e9)
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert loaded(text)["input_ids"] == ids.tolist()
+        assert loaded.decode(ids.tolist()) == tokenizer.decode(ids) == text
+    ids = np.concatenate([tokenizer.encode(TEXTS[4]), [tokenizer.eos_id]])
+    assert loaded.decode(ids.tolist()) == tokenizer.decode(ids)
+    assert loaded.eos_token_id == loaded.bos_token_id == tokenizer.eos_id
+    assert len(loaded) == tokenizer.vocab_size and loaded.model_max_length == 64
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.vocab_size == tokenizer.vocab_size
+    assert model.generation_config.eos_token_id == model.config.eos_token_id == tokenizer.eos_id
+
+
+def test_an_imported_tokenizer_comes_out_as_it_came_in(tmp_path):
+    """Special tokens, a beginning-of-text id that is added, a chat template and the ends of generation: all of it."""
+    tokenizer = bpe()
+    backend = tokenizer._backend
+    backend.add_special_tokens(["<s>", "<|im_end|>"])
+    begin, end = backend.token_to_id("<s>"), backend.token_to_id("<|im_end|>")
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    hf = tmp_path / "hf"
+    theirs("qwen2").save_pretrained(hf)  # its vocabulary is too small: 101 rows
+    tokenizer.save(hf)
+    with pytest.raises(ValueError, match=rf"{hf}/tokenizer.json has {tokenizer.vocab_size} ids, and config.json says 101"):
+        import_folder(hf, tmp_path / "run")
+    config = theirs("qwen2").config
+    config.vocab_size, config.eos_token_id = tokenizer.vocab_size + 5, end  # room for more, as real ones have
+    AutoModelForCausalLM.from_config(config).save_pretrained(hf)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "<|im_end|>"}
+    (hf / "tokenizer_config.json").write_text(json.dumps(settings))
+    (hf / "chat_template.jinja").write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    (hf / "generation_config.json").write_text(json.dumps({"bos_token_id": begin, "eos_token_id": [end, 0], "top_k": 20}))
+    notes = import_folder(hf, tmp_path / "run")
+    assert any("this model saw <s> before every text" in note and "--prefix_token_ids" in note for note in notes)
+    assert (
+        load_tokenizer(tmp_path / "run").prefix_token_ids == [begin]
+        and bpe().prefix_token_ids == Bytes().prefix_token_ids == []
+    )
+    export_folder(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "run", tmp_path / "out", dtype=None, max_bytes=1e9)
+    before, after = AutoTokenizer.from_pretrained(hf), AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in [*TEXTS, "<s>x<|im_end|>"]:
+        assert after(text)["input_ids"] == before(text)["input_ids"]
+    assert after("x")["input_ids"][0] == begin
+    messages = [{"role": "user", "content": "hello"}]
+    assert after.apply_chat_template(messages, tokenize=False) == "<s>hello<|im_end|>"
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert exported.generation_config.eos_token_id == [end, 0] and exported.generation_config.top_k == 20
+    # Ours reads the same text without adding or recognising anything.
+    mine = load_tokenizer(tmp_path / "run").encode("hello")
+    assert [begin, *mine.tolist()] == before("hello")["input_ids"]

@@ -1,0 +1,295 @@
+"""Folders as they come: in shards, as pickles, in bf16, without the head's prefix; and every way in which one can be wrong."""
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from folders import VOCAB, ours, same_tensors, save, theirs
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from lit_llm.__main__ import main
+from lit_llm.checkpoint.format import read
+from lit_llm.commands.export import export_folder
+from lit_llm.commands.import_hf import import_folder
+
+
+def edit_json(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def edit_weights(file, **changes):
+    """Replace tensors by name; None takes one away."""
+    tensors = load_file(file) | {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file, metadata={"format": "pt"})
+
+
+def state(run):
+    return read(run / "checkpoints/last.ckpt")["state_dict"]
+
+
+@pytest.fixture
+def hf(tmp_path):
+    theirs("llama").save_pretrained(tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+def refused(folder, run) -> list[str]:
+    with pytest.raises(ValueError) as caught:
+        import_folder(folder, run)
+    assert not run.exists() and not list(run.parent.glob(".*")), "nothing is left of it"
+    return str(caught.value).splitlines()
+
+
+# -- kinds of folders ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3, window"])
+def test_shards_in_and_out_are_the_same_weights(name, tmp_path):
+    model = theirs(name)
+    model.save_pretrained(tmp_path / "shards", max_shard_size="15KB")
+    model.save_pretrained(tmp_path / "one")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    for kind in ("shards", "one"):
+        import_folder(tmp_path / kind, tmp_path / f"run-{kind}")
+    assert same_tensors(state(tmp_path / "run-shards"), state(tmp_path / "run-one"))
+    export_folder(
+        tmp_path / "run-one/checkpoints/last.ckpt", tmp_path / "run-one", tmp_path / "out", dtype=None, max_bytes=15e3
+    )
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 2 and all(file.stat().st_size < 17e3 for file in files)  # and their headers
+    assert files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(
+        t.numel() * t.element_size() for file in files for t in load_file(file).values()
+    )
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert same_tensors(dict(again.state_dict()), dict(model.state_dict()))
+
+
+def test_bf16_stays_bf16_and_dtype_changes_it(tmp_path):
+    model = theirs("qwen2", torch.bfloat16)
+    model.save_pretrained(tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "run")
+    assert {t.dtype for t in state(tmp_path / "run").values()} == {torch.bfloat16}
+    for dtype, expected in ((None, torch.bfloat16), (torch.float32, torch.float32), (torch.float16, torch.float16)):
+        out = tmp_path / f"out-{dtype}"
+        export_folder(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "run", out, dtype=dtype, max_bytes=1e9)
+        again = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+        assert again.dtype == expected
+        assert same_tensors(dict(again.state_dict()), {name: t.to(expected) for name, t in model.state_dict().items()})
+
+
+def test_weights_take_no_more_room_than_they_have_values(hf, tmp_path):
+    """A tensor that is a view of a mapped file would be saved with all of that file."""
+    import_folder(hf, tmp_path / "run")
+    size = (tmp_path / "run/checkpoints/last.ckpt/checkpoint.pt").stat().st_size
+    assert size < 1.3 * (hf / "model.safetensors").stat().st_size + 20_000
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("shards", [False, True])
+def test_pickles_of_plain_tensors_are_read(shards, legacy, hf, tmp_path):
+    import_folder(hf, tmp_path / "expected")
+    tensors = load_file(hf / "model.safetensors")
+    (hf / "model.safetensors").unlink()
+    options = {"_use_new_zipfile_serialization": not legacy}
+    if shards:
+        names = sorted(tensors)
+        parts = {"pytorch_model-00001-of-00002.bin": names[:9], "pytorch_model-00002-of-00002.bin": names[9:]}
+        for file, part in parts.items():
+            torch.save({name: tensors[name] for name in part}, hf / file, **options)
+        where = {name: file for file, part in parts.items() for name in part}
+        (hf / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}))
+    else:
+        torch.save(tensors, hf / "pytorch_model.bin", **options)
+    import_folder(hf, tmp_path / "run")
+    assert same_tensors(state(tmp_path / "run"), state(tmp_path / "expected"))
+
+
+class Evil:
+    def __reduce__(self):
+        return (open, ("was-executed", "w"))
+
+
+def test_a_pickle_with_code_is_refused_and_not_run(hf, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (hf / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Evil()}, hf / "pytorch_model.bin")
+    assert f"{hf}/pytorch_model.bin cannot be read" in refused(hf, tmp_path / "run")[0]
+    assert not (tmp_path / "was-executed").exists()
+
+
+def test_folders_of_the_model_without_its_head_and_with_old_masks_are_read(tmp_path):
+    """As the first GPT-2 folders are: no prefix, and the causal mask among the weights."""
+    theirs("gpt2").save_pretrained(tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "expected")
+    file = tmp_path / "hf/model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    tensors |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    save_file(tensors, file)
+    import_folder(tmp_path / "hf", tmp_path / "run")
+    assert same_tensors(state(tmp_path / "run"), state(tmp_path / "expected"))
+
+
+def test_a_config_in_the_words_of_version_4_is_read(tmp_path):
+    theirs("llama 3.1").save_pretrained(tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "expected")
+    file = tmp_path / "hf/config.json"
+    content = json.loads(file.read_text())
+    rope = content.pop("rope_parameters")
+    content |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope, "torch_dtype": content.pop("dtype")}
+    del content["head_dim"]
+    file.write_text(json.dumps(content))
+    import_folder(tmp_path / "hf", tmp_path / "run")
+    a, b = (read(tmp_path / run / "checkpoints/last.ckpt")["model_config"] for run in ("run", "expected"))
+    assert a == b and a["rope_scaling"]["factor"] == 8.0 and a["rope_theta"] == 1000.0
+
+
+# -- what is wrong ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_no_model(tmp_path):
+    (tmp_path / "hf").mkdir()
+    assert refused(tmp_path / "hf", tmp_path / "run") == [
+        f"{tmp_path}/hf is no Hugging Face model: it has no config.json (--from)"
+    ]
+    (tmp_path / "hf/config.json").write_text("{]")
+    assert f"{tmp_path}/hf/config.json is not valid JSON" in refused(tmp_path / "hf", tmp_path / "run")[0]
+    (tmp_path / "hf/config.json").write_text("{}")
+    assert "config.json: it has no 'model_type'" in refused(tmp_path / "hf", tmp_path / "run")[0]
+
+
+def test_an_unknown_family_names_those_that_are_known(hf, tmp_path):
+    edit_json(hf / "config.json", model_type="mamba")
+    (line,) = refused(hf, tmp_path / "run")
+    assert "config.json: 'model_type' is 'mamba'" in line and "gpt2, llama, mistral, qwen2, qwen3" in line
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"partial_rotary_factor": 0.5},
+        {"hidden_act": "gelu_new"},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None},
+        {"attention_bias": True},
+        {"quantization_config": {"bits": 4}},
+        {"hidden_size": None},
+        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
+        {"model_type": "qwen3", "attention_bias": True},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_what_a_config_has_and_we_have_not_is_named(changes, hf, tmp_path):
+    edit_json(hf / "config.json", **changes)
+    key = [key for key in changes if key != "model_type"][-1]
+    key = {"rope_parameters": "rope_type", "rope_scaling": "rope_type"}.get(key, key)
+    (line,) = refused(hf, tmp_path / "run")
+    assert line.startswith(f"{hf}/config.json: ") and f"'{key}'" in line
+
+
+def test_all_that_is_wrong_with_a_config_is_told_at_once(tmp_path):
+    theirs("gpt2").save_pretrained(tmp_path / "hf")
+    edit_json(tmp_path / "hf/config.json", activation_function="gelu", scale_attn_by_inverse_layer_idx=True, n_head=None)
+    assert len(refused(tmp_path / "hf", tmp_path / "run")) == 3
+
+
+def test_missing_and_damaged_files_are_named(tmp_path):
+    model = theirs("llama")
+    model.save_pretrained(tmp_path / "hf", max_shard_size="15KB")
+    hf = tmp_path / "hf"
+    shards = sorted(hf.glob("*.safetensors"))
+    kept = shards[1].read_bytes()
+    shards[1].unlink()
+    (line,) = refused(hf, tmp_path / "run")
+    assert line == f"{shards[1]} is missing, and model.safetensors.index.json says it holds weights"
+    shards[1].write_bytes(kept[:1000])
+    assert f"{shards[1]} cannot be read" in refused(hf, tmp_path / "run")[0]
+    shards[1].write_bytes(shards[0].read_bytes())
+    assert f"{shards[1]} has no tensor" in refused(hf, tmp_path / "run")[0]
+    for file in [*shards, hf / "model.safetensors.index.json"]:
+        file.unlink()
+    assert f"{hf} has no weights" in refused(hf, tmp_path / "run")[0]
+
+
+def test_shapes_that_disagree_name_the_file_and_both_shapes(hf, tmp_path):
+    edit_json(hf / "config.json", intermediate_size=45)
+    lines = refused(hf, tmp_path / "run")
+    assert lines[0] == (
+        f"{hf}/model.safetensors: model.layers.0.mlp.gate_proj.weight is (44, 32), and config.json says (45, 32)"
+    )
+    assert lines[-1] == "… and 4 more"  # three matrices in each of three layers
+
+
+def test_missing_unknown_and_integer_tensors_are_named(hf, tmp_path):
+    edit_weights(hf / "model.safetensors", model__norm__weight=None, model__norm__gain=torch.ones(32))
+    lines = refused(hf, tmp_path / "run")
+    assert lines[0] == f"{hf} has no tensor model.norm.weight, and config.json says it has"
+    assert lines[1] == f"{hf}/model.safetensors has a tensor model.norm.gain that the model of config.json does not have"
+    ints = torch.ones(32, dtype=torch.int8)
+    edit_weights(hf / "model.safetensors", model__norm__weight=ints, model__norm__gain=None)
+    assert "model.norm.weight is torch.int8" in refused(hf, tmp_path / "run")[0]
+
+
+def test_a_head_that_is_stored_beside_the_embedding_it_is_tied_to_must_equal_it(tmp_path):
+    theirs("qwen2, window, tied").save_pretrained(tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    embedding = load_file(file)["model.embed_tokens.weight"]
+    edit_weights(file, lm_head__weight=embedding.clone())
+    import_folder(tmp_path / "hf", tmp_path / "run")
+    edit_weights(file, lm_head__weight=embedding + 1)
+    assert f"{file}: lm_head.weight is not the embedding" in refused(tmp_path / "hf", tmp_path / "again")[0]
+
+
+def test_a_relu_gate_must_be_the_matrix_itself(hf, tmp_path):
+    edit_json(hf / "config.json", hidden_act="relu")
+    assert "up_proj.weight is not equal to its pair" in refused(hf, tmp_path / "run")[0]
+
+
+def test_an_existing_folder_is_never_written_into(hf, tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ValueError, match=r"run exists already.*--out"):
+        import_folder(hf, tmp_path / "run")
+    save(ours(), tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=r"run exists already.*--out"):
+        export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "run", dtype=None, max_bytes=1e9)
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_both_commands_print_what_they_made_and_mistakes_are_one_line(hf, tmp_path, capsys):
+    assert main(["import", "--from", str(hf), "--out", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    parameters = 2 * VOCAB * 32 + 3 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 44 + 2 * 32) + 32 + 2 * (128 - VOCAB) * 32
+    assert f"{parameters:,} parameters in float32" in out and "note: there is no tokenizer.json" in out
+    assert main(["export", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
+    assert "LlamaForCausalLM" in capsys.readouterr().out
+    assert main(["export", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--ckpt_path", "best"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and "last.ckpt" in err and len(err.splitlines()) == 1
+    assert main(["import", "--from", str(tmp_path), "--out", str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path} is no Hugging Face model")
+
+
+@pytest.mark.parametrize("command", ["import", "export"])
+def test_without_safetensors_the_error_names_the_pip_command(command, hf, tmp_path, monkeypatch, capsys):
+    import_folder(hf, tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)  # as if it were not installed
+    arguments = {"import": ["--from", str(hf)], "export": ["--run", str(tmp_path / "run")]}[command]
+    assert main([command, *arguments, "--out", str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err == "error: Hugging Face folders need the package safetensors: pip install safetensors\n"
+    assert not (tmp_path / "x").exists()
+
+
+def test_no_file_of_ours_imports_an_extra_before_it_is_used():
+    extras = {"transformers", "safetensors", "torchao", "lm_eval"}
+    root = Path(__file__).parents[2]
+    files = [*(root / "lit_llm").rglob("*.py"), *(root / "callbacks").rglob("*.py")]
+    assert len(files) > 40
+    for file in files:
+        for statement in ast.parse(file.read_text()).body:  # of the module: what is in functions is imported when it is used
+            names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+            names += [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
+            assert not extras & {name.split(".")[0] for name in names}, file

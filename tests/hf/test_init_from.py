@@ -1,0 +1,181 @@
+"""Runs that start from other weights: evaluated they are what transformers says, tuned they come out as what was tuned."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import torch.nn.functional as F
+from folders import SIZE, randomise
+from tokenizers import processors
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
+
+from lit_llm.__main__ import main
+from lit_llm.checkpoint.format import read
+from lit_llm.commands.import_hf import import_folder
+from lit_llm.data.tokenizer import Bytes, load_tokenizer
+
+TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(200))
+RECIPE = """
+data:
+  class_path: TextFiles
+  init_args: {train: train.txt, val: val.txt, micro_batch_size: 2, global_batch_size: 2}
+optimizer: {class_path: AdamW, init_args: {lr: 0.003}}
+schedule: {class_path: Constant}
+trainer: {max_steps: 2, log_every_n_steps: 1, accelerator: cpu}
+"""
+CONTEXT = 48
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with hf/ (Qwen3, byte tokenizer), its import runs/base, two texts and a recipe."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
+    Path("train.txt").write_text(TEXT)
+    Path("val.txt").write_text(TEXT[100:3000].swapcase())
+    Path("tune.yaml").write_text(RECIPE)
+    torch.manual_seed(3)
+    config = Qwen3Config(**{**SIZE, "vocab_size": 257, "max_position_embeddings": CONTEXT, "eos_token_id": 256}, head_dim=12)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    randomise(model)
+    model.save_pretrained("hf")
+    Bytes().save("hf")
+    import_folder(Path("hf"), Path("runs/base"))
+    return model
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    return code, *capsys.readouterr()
+
+
+def table(out: str) -> dict[str, float]:
+    return {name: float(value) for name, value in re.findall(r"(val/\w+)\s*│\s*([\d.]+)", out)}
+
+
+@torch.no_grad()
+def loss_of(model) -> float:
+    """Mean nats per token of val.txt and the end of its document, in blocks of CONTEXT."""
+    stream = torch.tensor([*Path("val.txt").read_bytes(), 256])
+    total = 0.0
+    for start in range(0, len(stream) - 1, CONTEXT):
+        block = stream[start : start + CONTEXT + 1]
+        total += float(F.cross_entropy(model(block[None, :-1]).logits[0], block[1:], reduction="sum"))
+    return total / (len(stream) - 1)
+
+
+def test_an_imported_folder_is_evaluated_and_tuned_and_exported(folder, capsys):
+    expected = loss_of(folder)
+    code, out, _ = run(capsys, "validate", "--run", "runs/base", "--data", "TextFiles", "--data.train", "train.txt",
+                       "--data.val", "val.txt")  # fmt: skip
+    assert code == 0 and table(out)["val/loss"] == pytest.approx(expected, abs=2e-4)
+    # Trained with a rate of zero it is still that: weights are the imported ones, the optimizer is new, the step is 1.
+    code, out, _ = run(capsys, "fit", "--init_from", "runs/base", "--config", "tune.yaml", "--run_dir", "runs/still",
+                       "--optimizer.lr", "0", "--trainer.max_steps", "1")  # fmt: skip
+    assert code == 0 and "start: the weights of runs/base" in out
+    assert table(out)["val/loss"] == pytest.approx(expected, abs=2e-4)
+    still, base = (read(Path("runs") / name / "checkpoints/last.ckpt") for name in ("still", "base"))
+    assert still["global_step"] == 1 and still["model_config"]["head_dim"] == 12
+    assert all(torch.equal(still["state_dict"][name], tensor) for name, tensor in base["state_dict"].items())
+    # Trained for real it is better, and what is exported is what was trained.
+    code, out, _ = run(capsys, "fit", "--init_from", "runs/base", "--config", "tune.yaml", "--run_dir", "runs/tuned")
+    assert code == 0 and table(out)["val/loss"] < expected - 0.05
+    tuned = table(out)["val/loss"]
+    assert json.loads(Path("runs/tuned/generation_config.json").read_text())["eos_token_id"] == 256
+    assert run(capsys, "export", "--run", "runs/tuned", "--out", "out")[0] == 0
+    assert loss_of(AutoModelForCausalLM.from_pretrained("out").eval()) == pytest.approx(tuned, abs=2e-4)
+    assert AutoTokenizer.from_pretrained("out")("line")["input_ids"] == list(b"line")
+
+
+def test_an_interrupted_tuning_goes_on_and_does_not_begin_again(folder, capsys):
+    Path("tune.yaml").write_text(RECIPE + "init_from: runs/base\n")  # as a key of the recipe
+    flags = ["--config", "tune.yaml", "--trainer.max_steps"]
+    assert run(capsys, "fit", *flags, "4", "--run_dir", "runs/straight")[0] == 0
+    assert run(capsys, "fit", *flags, "2", "--run_dir", "runs/parts")[0] == 0
+    code, out, _ = run(capsys, "fit", *flags, "4", "--run_dir", "runs/parts", "--resume", "auto")
+    assert code == 0 and "start: the weights" not in out
+    a, b = (read(Path("runs") / name / "checkpoints/last.ckpt")["state_dict"] for name in ("straight", "parts"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    # The tuned run's own config.yaml names where it began, and evaluating it reads its own weights.
+    assert "init_from: runs/base" in Path("runs/parts/config.yaml").read_text()
+    # Where the first weights were is no longer of interest.
+    Path("runs/base").rename("runs/elsewhere")
+    code, out, err = run(capsys, "fit", "--run", "runs/parts", "--resume", "auto", "--trainer.max_steps", "5")
+    assert code == 0 and "resume: from step 4" in out, err
+    Path("runs/elsewhere").rename("runs/base")
+    assert run(capsys, "validate", "--run", "runs/parts")[0] == 0
+
+
+def test_settings_that_no_weight_depends_on_can_be_changed(folder, capsys):
+    code, *_ = run(capsys, "fit", "--init_from", "runs/base/checkpoints/last.ckpt", "--config", "tune.yaml", "--run_dir",
+                   "runs/tuned", "--model.block_size", "32", "--model.dropout", "0.1", "--trainer.max_steps", "1")  # fmt: skip
+    assert code == 0
+    saved = read("runs/tuned/checkpoints/last.ckpt")["model_config"]
+    assert (saved["block_size"], saved["dropout"], saved["n_layer"]) == (32, 0.1, 3)
+
+
+def test_greedy_text_of_the_command_is_that_of_transformers_and_stops_at_its_end(folder, capsys):
+    tokenizer = AutoTokenizer.from_pretrained("hf")
+    prompt = tokenizer("line 7", return_tensors="pt")
+    made = folder.generate(**prompt, do_sample=False, max_new_tokens=30, pad_token_id=0)[0].tolist()
+    arguments = ["--prompt", "line 7", "--temperature", "0", "--max_new_tokens", "30"]
+    assert run(capsys, "generate", "--run", "runs/base", *arguments)[1] == Bytes().decode(made) + "\n"
+    stop = made[12]  # whatever it says there, let it be the end
+    config = json.loads(Path("hf/config.json").read_text()) | {"eos_token_id": [stop, 256]}
+    Path("hf/config.json").write_text(json.dumps(config))
+    import_folder(Path("hf"), Path("runs/stops"))
+    before = made[: made.index(stop, 6)]
+    assert run(capsys, "generate", "--run", "runs/stops", *arguments)[1] == Bytes().decode(before) + "\n"
+
+
+MISTAKES = {
+    "nothing there": (["--init_from", "runs/none"], "there is no run folder or checkpoint runs/none (--init_from)"),
+    "a Hugging Face folder": (["--init_from", "hf"], "python -m lit_llm import --from hf --out RUN"),
+    "an empty run": (["--init_from", "runs"], "has no checkpoint 'last'"),
+    "another shape": (["--init_from", "runs/base", "--model.n_layer", "5"], "--model.n_layer 3"),
+    "another tokenizer": (
+        ["--init_from", "runs/base", "--data.tokenizer", "BPE", "--data.tokenizer.vocab_size", "257"],
+        "the data's tokenizer is not that of the weights in runs/base/checkpoints/last.ckpt",
+    ),
+    "not a checkpoint": (["--init_from", "tune.yaml"], "tune.yaml"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_and_no_run_is_begun(name, folder, capsys):
+    arguments, expected = MISTAKES[name]
+    code, _, err = run(capsys, "fit", "--config", "tune.yaml", "--run_dir", "runs/new", *arguments)
+    assert code == 2 and expected in err, err
+    assert len(err.splitlines()) == 1 and not Path("runs/new").exists()
+
+
+def test_weights_alone_cannot_be_resumed(folder, capsys):
+    code, _, err = run(capsys, "fit", "--config", "tune.yaml", "--run_dir", "runs/base", "--resume", "auto")
+    assert code == 2 and "holds weights only" in err and "--init_from runs/base/checkpoints/" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_damaged_weights_are_refused(folder, capsys):
+    file = Path("runs/base/checkpoints/last.ckpt/checkpoint.pt")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    code, _, err = run(capsys, "fit", "--init_from", "runs/base", "--config", "tune.yaml", "--run_dir", "runs/new")
+    assert code == 2 and "checkpoint.pt have changed since it was written" in err and not Path("runs/new").exists()
+
+
+def test_opening_ids_are_put_before_the_prompt_when_asked_for(folder, capsys):
+    tokenizer = load_tokenizer("hf")
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    backend.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)])
+    Path("hf/tokenizer.json").write_text(backend.to_str())
+    import_folder(Path("hf"), Path("runs/opens"))
+    for prompt in ("line 7", ""):
+        ids = AutoTokenizer.from_pretrained("hf")(prompt, return_tensors="pt")
+        assert ids["input_ids"][0, 0] == 256
+        made = folder.generate(**ids, do_sample=False, max_new_tokens=20, pad_token_id=0)[0].tolist()
+        arguments = ["--prompt", prompt, "--temperature", "0", "--max_new_tokens", "20", "--prefix_token_ids"]
+        assert run(capsys, "generate", "--run", "runs/opens", *arguments)[1] == Bytes().decode(made[1:]) + "\n"

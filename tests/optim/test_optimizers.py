@@ -1,0 +1,395 @@
+"""lit_llm.optim, and the torch optimizers we lean on, against their formulas in float64, step by step."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_llm import optim as optimizers
+from lit_llm.optim import Lion, MuonAdamW, newton_schulz, parameter_groups
+
+STEPS = 6
+
+
+class Tiny(nn.Module):
+    """Every role once: embeddings, matrices of all proportions, gains, biases, a 3-D weight, a head, a frozen layer."""
+
+    def __init__(self, *, tied: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.position = nn.Embedding(5, 8)
+        self.square = nn.Linear(8, 8, bias=False)
+        self.up = nn.Linear(8, 24)
+        self.down = nn.Linear(24, 8, bias=False)
+        self.norm = nn.LayerNorm(8)
+        self.conv = nn.Conv1d(8, 8, 3, bias=False)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.head = nn.Linear(8, 11, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+
+def gradients(shapes: list[torch.Size], *, seed: int = 0) -> list[list[Tensor]]:
+    """(STEPS, len(shapes)) float64 gradients of very different sizes, some of them negative means, as real ones are."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        [torch.randn(shape, generator=generator, dtype=torch.float64) * 10.0 ** (step % 3 - 2) + 0.01 for shape in shapes]
+        for step in range(STEPS)
+    ]
+
+
+def trajectory(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], shapes: list[tuple[int, ...]]
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Start, and parameters after each of STEPS steps of an optimizer on float32 parameters."""
+    generator = torch.Generator().manual_seed(7)
+    params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    optimizer, visited = make(params), [[p.detach().double() for p in params]]
+    for step_gradients in gradients([p.shape for p in params]):
+        for p, g in zip(params, step_gradients, strict=True):
+            p.grad = g.float()
+        optimizer.step()
+        visited.append([p.detach().double() for p in params])
+    return visited[0], visited[1:]
+
+
+def assert_follows(
+    formula: Callable[[Tensor, Tensor, int, dict[str, Tensor]], Tensor],
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    shapes: list[tuple[int, ...]],
+    *,
+    rtol: float = 1e-5,
+    atol: float = 1e-6,
+) -> None:
+    """Every step of every parameter: formula(θ, g, t, state) in float64 against the optimizer's float32."""
+    thetas, visited = trajectory(make, shapes)
+    states: list[dict[str, Tensor]] = [{} for _ in shapes]
+    all_gradients = gradients([theta.shape for theta in thetas])
+    for t, (found, step_gradients) in enumerate(zip(visited, all_gradients, strict=True), start=1):
+        thetas = [formula(*args, t, state) for *args, state in zip(thetas, step_gradients, states, strict=True)]
+        for theta, actual in zip(thetas, found, strict=True):
+            torch.testing.assert_close(actual, theta, rtol=rtol, atol=atol)
+
+
+def adamw_formula(theta: Tensor, g: Tensor, t: int, state: dict[str, Tensor], *, lr: float, decay: float) -> Tensor:
+    b1, b2, eps = 0.9, 0.95, 1e-8
+    state["m"] = b1 * state.get("m", 0) + (1 - b1) * g
+    state["v"] = b2 * state.get("v", 0) + (1 - b2) * g**2
+    m_hat, v_hat = state["m"] / (1 - b1**t), state["v"] / (1 - b2**t)
+    return theta - lr * m_hat / (v_hat.sqrt() + eps) - lr * decay * theta
+
+
+def muon_formula(theta: Tensor, g: Tensor, t: int, state: dict[str, Tensor], *, scale: Callable[[int, int], float]) -> Tensor:
+    lr, decay, mu = 0.02, 0.1, 0.95
+    state["m"] = mu * state.get("m", 0) + (1 - mu) * g
+    update = mu * state["m"] + (1 - mu) * g
+    # The quintic acts on singular values alone: U p(p(...(S / norm))) Vᵀ, through an SVD and no matrix iteration.
+    u, s, vh = torch.linalg.svd(update, full_matrices=False)
+    s = s / s.square().sum().sqrt()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return (1 - lr * decay) * theta - lr * scale(*theta.shape) * (u * s) @ vh
+
+
+def lion_formula(theta: Tensor, g: Tensor, t: int, state: dict[str, Tensor]) -> Tensor:
+    lr, decay, b1, b2 = 1e-2, 0.3, 0.9, 0.99
+    m = state.get("m", torch.zeros_like(g))
+    state["m"] = b2 * m + (1 - b2) * g
+    return theta - lr * (torch.sign(b1 * m + (1 - b1) * g) + decay * theta)
+
+
+SHAPES = [(6, 6), (6, 6), (4, 10), (10, 4), (10,)]
+MATRICES = [(6, 6), (6, 6), (4, 10), (10, 4), (1, 5), (32, 8)]
+
+
+# -- parameter groups --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_trainable_parameter_is_in_exactly_the_group_of_its_role(tied: bool) -> None:
+    model = Tiny(tied=tied)
+    groups = {group["name"]: {id(p) for p in group["params"]} for group in parameter_groups(model)}
+    assert groups == {
+        "matrix": {id(m.weight) for m in (model.square, model.up, model.down, model.conv)},
+        "embedding": {id(m.weight) for m in (model.embed, model.position, model.head)},
+        "vector": {id(model.up.bias), id(model.norm.weight), id(model.norm.bias)},
+    }
+    assert sum(len(group["params"]) for group in parameter_groups(model)) == (9 if tied else 10)
+
+
+def test_a_head_tied_to_a_plain_matrix_makes_it_an_embedding() -> None:
+    model = nn.Module()
+    model.first = nn.Linear(4, 6, bias=False)  # registered under a harmless name before the head
+    model.head = nn.Linear(4, 6, bias=False)
+    model.head.weight = model.first.weight
+    assert [group["name"] for group in parameter_groups(model)] == ["embedding"]
+
+
+def test_only_vectors_are_exempt_from_decay_and_are_not_decayed() -> None:
+    model = Tiny()
+    groups = parameter_groups(model)
+    assert {group["name"]: group.get("weight_decay") for group in groups} == {
+        "matrix": None,
+        "embedding": None,
+        "vector": 0.0,
+    }
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.5)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
+    optimizer.step()  # no gradient: only decay moves anything, by 1 - lr * decay
+    for name, p in model.named_parameters():
+        factor = 0.95 if p.requires_grad and p.ndim >= 2 else 1.0
+        torch.testing.assert_close(p.detach(), before[name] * factor)
+
+
+def test_empty_groups_are_left_out_and_overrides_reach_their_group() -> None:
+    assert [group["name"] for group in parameter_groups(nn.LayerNorm(4))] == ["vector"]
+    groups = parameter_groups(Tiny(), embedding={"lr": 0.5}, vector={"weight_decay": 0.2})
+    assert [(group.get("lr"), group.get("weight_decay")) for group in groups] == [
+        (None, None),
+        (0.5, None),
+        (None, 0.2),
+    ]
+    with pytest.raises(ValueError, match=r"'matrices' does not exist: the groups are matrix, embedding, vector"):
+        parameter_groups(Tiny(), matrices={"lr": 1.0})
+
+
+# -- torch's own, as the recipes use them ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_torch_adamw_follows_its_formula(fused: bool) -> None:
+    assert_follows(
+        lambda *args: adamw_formula(*args, lr=1e-2, decay=0.1),
+        lambda params: torch.optim.AdamW(params, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=fused),
+        SHAPES,
+    )
+
+
+def test_torch_sgd_with_momentum_follows_its_formula() -> None:
+    def formula(theta: Tensor, g: Tensor, t: int, state: dict[str, Tensor]) -> Tensor:
+        state["v"] = 0.9 * state.get("v", 0) + g
+        return theta - 1e-2 * state["v"]
+
+    assert_follows(formula, lambda params: torch.optim.SGD(params, lr=1e-2, momentum=0.9), SHAPES)
+
+
+# -- Lion --------------------------------------------------------------------------------------------------------------
+
+
+def test_lion_follows_its_formula() -> None:
+    assert_follows(lion_formula, lambda params: Lion(params, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.3), SHAPES)
+
+
+def test_lion_moves_every_coordinate_by_the_learning_rate() -> None:
+    p = nn.Parameter(torch.tensor([5.0, -5.0, 0.0]))
+    p.grad = torch.tensor([1e-9, -1e9, 0.0])
+    Lion([p], lr=0.25).step()
+    assert p.tolist() == [4.75, -4.75, 0.0]
+
+
+# -- Muon + AdamW ------------------------------------------------------------------------------------------------------
+
+
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "_newton_schulz_dtype", lambda device_type: torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("adjust_lr", "scale"),
+    [
+        ("original", lambda rows, columns: math.sqrt(max(1, rows / columns))),
+        ("match_rms_adamw", lambda rows, columns: 0.2 * math.sqrt(max(rows, columns))),
+    ],
+)
+def test_muon_follows_its_formula(monkeypatch: pytest.MonkeyPatch, adjust_lr: Any, scale: Any) -> None:
+    in_float32(monkeypatch)
+    assert_follows(
+        lambda *args: muon_formula(*args, scale=scale),
+        lambda params: MuonAdamW(params, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr=adjust_lr),
+        MATRICES,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
+def test_muon_steps_as_torch_muon_does(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float, adjust_lr: Any, nesterov: bool
+) -> None:
+    monkeypatch.setattr(optimizers, "_newton_schulz_dtype", lambda device_type: dtype)
+    # torch's always iterates in bf16, where products in another order differ by some percent: compare in float32 too.
+    monkeypatch.setattr(Tensor, "bfloat16", lambda tensor: tensor.to(dtype, copy=True))
+    options: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "nesterov": nesterov, "ns_steps": 5}
+    _, ours = trajectory(lambda params: MuonAdamW(params, adjust_lr=adjust_lr, **options), MATRICES)
+    start, theirs = trajectory(lambda params: torch.optim.Muon(params, adjust_lr_fn=adjust_lr, **options), MATRICES)
+    for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        for i, (actual, expected) in enumerate(zip(a, b, strict=True)):
+            moved = (expected - start[i]).norm()
+            assert (actual - expected).norm() < tolerance * moved, (step, MATRICES[i])
+
+
+def test_adamw_half_equals_torch_adamw_bit_for_bit() -> None:
+    def ours(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        groups = [
+            {"name": "embedding", "params": params[:3]},
+            {"name": "vector", "params": params[3:], "weight_decay": 0.0},
+        ]
+        return MuonAdamW(groups, lr=9.0, adamw_lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)
+
+    def theirs(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        groups = [{"params": params[:3]}, {"params": params[3:], "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+    for a, b in zip(trajectory(ours, SHAPES)[1], trajectory(theirs, SHAPES)[1], strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_groups_get_the_algorithm_of_their_role_and_only_its_options() -> None:
+    model = Tiny()
+    optimizer = MuonAdamW(parameter_groups(model), lr=0.5, adamw_lr=0.25, weight_decay=0.125)
+    found = [
+        (group["name"], group["algorithm"], group["lr"], group["weight_decay"], len(group["params"]))
+        for group in optimizer.param_groups
+    ]
+    assert found == [
+        ("matrix", "muon", 0.5, 0.125, 3),
+        ("matrix_adamw", "adamw", 0.25, 0.125, 1),  # the 3-D weight has no singular values to speak of
+        ("embedding", "adamw", 0.25, 0.125, 2),
+        ("vector", "adamw", 0.25, 0.0, 3),
+    ]
+    muon, adamw = optimizer.param_groups[0], optimizer.param_groups[2]
+    assert muon.keys() - adamw.keys() == {"momentum", "nesterov", "ns_steps", "adjust_lr"}
+    assert adamw.keys() - muon.keys() == {"betas", "eps", "fused"}
+
+
+def test_a_plain_list_of_parameters_is_split_by_dimension() -> None:
+    matrix, vector, cube = (nn.Parameter(torch.randn(shape)) for shape in [(3, 3), (3,), (2, 2, 2)])
+    optimizer = MuonAdamW([matrix, vector, cube])
+    assert [(g["algorithm"], [p.ndim for p in g["params"]]) for g in optimizer.param_groups] == [
+        ("muon", [2]),
+        ("adamw", [1, 3]),
+    ]
+
+
+def test_a_group_keeps_its_own_learning_rate_and_a_schedule_drives_each() -> None:
+    matrix, vector = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))
+    optimizer = MuonAdamW([{"name": "vector", "params": [vector], "lr": 0.5}, {"name": "matrix", "params": [matrix]}], lr=2.0)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 2.0]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    matrix.grad, vector.grad = torch.ones(2, 2), torch.ones(2)
+    optimizer.step()
+    assert not matrix.any() and not vector.any()
+
+
+def test_batching_matrices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_float32(monkeypatch)
+    together = trajectory(MuonAdamW, MATRICES)[1]
+    monkeypatch.setattr(optimizers, "_BATCH_NUMEL", 1)
+    for a, b in zip(together, trajectory(MuonAdamW, MATRICES)[1], strict=True):
+        for x, y in zip(a, b, strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_newton_schulz_keeps_singular_vectors_and_brings_values_near_one(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(4, 16, 40, generator=generator) * torch.tensor([1e-6, 1.0, 1e6, 0.0]).view(4, 1, 1)
+    o = newton_schulz(x, steps=5, dtype=dtype)
+    assert o.dtype == dtype and not o[3].any()
+    u, _, vh = torch.linalg.svd(x[:3], full_matrices=False)
+    inner = u.mT @ o[:3].float() @ vh.mT  # diagonal if the vectors were kept
+    values = inner.diagonal(dim1=-2, dim2=-1)
+    assert values.min() > 0.6 and values.max() < 1.25
+    assert (inner - torch.diag_embed(values)).abs().max() < (1e-4 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize("make", [lambda params: MuonAdamW(params), lambda params: Lion(params)], ids=["muon", "lion"])
+def test_a_saved_and_loaded_optimizer_continues_bit_for_bit(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    def steps(model: Tiny, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        for step_gradients in gradients([p.shape for p in trainable], seed=seed):
+            for p, g in zip(trainable, step_gradients, strict=True):
+                p.grad = g.float()
+            optimizer.step()
+
+    model = Tiny()
+    optimizer = make(parameter_groups(model))
+    steps(model, optimizer, seed=1)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    steps(model, optimizer, seed=2)
+
+    resumed = Tiny()
+    resumed_optimizer = make(parameter_groups(resumed))
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)  # so the state is made of tensors and plain values
+    resumed.load_state_dict(saved["model"])
+    resumed_optimizer.load_state_dict(saved["optimizer"])
+    steps(resumed, resumed_optimizer, seed=2)
+    for (name, a), b in zip(model.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    for a, b in zip(optimizer.state.values(), resumed_optimizer.state.values(), strict=True):
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("make", [MuonAdamW, Lion])
+def test_parameters_without_gradient_are_neither_moved_nor_given_state(make: Any) -> None:
+    used, unused = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3, 3))
+    optimizer = make([used, unused])
+    used.grad = torch.eye(3)
+    optimizer.step()
+    assert torch.equal(unused, torch.ones(3, 3)) and unused not in optimizer.state
+    assert not torch.equal(used, torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("make", [MuonAdamW, Lion])
+def test_step_runs_the_closure_with_gradients_on_and_returns_its_loss(make: Any) -> None:
+    p = nn.Parameter(torch.full((2, 2), 3.0))
+    optimizer = make([p], lr=0.1, weight_decay=0.0)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = p.square().sum()
+        loss.backward()
+        return float(loss.detach())
+
+    with torch.no_grad():  # Lightning may call step from anywhere
+        assert optimizer.step(closure) == 36.0
+    assert p.square().sum() < 36.0
+
+
+def test_a_copy_is_the_same_optimizer() -> None:
+    optimizer = MuonAdamW([nn.Parameter(torch.ones(2, 2))], lr=0.5, adamw_lr=0.25)
+    twin = copy.deepcopy(optimizer)
+    twin.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert [(group["algorithm"], group["lr"]) for group in twin.param_groups] == [("muon", 0.5), ("adamw", 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: MuonAdamW(p, lr=-1.0), r"lr is -1.0, but must not be negative \(--optimizer.lr\)"),
+        (lambda p: MuonAdamW(p, adamw_lr=float("nan")), r"adamw_lr is nan, but must not be negative"),
+        (lambda p: MuonAdamW(p, momentum=1.0), r"momentum is 1.0, but must be in \[0, 1\)"),
+        (lambda p: MuonAdamW(p, betas=(0.9, 1.5)), r"betas\[1\] is 1.5, but must be in \[0, 1\) \(--optimizer.betas\)"),
+        (lambda p: MuonAdamW(p, ns_steps=0), r"ns_steps is 0, but must be at least 1"),
+        (lambda p: MuonAdamW(p, adjust_lr="both"), r"adjust_lr is 'both', but must be original or match_rms_adamw"),
+        (lambda p: Lion(p, weight_decay=-0.1), r"weight_decay is -0.1, but must not be negative"),
+        (lambda p: Lion(p, betas=(-0.1, 0.9)), r"betas\[0\] is -0.1"),
+    ],
+)
+def test_options_out_of_range_are_refused_with_their_flag(make: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make([nn.Parameter(torch.ones(2, 2))])

@@ -1,0 +1,209 @@
+"""The shipped recipes: headers that say what `plan` says, models that can be built, and ten real steps of each, shrunk."""
+
+import gzip
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from lit_llm.__main__ import main
+from lit_llm.cli.planned_recipe import PlannedCLI
+from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, shipped
+from lit_llm.cli.resolved_config import resolved
+from lit_llm.commands.plan import split
+from lit_llm.data.shards import ShardWriter
+from lit_llm.models.gpt import GPT
+from lit_llm.plan import Plan, find, make_plan
+from lit_llm.plan.report import duration
+from lit_llm.plan.smallest import smallest
+from lit_llm.runs.run_folder import default_run_dir
+
+NAMES = [name for name, header in shipped().items() if not header.is_overlay]
+OVERLAYS = [name for name, header in shipped().items() if header.is_overlay]
+PLANNED = [name for name in NAMES if name != "finetune"]  # which has no model of its own
+
+
+def test_every_file_is_a_recipe_an_overlay_or_the_base_of_a_recipe():
+    recipes = [SHIPPED / f"{name}.yaml" for name in NAMES]
+    bases = {base_of(recipe) for recipe in recipes} - {None}
+    assert bases == set((SHIPPED / "base").glob("*.yaml"))
+    assert {SHIPPED / f"{name}.yaml" for name in NAMES + OVERLAYS} | bases == set(SHIPPED.rglob("*.yaml"))
+    assert all("/" not in name for name in NAMES), "recipes lie flat"
+    assert len(NAMES) >= 24
+
+
+@pytest.mark.parametrize("name", ["gpt2-1.5b", "recipes/gpt2-1.5b.yaml", "./gpt2-1.5b.yml"])
+def test_a_point_in_a_recipes_name_stays_in_its_run_folders(name):
+    assert default_run_dir([name, "strategy/fsdp2"]) == Path("runs/gpt2-1.5b")
+
+
+@pytest.mark.parametrize("file", sorted(SHIPPED.glob("base/*.yaml")), ids=lambda path: path.stem)
+def test_a_base_is_parsed_alone_and_is_no_recipe(file):
+    assert not Header.of(file).facts.keys() & {"parameters", "tokens", "fits on"}
+    values = yaml.safe_load(resolved(["--config", str(file)]))
+    assert values["model"]["qk_norm"] is False and values["optimizer"]["init_args"]["weight_decay"] == 0.1
+
+
+@pytest.mark.parametrize("overlay", [name for name in OVERLAYS if "/" not in name])  # the others: test_plan_command.py
+def test_an_overlay_on_a_recipe_with_a_base_changes_the_groups_it_names_and_no_other(overlay):
+    before, after = (yaml.safe_load(resolved(["--config", "llama2-7b", *more])) for more in ([], ["--config", overlay]))
+    named = yaml.safe_load((SHIPPED / f"{overlay}.yaml").read_text())
+    assert {key for key in after if before.get(key) != after[key]} <= named.keys()
+    assert after["optimizer"] == before["optimizer"] and after != before
+
+
+# -- headers ----------------------------------------------------------------------------------------------------------
+
+
+def comment(name: str) -> str:
+    """A recipe's opening comment as one line, without the marks."""
+    lines = re.match(r"(#.*\n)+", (SHIPPED / f"{name}.yaml").read_text())[0].splitlines()
+    return re.sub(r" \\? +", "  ", " ".join(line.removeprefix("#") for line in lines))
+
+
+def planned(arguments: list[str]) -> tuple[PlannedCLI, Plan]:
+    request = split(arguments)
+    hardware = find(request.own.hardware or "h200")
+    cli = PlannedCLI(request.recipe, devices=request.own.devices, devices_per_node=hardware.devices_per_node)
+    return cli, make_plan(cli.settings(), hardware)
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_header_says_what_plan_says(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # no data here, whatever the machine has
+    monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path))
+    cli, plan = planned(["--config", name])
+    facts, text, settings = Header.of(SHIPPED / f"{name}.yaml").facts, comment(name), plan.settings
+    with torch.device("meta"):
+        built = GPT(cli.model_config(settings.model.vocab_size)).num_parameters()
+    assert facts["parameters"] == f"{built:,}" and plan.parameters == built
+    unit = next(unit for unit in (1e12, 1e9, 1e6) if settings.tokens >= 0.5 * unit)
+    assert facts["tokens"] == f"{settings.tokens / unit:.1f}{ {1e12: 'T', 1e9: 'B', 1e6: 'M'}[unit] }"
+    assert f"({settings.steps:,} steps" in text
+    ramp = cli.datamodule.ramp
+    batch = f"{settings.global_batch:,} sequences of {settings.model.block_size:,} = {settings.tokens_per_step:,} tokens a step"
+    sentences = re.sub(" +", " ", text)
+    assert batch in sentences or f"= {ramp.stages[0].size:,} tokens a step, twice that from 0.7T tokens on" in sentences
+    assert sum(phase.tokens for phase in plan.phases) == settings.tokens
+    if claimed := re.search(r"rate warmed up over (\d+)M, down to 10 % by (\d+)B, and constant from there", sentences):
+        warmup, decay, constant = plan.phases
+        assert (round(warmup.tokens / 1e6), round((warmup.tokens + decay.tokens) / 1e9)) == tuple(map(int, claimed.groups()))
+        assert constant.name == "constant"
+    found = smallest(settings)
+    assert facts["fits on"] == str(found)
+    if found.hardware.is_gpu:
+        switches = " ".join(found.switches) or "as it is"
+        assert f"  {found}  ({switches}: {found.bytes_per_device / 1e9:.1f} GB each)" in text
+    # The machine that the header plans for, by the command that it gives.
+    command = re.search(r"  plan  python -m lit_llm plan (.*?)  memory  ", text)[1]
+    cli, plan = planned(command.split())
+    assert cli.config.run_dir is None and f"--config {name}" in command
+    assert f"{plan.memory.total / 1e9:.{1 if plan.hardware.is_gpu else 2}f} GB" == facts["memory"] and plan.fits is not False
+    if plan.run_seconds is not None:
+        assert facts["time"] == duration(plan.run_seconds) and "at an assumed MFU of 40 %" in text
+
+
+# -- ten steps --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Shards with structure to learn (runs of consecutive ids) in the vocabulary of each recipe, and a cache for texts."""
+    folder = tmp_path_factory.mktemp("data")
+    stream = (np.arange(6_000) % 500 + 1000 * (np.arange(6_000) // 3_000)).astype(np.int64)
+    for vocab_size in (32000, 50257, 122753):
+        for split_name in ("train", "val"):
+            with ShardWriter(folder, f"{vocab_size}_{split_name}", vocab_size=vocab_size, shard_tokens=4_000) as writer:
+                writer.write(stream)
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 500)
+    return folder
+
+
+def fit(run, data, monkeypatch, capsys, *arguments):
+    monkeypatch.setenv("LIT_LLM_CACHE", str(data / "cache"))
+    code = main(["fit", "--run_dir", str(run), "--trainer.accelerator", "cpu", *arguments])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    losses = [float(x) for x in re.findall(r"step\s+\d+/\d+\s+loss ([\d.]+)", out)]
+    return losses, float(re.findall(r"val/loss\s*│\s*([\d.]+)", out)[-1])
+
+
+def shrunk(name: str, data: Path, folder: Path) -> str:
+    """An overlay for ten steps: width, depth, heads, context, batch and data are small, the rate suits them; all else stays."""
+    settings = yaml.safe_load(resolved(["--config", name]))
+    model, source, schedule = settings["model"], settings["data"]["init_args"], settings["schedule"]["init_args"]
+    small = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 32}
+    small |= {"n_kv_head": 2} if model["n_kv_head"] else {}
+    small |= {"mlp_width": 48} if model["mlp_width"] else {}
+    small |= {"window": 16} if model["window"] else {}
+    batch = {"micro_batch_size": 2, "global_batch_size": 4, "num_workers": 0}
+    if "vocab_size" in source:
+        batch |= {part: str(data / f"{source['vocab_size']}_{part}_*.bin") for part in ("train", "val")}
+    elif name == "quickstart":
+        batch["tokenizer"] = "Bytes"  # learning its BPE takes longer than the rest of these tests
+    changes = {
+        "model": small,
+        "data": {"init_args": batch},
+        "schedule": {"init_args": {"warmup_steps": 2} | ({"total_steps": 8} if schedule.get("total_steps") else {})},
+        "optimizer": {"init_args": {"lr": 0.05}},
+        "compute": {"compile": False},  # its own tests: test_layouts.py
+        "trainer": {"max_steps": 10, "limit_val_batches": 4},
+        "samples": None,
+    }
+    if settings["loss"]["chunk_size"]:
+        changes["loss"] = {"chunk_size": 50}
+    if settings["batch_ramp"]:
+        changes["batch_ramp"] = {"init_args": {"tokens_per_batch": [[0, 64], [192, 128]]}}
+    path = folder / "shrunk.yaml"
+    path.write_text(yaml.safe_dump(changes))
+    return str(path)
+
+
+VOCABULARY = {"quickstart": 257, "bytes": 257, "chars": 128}  # where it follows the data
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_ten_steps_of_each_recipe_begin_at_ln_v_and_learn(name, data, tmp_path, monkeypatch, capsys):
+    losses, val = fit(tmp_path / "run", data, monkeypatch, capsys, "--config", name, "--config", shrunk(name, data, tmp_path))
+    saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    vocab_size = VOCABULARY.get(name) or saved["data"]["init_args"]["vocab_size"]
+    assert losses[0] == pytest.approx(math.log(vocab_size), rel=0.03)
+    assert losses[-1] < losses[0] - 0.3 and val < losses[0]
+
+
+def test_ten_steps_of_finetune_go_on_from_the_weights_they_are_given(data, tmp_path, monkeypatch, capsys):
+    text = ["--data.paths", str(data / "text.txt")]
+    base = ["--model.n_layer", "2", "--model.n_head", "2", "--model.n_embd", "32", "--model.block_size", "64"]
+    base += ["--data", "TextFiles", *text, "--data.global_batch_size", "4", "--trainer.max_steps", "20"]
+    before, val_before = fit(tmp_path / "base", data, monkeypatch, capsys, *base, "--trainer.limit_val_batches", "4")
+    tuned = ["--config", "finetune", "--init_from", str(tmp_path / "base"), *text, "--data.block_size", "32"]
+    tuned += ["--data.micro_batch_size", "2", "--data.global_batch_size", "4", "--trainer.max_steps", "10"]
+    tuned += ["--optimizer.lr", "0.003", "--schedule.warmup_steps", "2", "--trainer.limit_val_batches", "4"]
+    losses, val = fit(tmp_path / "tuned", data, monkeypatch, capsys, *tuned)
+    assert losses[0] == pytest.approx(val_before, rel=0.1) and losses[0] < 0.8 * before[0]
+    assert losses[-1] < losses[0] and val < val_before
+    saved = yaml.safe_load((tmp_path / "tuned" / "config.yaml").read_text())
+    assert saved["trainer"]["precision"] == "bf16-mixed" and saved["model"]["n_embd"] == 32
+
+
+def test_finetunes_header_counts_its_tokens():
+    values = yaml.safe_load((SHIPPED / "finetune.yaml").read_text())
+    source = values["data"]["init_args"]
+    tokens = source["global_batch_size"] * source["block_size"]
+    assert f"{tokens:,} tokens a step" in comment("finetune") and f"its tokens / {tokens:,}" in comment("finetune")
+    assert Header.of(SHIPPED / "finetune.yaml").facts["tokens"] == f"{tokens * values['trainer']['max_steps'] / 1e6:.1f}M"
+
+
+def test_the_profile_overlay_records_three_steps_of_a_recipe(data, tmp_path, monkeypatch, capsys):
+    small = shrunk("quickstart", data, tmp_path)
+    configs = ["--config", "quickstart", "--config", "profile", "--config", small]
+    shorter = ["--trainer.max_steps", "5", "--profile.wait", "1"]
+    fit(tmp_path / "run", data, monkeypatch, capsys, *configs, *shorter)
+    with gzip.open(tmp_path / "run" / "profile" / "rank0.2.pt.trace.json.gz", "rt") as file:
+        names = {event["name"] for event in json.load(file)["traceEvents"]}
+    assert {f"ProfilerStep#{step}" for step in (2, 3, 4)} <= names and "ProfilerStep#5" not in names

@@ -1,0 +1,195 @@
+"""Runs that branch off from a checkpoint of another: annealed, extended, themselves interrupted; the original stays."""
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from lightning.pytorch.callbacks import Callback
+from test_cli import RECIPE, curve, folder, run  # noqa: F401  `folder` is a fixture
+
+DECAY = str(Path(__file__).parents[2] / "recipes" / "decay.yaml")
+STABLE = "runs/x/checkpoints/stable.ckpt"
+BRANCH = ["fit", "--config", "wsd.yaml", "--config", DECAY, "--additional_steps", "4", "--resume", STABLE]
+EXACT = ("train/loss", "lr", "grad/norm", "progress/tokens")
+
+
+class Break(Callback):
+    """Ends the process's run in the middle of a step, nothing saved."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step + 1 == self.step:
+            raise KeyError("broken")
+
+
+def breaking(step: int) -> list[str]:
+    overlay = {"trainer": {"callbacks+": [{"class_path": "test_branches.Break", "init_args": {"step": step}}]}}
+    Path("break.yaml").write_text(yaml.dump(overlay))
+    return ["--config", "break.yaml"]
+
+
+def contents(run_dir: Path) -> dict[str, bytes | str]:
+    return {str(p): str(p.readlink()) if p.is_symlink() else p.read_bytes() for p in run_dir.rglob("*") if not p.is_dir()}
+
+
+@pytest.fixture
+def stable(folder, capsys):  # noqa: F811
+    """A WSD run of 10 steps whose stable phase ends after step 7."""
+    recipe = RECIPE.replace("Cosine, init_args: {warmup_steps: 2}", "WSD, init_args: {warmup_steps: 2, decay_steps: 3}")
+    Path("wsd.yaml").write_text(recipe.replace("max_steps: 8", "max_steps: 10"))
+    run(capsys, "fit", "--config", "wsd.yaml", "--run_dir", "runs/x")
+    assert Path(STABLE).readlink() == Path("step-00000007.ckpt")
+    return Path("runs/x")
+
+
+def test_extended_in_its_stable_phase_a_run_is_the_longer_run_bit_for_bit(stable, capsys):
+    longer = ["fit", "--config", "wsd.yaml", "--trainer.max_steps", "16"]
+    run(capsys, *longer, "--run_dir", "runs/straight")
+    before = contents(stable)
+    code, _, err = run(capsys, *longer, "--run_dir", "runs/branch", "--resume", STABLE)
+    assert code == 0 and "rate jumps" not in err
+    assert contents(stable) == before
+    run(capsys, *longer, "--run_dir", "runs/x", "--resume", STABLE)  # in its own folder, whose decay is left behind
+    for tag in EXACT:
+        straight = curve(Path("runs/straight"), tag)
+        assert len(straight) == 16 and curve(stable, tag) == straight, tag
+        assert curve(Path("runs/branch"), tag) == {step: straight[step] for step in range(8, 17)}, tag
+    assert curve(stable, "lr")[13] == curve(stable, "lr")[8] > curve(stable, "lr")[14]  # the new decay
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [
+        ["--schedule", "WSD", "--schedule.warmup_steps", "2", "--schedule.decay_steps", "3"],
+        ["--schedule", "Constant", "--schedule.warmup_steps", "2", "--optimizer", "AdamW", "--optimizer.lr", "0.003"],
+        ["--schedule.total_steps", "20", "--schedule.final_ratio", "0.3", "--optimizer.adamw_lr", "0.004"],  # amid a cosine
+    ],
+    ids=["WSD Muon", "constant AdamW", "cosine two rates"],
+)
+def test_a_decay_begins_at_the_rates_of_the_checkpoint_and_ends_at_zero(folder, capsys, trained):  # noqa: F811
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/x", "--trainer.max_steps", "10", *trained)
+    resume = ["--resume", "runs/x/checkpoints/step-00000009.ckpt" if "total" in trained[0] else "runs/x/checkpoints/last.ckpt"]
+    if "WSD" in trained:
+        resume = ["--resume", STABLE]
+    before = contents(Path("runs/x"))
+    flags = ["--config", "tiny.yaml", "--config", DECAY, "--additional_steps", "4", *resume]
+    code, out, err = run(capsys, "fit", *flags, *trained[-4:] if "--optimizer" in trained else [])
+    assert code == 0 and "rate jumps" not in err, err
+    assert contents(Path("runs/x")) == before
+    names = [tag for tag in ("lr", "lr/embedding", "lr/vector") if tag == "lr" or "adamw_lr" in str(trained)]
+    for name in names:
+        rates, step = curve(Path("runs/x"), name), int(out.split("resume: from step ")[1].split(",")[0])
+        assert rates[step] > 0
+        expected = {step + i: rates[step] * (1 - math.sqrt(i / 4)) for i in range(1, 5)}
+        assert curve(Path("runs/x-decay"), name) == pytest.approx(expected, rel=1e-5, abs=1e-9), name
+    assert sorted(curve(Path("runs/x-decay"), "train/loss")) == list(expected)
+
+
+def test_a_checkpoint_whose_rate_is_zero_is_not_annealed(folder, capsys):  # noqa: F811
+    run(capsys, "fit", "--config", "tiny.yaml", "--schedule.final_ratio", "0")
+    flags = ["--config", "tiny.yaml", "--config", DECAY, "--resume", "runs/tiny/checkpoints/last.ckpt"]
+    code, _, err = run(capsys, "fit", *flags)
+    assert code == 2 and "which is 0 after its 8 steps" in err and err.count("error: ") == 1
+    assert not Path("runs/tiny-decay").exists()
+
+
+def test_a_branch_broken_at_any_time_continues_with_the_same_command_or_by_its_folder(stable, capsys):
+    run(capsys, *BRANCH, "--run_dir", "runs/whole")
+    with pytest.raises(KeyError, match="broken"):
+        run(capsys, *BRANCH, *breaking(8), "--run_dir", "runs/x-decay")  # before it has a checkpoint of its own
+    with pytest.raises(KeyError, match="broken"):
+        run(capsys, *BRANCH, *breaking(10), "--run_dir", "runs/x-decay")  # after that of step 9
+    code, out, _ = run(capsys, *BRANCH)
+    assert code == 0 and "resume: from step 9, runs/x-decay/" in out
+    for tag in (*EXACT, "val/loss"):
+        assert curve(Path("runs/x-decay"), tag) == curve(Path("runs/whole"), tag), tag
+    for again in (BRANCH, ["fit", "--run", "runs/x-decay", "--resume", "auto"], ["fit", "--run", "runs/x-decay"]):
+        before = contents(Path("runs/x-decay/checkpoints"))
+        code, out, _ = run(capsys, *again)  # it is done, and its end does not move
+        assert code == 0 and "at step 11" in out
+        assert contents(Path("runs/x-decay/checkpoints")) == before
+    code, out, _ = run(capsys, "validate", "--run", "runs/x-decay")
+    assert code == 0 and "at step 11" in out
+
+
+def test_a_branch_killed_before_its_first_checkpoint_does_not_begin_at_step_0(stable, capsys):
+    with pytest.raises(KeyError, match="broken"):
+        run(capsys, *BRANCH, *breaking(9), "--run_dir", "runs/x-decay")
+    code, out, _ = run(capsys, "fit", "--run", "runs/x-decay", "--resume", "auto", "--trainer.callbacks", "null")
+    assert code == 0 and "resume: from step 7" in out
+    assert sorted(curve(Path("runs/x-decay"), "train/loss")) == [8, 9, 10, 11]
+
+
+def test_the_config_of_a_branch_makes_the_branch_again(stable, capsys):
+    run(capsys, *BRANCH)
+    code, *_ = run(capsys, "fit", "--config", "runs/x-decay/config.yaml", "--run_dir", "runs/again")
+    assert code == 0
+    assert curve(Path("runs/again"), "train/loss") == curve(Path("runs/x-decay"), "train/loss")
+
+
+def test_a_branch_follows_the_checkpoint_that_the_link_named_when_it_began(stable, capsys):
+    with pytest.raises(KeyError, match="broken"):
+        run(capsys, *BRANCH, *breaking(8), "--run_dir", "runs/x-decay")
+    Path(STABLE).unlink()
+    Path(STABLE).symlink_to("step-00000010.ckpt")
+    code, out, _ = run(capsys, "fit", "--run", "runs/x-decay", "--resume", "auto", "--trainer.callbacks", "null")
+    assert code == 0 and "resume: from step 7" in out
+    code, _, err = run(capsys, *BRANCH)
+    assert code == 2 and "already holds another run than a branch of" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--resume", "auto", "--additional_steps", "3"], "counts from the checkpoint that --resume PATH names"),
+        (["--additional_steps", "3"], "counts from the checkpoint that --resume PATH names"),
+        (
+            ["--resume", STABLE, "--additional_steps", "3", "--run_dir", "runs/x"],
+            "needs a folder of its own: runs/x is that of",
+        ),
+        (["--resume", "auto", "--replace", "true"], "give one of them"),
+        (["--resume", STABLE, "--replace", "true", "--run_dir", "runs/x"], "that --replace true would set aside"),
+        (["--resume", STABLE, "--run_dir", "runs/other"], "--replace true, or write elsewhere with --run_dir"),
+    ],
+)
+def test_what_would_write_over_a_run_or_not_end_is_refused(stable, capsys, flags, said):
+    run(capsys, "fit", "--config", "wsd.yaml", "--run_dir", "runs/other", "--trainer.max_steps", "5")
+    before = contents(Path("runs"))
+    code, _, err = run(capsys, "fit", "--config", "wsd.yaml", *flags)
+    assert code == 2 and said in err and err.count("error: ") == 1, err
+    assert contents(Path("runs")) == before
+
+
+def test_a_branch_can_take_the_place_of_a_run_that_is_set_aside(stable, capsys):
+    run(capsys, *BRANCH)
+    first = contents(Path("runs/x-decay/checkpoints"))
+    code, *_ = run(capsys, *BRANCH, "--schedule.shape", "linear", "--replace", "true")
+    assert code == 0
+    assert [v for k, v in contents(Path("runs/x-decay.1/checkpoints")).items()] == list(first.values())
+    assert sorted(curve(Path("runs/x-decay"), "train/loss")) == [8, 9, 10, 11]
+
+
+def test_a_schedule_that_does_not_go_on_where_the_checkpoint_was_says_so(folder, capsys):  # noqa: F811
+    run(capsys, "fit", "--config", "tiny.yaml")
+    with pytest.warns(
+        UserWarning, match=r"step 8 was made at 0\.001, .* as if it had been 0\.00\d+\. The schedule, its end or"
+    ):
+        run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "12")
+
+
+def test_options_given_to_the_optimizer_hold_after_a_resume_and_another_optimizer_is_refused(folder, capsys):  # noqa: F811
+    run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "4")
+    auto = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "5"]
+    code, _, err = run(capsys, *auto, "--optimizer", "AdamW")
+    assert code == 2 and "trained with lit_llm.optim.MuonAdamW, whose state does not fit torch.optim.adamw.AdamW" in err
+    changes = r"not those of the checkpoint, from here on: momentum 0\.95 -> 0\.5, betas \(0\.9, 0\.95\) -> \(0\.8, 0\.95\)\."
+    with pytest.warns(UserWarning, match=changes):
+        run(capsys, *auto, "--optimizer.momentum", "0.5", "--optimizer.betas", "[0.8, 0.95]")
+    from lit_llm.checkpoint.format import read
+
+    groups = read("runs/tiny/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"]
+    assert {group.get("momentum") for group in groups} == {0.5, None}
+    assert {group.get("betas") for group in groups} == {(0.8, 0.95), None}

@@ -1,0 +1,180 @@
+"""Resuming through the command line: what is refused, what is passed over, where a branch goes, and the certificate."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_branches import breaking
+from test_cli import curve, folder, run  # noqa: F401  `folder` is a fixture
+
+from lit_llm.commands import verify_resume
+from lit_llm.checkpoint.format import verify
+
+
+def damage(checkpoint: Path) -> None:
+    file = checkpoint / "checkpoint.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.fixture
+def trained(folder, capsys):  # noqa: F811
+    run(capsys, "fit", "--config", "tiny.yaml")
+    return Path("runs/tiny")
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(trained, capsys):
+    damage((trained / "checkpoints" / "last.ckpt").resolve())
+    before = {tag: curve(trained, tag) for tag in ("train/loss", "val/loss", "lr", "grad/norm")}
+    code, out, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
+    assert code == 0
+    assert "step-00000008.ckpt is damaged" in err and "resume: from step 6" in out and "at step 8" in out
+    assert rows(trained, "train/loss") == list(range(1, 9))
+    assert {tag: curve(trained, tag) for tag in before} == before  # made again, bit for bit
+    assert verify(trained / "checkpoints" / "last.ckpt") is None
+
+
+def rows(run_dir: Path, tag: str) -> list[int]:
+    """The steps that TensorBoard shows; one that is there twice would be a curve that goes back."""
+    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0})
+    events.Reload()
+    return [event.step for event in events.Scalars(tag)]
+
+
+def test_auto_starts_a_run_that_is_not_there_and_again_one_that_was_killed_before_its_first_checkpoint(folder, capsys):  # noqa: F811
+    flags = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--checkpoint.every_n_steps", "100"]
+    with pytest.raises(KeyError, match="broken"):
+        run(capsys, *flags, *breaking(4))
+    assert Path("runs/tiny/config.yaml").exists() and not Path("runs/tiny/checkpoints").exists()
+    assert rows(Path("runs/tiny"), "train/loss") == [1, 2, 3]
+    code, *_ = run(capsys, *flags)
+    assert code == 0 and rows(Path("runs/tiny"), "train/loss") == list(range(1, 9))
+
+
+def test_auto_leaves_a_finished_run_as_it_is(trained, capsys):
+    def files():
+        return {p: (p.lstat().st_mtime_ns, p.lstat().st_ino) for p in (trained / "checkpoints").rglob("*")}
+
+    before = files()
+    code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
+    assert code == 0 and "at step 8" in out and files() == before
+    assert rows(trained, "train/loss") == list(range(1, 9)) and rows(trained, "val/loss") == [4, 8]
+
+
+def test_nothing_is_started_anew_over_checkpoints_that_are_all_damaged(trained, capsys):
+    for checkpoint in (trained / "checkpoints").glob("step-*.ckpt"):
+        damage(checkpoint)
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
+    assert code == 2 and "--replace true" in err and err.count("damaged") >= 2
+
+
+def test_a_damaged_checkpoint_given_by_path_is_refused(trained, capsys):
+    path = (trained / "checkpoints" / "last.ckpt").resolve()
+    damage(path)
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other", "--resume", str(path))
+    assert code == 2 and "damaged" in err and not Path("runs/other").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model.n_embd", "32"], "model.n_embd was 16 in the checkpoint and is 32"),
+        (["--model.dropout", "0.5"], "--accept_changes true"),
+        (["--data.global_batch_size", "8"], "data.global_batch_size is not as in the checkpoint: it was 4 and is 8"),
+        (["--data.seed", "5"], "data.seed"),
+        (["--data", "PythonStdlib"], "position in the data is unknown"),
+    ],
+)
+def test_a_change_that_would_fork_the_run_is_refused_with_what_changed(trained, capsys, flags, said):
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "10", *flags)
+    assert code == 2 and said in err, err
+    assert sorted(curve(trained, "train/loss")) == list(range(1, 9))
+
+
+def test_a_changed_text_is_refused_until_it_is_accepted(trained, capsys):
+    text = Path("text.txt")
+    text.write_text(text.read_text().upper())
+    flags = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "10"]
+    code, _, err = run(capsys, *flags)
+    assert code == 2 and "the text is not as in the checkpoint" in err
+    code, *_ = run(capsys, *flags, "--accept_changes", "true")
+    assert code == 0 and sorted(curve(trained, "train/loss"))[-1] == 10
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch evil",)
+
+
+def of_others(folder: Path) -> dict[str, tuple[str, str]]:  # noqa: F811
+    """What can be given to --resume by mistake, and what is said."""
+    (folder / "text").write_text("hello")
+    (folder / "hf").mkdir()
+    (folder / "hf" / "model.safetensors").write_text("x")
+    torch.save({"model": {}, "optimizer": {}}, folder / "nanogpt.pt")
+    torch.save({"state_dict": {}, "evil": Evil()}, folder / "evil.ckpt")
+    torch.save({"state_dict": {}}, folder / "weights.ckpt")
+    torch.save({"state_dict": {}, "global_step": 5, "optimizer_states": [{}]}, folder / "lightning.ckpt")
+    return {
+        "nothing": ("no.ckpt", "there is no checkpoint no.ckpt to resume from (--resume PATH, or --resume auto)"),
+        "text": ("text", "text is not a checkpoint, or it is damaged"),
+        "hugging face": ("hf", "hf is not a checkpoint of lit_llm: it has no manifest.json of one"),
+        "another program": ("nanogpt.pt", "is not a checkpoint of lit_llm or of Lightning: it has no 'state_dict'"),
+        "code": ("evil.ckpt", "evil.ckpt cannot be loaded without running code from it"),
+        "weights": ("weights.ckpt", "weights.ckpt holds weights only, no state of training to resume"),
+        "another model": ("lightning.ckpt", "lightning.ckpt is a checkpoint of another program: it has no model_config"),
+        "a run": ("runs/tiny", "is a run folder: continue that run with --run runs/tiny --resume auto, or begin another"),
+        "its folder": ("runs/tiny/checkpoints", "holds the checkpoints of a run: name one of them"),
+        "nonsense": ("Auto", "there is no checkpoint Auto"),
+    }
+
+
+def test_what_is_no_checkpoint_of_ours_is_refused_in_one_sentence(trained, folder, capsys):  # noqa: F811
+    for path, said in of_others(folder).values():
+        code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other", "--resume", path)
+        assert code == 2 and said in err and len(err.splitlines()) == 1 and err.startswith("error: "), err
+        assert not Path("runs/other").exists() and not Path("evil").exists()
+
+
+def test_a_model_that_does_not_fit_the_checkpoint_is_refused_whatever_is_accepted(trained, capsys):
+    path = str(trained / "checkpoints" / "last.ckpt")
+    for flags, said in (
+        (["--model.mlp", "swiglu"], "model.mlp was relu2 in the checkpoint and is swiglu: these weights do not fit"),
+        (["--data.tokenizer", "BPE", "--data.tokenizer.vocab_size", "270"], "vocabulary has 257 ids and the data's 270"),
+    ):
+        more = ["--run_dir", "runs/other", "--resume", path, "--accept_changes", "true"]
+        code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *more, *flags)
+        assert code == 2 and said in err and err.count("error: ") == 1, err
+        assert not Path("runs/other").exists()
+    code, _, err = run(capsys, "validate", "--run", "runs/tiny", "--model.n_embd", "32")
+    assert code == 2 and "model.n_embd was 16 in the checkpoint and is 32" in err
+
+
+def test_a_branch_goes_into_a_folder_of_its_own_and_leaves_the_original_alone(trained, capsys):
+    before = {p: p.stat().st_mtime_ns for p in trained.rglob("*")}
+    Path("decay.yaml").write_text(
+        "schedule: {class_path: Linear, init_args: {warmup_steps: 0, final_ratio: 0.0}}\nadditional_steps: 3\n"
+    )
+    path = str(trained / "checkpoints" / "step-00000006.ckpt")
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--config", "decay.yaml", "--resume", path)
+    assert code == 0
+    assert sorted(curve(Path("runs/tiny-decay"), "train/loss")) == [7, 8, 9]
+    assert {p: p.stat().st_mtime_ns for p in trained.rglob("*")} == before
+
+
+def test_a_resume_into_another_runs_folder_is_refused(trained, capsys):
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other")
+    path = str(trained / "checkpoints" / "last.ckpt")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other", "--resume", path)
+    assert code == 2 and "already holds another run" in err
+
+
+def test_a_run_that_is_not_the_same_gets_no_certificate(folder, capsys):  # noqa: F811
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/a")
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/b", "--data.seed", "1")
+    _, found = verify_resume.differences(Path("runs/a"), Path("runs/b"))
+    assert any(sentence.startswith("train/loss differs first at 1") for sentence in found)
+    assert any(sentence.startswith("checkpoint: state_dict differs first at state_dict.model.") for sentence in found)

@@ -1,0 +1,162 @@
+"""LanguageModel: what it logs and what gradient it makes, against sums done by hand."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningDataModule, Trainer, seed_everything
+from torch.utils.data import DataLoader
+
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.training.language_model import LanguageModel, LossConfig
+
+SGD = partial(torch.optim.SGD, lr=0.5)
+VOCABULARY, LENGTH = 23, 8
+
+
+def config(**changes):
+    settings = {"n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": LENGTH, "zero_init_projections": False} | changes
+    return GPTConfig(**settings)
+
+
+class Rows(LightningDataModule):
+    """Fixed rows in a fixed order; some targets ignored, unevenly, when asked."""
+
+    vocab_size, eos_id, tokenizer, token_bytes = VOCABULARY, 0, None, torch.arange(VOCABULARY)
+
+    def __init__(self, batch_size, rows=16, ignored=False):
+        super().__init__()
+        g = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, VOCABULARY, (rows, LENGTH + 1), generator=g)
+        targets = ids[:, 1:].clone()
+        if ignored:
+            for i in range(rows):
+                targets[i, : i % LENGTH] = -100
+            targets[3] = -100  # a row, and with batch_size 1 a micro-batch, without any target
+        self.rows = [{"input_ids": ids[i, :-1], "targets": targets[i]} for i in range(rows)]
+        self.batch_size = batch_size
+        self.every_target_counts = not ignored
+
+    def train_dataloader(self):
+        return DataLoader(self.rows, batch_size=self.batch_size)
+
+    val_dataloader = train_dataloader
+
+
+class Losses(Callback):
+    """What was logged, by optimizer step."""
+
+    def __init__(self):
+        self.train = {}
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step:  # not within the first accumulation window
+            self.train[trainer.global_step] = float(trainer.callback_metrics["train/loss"])
+
+
+def fit(data, *, accumulate=1, steps=2, model=None, **kwargs):
+    seed_everything(7)
+    module = LanguageModel(model or config(), SGD, **kwargs)
+    rows = Losses()
+    trainer = Trainer(max_steps=steps, accumulate_grad_batches=accumulate, log_every_n_steps=1, callbacks=[rows],
+                      logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+                      accelerator="cpu", num_sanity_val_steps=0, limit_val_batches=0)  # fmt: skip
+    trainer.fit(module, datamodule=data)
+    return module, rows.train
+
+
+def reference(data, batch, steps=2):
+    """Plain torch: mean over all counted targets of each global batch of `batch` rows."""
+    seed_everything(7)
+    module = LanguageModel(config(vocab_size=VOCABULARY), SGD)
+    module.configure_model()
+    model = module.model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = {}
+    for step in range(steps):
+        rows = data.rows[step * batch : (step + 1) * batch]
+        ids, targets = (torch.stack([r[k] for r in rows]) for k in ("input_ids", "targets"))
+        loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses[step + 1] = loss.item()
+    return model, losses
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["every target counts", "some ignored"])
+@pytest.mark.parametrize("micro", [1, 2, 8])
+def test_the_update_is_that_of_the_mean_over_all_tokens_of_the_global_batch(micro, ignored):
+    data = Rows(micro, ignored=ignored)
+    module, losses = fit(data, accumulate=8 // micro)
+    model, expected = reference(data, 8)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for (name, a), (_, b) in zip(module.model.named_parameters(), model.named_parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_mean_of_means_would_be_noticed():
+    data = Rows(1, ignored=True)
+    data.every_target_counts = True  # a false promise: each micro-batch now weighs the same
+    module, _ = fit(data, accumulate=8, steps=1)
+    model, _ = reference(data, 8, steps=1)
+    difference = max(float((a - b).abs().max()) for a, b in zip(module.parameters(), model.parameters(), strict=True))
+    assert difference > 1e-3
+
+
+def test_chunked_loss_trains_like_the_full_one():
+    _, full = fit(Rows(4), steps=3)
+    _, chunked = fit(Rows(4), steps=3, loss=LossConfig(chunk_size=5))
+    assert chunked == pytest.approx(full, rel=1e-5)
+
+
+def test_z_loss_changes_the_update_but_not_what_is_logged_first():
+    _, plain = fit(Rows(4))
+    _, with_z = fit(Rows(4), loss=LossConfig(z_loss=0.1))
+    assert with_z[1] == pytest.approx(plain[1], rel=1e-6)
+    assert with_z[2] != pytest.approx(plain[2], rel=1e-4)
+
+
+def test_validation_sums_over_tokens_not_batches():
+    data = Rows(3, rows=10, ignored=True)  # uneven last batch, uneven counts
+    module, _ = fit(data, steps=1)
+    trainer = Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
+    metrics = trainer.validate(module, datamodule=data, verbose=False)[0]
+    ids, targets = (torch.stack([r[k] for r in data.rows]) for k in ("input_ids", "targets"))
+    with torch.no_grad():
+        nll = F.cross_entropy(module.model.eval()(ids).double().flatten(0, 1), targets.flatten(), reduction="sum")
+    counted = targets[targets != -100]
+    assert metrics["val/loss"] == pytest.approx(float(nll) / len(counted), rel=1e-6)
+    assert metrics["val/perplexity"] == pytest.approx(math.exp(float(nll) / len(counted)), rel=1e-6)
+    # token_bytes is arange: id i stands for i bytes
+    assert metrics["val/bits_per_byte"] == pytest.approx(float(nll) / math.log(2) / int(counted.sum()), rel=1e-6)
+
+
+def test_the_vocabulary_follows_the_data():
+    module, _ = fit(Rows(4), steps=1)
+    assert module.model.config.vocab_size == VOCABULARY and module.model.config.eos_id == 0
+
+
+def test_a_vocabulary_smaller_than_the_datas_is_refused():
+    with pytest.raises(ValueError, match=r"23 ids.*vocab_size is 20.*--model.vocab_size"):
+        fit(Rows(4), model=config(vocab_size=20))
+
+
+def test_mistakes_of_model_and_loss_come_together():
+    with pytest.raises(ValueError) as caught:
+        LanguageModel(config(n_head=3), SGD, LossConfig(chunk_size=0, z_loss=-1))
+    assert [word in str(caught.value) for word in ("n_head", "chunk_size", "z_loss")] == [True] * 3
+
+
+def test_the_first_logged_loss_is_near_ln_V():
+    _, losses = fit(Rows(8), steps=1, model=config(zero_init_projections=True))
+    assert losses[1] == pytest.approx(math.log(VOCABULARY), rel=0.03)
+
+
+def test_document_masking_needs_a_document_end():
+    data = Rows(4)
+    data.eos_id = None
+    with pytest.raises(ValueError, match="mask_documents needs"):
+        fit(data, model=config(mask_documents=True))

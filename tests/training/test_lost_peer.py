@@ -1,0 +1,68 @@
+"""A process of a run is killed: what the other one says. (That the run goes on from there exactly: tests/resume.)"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_cli import folder  # noqa: F401
+
+DIES = """
+import os, signal
+from lightning.pytorch import Callback
+
+class Dies(Callback):
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_rank == 1 and trainer.global_step == int(os.environ["DIES_AT"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def fit(folder: Path, *flags: str, dies_at: int) -> list[tuple[int, str, str]]:  # noqa: F811
+    """Exit code, output and errors of two processes, started as torchrun would."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    common |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), str(folder)]), "DIES_AT": str(dies_at)}
+    command = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml", "--trainer.devices", "2", *flags]
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    try:
+        ended = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *said) for process, said in zip(processes, ended, strict=True)]
+
+
+STEP_4 = (
+    "the last checkpoint is {runs}/tiny/checkpoints/step-00000004.ckpt, continue with: {command} --run runs/tiny --resume auto"
+)
+NONE = "there is no checkpoint yet, start again with --resume auto"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "dies_at", "what"),
+    [("ddp", 5, STEP_4), ("{class_path: lit_llm.distributed.mesh_strategy.MeshStrategy}", 5, STEP_4), ("ddp", 1, NONE)],
+)
+def test_one_sentence_names_the_checkpoint_and_how_to_continue(folder, strategy, dies_at, what):  # noqa: F811
+    (folder / "dies.py").write_text(DIES)
+    (folder / "dies.yaml").write_text("trainer:\n  callbacks+:\n  - class_path: dies.Dies\n")
+    (code, _, err), (killed, *_) = fit(folder, "--config", "dies.yaml", "--trainer.strategy", strategy, dies_at=dies_at)
+    assert killed == -signal.SIGKILL and code == 1
+    what = what.format(runs=folder.resolve() / "runs", command="python -m lit_llm fit")
+    said = f"rank 0: another process of this run ended, its own output says why; {what}"
+    assert err.splitlines().count(said) == 1, err
+    assert "Traceback" not in err and "GLHF" not in err

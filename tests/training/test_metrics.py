@@ -1,0 +1,113 @@
+"""lit_llm.training.metrics: sums over batches and ranks, one division at the end."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from lit_llm.training.metrics import BitsPerByte, Perplexity
+
+# Three quarters of the tokens at perplexity 5.23, one quarter at 5.684: together 5.340, while their average is 5.457.
+UNEVEN = [(96 * math.log(5.23), 96), (32 * math.log(5.684), 32)]
+
+
+def test_perplexity_of_the_worked_example() -> None:
+    metric = Perplexity()
+    metric.update(torch.tensor([0.0, 2.3, 0.69]).sum(), torch.tensor(3))
+    assert metric.compute().item() == pytest.approx(2.71, abs=5e-3)
+
+
+def test_uneven_batches_are_weighted_by_their_tokens() -> None:
+    metric = Perplexity()
+    for nll_sum, count in UNEVEN:
+        metric.update(nll_sum, count)
+    assert metric.compute().item() == pytest.approx(5.340, abs=5e-4)
+
+
+def test_bits_per_byte_of_uniform_guessing_is_the_bits_of_a_token_over_its_bytes() -> None:
+    metric = BitsPerByte()
+    metric.update(torch.tensor(10 * math.log(256)), 10)  # 10 tokens of a byte each: 8 bits for each byte
+    assert metric.compute().item() == pytest.approx(8.0, rel=1e-6)
+    metric.update(torch.tensor(10 * math.log(256)), torch.tensor(70))  # 10 more tokens that cover 70 bytes
+    assert metric.compute().item() == pytest.approx(2 * 8 * 10 / 80, rel=1e-6)
+
+
+@pytest.mark.parametrize("metric_class", [Perplexity, BitsPerByte])
+def test_nothing_counted_is_not_a_number(metric_class: type[Perplexity | BitsPerByte]) -> None:
+    metric = metric_class()
+    metric.update(torch.tensor(0.0), torch.tensor(0))
+    assert math.isnan(metric.compute())
+
+
+def test_a_long_validation_keeps_the_digits_of_small_batches() -> None:
+    metric = Perplexity()
+    metric.update(torch.tensor(2.0**40), 2**39)  # 2 nats per token
+    for _ in range(64):
+        metric.update(torch.tensor(1.5), 1)  # a float32 sum of 2^40 would not notice any of these
+    assert metric.nll_sum.item() == 2.0**40 + 96
+    assert metric.compute().item() == pytest.approx(math.exp((2.0**40 + 96) / (2**39 + 64)), rel=1e-14)
+
+
+def test_sums_stay_float64_whatever_the_module_is_cast_to() -> None:
+    module = torch.nn.Module()
+    module.perplexity = Perplexity()
+    module.to(torch.bfloat16)  # what bf16-true precision does to a LightningModule
+    module.half()
+    module.perplexity.update(torch.tensor(1.0, dtype=torch.bfloat16), 3)
+    assert module.perplexity.nll_sum.dtype == torch.float64
+    assert module.perplexity.compute().item() == pytest.approx(math.exp(1 / 3), rel=1e-14)
+
+
+def test_a_device_without_float64_gets_float32_sums() -> None:
+    def to_mps(t: torch.Tensor) -> torch.Tensor:
+        if t.dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return t
+
+    metric = Perplexity()
+    metric._apply(to_mps)
+    metric.update(torch.tensor(2.0), torch.tensor(2))
+    metric.reset()  # to defaults on that device
+    metric.update(torch.tensor(3.0), torch.tensor(3))
+    assert metric.nll_sum.dtype == torch.float32
+    assert metric.compute().item() == pytest.approx(math.e)
+
+
+def test_reset_starts_over() -> None:
+    metric = Perplexity()
+    metric.update(5.0, 1)
+    metric.reset()
+    metric.update(1.0, 1)
+    assert metric.compute().item() == pytest.approx(math.e)
+
+
+def test_metrics_keep_no_graph_alive() -> None:
+    metric = Perplexity()
+    metric.update(torch.ones((), requires_grad=True) * 2, 1)
+    assert metric.nll_sum.grad_fn is None
+
+
+def _rank(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    perplexity, bits_per_byte = Perplexity(), BitsPerByte()
+    nll_sum, count = UNEVEN[rank]
+    perplexity.update(torch.tensor(nll_sum, dtype=torch.float64), count)
+    bits_per_byte.update(torch.tensor(nll_sum, dtype=torch.float64), 2 * count)
+    torch.save([perplexity.compute(), bits_per_byte.compute()], f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    perplexity, bits_per_byte = Perplexity(), BitsPerByte()
+    for nll_sum, count in UNEVEN:
+        perplexity.update(nll_sum, count)
+        bits_per_byte.update(nll_sum, 2 * count)
+    one = [perplexity.compute(), bits_per_byte.compute()]
+    mp.spawn(_rank, args=(str(tmp_path),), nprocs=2)
+    for rank in range(2):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), one, rtol=1e-14, atol=0)

@@ -1,0 +1,126 @@
+"""While training, the planned peak is written beside the measured one, and differences are told once."""
+
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.strategies import DDPStrategy
+
+from lit_llm.data import TextFiles
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.optim import MuonAdamW
+from lit_llm.plan import ModelShape, Optimizer, memory_per_rank
+from lit_llm.training.language_model import LanguageModel, LossConfig
+from lit_llm.training.plan_monitor import PlanMonitor, layout_of
+
+
+class Rows(Logger):
+    """Keeps what is logged, by optimizer step."""
+
+    name, version = "rows", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[int, dict[str, float]] = {}
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.setdefault(step, {}).update(metrics)
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+CONFIG = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16}
+
+
+def fit(watch: PlanMonitor, module: LanguageModel, tmp_path, steps: int = 4) -> Rows:
+    logger = Rows()
+    (tmp_path / "text.txt").write_text("a line of text, and another one\n" * 200)
+    text, cache = str(tmp_path / "text.txt"), str(tmp_path / "cache")
+    data = TextFiles(paths=text, cache_dir=cache, micro_batch_size=2, global_batch_size=4, block_size=16)
+    trainer = Trainer(
+        max_steps=steps,
+        callbacks=[watch],
+        accelerator="cpu",
+        logger=logger,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        log_every_n_steps=2,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(module, datamodule=data)
+    return logger
+
+
+@pytest.mark.parametrize("chunk_size", [None, 8])
+def test_the_planned_peak_is_that_of_the_run_and_in_every_row_from_the_second_step_on(chunk_size, tmp_path):
+    watch = PlanMonitor()
+    module = LanguageModel(GPTConfig(**CONFIG), partial(torch.optim.AdamW, fused=True), LossConfig(chunk_size=chunk_size))
+    rows = fit(watch, module, tmp_path).rows
+    expected = memory_per_rank(
+        ModelShape(2, 2, 32, 16, 257),
+        sequences=2,
+        accumulation=2,
+        optimizer=Optimizer("AdamW", fused=True),
+        chunk_size=chunk_size,
+        cuda=False,
+    ).total
+    assert watch.predicted_bytes == expected
+    assert {step: row["plan/peak_gb"] for step, row in rows.items() if "plan/peak_gb" in row} == {
+        2: expected / 1e9,
+        4: expected / 1e9,
+    }
+    assert not any("plan/memory_ratio" in row for row in rows.values()), "resident memory is not judged"
+
+
+def test_muon_is_known_by_its_class(tmp_path):
+    watch = PlanMonitor()
+    fit(watch, LanguageModel(GPTConfig(**CONFIG), MuonAdamW), tmp_path, steps=2)
+    assert watch.predicted_bytes is not None
+    adamw = memory_per_rank(
+        ModelShape(2, 2, 32, 16, 257), sequences=2, accumulation=2, optimizer=Optimizer("AdamW"), cuda=False
+    )
+    assert watch.predicted_bytes != adamw.total
+
+
+def test_a_run_the_planner_does_not_know_is_left_alone(tmp_path):
+    class Other(torch.optim.SGD):
+        pass
+
+    watch = PlanMonitor()
+    module = LanguageModel(GPTConfig(**CONFIG), partial(Other, lr=0.1))
+    module.compute_config.compile = True
+    module.compute_config.activation_checkpointing = "none"
+    watch.on_train_start(Trainer(accelerator="cpu", logger=False, enable_checkpointing=False), module)
+    assert watch.predicted_bytes is None
+
+
+def test_differences_are_told_once_and_warned_of_beyond_the_tolerance():
+    watch = PlanMonitor(tolerance=0.1)
+    with pytest.warns(UserWarning, match=r"peak memory 11\.2 GB measured, 10 planned: \+12\.0%, beyond 10%"):
+        watch._judge("peak memory", "GB", 10.0, 11.2, "")
+    watch._judge("peak memory", "GB", 10.0, 20.0, "")  # said before
+    watch._judge("MFU", "", 0.4, 0.41, "")  # near enough; a warning would be an error in this test
+    assert watch._told == {"peak memory", "MFU"}
+
+
+def test_settings_out_of_range_are_refused():
+    for options in ({"mfu": 0.0}, {"mfu": 1.5}, {"tolerance": 0.0}):
+        with pytest.raises(ValueError, match=r"--plan\."):
+            PlanMonitor(**options)
+
+
+def test_live_strategies_are_laid_out():
+    class Fake:
+        world_size = 8
+        strategy = MeshStrategy(replicate=2, shard="auto", tensor_parallel=2, reshard_after_forward=False)
+
+    found = layout_of(Fake())
+    assert (found.replicate, found.shard, found.tensor_parallel, found.reshard) == (2, 2, 2, False)
+    Fake.strategy = DDPStrategy(gradient_as_bucket_view=True)
+    assert layout_of(Fake()).bucket_copies is False and layout_of(Fake()).replicate == 8
