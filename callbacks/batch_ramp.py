@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 
+from .errors import ConfigurationError
+
 
 class Stage(NamedTuple):
     """Optimizer steps of one size."""
@@ -61,7 +63,7 @@ class BatchRamp(Callback):
             on: [[0, 65536], [10000000, 131072]].
 
     Raises:
-        ValueError: pairs out of order or not above 0; a size that the micro-batches of all ranks do not divide;
+        ConfigurationError: pairs out of order or not above 0; a size that the micro-batches of all ranks do not divide;
             `micro_batch_tokens` is nowhere; `Trainer(accumulate_grad_batches)` is set, or the strategy accumulates by itself;
             manual optimization.
     """
@@ -69,13 +71,15 @@ class BatchRamp(Callback):
     def __init__(self, tokens_per_batch: list[tuple[int, int]]) -> None:
         flag = "(--batch_ramp.tokens_per_batch)"
         if not tokens_per_batch or tokens_per_batch[0][0] != 0:
-            raise ValueError(f"tokens_per_batch is {tokens_per_batch} but must begin with a size from 0 tokens on {flag}.")
+            raise ConfigurationError(
+                f"tokens_per_batch is {tokens_per_batch} but must begin with a size from 0 tokens on {flag}."
+            )
         for (before, _), (after, _) in pairwise(tokens_per_batch):
             if after <= before:
-                raise ValueError(f"tokens_per_batch names {after} after {before} but its tokens must increase {flag}.")
+                raise ConfigurationError(f"tokens_per_batch names {after} after {before} but its tokens must increase {flag}.")
         for _, size in tokens_per_batch:
             if size < 1:
-                raise ValueError(f"tokens_per_batch has batches of {size} tokens but they must have at least 1 {flag}.")
+                raise ConfigurationError(f"tokens_per_batch has batches of {size} tokens but they must have at least 1 {flag}.")
         self.tokens_per_batch = [(threshold, size) for threshold, size in tokens_per_batch]
         self.stages = stages(tokens_per_batch)
         self._micro_step_tokens = 0  # of one micro-batch on every rank
@@ -150,7 +154,7 @@ class BatchRamp(Callback):
             problems += self.size_problems(micro_batch_tokens, ranks)
             self._micro_step_tokens = micro_batch_tokens * ranks
         if problems:
-            raise ValueError("\n".join(problems))
+            raise ConfigurationError("\n".join(problems))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._give_back()

@@ -15,6 +15,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from .errors import ConfigurationError
+
 
 class _Files(NamedTuple):
     """The files of a run: names, not paths, because a run folder may be moved."""
@@ -82,7 +84,7 @@ class StepCheckpoint(Checkpoint):
         keep_every_n_steps: optimizer steps between two files that are never deleted; null = none.
 
     Raises:
-        ValueError: numbers out of range; a remote folder; after a validation, `monitor` is not among the metrics.
+        ConfigurationError: numbers out of range; a remote folder; after a validation, `monitor` is not among the metrics.
     """
 
     def __init__(
@@ -101,15 +103,15 @@ class StepCheckpoint(Checkpoint):
             ("keep_every_n_steps", keep_every_n_steps),
         ):
             if value is not None and value < 1:
-                raise ValueError(f"{name} is {value} but must be >= 1 (--checkpoint.{name}).")
+                raise ConfigurationError(f"{name} is {value} but must be >= 1 (--checkpoint.{name}).")
         if every_n_minutes is not None and not every_n_minutes > 0:
-            raise ValueError(
+            raise ConfigurationError(
                 f"every_n_minutes is {every_n_minutes} but must be > 0 (--checkpoint.every_n_minutes, null for none)."
             )
         if mode not in ("min", "max"):
-            raise ValueError(f"mode is {mode!r} but must be 'min' or 'max' (--checkpoint.mode).")
+            raise ConfigurationError(f"mode is {mode!r} but must be 'min' or 'max' (--checkpoint.mode).")
         if dirpath is not None and "://" in str(dirpath):
-            raise ValueError(f"dirpath is {dirpath} but links need a local folder (--checkpoint.dirpath).")
+            raise ConfigurationError(f"dirpath is {dirpath} but links need a local folder (--checkpoint.dirpath).")
         self.every_n_steps = every_n_steps
         self.keep_last = keep_last
         self.monitor = monitor
@@ -242,7 +244,7 @@ class StepCheckpoint(Checkpoint):
         metrics = trainer.callback_metrics
         if self.monitor not in metrics:
             there = ", ".join(sorted(metrics)) or "none"
-            raise ValueError(
+            raise ConfigurationError(
                 f"StepCheckpoint monitors {self.monitor!r} but validation did not log it; logged are: {there}"
                 " (--checkpoint.monitor, null for no best checkpoint)."
             )

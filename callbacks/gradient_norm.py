@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from .errors import ConfigurationError
+
 
 def total_norm(grads: Iterable[Tensor]) -> Tensor:
     """Global L2 norm in fp32 (float64 for float64 gradients): a plain 0-d tensor, on the first gradient's device.
@@ -70,13 +72,15 @@ class GradientNorm(Callback):
         clip: largest norm let through; None = log only.
 
     Raises:
-        ValueError: clip <= 0; `Trainer(gradient_clip_val)` is set; fp16 loss scaling with an optimizer that unscales by
+        ConfigurationError: clip <= 0; `Trainer(gradient_clip_val)` is set; fp16 loss scaling with an optimizer that unscales by
             itself (fused), whose gradients are still scaled when they would be clipped.
     """
 
     def __init__(self, clip: float | None = 1.0) -> None:
         if clip is not None and not clip > 0:
-            raise ValueError(f"clip is {clip} but must be above 0, or null to only log the norm (--gradient_norm.clip).")
+            raise ConfigurationError(
+                f"clip is {clip} but must be above 0, or null to only log the norm (--gradient_norm.clip)."
+            )
         self.clip = clip
         self.latest_norm: Tensor | None = None  # 0-d, on the device
         self._steps = 0  # optimizer steps since the last row
@@ -84,14 +88,14 @@ class GradientNorm(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.gradient_clip_val:
-            raise ValueError(
+            raise ConfigurationError(
                 f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) and GradientNorm(clip={self.clip}) would both"
                 " clip: remove --trainer.gradient_clip_val."
             )
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             for optimizer in trainer.optimizers:
                 if getattr(optimizer, "_step_supports_amp_scaling", False):
-                    raise ValueError(
+                    raise ConfigurationError(
                         f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after they would"
                         " be clipped: use --trainer.precision bf16-mixed, or an optimizer with fused=False."
                     )

@@ -9,6 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from .errors import ConfigurationError
+
 
 def markdown(text: str) -> str:
     """A Markdown code block of `text`: TensorBoard renders text as Markdown, which would eat white space and `#`, `*`,
@@ -46,7 +48,7 @@ class TextSamples(Callback):
         seed: of the sampling.
 
     Raises:
-        ValueError: numbers out of range; the module has no `generate_text`.
+        ConfigurationError: numbers out of range; the module has no `generate_text`.
     """
 
     def __init__(
@@ -59,13 +61,13 @@ class TextSamples(Callback):
         seed: int = 0,
     ) -> None:
         if every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {every_n_steps} but must be >= 1 (--samples.every_n_steps).")
+            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--samples.every_n_steps).")
         if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {max_new_tokens} but must be >= 1 (--samples.max_new_tokens).")
+            raise ConfigurationError(f"max_new_tokens is {max_new_tokens} but must be >= 1 (--samples.max_new_tokens).")
         if temperature < 0:
-            raise ValueError(f"temperature is {temperature} but must be >= 0 (--samples.temperature).")
+            raise ConfigurationError(f"temperature is {temperature} but must be >= 0 (--samples.temperature).")
         if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k is {top_k} but must be >= 1, or null for no limit (--samples.top_k).")
+            raise ConfigurationError(f"top_k is {top_k} but must be >= 1, or null for no limit (--samples.top_k).")
         self.prompts = prompts
         self.every_n_steps = every_n_steps
         self.max_new_tokens = max_new_tokens
@@ -76,7 +78,7 @@ class TextSamples(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not callable(getattr(pl_module, "generate_text", None)):
-            raise ValueError(
+            raise ConfigurationError(
                 f"TextSamples needs a method generate_text, which {type(pl_module).__name__} does not have:"
                 " drop the callback (`samples: null`)."
             )

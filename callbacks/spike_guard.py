@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from .errors import ConfigurationError
+
 _UNREAD_AT_MOST = 128
 _NAMED_AT_MOST = 3
 
@@ -58,19 +60,21 @@ class SpikeGuard(Callback):
         max_consecutive: skipped steps in a row after which training stops.
 
     Raises:
-        ValueError: numbers out of range; several optimizers; LBFGS, which evaluates a step several times; fp16 loss scaling
-            with an optimizer that unscales by itself (fused), whose gradients are still scaled when they are judged.
+        ConfigurationError: numbers out of range; several optimizers; LBFGS, which evaluates a step several times; fp16 loss
+            scaling with an optimizer that unscales by itself (fused), whose gradients are still scaled when they are judged.
     """
 
     def __init__(self, window: int = 128, sigma: float = 6.0, min_steps: int = 32, max_consecutive: int = 10) -> None:
         if window < 2:
-            raise ValueError(f"window is {window} but must be >= 2 (--spike_guard.window).")
+            raise ConfigurationError(f"window is {window} but must be >= 2 (--spike_guard.window).")
         if not sigma > 0:
-            raise ValueError(f"sigma is {sigma} but must be above 0 (--spike_guard.sigma).")
+            raise ConfigurationError(f"sigma is {sigma} but must be above 0 (--spike_guard.sigma).")
         if not 2 <= min_steps <= window:
-            raise ValueError(f"min_steps is {min_steps} but must be in [2, window = {window}] (--spike_guard.min_steps).")
+            raise ConfigurationError(
+                f"min_steps is {min_steps} but must be in [2, window = {window}] (--spike_guard.min_steps)."
+            )
         if max_consecutive < 1:
-            raise ValueError(f"max_consecutive is {max_consecutive} but must be >= 1 (--spike_guard.max_consecutive).")
+            raise ConfigurationError(f"max_consecutive is {max_consecutive} but must be >= 1 (--spike_guard.max_consecutive).")
         self.window = window
         self.sigma = sigma
         self.min_steps = min_steps
@@ -90,16 +94,18 @@ class SpikeGuard(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
-            raise ValueError(
+            raise ConfigurationError(
                 f"SpikeGuard guards one optimizer, but {type(pl_module).__name__} has {len(trainer.optimizers)}:"
                 " remove --spike_guard."
             )
         optimizer = trainer.optimizers[0]
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError("SpikeGuard judges a step once, but LBFGS evaluates it several times: remove --spike_guard.")
+            raise ConfigurationError(
+                "SpikeGuard judges a step once, but LBFGS evaluates it several times: remove --spike_guard."
+            )
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
         if self._scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            raise ValueError(
+            raise ConfigurationError(
                 f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after they would be judged:"
                 " use --trainer.precision bf16-mixed, or an optimizer with fused=False."
             )

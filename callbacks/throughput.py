@@ -12,6 +12,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from .errors import ConfigurationError
+
 try:
     import resource
 except ImportError:  # Windows has no getrusage
@@ -66,7 +68,7 @@ def count_tokens(batch: Any) -> int:
     """Tokens in a batch: elements of `batch["input_ids"]`, else of the first integer tensor in it (depth first).
 
     Raises:
-        ValueError: there is none.
+        ConfigurationError: there is none.
     """
     if isinstance(batch, dict) and isinstance(batch.get("input_ids"), torch.Tensor):
         return batch["input_ids"].numel()
@@ -80,7 +82,7 @@ def count_tokens(batch: Any) -> int:
             todo.extend(reversed(item.values()))
         elif isinstance(item, (list, tuple)):
             todo.extend(reversed(item))
-    raise ValueError(
+    raise ConfigurationError(
         f"Throughput counts tokens but a batch of type {type(batch).__name__} holds no tensor of integers:"
         ' yield {"input_ids": …} from the train_dataloader, or drop the callback.'
     )
@@ -116,12 +118,12 @@ class Throughput(Callback):
         peak_tflops: dense peak of one device in TFLOP/s, for hardware that is not in the table; null = look it up.
 
     Raises:
-        ValueError: peak_tflops <= 0; a batch without an integer tensor.
+        ConfigurationError: peak_tflops <= 0; a batch without an integer tensor.
     """
 
     def __init__(self, peak_tflops: float | None = None) -> None:
         if peak_tflops is not None and not peak_tflops > 0:
-            raise ValueError(f"peak_tflops is {peak_tflops} but must be above 0 (--throughput.peak_tflops).")
+            raise ConfigurationError(f"peak_tflops is {peak_tflops} but must be above 0 (--throughput.peak_tflops).")
         self.peak_tflops = peak_tflops
         self._tokens = 0  # consumed in all
         self._world = 1  # data-parallel ranks

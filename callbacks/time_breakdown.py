@@ -13,6 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from .errors import ConfigurationError
+
 PARTS = ("data_stall", "forward", "backward", "communication", "optimizer", "checkpoint", "validation", "other")
 _COMPUTING = ("forward", "backward", "optimizer")  # the parts whose waits for other ranks are told apart
 # Names of what is no work of this rank's own: launching collectives, waiting for them, and what encloses both.
@@ -66,12 +68,12 @@ class TimeBreakdown(Callback):
         communication_every_n_steps: optimizer steps from one sampled for communication to the next.
 
     Raises:
-        ValueError: communication_every_n_steps < 1; manual optimization, whose parts the Trainer does not announce.
+        ConfigurationError: communication_every_n_steps < 1; manual optimization, whose parts the Trainer does not announce.
     """
 
     def __init__(self, communication_every_n_steps: int = 100) -> None:
         if communication_every_n_steps < 1:
-            raise ValueError(
+            raise ConfigurationError(
                 f"communication_every_n_steps is {communication_every_n_steps} but must be >= 1"
                 " (--time_breakdown.communication_every_n_steps)."
             )
@@ -91,7 +93,7 @@ class TimeBreakdown(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
-            raise ValueError(
+            raise ConfigurationError(
                 f"{type(pl_module).__name__} optimizes by hand, which TimeBreakdown cannot tell into parts: remove"
                 " --time_breakdown."
             )

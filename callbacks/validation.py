@@ -10,6 +10,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.utilities import rank_zero_info
 
+from .errors import ConfigurationError
+
 
 class ValidateEvery(Callback):
     """Runs validation every `every_n_steps` optimizer steps and after the very last one.
@@ -36,12 +38,12 @@ class ValidateEvery(Callback):
         every_n_steps: optimizer steps between two validations.
 
     Raises:
-        ValueError: every_n_steps < 1; `Trainer(val_check_interval)` or `check_val_every_n_epoch` is set.
+        ConfigurationError: every_n_steps < 1; `Trainer(val_check_interval)` or `check_val_every_n_epoch` is set.
     """
 
     def __init__(self, every_n_steps: int) -> None:
         if every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {every_n_steps} but must be >= 1 (--validation.every_n_steps).")
+            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--validation.every_n_steps).")
         self.every_n_steps = every_n_steps
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -49,12 +51,12 @@ class ValidateEvery(Callback):
             return
         interval = getattr(trainer, "val_check_interval", "a time")  # Lightning sets no attribute for a time
         if interval != 1.0:
-            raise ValueError(
+            raise ConfigurationError(
                 f"Trainer(val_check_interval={interval}) and ValidateEvery({self.every_n_steps}) both"
                 " say when to validate: remove --trainer.val_check_interval."
             )
         if trainer.check_val_every_n_epoch not in (1, None):
-            raise ValueError(
+            raise ConfigurationError(
                 f"Trainer(check_val_every_n_epoch={trainer.check_val_every_n_epoch}) and ValidateEvery("
                 f"{self.every_n_steps}) both say when to validate: remove --trainer.check_val_every_n_epoch."
             )

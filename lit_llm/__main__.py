@@ -1,33 +1,39 @@
-"""`python -m lit_llm COMMAND`: dispatch, and the one place where a user's mistake becomes one line and exit code 2."""
+"""`python -m lit_llm COMMAND`: one table of commands, and the one place where a user's mistake becomes exit code 2."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import sys
-import traceback
-from pathlib import Path
-from typing import cast
 
-USAGE = """usage: python -m lit_llm COMMAND [options]
+from lit_llm.errors import UserError, is_user_error
 
-  recipes    the collection:         python -m lit_llm recipes            (show NAME, diff A B, copy NAME DIR)
-  fit        train:                  python -m lit_llm fit --config recipes/quickstart.yaml --resume auto
-  plan       memory, time, cost:     python -m lit_llm plan --config recipes/gpt2-124m.yaml --hardware h100-sxm --devices 8
-  check      launch checklist:       python -m lit_llm check --config recipes/quickstart.yaml
-  validate   loss on held-out text:  python -m lit_llm validate --run runs/quickstart
-  test       loss on the test set:   python -m lit_llm test --run runs/quickstart
-  generate   text from a run:        python -m lit_llm generate --run runs/quickstart --prompt "def "
-  curve      a run's curve as CSV:   python -m lit_llm curve --run runs/quickstart --out quickstart.csv
-  prepare    text to token shards:   python -m lit_llm prepare --data TextFiles --data.paths 'books/*.txt' --out shards
-  consolidate  a checkpoint as one file:
-                                     python -m lit_llm consolidate --run runs/quickstart --out model.ckpt
-  import     weights from others:    python -m lit_llm import --from llama-folder --out runs/llama
-  export     weights for others:     python -m lit_llm export --run runs/quickstart --out quickstart-hf
-  verify-resume                      is an interrupted run the same run?
-                                     python -m lit_llm verify-resume --config recipes/quickstart.yaml --steps 20 --kill
+# Command → module with `main(arguments) -> exit code`, what it does, an example. A module is imported when its command runs:
+# Lightning takes seconds to import, and listing recipes needs none of it.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "recipes": ("recipes", "the collection", "recipes   (also: show NAME, diff A B, copy NAME DIR)"),
+    "fit": ("fit", "train", "fit --config quickstart --resume auto"),
+    "plan": ("plan", "memory, time, cost", "plan --config gpt2-124m --hardware h100-sxm --devices 8"),
+    "check": ("check", "launch checklist", "check --config quickstart"),
+    "validate": ("validate", "loss on held-out text", "validate --run runs/quickstart"),
+    "test": ("test", "loss on the test set", "test --run runs/quickstart"),
+    "generate": ("generate", "text from a run", 'generate --run runs/quickstart --prompt "def "'),
+    "curve": ("curve", "a run's curve as CSV", "curve --run runs/quickstart --out quickstart.csv"),
+    "prepare": ("prepare", "text to token shards", "prepare --data TextFiles --data.paths 'books/*.txt' --out shards"),
+    "consolidate": ("consolidate", "a checkpoint as one file", "consolidate --run runs/quickstart --out model.ckpt"),
+    "import": ("import_hf", "weights from Hugging Face", "import --from llama-folder --out runs/llama"),
+    "export": ("export", "weights to Hugging Face", "export --run runs/quickstart --out quickstart-hf"),
+    "verify-resume": ("verify_resume", "prove an exact resume", "verify-resume --config quickstart --steps 20 --kill"),
+}
+TRAINING = ("fit", "validate", "test")
 
-python -m lit_llm COMMAND --help lists a command's options."""
+
+def usage() -> str:
+    """The list of commands."""
+    lines = ["usage: python -m lit_llm COMMAND [options]", ""]
+    lines += [f"  {name:14s} {what:26s} {example}" for name, (_, what, example) in COMMANDS.items()]
+    return "\n".join([*lines, "", "python -m lit_llm COMMAND --help lists a command's options."])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,76 +45,35 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("--help", "-h", "help"):
-        print(USAGE)
+        print(usage())
         return 0
     if command == "--version":
         print(importlib.metadata.version("lit_llm"))
         return 0
     try:
-        # Imports are here because they cost: Lightning and its command line take seconds.
-        if command == "recipes":
-            from lit_llm.commands import recipes as recipes_command
-
-            return recipes_command.main(rest)
-        elif command == "generate":
-            from lit_llm.commands import generate
-
-            generate.main(rest)
-        elif command == "curve":
-            from lit_llm.commands import curve as curve_command
-
-            curve_command.main(rest)
-        elif command == "consolidate":
-            from lit_llm.commands import consolidate
-
-            consolidate.main(rest)
-        elif command == "import":
-            from lit_llm.commands import import_hf as import_folder
-
-            import_folder.main(rest)
-        elif command == "export":
-            from lit_llm.commands import export as export_folder
-
-            export_folder.main(rest)
-        elif command == "verify-resume":
-            from lit_llm.commands import verify_resume
-
-            return verify_resume.main(rest)
-        elif command == "plan":
-            from lit_llm.commands import plan as plan_command
-
-            return plan_command.main(rest)
-        elif command == "check":
-            from lit_llm.commands import check
-
-            return check.main(rest)
-        elif command in ("fit", "validate", "test", "prepare"):
-            from lit_llm.cli import recipe_cli as cli
-
-            return cli.main(cast(cli.Command, command), rest)
-        else:
-            raise ValueError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
+        if command not in COMMANDS:
+            raise UserError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
+        module = importlib.import_module(f"lit_llm.commands.{COMMANDS[command][0]}")
+        return module.main(rest)
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        if command in ("fit", "validate", "test") or error.filename is None:
-            raise  # a file that is lost while training is worth its traceback
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        if command in TRAINING or error.filename is None:
+            raise  # a file lost during training: the traceback says where
+        report(f"{error.filename}: {error.strerror}")
         return 2
     except ValueError as error:
-        if not is_users_mistake(error):
+        if not is_user_error(error):
             raise
         if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":  # once a machine, not once a process
-            for line in str(error).splitlines():
-                print(f"error: {line}", file=sys.stderr)
+            report(str(error))
         return 2
-    return 0
 
 
-def is_users_mistake(error: BaseException) -> bool:
-    """Our own code raises ValueError for input that cannot work; a ValueError from anywhere else is a bug to be seen."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
+def report(message: str) -> None:
+    """Print a mistake, one line each."""
+    for line in message.splitlines():
+        print(f"error: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

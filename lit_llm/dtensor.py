@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from lit_llm.errors import UserError
+
 
 def local_slice(tensor: DTensor) -> tuple[slice, ...]:
     """Where this rank's shard lies in the whole tensor: one slice a dimension, empty where the rank holds nothing.
@@ -31,10 +33,10 @@ def fill_(tensor: Tensor, whole: Tensor) -> None:
     """Copy a whole tensor into `tensor`; of a DTensor each rank copies its part, which needs no communication.
 
     Raises:
-        ValueError: the shapes differ.
+        UserError: the shapes differ.
     """
     if tensor.shape != whole.shape:
-        raise ValueError(f"a tensor of shape {tuple(whole.shape)} does not fit one of shape {tuple(tensor.shape)}")
+        raise UserError(f"a tensor of shape {tuple(whole.shape)} does not fit one of shape {tuple(tensor.shape)}")
     if isinstance(tensor, DTensor):
         tensor.to_local().copy_(whole[local_slice(tensor)])
     else:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lit_llm.errors import UserError
 from lit_llm.models.custom import SETTINGS, Architecture
 from lit_llm.models.gpt import GPTConfig
 
@@ -37,14 +38,14 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
         flag: how the user named the checkpoint.
 
     Raises:
-        ValueError: it is not one of lit_llm, or of a version with other settings.
+        UserError: it is not one of lit_llm, or of a version with other settings.
     """
     if "model_config" not in content:
-        raise ValueError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config ({flag})")
+        raise UserError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config ({flag})")
     try:
         return GPTConfig(**{name: value for name, value in content["model_config"].items() if name != "architecture"})
     except TypeError as error:
-        raise ValueError(f"{checkpoint} is from another version of lit_llm: {error} ({flag})") from error
+        raise UserError(f"{checkpoint} is from another version of lit_llm: {error} ({flag})") from error
 
 
 def model_changes(

@@ -37,6 +37,7 @@ import torch.distributed as dist
 
 from lit_llm.checkpoint.crash_safe import HashingFile, delete, fsync_folder, make_folder, sha256_of
 from lit_llm.checkpoint.sharded import join
+from lit_llm.errors import UserError
 
 FORMAT = "lit_llm checkpoint"
 VERSION = 2  # 1: no shards
@@ -59,7 +60,7 @@ def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any]
     Raises:
         OSError: the disk is full, read-only, …, for any of the ranks; `path` holds what it held before, and nothing partial is
             left.
-        ValueError: `checkpoint` holds objects that `weights_only` loading refuses; `path` is left as it was.
+        UserError: `checkpoint` holds objects that `weights_only` loading refuses; `path` is left as it was.
     """
     path = Path(path)
     partial = _hidden(path, "partial")
@@ -236,12 +237,12 @@ def read(
         lazy: leave tensors that are in shards on disk, as `sharded.TensorOnDisk`.
 
     Raises:
-        ValueError: it is missing, in someone else's format, or damaged.
+        UserError: it is missing, in someone else's format, or damaged.
     """
     location = _locate(path)
     problem = _problem(location) if verify else None
     if problem is not None:
-        raise ValueError(problem)
+        raise UserError(problem)
     if not location.is_dir():
         return _load(location, location, map_location=map_location, mmap=mmap)
 
@@ -261,7 +262,7 @@ def verify(path: str | Path) -> str | None:
     """
     try:
         return _problem(_locate(path))
-    except ValueError as error:
+    except UserError as error:
         return str(error)
 
 
@@ -269,14 +270,14 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     """The manifest of a checkpoint folder, checked against its own checksum; the other files are not looked at.
 
     Raises:
-        ValueError: there is no such folder, or its manifest is missing, damaged or of a later version of the format.
+        UserError: there is no such folder, or its manifest is missing, damaged or of a later version of the format.
     """
     location = _locate(path)
     manifest = _intact_manifest(location)
     if manifest is None:
-        raise ValueError(_manifest_problem(location))
+        raise UserError(_manifest_problem(location))
     if manifest["version"] > VERSION:
-        raise ValueError(
+        raise UserError(
             f"checkpoint {path} is in version {manifest['version']} of the format, this lit_llm knows {VERSION}; update it."
         )
     return manifest
@@ -322,14 +323,14 @@ def _load(file: Path, name: Path, *, map_location: Any = "cpu", mmap: bool = Tru
         content = torch.load(file, map_location=map_location, mmap=mmap, weights_only=True)
     except pickle.UnpicklingError as error:
         unsafe = re.search(r"GLOBAL (\S+)", str(error))
-        raise ValueError(
+        raise UserError(
             f"{name} cannot be loaded without running code from it: it holds {unsafe[1] if unsafe else 'something'} where only "
             "tensors and plain values (numbers, strings, lists, dicts) are allowed."
         ) from error
     except Exception as error:  # torch has no type of its own for a damaged zip, a missing record, …
-        raise ValueError(f"{name} cannot be loaded: {_first_line(error)}") from error
+        raise UserError(f"{name} cannot be loaded: {_first_line(error)}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{name} is not a checkpoint of lit_llm or of Lightning: it holds no dict.")
+        raise UserError(f"{name} is not a checkpoint of lit_llm or of Lightning: it holds no dict.")
     return content
 
 
@@ -340,7 +341,7 @@ def _locate(path: str | Path) -> Path:
     aside = _hidden(path.resolve(), "replaced")  # the process was killed while replacing it
     if aside.exists():
         return aside
-    raise ValueError(f"there is no checkpoint {path}.")
+    raise UserError(f"there is no checkpoint {path}.")
 
 
 def _problem(location: Path) -> str | None:
@@ -353,7 +354,7 @@ def _problem(location: Path) -> str | None:
 def _problem_of_folder(folder: Path) -> str | None:
     try:
         manifest = read_manifest(folder)
-    except ValueError as error:
+    except UserError as error:
         return str(error)
     for name, expected in manifest["files"].items():
         file = folder / name
@@ -380,7 +381,7 @@ def _problem_of_file(file: Path) -> str | None:
     try:
         if "state_dict" not in _load(file, file):
             return f"{file} is not a checkpoint of lit_llm or of Lightning: it has no 'state_dict'."
-    except ValueError as error:
+    except UserError as error:
         return str(error)
     return None
 

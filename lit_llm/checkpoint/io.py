@@ -53,7 +53,7 @@ class FolderCheckpointIO(CheckpointIO):
         file gives its disk space back only when the process ends.
 
         Raises:
-            ValueError: it is missing, in someone else's format, or damaged.
+            UserError: it is missing, in someone else's format, or damaged.
         """
         return format.read(path, map_location=map_location or "cpu", lazy=lazy)
 

@@ -11,13 +11,14 @@ from torch.distributed.tensor import DTensor
 
 from lit_llm.checkpoint.format import read
 from lit_llm.dtensor import fill_
+from lit_llm.errors import UserError
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Copy a checkpoint's weights into a model, each rank its part of what is distributed, in the model's dtype.
 
     Raises:
-        ValueError: they are not this model's.
+        UserError: they are not this model's.
     """
     saved = read(checkpoint, verify=False, lazy=True)["state_dict"]
     saved = {name.removeprefix("model."): tensor for name, tensor in saved.items() if name.startswith("model.")}
@@ -32,10 +33,10 @@ def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: st
         strict: both have the same names; otherwise what one of them lacks stays as it is.
 
     Raises:
-        ValueError: names, unless not `strict`, or shapes differ.
+        UserError: names, unless not `strict`, or shapes differ.
     """
     if problem := mismatch(own, saved, source, strict=strict):
-        raise ValueError(problem)
+        raise UserError(problem)
     for name in own.keys() & saved.keys():
         fill_(own[name], saved[name] if isinstance(own[name], DTensor) else saved[name][...])
 

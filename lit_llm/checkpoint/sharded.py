@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lit_llm.dtensor import holds_first_copy, local_slice
+from lit_llm.errors import UserError
 
 PLACEHOLDER = "sharded tensor"
 """Key of the dict that stands for a distributed tensor in checkpoint.pt; its value is the tensor's name."""
@@ -58,14 +59,14 @@ class TensorOnDisk:
     """A tensor whose parts are mapped files; indexing it by one slice a dimension, or by `...`, reads that much of it.
 
     Raises:
-        ValueError: the parts do not make up the whole tensor.
+        UserError: the parts do not make up the whole tensor.
     """
 
     def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, parts: list[Part]) -> None:
         self.shape, self.dtype, self.parts = shape, dtype, parts
         there = sum(part.values.numel() for part in parts)
         if there != math.prod(shape):  # parts never overlap: each is written by the first rank that has it
-            raise ValueError(f"{name} has {there} of its {math.prod(shape)} values in the checkpoint's shards")
+            raise UserError(f"{name} has {there} of its {math.prod(shape)} values in the checkpoint's shards")
 
     def __getitem__(self, box: Any) -> Tensor:
         wanted = [slice(0, n) for n in self.shape] if box is ... else list(box)

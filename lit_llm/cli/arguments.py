@@ -9,6 +9,7 @@ import yaml
 
 from lit_llm.cli.recipe_files import base_of, find_recipe
 from lit_llm.data.tokenizer import TOKENIZER_FILE
+from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import CONFIG, config_of
 
 
@@ -28,13 +29,13 @@ def expand_run(arguments: list[str]) -> list[str]:
     shipped recipe of that name where there is no such file. Flags may be written with dashes.
 
     Raises:
-        ValueError: no run folder.
+        UserError: no run folder.
     """
     expanded: list[str] = []
     for key, value, words in _pairs(arguments):
         if key == "--run":
             if value is None:
-                raise ValueError("--run needs a run folder, like --run runs/quickstart")
+                raise UserError("--run needs a run folder, like --run runs/quickstart")
             expanded += ["--config", str(config_of(Path(value))), "--run_dir", value, *_own_tokenizer(Path(value))]
         elif key in ("--config", "-c") and value is not None:
             expanded += ["--config", str(find_recipe(value))]
@@ -69,12 +70,12 @@ def with_bases(arguments: list[str]) -> list[str]:
     """Each config file after the one that its key `base` names.
 
     Raises:
-        ValueError: a base that is not there, or the key given as a flag.
+        UserError: a base that is not there, or the key given as a flag.
     """
     expanded: list[str] = []
     for key, value, words in _pairs(arguments):
         if key == "--base":
-            raise ValueError("base is a key of recipe files; here, give its file first: --config BASE --config RECIPE (--base)")
+            raise UserError("base is a key of recipe files; here, give its file first: --config BASE --config RECIPE (--base)")
         base = base_of(Path(value)) if key in ("--config", "-c") and value is not None else None
         expanded += words if base is None else ["--config", str(base), *words]
     return expanded

@@ -18,6 +18,7 @@ import lit_llm.data
 from lit_llm import callbacks
 from lit_llm.cli.preflight import concrete_subclasses
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.training.language_model import LossConfig
 from lit_llm.training.plan_monitor import PlanMonitor
@@ -62,7 +63,7 @@ class RecipeParser(LightningArgumentParser):
     """Raises instead of exiting, so that all mistakes can be gathered."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise ValueError(message) from ex
+        raise UserError(message) from ex
 
 
 def add_arguments(parser: LightningArgumentParser, command: Command) -> None:

@@ -17,6 +17,7 @@ from lit_llm.cli.dataset_size import data_facts
 from lit_llm.cli.preflight import layout
 from lit_llm.cli.recipe_cli import RecipeCLI
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan.parameters import ModelShape
 from lit_llm.plan.settings import DataFacts, RunSettings, devices_of, from_recipe, layout_of
@@ -35,7 +36,7 @@ class PlannedCLI(RecipeCLI):
         devices_per_node: of the hardware planned for.
 
     Raises:
-        ValueError: what `fit` would say is wrong, all of it, one sentence a line. Data files that are not on this machine are a
+        UserError: what `fit` would say is wrong, all of it, one sentence a line. Data files that are not on this machine are a
             note instead.
     """
 
@@ -61,7 +62,7 @@ class PlannedCLI(RecipeCLI):
             return layout(strategy, self.devices, model, self.architecture)
         try:
             return layout_of(self.strategy, self.devices, self.devices_per_node).data_parallel, []
-        except ValueError as error:
+        except UserError as error:
             return None, [str(error)]
 
     def _data_problems(self, data_parallel_ranks: int) -> list[str]:
@@ -88,7 +89,7 @@ class PlannedCLI(RecipeCLI):
         """The run in plain numbers.
 
         Raises:
-            ValueError: it cannot be planned: a data module without batch sizes, a precision without a known layout.
+            UserError: it cannot be planned: a data module without batch sizes, a precision without a known layout.
         """
         data, compute = self.datamodule, self.config_init["compute"]
         if compute.compile or compute.float8:
@@ -97,13 +98,13 @@ class PlannedCLI(RecipeCLI):
             )
         facts, vocab_size = data_facts(data) if self.data_is_here else (DataFacts(), getattr(data, "_vocab_size", None))
         if self.architecture is not None:
-            raise ValueError(
+            raise UserError(
                 f"only lit_llm's own model can be planned, {self.architecture.class_path} is another "
                 "(--architecture; `check` tries it)"
             )
         global_batch = getattr(data, "global_batch_size", None)
         if global_batch is None:
-            raise ValueError(f"{type(data).__name__} has no global_batch_size: such data cannot be planned (--data)")
+            raise UserError(f"{type(data).__name__} has no global_batch_size: such data cannot be planned (--data)")
         shape, ramp = ModelShape.of(self.model_config(vocab_size)), getattr(data, "ramp", None)
         settings = from_recipe(
             self.config.as_dict(),

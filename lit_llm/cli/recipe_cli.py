@@ -41,6 +41,7 @@ from lit_llm.cli.preflight import (
 from lit_llm.data.prepare import prepare
 from lit_llm.distributed.loss_scaling import loss_scaling
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture, class_problem
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.runs.curve_follower import CurveFollower
@@ -56,7 +57,7 @@ class RecipeCLI(LightningCLI):
     """Turns a recipe into a model, data and a Trainer; `run` does what the command says.
 
     Raises:
-        ValueError: anything that is wrong with the input, all of it, one sentence a line.
+        UserError: anything that is wrong with the input, all of it, one sentence a line.
     """
 
     def __init__(self, command: Command, arguments: list[str]) -> None:
@@ -101,9 +102,9 @@ class RecipeCLI(LightningCLI):
         except Exception as error:
             self.problems, accepted = explain(args, parser.parse_args, known_classes, class_problem)
             if not self.problems:
-                raise ValueError(reason(str(error))) from None
+                raise UserError(reason(str(error))) from None
             if any(problem.startswith("config file") for problem in self.problems):
-                raise ValueError("\n".join(self.problems)) from None  # what else is missing may stand in there
+                raise UserError("\n".join(self.problems)) from None  # what else is missing may stand in there
             # Go on with what was fine, so that a wrong key and a batch that does not divide are told together.
             self.config = parser.parse_args(accepted)
         self.given = given = {assignment.key.replace(".init_args", "") for assignment in assignments_in(args)[0]}
@@ -125,7 +126,7 @@ class RecipeCLI(LightningCLI):
         except ValueError as error:
             problems += str(error).splitlines()
         if self.initial_problems and self.start.checkpoint is None:  # what model it is depends on them
-            raise ValueError("\n".join([*problems, *self.initial_problems]))
+            raise UserError("\n".join([*problems, *self.initial_problems]))
         built: dict[str, Any] = {}
         for group in ("model", "loss", "compute", "data", *CALLBACKS):
             try:
@@ -188,7 +189,7 @@ class RecipeCLI(LightningCLI):
             if rank == 0 and (damage := verify(self.initial.checkpoint)):
                 problems.append(f"{damage} (--init_from)")
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
         if trainer is not None:
             assert model_config is not None
             self.trainer = trainer
@@ -248,7 +249,7 @@ class RecipeCLI(LightningCLI):
         """Set `run_dir` and `start`, and what follows from them in the configuration.
 
         Raises:
-            ValueError: the checkpoint does not exist or is damaged, or a run would be overwritten.
+            UserError: the checkpoint does not exist or is damaged, or a run would be overwritten.
         """
         config = self.config
         resume = config.resume if self.command == "fit" else "never"
@@ -324,7 +325,7 @@ class RecipeCLI(LightningCLI):
             )
         if self.command == "prepare":
             if self.config.out is None:
-                raise ValueError("prepare needs to know where to write (--out DIR)")
+                raise UserError("prepare needs to know where to write (--out DIR)")
             summary = prepare(self.datamodule, Path(self.config.out), shard_tokens=self.config.shard_tokens)
             for name, split in summary["splits"].items():
                 print(f"{name}: {split['documents']:,} documents, {split['bytes']:,} bytes, {split['tokens']:,} tokens")

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from lit_llm.errors import UserError
+
 SHIPPED = Path(__file__).parents[1] / "recipes"
 """The collection, in a checkout and in an installed wheel alike."""
 
@@ -35,16 +37,16 @@ def base_of(recipe: Path) -> Path | None:
     """The file that a recipe's key `base` names, relative to the recipe; None without one, or where `recipe` holds no YAML.
 
     Raises:
-        ValueError: it does not exist, or has a base itself: a recipe should be read in two files at most.
+        UserError: it does not exist, or has a base itself: a recipe should be read in two files at most.
     """
     named = _base_key(recipe)
     if named is None:
         return None
     base = recipe.parent / str(named)
     if not base.is_file():
-        raise ValueError(f"{recipe} stands on {named}, and there is no file {base} (base, in {recipe})")
+        raise UserError(f"{recipe} stands on {named}, and there is no file {base} (base, in {recipe})")
     if _base_key(base) is not None:
-        raise ValueError(f"{base} is the base of {recipe} and has a base itself: a base stands alone (base, in {base})")
+        raise UserError(f"{base} is the base of {recipe} and has a base itself: a base stands alone (base, in {base})")
     return base
 
 

@@ -8,6 +8,7 @@ import yaml
 
 from lit_llm.cli.parse_errors import leaves
 from lit_llm.cli.recipe_cli import RecipeCLI
+from lit_llm.errors import UserError
 from lit_llm.training.save_config import LAUNCH_ONLY
 
 
@@ -19,14 +20,14 @@ class _ParsedCLI(RecipeCLI):
 
     def instantiate_classes(self) -> None:
         if self.problems:
-            raise ValueError("\n".join(self.problems))
+            raise UserError("\n".join(self.problems))
 
 
 def resolved(arguments: list[str]) -> str:
     """The configuration that `fit` would run with, as YAML that runs as it is.
 
     Raises:
-        ValueError: what is wrong with the arguments, all of it.
+        UserError: what is wrong with the arguments, all of it.
     """
     cli = _ParsedCLI("fit", arguments)
     config = cli.config.clone()

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from lit_llm.callbacks.gradient_norm import scale_, total_norm
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallelize import parallelize
+from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.loss import chunked_cross_entropy, cross_entropy
 from lit_llm.optim import parameter_groups
@@ -244,14 +245,14 @@ def compare(
     """Measure a step of the recipe on this machine, and four smaller ones to predict its time from.
 
     Raises:
-        ValueError: it would not fit into this machine's memory.
+        UserError: it would not fit into this machine's memory.
     """
     settings = single_device(settings)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda = device.type == "cuda"
     parameters, peak_bytes, flops = predict(settings, cuda=cuda)
     if hardware.memory_gb is not None and peak_bytes > hardware.memory_gb * 1e9:
-        raise ValueError(
+        raise UserError(
             f"a step of this recipe needs {peak_bytes / 1e9:.1f} GB, this machine has {hardware.memory_gb:.1f} "
             "(--data.micro_batch_size, --compute.activation_checkpointing)"
         )

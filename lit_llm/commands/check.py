@@ -29,6 +29,7 @@ from lit_llm import callbacks
 from lit_llm.checkpoint.format import read
 from lit_llm.cli.recipe_cli import RecipeCLI
 from lit_llm.commands.generate import load_model
+from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
 from lit_llm.models.loss import LossSums
@@ -148,7 +149,7 @@ def _own_flag(arguments: list[str]) -> tuple[bool, list[str]]:
             value = arguments[position] if position < len(arguments) else ""
             position += 1
         if value not in ("true", "false"):
-            raise ValueError(f"full_batch is {value!r}, it must be true or false (--full_batch)")
+            raise UserError(f"full_batch is {value!r}, it must be true or false (--full_batch)")
         full_batch = value == "true"
     return full_batch, rest
 
@@ -266,7 +267,7 @@ def save_and_load(cli: CheckedCLI) -> Line:
         return Line(name, False, f"{', '.join(different[:5]) or 'the step'} differ from what was trained ({path.name})")
     try:
         load_model(path)
-    except ValueError as error:
+    except UserError as error:
         return Line(name, False, f"does not fit the model: {error}")
     return Line(name, True, f"{len(trained)} tensors and the state of {len(state)} parameters, bit for bit")
 

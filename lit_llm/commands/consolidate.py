@@ -11,6 +11,7 @@ import torch
 
 from lit_llm.checkpoint.crash_safe import HashingFile, fsync_folder, make_folder
 from lit_llm.checkpoint.format import read
+from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
 
 
@@ -27,22 +28,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     """Write the file; torch.load reads it, and so do `--resume PATH` and `--ckpt_path PATH`.
 
     Needs as much memory as the checkpoint is large.
 
     Raises:
-        ValueError: there is no such checkpoint, it is damaged, or the file exists.
+        UserError: there is no such checkpoint, it is damaged, or the file exists.
     """
     options = build_parser().parse_args(arguments)
     named = options.ckpt_path in ("last", "best")
     if named and options.run is None:
-        raise ValueError(f"which run's {options.ckpt_path} checkpoint? (--run runs/NAME, or --ckpt_path PATH)")
+        raise UserError(f"which run's {options.ckpt_path} checkpoint? (--run runs/NAME, or --ckpt_path PATH)")
     checkpoint = find_checkpoint(Path(options.run), options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     out = Path(options.out)
     if out.exists():
-        raise ValueError(f"{out} exists and is not overwritten (--out)")
+        raise UserError(f"{out} exists and is not overwritten (--out)")
     content = read(checkpoint)
     if options.weights:
         content = {key: value for key, value in content.items() if key not in ("optimizer_states", "lr_schedulers")}
@@ -58,3 +59,4 @@ def main(arguments: list[str]) -> None:
         raise
     fsync_folder(out.absolute().parent)
     print(f"{out}: {out.stat().st_size / 1e9:.3f} GB, step {content.get('global_step')} of {checkpoint}")
+    return 0

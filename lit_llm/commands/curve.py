@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lit_llm.errors import UserError
 
-def main(arguments: list[str]) -> None:
+
+def main(arguments: list[str]) -> int:
     """Write the file.
 
     Raises:
-        ValueError: no run folder, no curve in it, or a note without a name.
+        UserError: no run folder, no curve in it, or a note without a name.
     """
     parser = argparse.ArgumentParser(prog="python -m lit_llm curve", description=__doc__, allow_abbrev=False)
     parser.add_argument("--run", required=True, type=Path, help="run folder, like runs/quickstart")
@@ -23,7 +25,7 @@ def main(arguments: list[str]) -> None:
     for note in own.note:
         name, equals, text = note.partition("=")
         if not equals or not name.isidentifier() or "\n" in note:
-            raise ValueError(f"{note!r} should be NAME=TEXT (--note)")
+            raise UserError(f"{note!r} should be NAME=TEXT (--note)")
         notes[name] = text
     from lit_llm.runs.logged_curve import curve_of
 
@@ -31,3 +33,4 @@ def main(arguments: list[str]) -> None:
     curve.facts |= notes
     curve.write(own.out)
     print(f"{len(curve.rows)} rows into {own.out}; check a run against it: fit --config RECIPE --check_against {own.out}")
+    return 0

@@ -12,6 +12,7 @@ from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_con
 from lit_llm.checkpoint.crash_safe import delete, make_folder
 from lit_llm.checkpoint.format import read
 from lit_llm.data.tokenizer import TOKENIZER_FILE
+from lit_llm.errors import UserError
 from lit_llm.hf.config_map import write_config
 from lit_llm.hf.read import CONFIG
 from lit_llm.hf.tensor_map import links
@@ -45,14 +46,14 @@ def export_folder(
         The architecture chosen, and what the user should know, a sentence each.
 
     Raises:
-        ValueError: `out` exists, the checkpoint is none of ours, or its settings have no equivalent (each with its flag).
+        UserError: `out` exists, the checkpoint is none of ours, or its settings have no equivalent (each with its flag).
     """
     if out.exists():
-        raise ValueError(f"{out} exists already; give another place (--out)")
+        raise UserError(f"{out} exists already; give another place (--out)")
     saved = read(checkpoint)
     config = saved_model_config(saved, checkpoint, "--ckpt_path")
     if (architecture := saved_architecture(saved)) is not None:
-        raise ValueError(
+        raise UserError(
             f"{checkpoint} is of {architecture.class_path}, which transformers has no class for: `consolidate` writes its "
             "weights as one file (--run)"
         )
@@ -78,15 +79,15 @@ def export_folder(
     return str(content["architectures"][0]), notes
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     """Export, and print what was made.
 
     Raises:
-        ValueError: as `export_folder`; or there is no such run or checkpoint.
+        UserError: as `export_folder`; or there is no such run or checkpoint.
     """
     options = build_parser().parse_args(arguments)
     if not options.max_shard_gb > 0:
-        raise ValueError(f"max_shard_gb is {options.max_shard_gb}, it must be above 0 (--max_shard_gb)")
+        raise UserError(f"max_shard_gb is {options.max_shard_gb}, it must be above 0 (--max_shard_gb)")
     run, out = Path(options.run), Path(options.out)
     named = options.ckpt_path in ("last", "best")
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
@@ -97,3 +98,4 @@ def main(arguments: list[str]) -> None:
     print(f"{out}: {architecture}, {size:,} bytes of weights in {len(files)} file(s), from {checkpoint}")
     for note in notes:
         print(f"note: {note}")
+    return 0

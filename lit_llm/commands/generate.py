@@ -12,6 +12,7 @@ from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_con
 from lit_llm.checkpoint.format import read
 from lit_llm.checkpoint.load_weights import copy_weights
 from lit_llm.data.tokenizer import load_tokenizer
+from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.models.gpt import GPT
@@ -45,7 +46,7 @@ def load_model(checkpoint: Path, device: str = "cpu") -> GPT | CustomModel:
     """The trained model of a checkpoint, in fp32 and in eval mode; a class of the user's is imported from where it was found.
 
     Raises:
-        ValueError: there is no checkpoint, it is damaged, it is not one of lit_llm, or its architecture is not found or is
+        UserError: there is no checkpoint, it is damaged, it is not one of lit_llm, or its architecture is not found or is
             another by now.
     """
     content = read(checkpoint)
@@ -66,19 +67,19 @@ def load_model(checkpoint: Path, device: str = "cpu") -> GPT | CustomModel:
     return model.eval()
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     """Print the prompt and its continuation, token by token.
 
     Raises:
-        ValueError: a run folder, checkpoint or setting that does not work.
+        UserError: a run folder, checkpoint or setting that does not work.
     """
     options = build_parser().parse_args(arguments)
     if options.max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {options.max_new_tokens}, it must be at least 1 (--max_new_tokens)")
+        raise UserError(f"max_new_tokens is {options.max_new_tokens}, it must be at least 1 (--max_new_tokens)")
     try:
         torch.empty(1, device=options.device)
     except (RuntimeError, AssertionError):
-        raise ValueError(f"device {options.device} is not there; cpu always is (--device)") from None
+        raise UserError(f"device {options.device} is not there; cpu always is (--device)") from None
     sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
     run = Path(options.run)
     named = options.ckpt_path in ("last", "best")
@@ -100,3 +101,4 @@ def main(arguments: list[str]) -> None:
             sys.stdout.flush()
             printed = text
     sys.stdout.write(tokenizer.decode(new_ids)[len(printed) :] + "\n")
+    return 0

@@ -15,6 +15,7 @@ import yaml
 from lit_llm.checkpoint import format
 from lit_llm.checkpoint.crash_safe import delete, make_folder
 from lit_llm.data.tokenizer import TOKENIZER_FILE, load_tokenizer
+from lit_llm.errors import UserError
 from lit_llm.hf.config_map import ARCHITECTURES, read_config
 from lit_llm.hf.read import CONFIG, read_json, read_weights
 from lit_llm.hf.tensor_map import links
@@ -44,17 +45,17 @@ def import_folder(folder: Path, run: Path) -> list[str]:
     at all.
 
     Raises:
-        ValueError: `run` exists, `folder` is no model, of no known family, or its files do not make up the model.
+        UserError: `run` exists, `folder` is no model, of no known family, or its files do not make up the model.
     """
     if run.exists():
-        raise ValueError(f"{run} exists already; give another place for the run folder (--out)")
+        raise UserError(f"{run} exists already; give another place for the run folder (--out)")
     if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} is no Hugging Face model: it has no {CONFIG} (--from)")
+        raise UserError(f"{folder} is no Hugging Face model: it has no {CONFIG} (--from)")
     content = read_json(folder / CONFIG)
     try:
         config, notes = read_config(content)
-    except ValueError as error:
-        raise ValueError("\n".join(f"{folder / CONFIG}: {line}" for line in str(error).splitlines())) from None
+    except UserError as error:
+        raise UserError("\n".join(f"{folder / CONFIG}: {line}" for line in str(error).splitlines())) from None
     with torch.device("meta"):
         model = GPT(config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -66,7 +67,7 @@ def import_folder(folder: Path, run: Path) -> list[str]:
     if has_tokenizer:
         read_by = load_tokenizer(folder)
         if read_by.vocab_size > config.vocab_size:
-            raise ValueError(f"{folder / TOKENIZER_FILE} has {read_by.vocab_size} ids, and {CONFIG} says {config.vocab_size}")
+            raise UserError(f"{folder / TOKENIZER_FILE} has {read_by.vocab_size} ids, and {CONFIG} says {config.vocab_size}")
         if opening := read_by.prefix_token_ids:
             notes.append(
                 f"this model saw {read_by.decode(opening)} before every text; generate --prefix_token_ids gives it that, and "
@@ -104,11 +105,11 @@ def import_folder(folder: Path, run: Path) -> list[str]:
     return notes
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     """Import, and print what was made and how to go on.
 
     Raises:
-        ValueError: as `import_folder`.
+        UserError: as `import_folder`.
     """
     options = build_parser().parse_args(arguments)
     run = Path(options.out)
@@ -123,3 +124,4 @@ def main(arguments: list[str]) -> None:
         f"look at it:  python -m lit_llm generate --run {run} --prompt TEXT\n"
         f"fine-tune:   python -m lit_llm fit --init_from {run} --config RECIPE --data TextFiles --data.paths my.txt"
     )
+    return 0

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from lit_llm.cli.planned_recipe import PlannedCLI
+from lit_llm.errors import UserError
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.measure import this_machine
@@ -22,7 +23,7 @@ from lit_llm.plan.report import markdown, render, table_rows
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        raise ValueError(message.replace("argument ", ""))
+        raise UserError(message.replace("argument ", ""))
 
 
 def _own_flags() -> _Parser:
@@ -75,7 +76,7 @@ def split(arguments: list[str]) -> Request:
     """Tell `plan`'s own flags from those of `fit`.
 
     Raises:
-        ValueError: an own flag without its value, out of range, or one that only looks like it; all of them at once.
+        UserError: an own flag without its value, out of range, or one that only looks like it; all of them at once.
     """
     parser = _own_flags()
     own, recipe = parser.parse_known_args(arguments)
@@ -104,7 +105,7 @@ def split(arguments: list[str]) -> Request:
         if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, flags, n=1, cutoff=0.85)):
             problems.append(f"unknown flag {flag}; did you mean {near[0]}?")
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     return Request(own, recipe)
 
 
@@ -120,20 +121,20 @@ def main(arguments: list[str]) -> int:
     try:
         measured = own.hardware == "auto"
         hardware = this_machine(measure=measured) if measured or own.hardware is None else find(own.hardware)
-    except ValueError as error:
+    except UserError as error:
         problems.append(str(error))
     axes: dict[str, list[str]] = {}
     try:
         axes = sweep.parse(own.sweep or [])
-    except ValueError as error:
+    except UserError as error:
         problems.append(str(error))
     try:
         nodes = 1 if hardware is None else hardware.devices_per_node
         cli = PlannedCLI(request.recipe, devices=own.devices, devices_per_node=nodes)
-    except ValueError as error:
-        raise ValueError("\n".join([*problems, str(error)])) from None
+    except UserError as error:
+        raise UserError("\n".join([*problems, str(error)])) from None
     if problems or hardware is None:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     settings = cli.settings()
     options = Options(
         mfu=own.mfu,

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, find_recipe, in_folder, shipped
+from lit_llm.errors import UserError
 
 FACTS = ("parameters", "tokens", "fits on")
 CALLBACKS = SHIPPED.parent / "callbacks"
@@ -39,12 +40,12 @@ def main(arguments: list[str]) -> int:
     """Entry point; returns the exit code.
 
     Raises:
-        ValueError: no such recipe; files that would be overwritten.
+        UserError: no such recipe; files that would be overwritten.
     """
     parser = _parser()
     own, rest = parser.parse_known_args(arguments or ["list"])
     if rest and own.command != "show":
-        raise ValueError(f"recipes {own.command} does not know {' '.join(rest)} (python -m lit_llm recipes --help)")
+        raise UserError(f"recipes {own.command} does not know {' '.join(rest)} (python -m lit_llm recipes --help)")
     if own.command == "list":
         print(json.dumps(_table(), indent=2) if own.json else _list(), end="" if not own.json else "\n")
     elif own.command == "show":
@@ -63,7 +64,7 @@ def _known(name: str) -> Path:
     if not path.is_file():
         near = difflib.get_close_matches(name, list(shipped()), n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"there is no recipe and no file {name}{hint} (python -m lit_llm recipes lists them)")
+        raise UserError(f"there is no recipe and no file {name}{hint} (python -m lit_llm recipes lists them)")
     return path
 
 
@@ -111,19 +112,19 @@ def _copy(name: str, project: Path, *, with_callbacks: bool, replace: bool) -> N
     recipe = in_folder(SHIPPED, name)
     if recipe is None:
         yours = _known(name)
-        raise ValueError(f"{yours} is a file of yours; only recipes of the collection are copied (python -m lit_llm recipes)")
+        raise UserError(f"{yours} is a file of yours; only recipes of the collection are copied (python -m lit_llm recipes)")
     if Header.of(recipe).is_overlay:
-        raise ValueError(f"{name} is no recipe: overlays and bases are copied with each recipe (python -m lit_llm recipes)")
+        raise UserError(f"{name} is no recipe: overlays and bases are copied with each recipe (python -m lit_llm recipes)")
     base = base_of(recipe)
     overlays = [SHIPPED / f"{overlay}.yaml" for overlay, header in shipped().items() if header.is_overlay]
     pairs = {path: project / "recipes" / path.relative_to(SHIPPED) for path in (recipe, base, *overlays) if path is not None}
     if with_callbacks:
         pairs |= {path: project / "callbacks" / path.name for path in sorted(CALLBACKS.glob("*.py"))}
     if project.exists() and not project.is_dir():
-        raise ValueError(f"{project} is a file, recipes are copied into a folder (DIR)")
+        raise UserError(f"{project} is a file, recipes are copied into a folder (DIR)")
     changed = [str(to) for path, to in pairs.items() if to.exists() and not filecmp.cmp(path, to, shallow=False)]
     if changed and not replace:
-        raise ValueError(f"{', '.join(changed)} would be overwritten; nothing was copied (--replace overwrites)")
+        raise UserError(f"{', '.join(changed)} would be overwritten; nothing was copied (--replace overwrites)")
     for path, to in pairs.items():
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, to)

@@ -30,6 +30,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.checkpoint.format import read
+from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import CHECKPOINTS
 
 LEDGER = "samples-rank{}.jsonl"
@@ -196,7 +197,7 @@ def main(arguments: list[str]) -> int:
     """Print a certificate, or what differs first and the likely cause. Exit code 0 if nothing differs, else 1.
 
     Raises:
-        ValueError: the recipe does not run, with its own messages.
+        UserError: the recipe does not run, with its own messages.
     """
     arguments = list(arguments)
     if "--help" in arguments or "-h" in arguments:
@@ -209,21 +210,21 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
         straight, interrupted = Path(folder) / "straight", Path(folder) / "interrupted"
         if fit(arguments, straight, {"stop_after": steps}, extra) != 0:
-            raise ValueError(complaint(straight))
+            raise UserError(complaint(straight))
         if (made := max(ledger(straight))) < steps:
-            raise ValueError(f"the recipe ends after {made} steps (--steps {made}, or --trainer.max_steps)")
+            raise UserError(f"the recipe ends after {made} steps (--steps {made}, or --trainer.max_steps)")
         first, last = (steps // 5 + 2, steps) if kill else (1, steps - 1)  # killed after a save, or told before the last step
         at_step = random.randint(min(first, last), last)
         plan = {"stop_after": steps, "interrupt_at": at_step, "kill_after": random.random() if kill else None}
         code = fit(arguments, interrupted, plan, extra)
         print(f"interrupted in step {at_step} of {steps} by {'SIGKILL' if kill else 'SIGTERM'}: exit code {code}")
         if code != (-signal.SIGKILL if kill else 75):
-            raise ValueError(complaint(interrupted))
+            raise UserError(complaint(interrupted))
         if fit(arguments, interrupted, {"stop_after": steps}, [*extra, "--resume", "auto"]) != 0:
-            raise ValueError(complaint(interrupted))
+            raise UserError(complaint(interrupted))
         resumed = re.search(r"^resume: from step (\d+)", (Path(folder) / "interrupted.log").read_text(), re.M)
         if resumed is None:
-            raise ValueError("no checkpoint was left to continue from: verify-resume needs them saved (--checkpoint)")
+            raise UserError("no checkpoint was left to continue from: verify-resume needs them saved (--checkpoint)")
         rows, found = differences(straight, interrupted)
     print(f"continued from step {resumed[1]}")
     for name, count, different in rows:
@@ -239,11 +240,11 @@ def take_own_flags(arguments: list[str]) -> tuple[bool, int]:
     """Remove --kill and --steps from flags that are otherwise those of `fit`.
 
     Raises:
-        ValueError: steps is no number or too small; a flag of `fit` that has no meaning here.
+        UserError: steps is no number or too small; a flag of `fit` that has no meaning here.
     """
     for flag in ("--run_dir", "--resume", "--replace"):
         if any(argument.split("=")[0] == flag for argument in arguments):
-            raise ValueError(f"verify-resume begins in folders of its own and continues there: leave out {flag}")
+            raise UserError(f"verify-resume begins in folders of its own and continues there: leave out {flag}")
     kill = "--kill" in arguments
     if kill:
         arguments.remove("--kill")
@@ -253,8 +254,8 @@ def take_own_flags(arguments: list[str]) -> tuple[bool, int]:
         try:
             steps = int(arguments[at + 1])
         except (IndexError, ValueError):
-            raise ValueError("--steps needs a number of optimizer steps, like --steps 20") from None
+            raise UserError("--steps needs a number of optimizer steps, like --steps 20") from None
         del arguments[at : at + 2]
     if steps < 2:
-        raise ValueError(f"steps is {steps}, a run that is interrupted has at least 2 (--steps)")
+        raise UserError(f"steps is {steps}, a run that is interrupted has at least 2 (--steps)")
     return kill, steps

@@ -24,6 +24,7 @@ from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutBlocks, HeldOutOrd
 from lit_llm.data.order import accumulation_steps
 from lit_llm.data.shards import TokenStream
 from lit_llm.data.tokenizer import Tokenizer
+from lit_llm.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class TokenDataModule(LightningDataModule, ABC):
         if not found:
             try:
                 accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
-            except ValueError as error:
+            except UserError as error:
                 found.append(str(error))
             if self.ramp is not None:
                 found += self._ramp_problems(self.ramp, world_size)
@@ -133,20 +134,20 @@ class TokenDataModule(LightningDataModule, ABC):
         """Open the data and, for "fit", tell the trainer how to accumulate and when to stop.
 
         Raises:
-            ValueError: one sentence a line for everything that is wrong.
+            UserError: one sentence a line for everything that is wrong.
         """
         if stage == "fit" and self.trainer is not None:
             self.find_ramp(self.trainer.callbacks)  # type: ignore[attr-defined]
         self.raise_problems()
         if self.block_size is None:
-            raise ValueError("The data need a block size: set --data.block_size (the command line takes --model.block_size).")
+            raise UserError("The data need a block size: set --data.block_size (the command line takes --model.block_size).")
         if self._corpus is None:
             corpus = self.open_corpus()
             hashes = [f"{name}={len(s)}:{s.scan(corpus.vocab_size)}" for name, s in corpus.streams.items()]
             self._fingerprint = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:32]
             self._corpus = corpus
         if self.train_tokens < self.block_size + 1:
-            raise ValueError(
+            raise UserError(
                 f"The training text has {self.train_tokens} tokens, but one block needs {self.block_size + 1} "
                 f"({self.block_size} and the one after): give more text, or a smaller --model.block_size."
             )
@@ -156,7 +157,7 @@ class TokenDataModule(LightningDataModule, ABC):
     def raise_problems(self) -> None:
         """Raise one ValueError that holds all ``problems``, if there are any."""
         if found := self.problems(self._data_parallel()[1]):
-            raise ValueError("\n".join(found))
+            raise UserError("\n".join(found))
 
     @property
     def corpus(self) -> Corpus:
@@ -234,7 +235,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _held_out_loader(self, name: str) -> DataLoader:
         if name not in self.corpus.streams:
-            raise ValueError(f"There is no {name} text to evaluate on: give some with --data.{name}.")
+            raise UserError(f"There is no {name} text to evaluate on: give some with --data.{name}.")
         rank, world_size = self._data_parallel()
         blocks = HeldOutBlocks(self.corpus.streams[name], block_size=self._block_size, vocab_size=self.vocab_size)
         micro = self._micro_batch_size(world_size)
@@ -339,7 +340,7 @@ class TokenDataModule(LightningDataModule, ABC):
         trainer = self.trainer
         assert trainer is not None
         if trainer.overfit_batches:  # type: ignore[attr-defined]  # set in Trainer.__init__ through a connector
-            raise ValueError(
+            raise UserError(
                 "Trainer(overfit_batches=...) has no effect on this data: "
                 "to overfit on purpose, train on a small file (remove --trainer.overfit_batches)."
             )
@@ -347,7 +348,7 @@ class TokenDataModule(LightningDataModule, ABC):
             world_size = self._data_parallel()[1]
             accumulate = accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
             if trainer.accumulate_grad_batches not in (1, accumulate):
-                raise ValueError(
+                raise UserError(
                     f"accumulate_grad_batches {trainer.accumulate_grad_batches} contradicts the batch sizes, which make it "
                     f"{accumulate}: remove --trainer.accumulate_grad_batches, or change --data.global_batch_size."
                 )

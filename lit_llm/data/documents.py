@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lit_llm.errors import UserError
+
 PIECE_BYTES = 2**18  # read, tokenised and written at a time; a few of them are tokenised in parallel
 MIN_FILES_TO_HOLD_OUT = 10
 
@@ -41,7 +43,7 @@ class Document:
             while left:
                 read = file.read(min(left, PIECE_BYTES))
                 if not read:
-                    raise ValueError(f"{self.path} became shorter while it was read: prepare the data again.")
+                    raise UserError(f"{self.path} became shorter while it was read: prepare the data again.")
                 left -= len(read)
                 rest += read
                 if left:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from lit_llm.errors import UserError
+
 _ROUNDS = 8  # as in the stateless shuffles of grain and levanter; Luby-Rackoff needs four
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the odd step of SplitMix64
@@ -72,7 +74,7 @@ def accumulation_steps(global_batch_size: int, micro_batch_size: int | None, wor
     ``micro_batch_size=None`` means one micro-batch per step, G / W sequences long.
 
     Raises:
-        ValueError: if the division leaves a rest; the sentence names the nearest global batch sizes that leave none.
+        UserError: if the division leaves a rest; the sentence names the nearest global batch sizes that leave none.
     """
     unit = (micro_batch_size or 1) * world_size
     if global_batch_size % unit == 0:
@@ -81,7 +83,7 @@ def accumulation_steps(global_batch_size: int, micro_batch_size: int | None, wor
     nearest = f"{below} and {below + unit}" if below else f"{unit}"
     ranks = f"{world_size} data-parallel rank{'s' if world_size > 1 else ''}"
     parts = ranks if micro_batch_size is None else f"micro_batch_size {micro_batch_size} x {ranks} = {unit}"
-    raise ValueError(
+    raise UserError(
         f"global_batch_size {global_batch_size} is not a multiple of {parts}: "
         f"the nearest that divide are {nearest} (--data.global_batch_size)."
     )

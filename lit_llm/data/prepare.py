@@ -7,6 +7,7 @@ from typing import Any
 
 from lit_llm.data import TextDataModule, TokenDataModule
 from lit_llm.data.build import build
+from lit_llm.errors import UserError
 
 
 def prepare(datamodule: TokenDataModule, out: str | Path, *, shard_tokens: int = 100_000_000) -> dict[str, Any]:
@@ -22,13 +23,13 @@ def prepare(datamodule: TokenDataModule, out: str | Path, *, shard_tokens: int =
         "splits": {name: {"documents": int, "bytes": int, "tokens": int}}}.
 
     Raises:
-        ValueError: if ``out`` has something in it, or the data module has problems or no text.
+        UserError: if ``out`` has something in it, or the data module has problems or no text.
     """
     if not isinstance(datamodule, TextDataModule):
-        raise ValueError(f"{type(datamodule).__name__} has no text to tokenise: use --data TextFiles or PythonStdlib.")
+        raise UserError(f"{type(datamodule).__name__} has no text to tokenise: use --data TextFiles or PythonStdlib.")
     out = Path(out).expanduser()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty folder: choose another place for the shards (--out).")
+        raise UserError(f"{out} exists and is not an empty folder: choose another place for the shards (--out).")
     datamodule.raise_problems()
     out.mkdir(parents=True, exist_ok=True)
     summary = build(datamodule.documents(), datamodule.source_tokenizer, out, shard_tokens=shard_tokens)

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from lit_llm.errors import UserError
+
 HEADER_INTS = 256
 HEADER_BYTES = HEADER_INTS * 4
 MAX_SHARD_TOKENS = 2**31 - 1  # the header counts in int32
@@ -44,7 +46,7 @@ class ShardWriter:
 
     def __init__(self, folder: str | os.PathLike[str], name: str, *, vocab_size: int, shard_tokens: int) -> None:
         if not 1 <= shard_tokens <= MAX_SHARD_TOKENS:
-            raise ValueError(f"shard_tokens must be 1 to {MAX_SHARD_TOKENS}, not {shard_tokens} (--shard_tokens).")
+            raise UserError(f"shard_tokens must be 1 to {MAX_SHARD_TOKENS}, not {shard_tokens} (--shard_tokens).")
         self.paths: list[Path] = []
         self.tokens = 0
         self._folder, self._name, self._shard_tokens = Path(folder), name, shard_tokens
@@ -109,7 +111,7 @@ class TokenStream:
     names.
 
     Raises:
-        ValueError: listing every file that is missing, empty, cut short, or not a shard.
+        UserError: listing every file that is missing, empty, cut short, or not a shard.
     """
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], *, headerless: bool = False) -> None:
@@ -122,10 +124,10 @@ class TokenStream:
         for path in self.paths:
             try:
                 self._layouts.append(_bare_layout(path) if headerless else _layout(path))
-            except ValueError as error:
+            except UserError as error:
                 problems.append(str(error))
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
         # First token of each shard, then the total.
         self._starts = [0, *accumulate(count for _, count in self._layouts)]
 
@@ -157,7 +159,7 @@ class TokenStream:
         corpora apart, and the datasets check every batch they serve anyway).
 
         Raises:
-            ValueError: naming shard, position and id of the first token beyond the vocabulary.
+            UserError: naming shard, position and id of the first token beyond the vocabulary.
         """
         window = 2**16
         starts = np.arange(0, len(self), window)
@@ -194,22 +196,22 @@ def _layout(path: Path) -> tuple[np.dtype, int]:
     magic = int(header[0]) if header.size else None
     if magic not in _LAYOUTS:
         expected = " or ".join(str(known) for known in _LAYOUTS)
-        raise ValueError(
+        raise UserError(
             f"{path} is not a token shard: it begins with {magic} instead of the magic number {expected} "
             "(if it holds bare uint16 tokens, as nanoGPT writes them, set --data.headerless true)."
         )
     version, dtype = _LAYOUTS[magic]
     if header.size < HEADER_INTS:
-        raise ValueError(f"{path} is cut short: {size} bytes do not even hold the header of {HEADER_BYTES}.")
+        raise UserError(f"{path} is cut short: {size} bytes do not even hold the header of {HEADER_BYTES}.")
     if header[1] != version:
-        raise ValueError(f"{path} is a token shard of version {header[1]}, but only version {version} can be read.")
+        raise UserError(f"{path} is a token shard of version {header[1]}, but only version {version} can be read.")
     count = int(header[2])
     expected_size = HEADER_BYTES + count * dtype.itemsize
     if count < 1:
-        raise ValueError(f"{path} is a token shard that states {count} tokens: it needs at least one.")
+        raise UserError(f"{path} is a token shard that states {count} tokens: it needs at least one.")
     if size != expected_size:
         what = "cut short" if size < expected_size else "too long"
-        raise ValueError(f"{path} is {what}: {count} tokens in the header make {expected_size} bytes, it has {size}.")
+        raise UserError(f"{path} is {what}: {count} tokens in the header make {expected_size} bytes, it has {size}.")
     return dtype, count
 
 
@@ -217,13 +219,13 @@ def _bare_layout(path: Path) -> tuple[np.dtype, int]:
     """Token type and count of a file of bare uint16."""
     size = _size(path)
     if size == 0 or size % 2:
-        raise ValueError(f"{path} does not hold bare uint16 tokens: it has {size} bytes.")
+        raise UserError(f"{path} does not hold bare uint16 tokens: it has {size} bytes.")
     if size >= HEADER_BYTES and int(np.fromfile(path, dtype="<i4", count=1)[0]) in _LAYOUTS:
-        raise ValueError(f"{path} is a token shard with a header: set --data.headerless false.")
+        raise UserError(f"{path} is a token shard with a header: set --data.headerless false.")
     return np.dtype("<u2"), size // 2
 
 
 def _size(path: Path) -> int:
     if not path.is_file():
-        raise ValueError(f"There is no token shard {path}.")
+        raise UserError(f"There is no token shard {path}.")
     return path.stat().st_size

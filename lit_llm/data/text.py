@@ -18,6 +18,7 @@ from lit_llm.data.documents import Document, hold_out
 from lit_llm.data.paths import expand
 from lit_llm.data.shards import TokenStream
 from lit_llm.data.tokenizer import Bytes, Tokenizer, load_tokenizer
+from lit_llm.errors import UserError
 
 _CACHE_VERSION = 1  # raise when the same text and tokenizer would give other shards
 _SHARD_TOKENS = 100_000_000
@@ -75,7 +76,7 @@ class TextDataModule(TokenDataModule):
         streams = {}
         for name, split in meta["splits"].items():
             if split["tokens"] < 2:
-                raise ValueError(
+                raise UserError(
                     f"The {name} text has {split['bytes']} bytes, {split['tokens']} tokens: too short to predict anything; "
                     "give more text (--data.paths, or --data.train and --data.val)."
                 )

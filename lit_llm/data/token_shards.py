@@ -8,6 +8,7 @@ from lit_llm.data.datamodule import Corpus, TokenDataModule
 from lit_llm.data.paths import expand
 from lit_llm.data.shards import TokenStream
 from lit_llm.data.tokenizer import Tokenizer
+from lit_llm.errors import UserError
 
 _GPT2_VOCAB_SIZE = 50257
 
@@ -67,7 +68,7 @@ class TokenShards(TokenDataModule):
                 try:
                     if len(TokenStream(files, headerless=self.headerless)) < 2:
                         problems.append(f"The {name} shards hold one token: nothing can be predicted (--data.{name}).")
-                except ValueError as error:
+                except UserError as error:
                     problems += str(error).split("\n")
         if self._vocab_size < 1:
             problems.append(f"vocab_size must be at least 1, not {self._vocab_size} (--data.vocab_size).")

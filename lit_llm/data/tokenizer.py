@@ -22,6 +22,8 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
+from lit_llm.errors import UserError
+
 END_OF_TEXT = "<|endoftext|>"
 _END_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>")  # GPT-2, LLaMA-2, Gemma, LLaMA-3
 TOKENIZER_FILE = "tokenizer.json"
@@ -56,7 +58,7 @@ class Tokenizer(ABC):
         """Text of the ids, special tokens by name. Bytes that are not UTF-8 become U+FFFD.
 
         Raises:
-            ValueError: if an id lies outside [0, vocab_size).
+            UserError: if an id lies outside [0, vocab_size).
         """
 
     @abstractmethod
@@ -89,7 +91,7 @@ class Tokenizer(ABC):
         array = np.asarray(ids, dtype=np.int64).reshape(-1)  # (n,)
         if array.size and not (array.min() >= 0 and array.max() < self.vocab_size):
             bad = array[(array < 0) | (array >= self.vocab_size)][0]
-            raise ValueError(f"Token id {bad} cannot be decoded: the vocabulary has {self.vocab_size} ids, from 0.")
+            raise UserError(f"Token id {bad} cannot be decoded: the vocabulary has {self.vocab_size} ids, from 0.")
         return array
 
 
@@ -214,7 +216,7 @@ class Learned(_HuggingFace):
     @property
     def _backend(self) -> tokenizers.Tokenizer:  # type: ignore[override]
         if self._trained is None:
-            raise ValueError(f"This {type(self).__name__} has not been trained: call train(texts) first.")
+            raise UserError(f"This {type(self).__name__} has not been trained: call train(texts) first.")
         return self._trained
 
     @property
@@ -246,7 +248,7 @@ class Characters(Learned):
 
     def __init__(self, vocab_size: int = 128) -> None:
         if vocab_size < 3:
-            raise ValueError(
+            raise UserError(
                 f"A vocabulary of {vocab_size} characters cannot hold U+FFFD, {END_OF_TEXT} and a character: "
                 "use at least 3 (--data.tokenizer.init_args.vocab_size)."
             )
@@ -310,7 +312,7 @@ class BPE(Learned):
 
     def __init__(self, vocab_size: int = 4096) -> None:
         if vocab_size < 257:
-            raise ValueError(
+            raise UserError(
                 f"A BPE vocabulary of {vocab_size} cannot hold the 256 bytes and {END_OF_TEXT}: "
                 "use at least 257 (--data.tokenizer.init_args.vocab_size)."
             )
@@ -337,7 +339,7 @@ class TokenizerJSON(_HuggingFace):
         path: a ``tokenizer.json``, or the folder that holds one.
 
     Raises:
-        ValueError: if the file is missing or is not a tokenizer.
+        UserError: if the file is missing or is not a tokenizer.
     """
 
     def __init__(self, path: str) -> None:
@@ -348,7 +350,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer saved at ``path`` (a ``tokenizer.json``, or the folder that holds one).
 
     Raises:
-        ValueError: if the file is missing or is not a tokenizer.
+        UserError: if the file is missing or is not a tokenizer.
     """
     file = _tokenizer_file(path)
     tokenizer = TokenizerJSON(str(file))
@@ -365,11 +367,11 @@ def _tokenizer_file(path: str | os.PathLike[str]) -> Path:
 
 def _read_backend(file: Path) -> tokenizers.Tokenizer:
     if not file.is_file():
-        raise ValueError(f"There is no tokenizer at {file}: give a tokenizer.json or the folder that holds one.")
+        raise UserError(f"There is no tokenizer at {file}: give a tokenizer.json or the folder that holds one.")
     try:
         backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
-        raise ValueError(f"{file} is not a tokenizer.json that the tokenizers library can read: {error}.") from error
+        raise UserError(f"{file} is not a tokenizer.json that the tokenizers library can read: {error}.") from error
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # not part of the file

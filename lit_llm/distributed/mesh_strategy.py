@@ -22,6 +22,7 @@ from lit_llm.checkpoint.io import FolderCheckpointIO
 from lit_llm.checkpoint.load_weights import copy_weights
 from lit_llm.checkpoint.sharded import split
 from lit_llm.dtensor import fill_
+from lit_llm.errors import UserError
 
 DIMENSIONS = ("replicate", "shard", "tensor_parallel")
 _RESHARD = {  # of FSDP1's strategies, whether weights are freed between forward and backward
@@ -63,7 +64,7 @@ class MeshStrategy(ModelParallelStrategy):
         cpu_offload: keep shards, gradients and optimizer state in host memory.
 
     Raises:
-        ValueError: the sizes do not make up the number of processes; a model is not sharded.
+        UserError: the sizes do not make up the number of processes; a model is not sharded.
     """
 
     def __init__(
@@ -77,9 +78,9 @@ class MeshStrategy(ModelParallelStrategy):
     ) -> None:
         for name, value in (("replicate", replicate), ("shard", shard), ("tensor_parallel", tensor_parallel)):
             if value != "auto" and value < 1:
-                raise ValueError(f"{name} is {value} but must be at least 1 (--trainer.strategy.{name}).")
+                raise UserError(f"{name} is {value} but must be at least 1 (--trainer.strategy.{name}).")
         if prefetch < 0:
-            raise ValueError(f"prefetch is {prefetch} but must not be negative (--trainer.strategy.prefetch).")
+            raise UserError(f"prefetch is {prefetch} but must not be negative (--trainer.strategy.prefetch).")
         super().__init__(save_distributed_checkpoint=False)
         self.replicate, self.shard, self.tensor_parallel = replicate, shard, tensor_parallel
         self.reshard_after_forward, self.prefetch, self.cpu_offload = reshard_after_forward, prefetch, cpu_offload
@@ -94,7 +95,7 @@ class MeshStrategy(ModelParallelStrategy):
         would go wrong without a word.
 
         Raises:
-            ValueError: an FSDP1 setting that has no counterpart here.
+            UserError: an FSDP1 setting that has no counterpart here.
         """
         if isinstance(strategy, str):
             return cls(cpu_offload=strategy == "fsdp_cpu_offload")
@@ -108,10 +109,10 @@ class MeshStrategy(ModelParallelStrategy):
         }
         for name, (value, instead) in others.items():
             if value:
-                raise ValueError(f"FSDPStrategy's {name} is not carried over to MeshStrategy, which does its work: {instead}")
+                raise UserError(f"FSDPStrategy's {name} is not carried over to MeshStrategy, which does its work: {instead}")
         kind = strategy.sharding_strategy
         if kind not in _RESHARD:
-            raise ValueError(
+            raise UserError(
                 f"FSDPStrategy's sharding_strategy {kind.name} has no counterpart in MeshStrategy, known are "
                 f"{', '.join(known.name for known in _RESHARD)} (--trainer.strategy ddp keeps everything on every rank)"
             )
@@ -129,7 +130,7 @@ class MeshStrategy(ModelParallelStrategy):
         """(replicate, shard, tensor_parallel) on so many processes.
 
         Raises:
-            ValueError: they do not make up that number.
+            UserError: they do not make up that number.
         """
         fixed = self.replicate * self.tensor_parallel
         shard = max(1, world_size // fixed) if self.shard == "auto" else self.shard
@@ -140,7 +141,7 @@ class MeshStrategy(ModelParallelStrategy):
                 nearest = f"the nearest numbers that it does are {below} and {below + fixed}" if below else f"it needs {fixed}"
             else:
                 nearest = f"it makes {fixed * shard}"
-            raise ValueError(
+            raise UserError(
                 f"the strategy's {parts} does not make up the {world_size} process{'es' if world_size > 1 else ''} of the run: "
                 f"{nearest} (--trainer.devices, --trainer.num_nodes, --trainer.strategy.replicate, .shard, .tensor_parallel)"
             )
@@ -199,7 +200,7 @@ class MeshStrategy(ModelParallelStrategy):
         whole = [name for name, parameter in self.model.named_parameters() if not isinstance(parameter, DTensor)]
         if whole:
             more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
-            raise ValueError(
+            raise UserError(
                 f"MeshStrategy has {self.world_size} processes but {', '.join(whole[:3])}{more} of "
                 f"{type(self.lightning_module).__name__} is not distributed, so each process would train its own: apply "
                 "fully_shard or parallelize_module in configure_model, or use --trainer.strategy ddp"
@@ -255,7 +256,7 @@ class MeshStrategy(ModelParallelStrategy):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             numbers = [number for group in saved["param_groups"] for number in group["params"]]
             if len(parameters) != len(numbers):
-                raise ValueError(
+                raise UserError(
                     f"the checkpoint's optimizer has {len(numbers)} parameters, this one has {len(parameters)} (--optimizer)"
                 )
             state = {

@@ -29,6 +29,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from lit_llm.distributed.compute_config import ComputeConfig, float8_problem, no_compiler
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.loss import VocabularyShards
@@ -41,7 +42,7 @@ def parallelize(
     process or, with a strategy, on its part of a mesh.
 
     Raises:
-        ValueError: the device, or a model without blocks, cannot do what is asked.
+        UserError: the device, or a model without blocks, cannot do what is asked.
     """
     if not len(model.blocks):
         asked = {
@@ -50,14 +51,14 @@ def parallelize(
             "float8": compute.float8,
         }
         if names := [f"compute.{name}" for name, wanted in asked.items() if wanted]:
-            raise ValueError(
+            raise UserError(
                 f"{', '.join(names)} work on the model's blocks, and {model.architecture.class_path} has none: call the "  # type: ignore[union-attr]
                 f"nn.ModuleList of its parts `blocks` (or leave --{names[0]} out)"
             )
     torch.set_float32_matmul_precision(compute.matmul_precision)
     if compute.float8:
         if problem := float8_problem(device):
-            raise ValueError(problem)
+            raise UserError(problem)
         multiply_in_float8(model)
     checkpoint_activations(model, compute.activation_checkpointing)
     if strategy is not None and strategy.tensor_mesh is not None:

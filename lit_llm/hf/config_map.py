@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPTConfig
 
 ARCHITECTURES = {
@@ -60,13 +61,13 @@ def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
     """The model that a parsed config.json describes, and notes on what training, not the model, would do differently.
 
     Raises:
-        ValueError: it is of no known family, or something in it has no equivalent; one sentence a line.
+        UserError: it is of no known family, or something in it has no equivalent; one sentence a line.
     """
     family = content.get("model_type")
     if family is None:
-        raise ValueError("it has no 'model_type', so it describes no model")
+        raise UserError("it has no 'model_type', so it describes no model")
     if family not in ARCHITECTURES:
-        raise ValueError(f"'model_type' is {family!r}, and the families that can be imported are {', '.join(ARCHITECTURES)}")
+        raise UserError(f"'model_type' is {family!r}, and the families that can be imported are {', '.join(ARCHITECTURES)}")
     fields = Fields(content)
     if "quantization_config" in content:
         fields.problems.append("'quantization_config': quantised weights cannot be trained on; take the original ones")
@@ -87,7 +88,7 @@ def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
     config = GPTConfig(**settings)
     problems = fields.problems or config.problems()
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     return config, notes
 
 
@@ -178,7 +179,7 @@ def write_config(config: GPTConfig) -> tuple[dict[str, Any], list[str]]:
     """The config.json of the architecture that computes the same, and notes on where it does not quite.
 
     Raises:
-        ValueError: there is no such architecture; one sentence for each setting that has no equivalent.
+        UserError: there is no such architecture; one sentence for each setting that has no equivalent.
     """
     family = _family(config)
     content = _write_gpt2(config) if family == "gpt2" else _write_llama_like(config, family)
@@ -239,7 +240,7 @@ def _family(config: GPTConfig) -> str:
         elif config.window is not None:
             family = "mistral"
     if found:
-        raise ValueError("\n".join(found))
+        raise UserError("\n".join(found))
     return family
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_llm.errors import UserError
 from lit_llm.hf.optional_packages import safetensors
 from lit_llm.hf.tensor_map import VOCABULARY, Link
 
@@ -25,16 +26,16 @@ def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        ValueError: there is no such file, or it holds no JSON object.
+        UserError: there is no such file, or it holds no JSON object.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from None
+        raise UserError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{file} holds no JSON object")
+        raise UserError(f"{file} holds no JSON object")
     return content
 
 
@@ -42,27 +43,27 @@ class WeightFiles:
     """Tensors of a folder by name; each is read when it is asked for.
 
     Raises:
-        ValueError: the folder has no weights, a shard is missing or damaged.
+        UserError: the folder has no weights, a shard is missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
         if found is None:
-            raise ValueError(f"{folder} has no weights: none of {', '.join(_FILES)} is there (--from)")
+            raise UserError(f"{folder} has no weights: none of {', '.join(_FILES)} is there (--from)")
         self._open: dict[Path, Any] = {}
         self.where: dict[str, Path] = {}
         """Name of a tensor → the file that has it."""
         if found.suffix == ".json":
             names = read_json(found).get("weight_map")
             if not isinstance(names, dict):
-                raise ValueError(f"{found} has no 'weight_map' that says which file has which tensor")
+                raise UserError(f"{found} has no 'weight_map' that says which file has which tensor")
             self.where = {name: folder / file for name, file in names.items()}
             missing = [file for file in dict.fromkeys(self.where.values()) if not file.is_file()]
             if missing:
-                raise ValueError("\n".join(f"{file} is missing, and {found.name} says it holds weights" for file in missing))
+                raise UserError("\n".join(f"{file} is missing, and {found.name} says it holds weights" for file in missing))
             for name, file in self.where.items():
                 if name not in self._names(file):
-                    raise ValueError(f"{file} has no tensor {name}, and {found.name} says it has")
+                    raise UserError(f"{file} has no tensor {name}, and {found.name} says it has")
         else:
             self.where = dict.fromkeys(self._names(found), found)
         self.where = {name: file for name, file in self.where.items() if not _NOT_WEIGHTS.search(name)}
@@ -78,7 +79,7 @@ class WeightFiles:
                     self._open[file] = torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=True)
             except Exception as error:  # neither library has one type for all that can be wrong with a file
                 said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-                raise ValueError(f"{file} cannot be read, it is damaged or holds more than tensors: {said}") from error
+                raise UserError(f"{file} cannot be read, it is damaged or holds more than tensors: {said}") from error
         return self._open[file]
 
     def _names(self, file: Path) -> list[str]:
@@ -98,7 +99,7 @@ def read_weights(folder: Path, table: list[Link], shapes: dict[str, torch.Size],
         shapes: the shapes of our state_dict; its vocabulary may be padded (P rows), the folder's has `vocab_size` rows.
 
     Raises:
-        ValueError: a tensor is missing, of another shape than config.json says, or not of this model; each names its file.
+        UserError: a tensor is missing, of another shape than config.json says, or not of this model; each names its file.
     """
     files = WeightFiles(folder)
     names = {link.theirs: _stored_name(link.theirs, files.where) for link in table}
@@ -147,7 +148,7 @@ def read_weights(folder: Path, table: list[Link], shapes: dict[str, torch.Size],
 def _refuse(problems: list[str]) -> None:
     """Raise what was found, if anything: the first five, since one wrong size shows in every layer."""
     if problems:
-        raise ValueError("\n".join(problems[:5] + [f"… and {len(problems) - 5} more"] * (len(problems) > 5)))
+        raise UserError("\n".join(problems[:5] + [f"… and {len(problems) - 5} more"] * (len(problems) > 5)))
 
 
 def _stored_name(theirs: str, where: dict[str, Path]) -> str | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.dtensor import fill_
+from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
 
@@ -54,22 +55,22 @@ class Architecture:
         """The class.
 
         Raises:
-            ValueError: there is none of that name, or it is not what the contract says.
+            UserError: there is none of that name, or it is not what the contract says.
         """
         module, _, name = self.class_path.rpartition(".")
         if not module:
-            raise ValueError(f"architecture {name} is no class path, which is like module.Class (--architecture)")
+            raise UserError(f"architecture {name} is no class path, which is like module.Class (--architecture)")
         try:
             found = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
-            raise ValueError(
+            raise UserError(
                 f"architecture {self.class_path} is not found: {error}; Python looks in the current folder first "
                 "(--architecture)"
             ) from None
         if not (isinstance(found, type) and issubclass(found, nn.Module)):
-            raise ValueError(f"architecture {self.class_path} is no torch.nn.Module (--architecture)")
+            raise UserError(f"architecture {self.class_path} is no torch.nn.Module (--architecture)")
         if "vocab_size" not in inspect.signature(found).parameters:
-            raise ValueError(
+            raise UserError(
                 f"architecture {self.class_path} takes no vocab_size: it must be an argument of __init__, whose value comes "
                 "from the data (--architecture)"
             )
@@ -79,13 +80,13 @@ class Architecture:
         """The module on the CPU, as its `__init__` leaves it.
 
         Raises:
-            ValueError: as `load`; or the arguments are not those of the class.
+            UserError: as `load`; or the arguments are not those of the class.
         """
         cls = self.load()
         try:
             inspect.signature(cls).bind(vocab_size=vocab_size, **self.init_args)
         except TypeError as error:
-            raise ValueError(f"architecture {self.class_path} does not take its init_args: {error} (--architecture)") from None
+            raise UserError(f"architecture {self.class_path} does not take its init_args: {error} (--architecture)") from None
         with torch.device("cpu"):
             return cls(vocab_size=vocab_size, **self.init_args)
 
@@ -94,7 +95,7 @@ class Architecture:
         found = []
         try:
             self.load()
-        except ValueError as error:
+        except UserError as error:
             found.append(str(error))
         for name, value in self.init_args.items():
             if isinstance(value, dict) and "class_path" in value:
@@ -133,7 +134,7 @@ def class_problem(key: str, value: Any) -> str | None:
         return None
     try:
         Architecture(value).load()
-    except ValueError as error:
+    except UserError as error:
         return str(error)
     return None
 
@@ -146,7 +147,7 @@ class CustomModel(nn.Module):
     """Makes of a user's module what the LightningModule trains: logits become `LossSums`. It is `network` in names of weights.
 
     Raises:
-        ValueError: the vocabulary is not known, the module cannot be built, or its `blocks` are no ModuleList.
+        UserError: the vocabulary is not known, the module cannot be built, or its `blocks` are no ModuleList.
     """
 
     vocabulary_shards = None  # is never split over ranks
@@ -154,12 +155,12 @@ class CustomModel(nn.Module):
     def __init__(self, config: GPTConfig, architecture: Architecture) -> None:
         super().__init__()
         if config.vocab_size is None:
-            raise ValueError("model.vocab_size is null and no data gave it (--model.vocab_size)")
+            raise UserError("model.vocab_size is null and no data gave it (--model.vocab_size)")
         self.config, self.architecture, self.vocab_size = config, architecture, config.vocab_size
         self.network = architecture.build(config.vocab_size)
         blocks = getattr(self.network, "blocks", None)
         if blocks is not None and not isinstance(blocks, nn.ModuleList):
-            raise ValueError(
+            raise UserError(
                 f"{architecture.class_path}.blocks is a {type(blocks).__name__}, it must be an nn.ModuleList, or be called "
                 "otherwise (--architecture)"
             )
@@ -188,13 +189,13 @@ class CustomModel(nn.Module):
             (B, T, V) logits in at least fp32 without targets, else `LossSums` over all counted targets.
 
         Raises:
-            ValueError: the module returns something else than such logits.
+            UserError: the module returns something else than such logits.
         """
         z = self.network(input_ids)
         wanted = (*input_ids.shape, self.vocab_size)
         if not isinstance(z, Tensor) or z.shape != wanted or not z.is_floating_point():
             seen = f"{z.dtype} of shape {tuple(z.shape)}" if isinstance(z, Tensor) else f"a {type(z).__name__}"
-            raise ValueError(
+            raise UserError(
                 f"{self.architecture.class_path} returns {seen} for input_ids of shape {tuple(input_ids.shape)}; it must "
                 f"return logits of shape {wanted}, batch, positions and vocabulary (--architecture)"
             )

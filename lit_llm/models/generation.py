@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lit_llm.data.tokenizer import Tokenizer
+from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, KVCache
 
@@ -21,7 +22,7 @@ class Sampling:
     """How the next token is drawn.
 
     Raises:
-        ValueError: a setting is out of range; every reason in one message.
+        UserError: a setting is out of range; every reason in one message.
     """
 
     temperature: float = 0.8
@@ -42,7 +43,7 @@ class Sampling:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             found.append(f"top_p is {self.top_p}, it must be above 0 and at most 1 (--top_p)")
         if found:
-            raise ValueError("\n".join(found))
+            raise UserError("\n".join(found))
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(V,) fp32 logits to (V,) probabilities, zero outside the kept ids. Needs a temperature above 0."""
@@ -116,11 +117,11 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """Ids of the prompt; an empty one starts where documents start, after the end-of-document id.
 
     Raises:
-        ValueError: the prompt is empty and the tokenizer has no end-of-document id.
+        UserError: the prompt is empty and the tokenizer has no end-of-document id.
     """
     ids = [int(i) for i in tokenizer.encode(prompt)]
     if ids:
         return ids
     if tokenizer.eos_id is None:
-        raise ValueError("the prompt is empty and this tokenizer has no end-of-document id to start from (--prompt)")
+        raise UserError("the prompt is empty and this tokenizer has no end-of-document id to start from (--prompt)")
     return [tokenizer.eos_id]

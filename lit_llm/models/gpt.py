@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lit_llm.dtensor import draw_
+from lit_llm.errors import UserError
 from lit_llm.models.loss import LossSums, VocabularyShards, cross_entropy, logits
 
 LossFunction = Callable[..., LossSums]
@@ -315,7 +316,7 @@ class GPT(nn.Module):
     """Decoder-only transformer.
 
     Raises:
-        ValueError: the configuration cannot be built; every reason in one message.
+        UserError: the configuration cannot be built; every reason in one message.
     """
 
     rope_cos: Tensor
@@ -328,7 +329,7 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             problems.append("model.vocab_size is null and no data gave it (--model.vocab_size)")
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
         self.config = config
         device = torch.get_default_device()
         # Built without memory, then given some and initialised: the draws are the same whatever device it is built on, and

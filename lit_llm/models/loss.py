@@ -35,6 +35,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_llm.errors import UserError
+
 CHUNK_SIZE = 1024
 """Rows of a chunk. Each chunk reads W twice and adds to its gradient; smaller ones save little (512 in bf16: 0.63 GB)."""
 
@@ -174,7 +176,7 @@ def chunked_cross_entropy(
     Arguments, result and errors are those of `cross_entropy`.
     """
     if chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}, but a chunk of the loss needs at least 1 row.")
+        raise UserError(f"chunk_size is {chunk_size}, but a chunk of the loss needs at least 1 row.")
     _check(hidden, weight, targets, vocab_size, shards)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     counted = targets != ignore_index  # (N,) bool

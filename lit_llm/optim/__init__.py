@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from lit_llm.dtensor import local_slice
+from lit_llm.errors import UserError
 
 GROUPS = ("matrix", "embedding", "vector")
 
@@ -44,10 +45,10 @@ def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict
         overrides: options of one group by its name, e.g. ``embedding={"lr": 3e-4}``.
 
     Raises:
-        ValueError: an override for a group that does not exist.
+        UserError: an override for a group that does not exist.
     """
     if unknown := sorted(overrides.keys() - set(GROUPS)):
-        raise ValueError(f"parameter group {unknown[0]!r} does not exist: the groups are {', '.join(GROUPS)}.")
+        raise UserError(f"parameter group {unknown[0]!r} does not exist: the groups are {', '.join(GROUPS)}.")
     embeddings = {p for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
     groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
     # named_parameters yields a shared tensor once, under its first name: look at all names to find a tied head.
@@ -86,7 +87,7 @@ class MuonAdamW(Optimizer):
         weight_decay: decoupled, of both, for groups that do not bring their own.
 
     Raises:
-        ValueError: an option outside its range.
+        UserError: an option outside its range.
     """
 
     honours_found_inf = True
@@ -111,10 +112,10 @@ class MuonAdamW(Optimizer):
         _check_not_negative(lr=lr, adamw_lr=adamw_lr, weight_decay=weight_decay, eps=eps)
         _check_below_one(**{"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]})
         if ns_steps < 1:
-            raise ValueError(f"ns_steps is {ns_steps}, but must be at least 1 (--optimizer.ns_steps).")
+            raise UserError(f"ns_steps is {ns_steps}, but must be at least 1 (--optimizer.ns_steps).")
         if adjust_lr not in _LR_SCALE:
             known = " or ".join(_LR_SCALE)
-            raise ValueError(f"adjust_lr is {adjust_lr!r}, but must be {known} (--optimizer.adjust_lr).")
+            raise UserError(f"adjust_lr is {adjust_lr!r}, but must be {known} (--optimizer.adjust_lr).")
         defaults = {
             "lr": lr,
             "adamw_lr": adamw_lr,
@@ -300,7 +301,7 @@ class Lion(Optimizer):
     Every coordinate moves by η, so η wants to be 3–10 times smaller than AdamW's, and λ larger by as much.
 
     Raises:
-        ValueError: an option outside its range.
+        UserError: an option outside its range.
     """
 
     honours_found_inf = True
@@ -387,10 +388,10 @@ def _evaluate(closure: Callable[[], float] | None) -> float | None:
 def _check_not_negative(**options: float) -> None:
     for name, value in options.items():
         if not value >= 0:
-            raise ValueError(f"{name} is {value}, but must not be negative (--optimizer.{name}).")
+            raise UserError(f"{name} is {value}, but must not be negative (--optimizer.{name}).")
 
 
 def _check_below_one(**options: float) -> None:
     for name, value in options.items():
         if not 0 <= value < 1:
-            raise ValueError(f"{name} is {value}, but must be in [0, 1) (--optimizer.{name.split('[')[0]}).")
+            raise UserError(f"{name} is {value}, but must be in [0, 1) (--optimizer.{name.split('[')[0]}).")

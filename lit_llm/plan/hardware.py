@@ -9,6 +9,8 @@ from pathlib import Path
 
 import yaml
 
+from lit_llm.errors import UserError
+
 TABLE = Path(__file__).with_name("hardware.yaml")
 
 
@@ -71,7 +73,7 @@ def find(name: str) -> Hardware:
     """The device called `name`.
 
     Raises:
-        ValueError: it is not in the table; lists what is, nearest first.
+        UserError: it is not in the table; lists what is, nearest first.
     """
     known = table()
     if name in known:
@@ -82,6 +84,6 @@ def find(name: str) -> Hardware:
         return not other.startswith(wanted), -difflib.SequenceMatcher(None, wanted, other).ratio()
 
     near = sorted(known, key=distance)
-    raise ValueError(
+    raise UserError(
         f"hardware {name!r} is not known; known are {', '.join(near)}, or auto to measure this machine (--hardware)"
     )

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lit_llm.errors import UserError
 from lit_llm.plan import checkpoints, communication, compute
 from lit_llm.plan.activations import Step, micro_batch
 from lit_llm.plan.hardware import Hardware
@@ -164,11 +165,11 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     """Everything that can be said of a run before it starts; arithmetic only, a few milliseconds.
 
     Raises:
-        ValueError: sizes that do not divide, one sentence a line.
+        UserError: sizes that do not divide, one sentence a line.
     """
     options = options or Options()
     if problems := settings.problems():
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     capacity = None if hardware.memory_gb is None else usable_bytes(hardware)
     memory = peak_memory(settings, hardware, options)
     fits = None if capacity is None else memory.total <= capacity

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lit_llm.errors import UserError
 from lit_llm.plan.memory import BYTES, Layout
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import ModelShape
@@ -139,7 +140,7 @@ def from_recipe(
         ramp: of the batch, as `RunSettings` has it.
 
     Raises:
-        ValueError: a precision or a number of devices that cannot be planned.
+        UserError: a precision or a number of devices that cannot be planned.
     """
     trainer, compute = config["trainer"], config.get("compute") or {}
     precision = canonical_precision(trainer.get("precision"))
@@ -151,7 +152,7 @@ def from_recipe(
     if steps == -1:
         epochs = trainer.get("max_epochs")
         if not data.train_tokens or epochs in (None, -1):
-            raise ValueError("the number of steps is not known without reading the data: give --trainer.max_steps")
+            raise UserError("the number of steps is not known without reading the data: give --trainer.max_steps")
         steps = steps_for(ramp or ((0, global_batch),), epochs * ((data.train_tokens - 1) // model.block_size))
     total = options.get("total_steps")
     decay = options.get("decay_steps") or max(1, round(options.get("decay_fraction", 0.2) * (total or steps)))
@@ -198,12 +199,12 @@ def canonical_precision(value: Any) -> str:
     """Lightning's short names in full.
 
     Raises:
-        ValueError: a precision without a known memory layout.
+        UserError: a precision without a known memory layout.
     """
     short = {"None": "32-true", "32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
     precision = short.get(str(value), str(value))
     if precision not in BYTES:
-        raise ValueError(f"precision {value} cannot be planned, only {', '.join(BYTES)} can (--trainer.precision)")
+        raise UserError(f"precision {value} cannot be planned, only {', '.join(BYTES)} can (--trainer.precision)")
     return precision
 
 
@@ -222,10 +223,10 @@ def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
     """The layout of a Trainer strategy (its name, or class_path and init_args) or of a name in STRATEGIES.
 
     Raises:
-        ValueError: an unknown strategy, or devices that do not divide; names what would.
+        UserError: an unknown strategy, or devices that do not divide; names what would.
     """
     if devices < 1:
-        raise ValueError(f"devices is {devices}, it must be at least 1 (--devices)")
+        raise UserError(f"devices is {devices}, it must be at least 1 (--devices)")
     options: Mapping[str, Any] = {}
     name = strategy
     if isinstance(strategy, Mapping):
@@ -236,11 +237,11 @@ def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
     if name == "MeshStrategy":
         return _mesh(options, devices)
     if name not in STRATEGIES:
-        raise ValueError(
+        raise UserError(
             f"strategy {name!r} cannot be planned; known are {', '.join(STRATEGIES)}, MeshStrategy (--trainer.strategy)"
         )
     if name == "single" and devices > 1:
-        raise ValueError(f"strategy single uses one device, not {devices} (--devices 1, or another --trainer.strategy)")
+        raise UserError(f"strategy single uses one device, not {devices} (--devices 1, or another --trainer.strategy)")
     if devices == 1:
         return Layout(name if name != "ddp" else "single", cpu_offload=bool(options.get("cpu_offload")))
     if name == "ddp":
@@ -268,13 +269,13 @@ def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
         if devices % others:
             below = devices // others * others
             near = f"{below} and {below + others}" if below else f"{others}"
-            raise ValueError(
+            raise UserError(
                 f"{devices} devices are not a multiple of replicate {replicate} x tensor_parallel {tensor_parallel} "
                 f"= {others}; the nearest that are: {near} (--devices)"
             )
         shard = devices // others
     elif shard * others != devices:
-        raise ValueError(
+        raise UserError(
             f"replicate {replicate} x shard {shard} x tensor_parallel {tensor_parallel} make {shard * others} ranks, "
             f"not {devices} (--devices, or --trainer.strategy.init_args.shard auto)"
         )

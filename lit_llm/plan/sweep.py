@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lit_llm.errors import UserError
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.plan import Options, Plan, make_plan
@@ -36,7 +37,7 @@ def parse(words: list[str]) -> dict[str, list[str]]:
     """`devices=1,8 strategy=ddp,fsdp2` as lists by key.
 
     Raises:
-        ValueError: a word is no key=values, or the key cannot be swept; all of them at once.
+        UserError: a word is no key=values, or the key cannot be swept; all of them at once.
     """
     found, problems = {}, []
     for word in words:
@@ -46,7 +47,7 @@ def parse(words: list[str]) -> dict[str, list[str]]:
         else:
             found[key] = values.split(",")
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
     return found
 
 
@@ -59,7 +60,7 @@ def variants(
         strategy: the recipe's own, where the sweep does not vary it.
 
     Raises:
-        ValueError: a value that no combination can have (an unknown hardware, precision or strategy, no number).
+        UserError: a value that no combination can have (an unknown hardware, precision or strategy, no number).
     """
     checked = {"hardware": hardware_table.find, "precision": canonical_precision, "strategy": _strategy}
     for key, check in checked.items():
@@ -68,16 +69,16 @@ def variants(
     for key in ("devices", "micro_batch_size", "chunk_size"):
         for value in axes.get(key, []):
             if not value.isdigit() or int(value) < 1:
-                raise ValueError(f"{key}={value} is no number of at least 1 (--sweep)")
+                raise UserError(f"{key}={value} is no number of at least 1 (--sweep)")
     for value in axes.get("activation_checkpointing", []):
         if value not in CHECKPOINTING and not value.isdigit():
-            raise ValueError(f"activation_checkpointing={value} is none of {', '.join(CHECKPOINTING)} or a number (--sweep)")
+            raise UserError(f"activation_checkpointing={value} is none of {', '.join(CHECKPOINTING)} or a number (--sweep)")
     for combination in itertools.product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         device = hardware_table.find(values["hardware"]) if "hardware" in values else hardware
         try:
             yield Variant(values, make_plan(_changed(base, values, strategy, device), device, options))
-        except ValueError as error:
+        except UserError as error:
             yield Variant(values, None, str(error).splitlines()[0])
 
 
@@ -131,7 +132,7 @@ def row(variant: Variant) -> list[str]:
 
 def _strategy(name: str) -> str:
     if name not in STRATEGIES:
-        raise ValueError(f"strategy={name} cannot be swept; known are {', '.join(STRATEGIES)} (--sweep)")
+        raise UserError(f"strategy={name} cannot be swept; known are {', '.join(STRATEGIES)} (--sweep)")
     return name
 
 

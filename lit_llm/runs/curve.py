@@ -1,6 +1,7 @@
 """The curve of a run as a small CSV: one line a logged step, opened by comment lines that say how it came about. No torch."""
 
 from __future__ import annotations
+from lit_llm.errors import UserError
 
 import csv
 import io
@@ -58,12 +59,12 @@ class Curve:
     def read(cls, path: Path) -> Curve:
         """
         Raises:
-            ValueError: no such file, or no curve.
+            UserError: no such file, or no curve.
         """
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"curve {path} cannot be read: {getattr(error, 'strerror', None) or 'no text'}") from None
+            raise UserError(f"curve {path} cannot be read: {getattr(error, 'strerror', None) or 'no text'}") from None
         facts = {}
         while lines and lines[0].startswith("#"):
             name, _, value = lines.pop(0)[1:].partition(":")
@@ -71,17 +72,17 @@ class Curve:
         reader = csv.DictReader(lines)
         known = {f.name for f in fields(Row)}
         if "step" not in (reader.fieldnames or []) or not known >= set(reader.fieldnames or []):
-            raise ValueError(f"{path} is no curve: its columns should be {', '.join(f.name for f in fields(Row))}")
+            raise UserError(f"{path} is no curve: its columns should be {', '.join(f.name for f in fields(Row))}")
         try:
             rows = [
                 Row(int(line.pop("step")), **{name: float(value) for name, value in line.items() if value}) for line in reader
             ]
         except (TypeError, ValueError):
-            raise ValueError(
+            raise UserError(
                 f"{path} is no curve: line {reader.line_num + len(facts)} holds something else than numbers"
             ) from None
         if not rows:
-            raise ValueError(f"{path} is no curve: it has no rows")
+            raise UserError(f"{path} is no curve: it has no rows")
         return cls(facts, sorted(rows, key=lambda row: row.step))
 
 

@@ -1,6 +1,7 @@
 """`fit --check_against`: says where a run leaves the curve of another one."""
 
 from __future__ import annotations
+from lit_llm.errors import UserError
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,10 +46,10 @@ class CurveFollower(Logger):
         """Follows the curve in a file, or with "auto" the one shipped with the first config file's recipe.
 
         Raises:
-            ValueError: there is no such curve, or the tolerance is not above 0.
+            UserError: there is no such curve, or the tolerance is not above 0.
         """
         if not tolerance > 0:
-            raise ValueError(f"check_tolerance is {tolerance}, it must be above 0 (--check_tolerance)")
+            raise UserError(f"check_tolerance is {tolerance}, it must be above 0 (--check_tolerance)")
         path = Path(curve)
         if curve == "auto":
             first = Path(config_files[0]) if config_files else Path()
@@ -57,11 +58,11 @@ class CurveFollower(Logger):
             path = SHIPPED / "evidence" / f"{recipe}.csv"
             if not path.is_file():
                 there = ", ".join(sorted(each.stem for each in path.parent.glob("*.csv")))
-                raise ValueError(f"no curve is shipped for {recipe}, only for {there} (--check_against FILE)")
+                raise UserError(f"no curve is shipped for {recipe}, only for {there} (--check_against FILE)")
         try:
             return cls(Curve.read(path), str(path), tolerance)
-        except ValueError as error:
-            raise ValueError(f"{error} (--check_against)") from None
+        except UserError as error:
+            raise UserError(f"{error} (--check_against)") from None
 
     @property
     def name(self) -> str:

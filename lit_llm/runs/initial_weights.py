@@ -1,6 +1,7 @@
 """Where a run's first weights come from when they are not drawn: `--init_from`, another run's or imported ones."""
 
 from __future__ import annotations
+from lit_llm.errors import UserError
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ class InitialWeights:
         """What the last `init_from` in command-line arguments or their config files means; None if there is none.
 
         Raises:
-            ValueError: it is no run folder and no checkpoint.
+            UserError: it is no run folder and no checkpoint.
         """
         named = [each.value for each in assignments_in(arguments)[0] if each.key == "init_from"]
         return cls.find(Path(named[-1])) if named and named[-1] not in (None, "null") else None
@@ -41,15 +42,15 @@ class InitialWeights:
         """The checkpoint at `path`, or the last one of the run folder `path`.
 
         Raises:
-            ValueError: it is neither, or not one of lit_llm.
+            UserError: it is neither, or not one of lit_llm.
         """
         if (path / "config.json").is_file():
-            raise ValueError(
+            raise UserError(
                 f"{path} is a Hugging Face folder; make a run folder of it first: "
                 f"python -m lit_llm import --from {path} --out RUN (--init_from)"
             )
         if not path.exists():
-            raise ValueError(f"there is no run folder or checkpoint {path} (--init_from)")
+            raise UserError(f"there is no run folder or checkpoint {path} (--init_from)")
         is_checkpoint = path.is_file() or (path / MANIFEST).is_file()
         checkpoint = path if is_checkpoint else find_checkpoint(path, "last")
         content = read(checkpoint, verify=False, lazy=True)

@@ -1,6 +1,7 @@
 """The curve of a run folder, out of its TensorBoard events."""
 
 from __future__ import annotations
+from lit_llm.errors import UserError
 
 from pathlib import Path
 
@@ -31,12 +32,12 @@ def curve_of(run: Path) -> Curve:
     What it ran on and which command it was are not known here: notes of `curve` add them.
 
     Raises:
-        ValueError: no run folder, or one without curves.
+        UserError: no run folder, or one without curves.
     """
     config = yaml.safe_load(config_of(run).read_text(encoding="utf-8"))
     curve = logged(run)
     if not curve.rows:
-        raise ValueError(f"{run} holds no curves: it was run without a TensorBoard logger, or not at all (--run)")
+        raise UserError(f"{run} holds no curves: it was run without a TensorBoard logger, or not at all (--run)")
     curve.facts = {
         "versions": as_text(read_manifest(find_checkpoint(run, "last"))["versions"]),
         "seed": str(config["seed_everything"]),

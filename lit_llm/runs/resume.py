@@ -1,6 +1,7 @@
 """Where a launch starts: its run folder, the checkpoint that it goes on from, and whether what is asked for now fits that."""
 
 from __future__ import annotations
+from lit_llm.errors import UserError
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,25 +95,25 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
     """Where `fit` begins, with `--resume never|auto|PATH`.
 
     Raises:
-        ValueError: the checkpoint does not exist, is damaged or has no state of training, a run would be overwritten, or
+        UserError: the checkpoint does not exist, is damaged or has no state of training, a run would be overwritten, or
             `additional_steps` has nothing to count from.
     """
     _refuse_a_file(run_dir)
     checkpoint, origin = find_start(run_dir, resume, replace=replace)
     if checkpoint is not None and "optimizer_states" not in read(checkpoint, verify=False, lazy=True):
-        raise ValueError(
+        raise UserError(
             f"{checkpoint} holds weights only, no state of training to resume; start a run from it with "
             f"--init_from {checkpoint} --run_dir DIR"
         )
     max_steps = None
     if additional_steps is not None:
         if not is_path(resume):
-            raise ValueError(
+            raise UserError(
                 "additional_steps counts from the checkpoint that --resume PATH names; "
                 f"--resume {resume} names none (--resume PATH, or --trainer.max_steps)"
             )
         if origin is None or origin != Path(resume).resolve():
-            raise ValueError(
+            raise UserError(
                 f"additional_steps makes a branch of {resume}, which needs a folder of its own: {run_dir} "
                 "is that of the checkpoint (--run_dir DIR, or --trainer.max_steps to continue it there)"
             )
@@ -126,7 +127,7 @@ def start_of_evaluation(run_dir: Path, ckpt_path: str) -> RunStart:
     """The weights that `validate` and `test` look at: last, best, or a checkpoint's path.
 
     Raises:
-        ValueError: there is no such checkpoint.
+        UserError: there is no such checkpoint.
     """
     _refuse_a_file(run_dir)
     named = ckpt_path in ("last", "best")
@@ -135,4 +136,4 @@ def start_of_evaluation(run_dir: Path, ckpt_path: str) -> RunStart:
 
 def _refuse_a_file(run_dir: Path) -> None:
     if run_dir.exists() and not run_dir.is_dir():
-        raise ValueError(f"{run_dir} is a file, a run needs a folder (--run_dir)")
+        raise UserError(f"{run_dir} is a file, a run needs a folder (--run_dir)")

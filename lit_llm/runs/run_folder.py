@@ -1,6 +1,7 @@
 """A run folder, `runs/<name>/`: config.yaml, tokenizer.json, TensorBoard events, and checkpoints/."""
 
 from __future__ import annotations
+from lit_llm.errors import UserError
 
 import sys
 from pathlib import Path
@@ -32,10 +33,10 @@ def config_of(run: Path) -> Path:
     """The configuration of the run folder that `--run` names.
 
     Raises:
-        ValueError: it is none.
+        UserError: it is none.
     """
     if not (run / CONFIG).is_file():
-        raise ValueError(f"{run} is no run folder: it has no {CONFIG} (--run)")
+        raise UserError(f"{run} is no run folder: it has no {CONFIG} (--run)")
     return run / CONFIG
 
 
@@ -43,16 +44,16 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
     """The checkpoint called `which` in a run folder.
 
     Raises:
-        ValueError: there is none; says what is there.
+        UserError: there is none; says what is there.
     """
     path = run_dir / CHECKPOINTS / f"{which}.ckpt"
     if path.exists():
         return path
     if not run_dir.is_dir():
-        raise ValueError(f"there is no run folder {run_dir} (--run_dir or --run)")
+        raise UserError(f"there is no run folder {run_dir} (--run_dir or --run)")
     names = sorted(p.name for p in (run_dir / CHECKPOINTS).glob("*.ckpt"))
     there = f"there are {', '.join(names)}" if names else "there is no checkpoint yet; train first with `fit`"
-    raise ValueError(f"run folder {run_dir} has no checkpoint '{which}': {there} (--ckpt_path)")
+    raise UserError(f"run folder {run_dir} has no checkpoint '{which}': {there} (--ckpt_path)")
 
 
 def is_path(resume: str) -> bool:
@@ -99,30 +100,30 @@ def find_start(run_dir: Path, resume: str, *, replace: bool) -> Start:
     already holds that branch. With auto, damaged checkpoints are named on stderr and passed over.
 
     Raises:
-        ValueError: PATH is missing, damaged or not a checkpoint; a run would be overwritten; every checkpoint is damaged.
+        UserError: PATH is missing, damaged or not a checkpoint; a run would be overwritten; every checkpoint is damaged.
     """
     if resume == "never":
         if holds_run(run_dir) and not replace:
-            raise ValueError(
+            raise UserError(
                 f"run folder {run_dir} already holds a run; continue it with --resume auto, "
                 "set it aside with --replace true, or write elsewhere with --run_dir DIR"
             )
         return Start()
     if resume == "auto":
         if replace:
-            raise ValueError("--resume auto continues the run folder and --replace true sets it aside: give one of them")
+            raise UserError("--resume auto continues the run folder and --replace true sets it aside: give one of them")
         origin = origin_of(run_dir)
     else:
         path = Path(resume)
         if path.absolute().is_relative_to(run_dir.absolute()):
             if replace:
-                raise ValueError(f"{path} is in the run folder that --replace true would set aside (--run_dir DIR)")
+                raise UserError(f"{path} is in the run folder that --replace true would set aside (--run_dir DIR)")
             return Start(_verified(path), origin_of(run_dir))
         origin = path.resolve()  # a link such as stable.ckpt may point elsewhere tomorrow
         if replace or origin_of(run_dir) != origin:
             start = Start(_verified(path), origin)
             if holds_run(run_dir) and not replace:
-                raise ValueError(
+                raise UserError(
                     f"run folder {run_dir} already holds another run than a branch of {path}; continue that with --run "
                     f"{run_dir} --resume auto, set it aside with --replace true, or write elsewhere with --run_dir DIR"
                 )
@@ -136,7 +137,7 @@ def find_start(run_dir: Path, resume: str, *, replace: bool) -> Start:
 def _newest(run_dir: Path) -> Path | None:
     good, damaged = newest_good(run_dir / CHECKPOINTS) if (run_dir / CHECKPOINTS).is_dir() else (None, [])
     if good is None and damaged:
-        raise ValueError("\n".join([*damaged, f"no checkpoint of {run_dir} can be read; start anew with --replace true"]))
+        raise UserError("\n".join([*damaged, f"no checkpoint of {run_dir} can be read; start anew with --replace true"]))
     for problem in damaged:
         print(f"warning: {problem} Passed over.", file=sys.stderr)
     return good
@@ -144,16 +145,16 @@ def _newest(run_dir: Path) -> Path | None:
 
 def _verified(path: Path) -> Path:
     if not path.exists():
-        raise ValueError(f"there is no checkpoint {path} to resume from (--resume PATH, or --resume auto)")
+        raise UserError(f"there is no checkpoint {path} to resume from (--resume PATH, or --resume auto)")
     if path.is_dir() and holds_run(path):
-        raise ValueError(
+        raise UserError(
             f"{path} is a run folder: continue that run with --run {path} --resume auto, or begin another one from one of its "
             f"checkpoints with --resume {path / CHECKPOINTS / 'last.ckpt'}"
         )
     if path.name == CHECKPOINTS and path.is_dir():
-        raise ValueError(f"{path} holds the checkpoints of a run: name one of them (--resume {path / 'last.ckpt'})")
+        raise UserError(f"{path} holds the checkpoints of a run: name one of them (--resume {path / 'last.ckpt'})")
     if damage := verify(path):
-        raise ValueError(f"{damage} (--resume auto takes the newest good one)")
+        raise UserError(f"{damage} (--resume auto takes the newest good one)")
     return path
 
 
@@ -166,10 +167,10 @@ def existing_checkpoint(path: str) -> Path:
     """A checkpoint file given by its path.
 
     Raises:
-        ValueError: it does not exist.
+        UserError: it does not exist.
     """
     if not Path(path).exists():
-        raise ValueError(f"there is no checkpoint {path}; give last, best, or a file (--ckpt_path)")
+        raise UserError(f"there is no checkpoint {path}; give last, best, or a file (--ckpt_path)")
     return Path(path)
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 import lit_llm.data
 from lit_llm import callbacks
+from lit_llm.errors import UserError
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.logged_curve import logged
@@ -43,7 +44,7 @@ def fit(
         accept_changes: go on with other data than the checkpoint's.
 
     Raises:
-        ValueError: the data are not what the run or its weights need; the folder is then as it was.
+        UserError: the data are not what the run or its weights need; the folder is then as it was.
         KeyboardInterrupt: as Lightning's SystemExit means it.
     """
     existed, aside = True, None
@@ -55,10 +56,10 @@ def fit(
             data.setup()
             problem = None if initial is None else initial.tokenizer_problem(data.tokenizer)
             if problem is not None:
-                raise ValueError(problem)
+                raise UserError(problem)
             changes = start.data_changes(data, model.config.vocab_size, accepted=accept_changes)
             if changes:
-                raise ValueError("\n".join(changes))
+                raise UserError("\n".join(changes))
         if follower is not None and start.step is not None and holds_run(run_dir):
             follower.catch_up(logged(run_dir), start.step)
         if start.checkpoint is not None:
@@ -73,7 +74,7 @@ def fit(
         if trainer.global_step in (0, start.step) and not existed:  # a run that broke later keeps its curves
             _leave_as_it_was(run_dir, aside)
         if str(error).startswith("Early stopping conditioned on metric"):  # the user's own, through trainer.callbacks+
-            raise ValueError(f"{' '.join(str(error).split())} (monitor of EarlyStopping)") from None
+            raise UserError(f"{' '.join(str(error).split())} (monitor of EarlyStopping)") from None
         if not _says_that_a_peer_ended(error):
             raise
         last = run_dir / CHECKPOINTS / "last.ckpt"

@@ -21,6 +21,7 @@ from lit_llm.checkpoint.load_weights import load_weights, mismatch
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.parallelize import parallelize
+from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture, CustomModel
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.models.gpt import GPT, GPTConfig
@@ -66,7 +67,7 @@ class LanguageModel(L.LightningModule):
         init_from: a checkpoint whose weights are the first ones, instead of random ones.
 
     Raises:
-        ValueError: the configuration cannot be built; every reason in one message.
+        UserError: the configuration cannot be built; every reason in one message.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class LanguageModel(L.LightningModule):
         if architecture is not None:
             problems += architecture.problems(model, loss.chunk_size, compute)
         if problems:
-            raise ValueError("\n".join(problems))
+            raise UserError("\n".join(problems))
         self.config = model
         self.architecture = architecture
         self.compute_config = compute
@@ -119,14 +120,14 @@ class LanguageModel(L.LightningModule):
         if self.config.vocab_size is None:
             self.config.vocab_size = data_vocab_size
         elif data_vocab_size is not None and data_vocab_size > self.config.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"the data's tokenizer has {data_vocab_size} ids, model.vocab_size is {self.config.vocab_size}; "
                 "leave --model.vocab_size null to follow the data"
             )
         if self.config.eos_id is None:
             self.config.eos_id = getattr(data, "eos_id", None)
         if self.config.mask_documents and self.config.eos_id is None:
-            raise ValueError(
+            raise UserError(
                 "model.mask_documents needs to know the end-of-document id, and the data's tokenizer has none; "
                 "give --model.eos_id or set --model.mask_documents false"
             )
@@ -307,11 +308,11 @@ class LanguageModel(L.LightningModule):
         """The prompt and its continuation; draws from a generator of its own, so training is not disturbed.
 
         Raises:
-            ValueError: the data has no tokenizer, or a sampling setting is out of range.
+            UserError: the data has no tokenizer, or a sampling setting is out of range.
         """
         assert self.model is not None
         if self.tokenizer is None:
-            raise ValueError("text cannot be generated without a tokenizer: give the data one (--data.tokenizer)")
+            raise UserError("text cannot be generated without a tokenizer: give the data one (--data.tokenizer)")
         ids = generate(
             self.model,
             prompt_ids(self.tokenizer, prompt),
@@ -326,7 +327,7 @@ class LanguageModel(L.LightningModule):
         if self.architecture is not None:
             problem = mismatch(self.state_dict(), checkpoint["state_dict"], f"the checkpoint of {self.architecture.class_path}")
             if problem is not None:
-                raise ValueError(problem)
+                raise UserError(problem)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["model_config"] = model_settings(self.config, self.architecture)  # plain values: loading stays weights_only

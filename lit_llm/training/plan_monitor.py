@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.errors import UserError
 from lit_llm.plan.memory import Layout, memory_per_rank
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import ModelShape
@@ -40,14 +41,14 @@ class PlanMonitor(Callback):
         tolerance: relative difference beyond which is warned.
 
     Raises:
-        ValueError: an argument out of range.
+        UserError: an argument out of range.
     """
 
     def __init__(self, mfu: float | None = None, tolerance: float = 0.1) -> None:
         if mfu is not None and not 0 < mfu <= 1:
-            raise ValueError(f"mfu is {mfu}, a share of the peak lies in (0, 1] (--plan.mfu).")
+            raise UserError(f"mfu is {mfu}, a share of the peak lies in (0, 1] (--plan.mfu).")
         if not tolerance > 0:
-            raise ValueError(f"tolerance is {tolerance}, it must be above 0 (--plan.tolerance).")
+            raise UserError(f"tolerance is {tolerance}, it must be above 0 (--plan.tolerance).")
         self.mfu, self.tolerance = mfu, tolerance
         self.predicted_bytes: int | None = None
         self._told: set[str] = set()
@@ -56,7 +57,7 @@ class PlanMonitor(Callback):
         self.predicted_bytes, self._told = None, set()
         try:
             self.predicted_bytes = predicted_bytes(trainer, pl_module)
-        except (ValueError, AttributeError) as reason:  # a module, data or strategy that the planner does not know
+        except (UserError, AttributeError) as reason:  # a module, data or strategy that the planner does not know
             rank_zero_info(f"plan: peak memory is not predicted for this run ({reason}).")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -94,14 +95,14 @@ def predicted_bytes(trainer: Trainer, module: Any) -> int:
     """Peak memory of this rank by the planner, from what is about to train.
 
     Raises:
-        ValueError: something the planner does not know.
+        UserError: something the planner does not know.
         AttributeError: a module or data module of another kind than `lit_llm`'s.
     """
     compute: ComputeConfig = module.compute_config
     if compute.compile or compute.float8:
-        raise ValueError("compiled and float8 blocks keep other tensors")
+        raise UserError("compiled and float8 blocks keep other tensors")
     if module.architecture is not None:
-        raise ValueError(f"{module.architecture.class_path} is not known to the planner")
+        raise UserError(f"{module.architecture.class_path} is not known to the planner")
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     layout = layout_of(trainer)
     group = trainer.optimizers[0].param_groups
@@ -126,7 +127,7 @@ def layout_of(trainer: Trainer) -> Layout:
     """How a live Trainer's ranks share the work.
 
     Raises:
-        ValueError: a strategy the planner does not know.
+        UserError: a strategy the planner does not know.
     """
     strategy, world_size = trainer.strategy, trainer.world_size
     if isinstance(strategy, MeshStrategy):
@@ -146,4 +147,4 @@ def layout_of(trainer: Trainer) -> Layout:
         return Layout("ddp", replicate=world_size, bucket_copies=not view)
     if isinstance(strategy, SingleDeviceStrategy):
         return Layout()
-    raise ValueError(f"{type(strategy).__name__} is not known to the planner")
+    raise UserError(f"{type(strategy).__name__} is not known to the planner")

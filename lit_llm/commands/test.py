@@ -1,0 +1,10 @@
+"""`python -m lit_llm test`: the loss on the test set."""
+
+from __future__ import annotations
+
+from lit_llm.cli import recipe_cli
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit code."""
+    return recipe_cli.main("test", arguments)
