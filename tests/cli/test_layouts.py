@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from test_cli import curve, folder, run, table  # noqa: F401  `folder` is a fixture
+from recipe_runs import curve, run, table
 
 from lit_llm.checkpoint import format
 from lit_llm.cli.recipe_cli import RecipeCLI
@@ -39,7 +39,7 @@ def test_every_overlay_is_named_here():
     assert {p.stem for p in (RECIPES / "precision").glob("*.yaml")} == set(PRECISIONS)
 
 
-def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, capsys, monkeypatch):  # noqa: F811
+def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, capsys, monkeypatch):
     """fsdp2 in shards → tensor parallel → one process: the curve of a run that never moved, and one file of it at the end."""
     ten = ["--trainer.max_steps", "12", "--schedule.total_steps", "12", "--samples", "TextSamples"]
     ten += ["--samples.prompts", "[line]", "--samples.every_n_steps", "4", "--samples.max_new_tokens", "5"]
@@ -76,7 +76,7 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
 
 
 @pytest.mark.parametrize("name", ["bf16-mixed", "bf16-true", "16-mixed", "tf32"])
-def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):  # noqa: F811
+def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
     before = torch.get_float32_matmul_precision()
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *overlay(f"precision/{name}"), "--run_dir", f"runs/{name}")
     torch.set_float32_matmul_precision(before)
@@ -113,7 +113,7 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):  # noqa: F
         ([*overlay("strategy/fsdp2"), "--trainer.devices", "3"], "the nearest that divide are"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused_in_one_sentence(folder, capsys, flags, said):  # noqa: F811
+def test_a_layout_that_cannot_be_is_refused_in_one_sentence(folder, capsys, flags, said):
     if "gpu" in flags and torch.accelerator.is_available():
         pytest.skip("there is one")
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *flags)
@@ -122,13 +122,13 @@ def test_a_layout_that_cannot_be_is_refused_in_one_sentence(folder, capsys, flag
     assert not Path("runs").exists()
 
 
-def test_shards_without_a_mesh_are_told_to_change_nothing(folder, capsys):  # noqa: F811
+def test_shards_without_a_mesh_are_told_to_change_nothing(folder, capsys):
     with pytest.warns(match="sharded_checkpoints changes nothing here"):
         code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--sharded_checkpoints", "true", "--trainer.max_steps", "2")
     assert code == 0
 
 
-def test_mistakes_are_told_once_a_machine(folder, capsys, monkeypatch):  # noqa: F811
+def test_mistakes_are_told_once_a_machine(folder, capsys, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--model.n_head", "3")
     assert code == 2 and err == ""

@@ -1,53 +1,12 @@
 """The command line as a user meets it: exit codes, messages, run folders, and that a resumed run is the same run."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from lit_llm.__main__ import main
-
-TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(400))
-
-RECIPE = """
-model: {n_layer: 1, n_head: 2, n_embd: 16, block_size: 16}
-data:
-  class_path: TextFiles
-  init_args: {paths: text.txt, micro_batch_size: 2, global_batch_size: 4}
-schedule: {class_path: Cosine, init_args: {warmup_steps: 2}}
-validation: {every_n_steps: 4}
-checkpoint: {every_n_steps: 3}
-trainer: {max_steps: 8, log_every_n_steps: 1, accelerator: cpu}
-"""
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text.txt").write_text(TEXT)
-    (tmp_path / "tiny.yaml").write_text(RECIPE)
-    return tmp_path
-
-
-def curve(run: Path, tag: str) -> dict[int, float]:
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0})
-    events.Reload()
-    return {e.step: e.value for e in events.Scalars(tag)}
-
-
-def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    code = main(list(arguments))
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def table(out: str) -> dict[str, float]:
-    return {name: float(value) for name, value in re.findall(r"((?:val|test)/\w+)\s*│\s*([\d.]+)", out)}
+from recipe_runs import curve, run, table
 
 
 def test_fit_then_validate_then_generate(folder, capsys):

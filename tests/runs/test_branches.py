@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from lightning.pytorch.callbacks import Callback
-from test_cli import RECIPE, curve, folder, run  # noqa: F401  `folder` is a fixture
+from recipe_runs import breaking, RECIPE, curve, run
 
 DECAY = str(Path(__file__).parents[2] / "recipes" / "decay.yaml")
 STABLE = "runs/x/checkpoints/stable.ckpt"
@@ -14,29 +14,12 @@ BRANCH = ["fit", "--config", "wsd.yaml", "--config", DECAY, "--additional_steps"
 EXACT = ("train/loss", "lr", "grad/norm", "progress/tokens")
 
 
-class Break(Callback):
-    """Ends the process's run in the middle of a step, nothing saved."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step + 1 == self.step:
-            raise KeyError("broken")
-
-
-def breaking(step: int) -> list[str]:
-    overlay = {"trainer": {"callbacks+": [{"class_path": "test_branches.Break", "init_args": {"step": step}}]}}
-    Path("break.yaml").write_text(yaml.dump(overlay))
-    return ["--config", "break.yaml"]
-
-
 def contents(run_dir: Path) -> dict[str, bytes | str]:
     return {str(p): str(p.readlink()) if p.is_symlink() else p.read_bytes() for p in run_dir.rglob("*") if not p.is_dir()}
 
 
 @pytest.fixture
-def stable(folder, capsys):  # noqa: F811
+def stable(folder, capsys):
     """A WSD run of 10 steps whose stable phase ends after step 7."""
     recipe = RECIPE.replace("Cosine, init_args: {warmup_steps: 2}", "WSD, init_args: {warmup_steps: 2, decay_steps: 3}")
     Path("wsd.yaml").write_text(recipe.replace("max_steps: 8", "max_steps: 10"))
@@ -69,7 +52,7 @@ def test_extended_in_its_stable_phase_a_run_is_the_longer_run_bit_for_bit(stable
     ],
     ids=["WSD Muon", "constant AdamW", "cosine two rates"],
 )
-def test_a_decay_begins_at_the_rates_of_the_checkpoint_and_ends_at_zero(folder, capsys, trained):  # noqa: F811
+def test_a_decay_begins_at_the_rates_of_the_checkpoint_and_ends_at_zero(folder, capsys, trained):
     run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/x", "--trainer.max_steps", "10", *trained)
     resume = ["--resume", "runs/x/checkpoints/step-00000009.ckpt" if "total" in trained[0] else "runs/x/checkpoints/last.ckpt"]
     if "WSD" in trained:
@@ -88,7 +71,7 @@ def test_a_decay_begins_at_the_rates_of_the_checkpoint_and_ends_at_zero(folder, 
     assert sorted(curve(Path("runs/x-decay"), "train/loss")) == list(expected)
 
 
-def test_a_checkpoint_whose_rate_is_zero_is_not_annealed(folder, capsys):  # noqa: F811
+def test_a_checkpoint_whose_rate_is_zero_is_not_annealed(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml", "--schedule.final_ratio", "0")
     flags = ["--config", "tiny.yaml", "--config", DECAY, "--resume", "runs/tiny/checkpoints/last.ckpt"]
     code, _, err = run(capsys, "fit", *flags)
@@ -172,7 +155,7 @@ def test_a_branch_can_take_the_place_of_a_run_that_is_set_aside(stable, capsys):
     assert sorted(curve(Path("runs/x-decay"), "train/loss")) == [8, 9, 10, 11]
 
 
-def test_a_schedule_that_does_not_go_on_where_the_checkpoint_was_says_so(folder, capsys):  # noqa: F811
+def test_a_schedule_that_does_not_go_on_where_the_checkpoint_was_says_so(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml")
     with pytest.warns(
         UserWarning, match=r"step 8 was made at 0\.001, .* as if it had been 0\.00\d+\. The schedule, its end or"
@@ -180,7 +163,7 @@ def test_a_schedule_that_does_not_go_on_where_the_checkpoint_was_says_so(folder,
         run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "12")
 
 
-def test_options_given_to_the_optimizer_hold_after_a_resume_and_another_optimizer_is_refused(folder, capsys):  # noqa: F811
+def test_options_given_to_the_optimizer_hold_after_a_resume_and_another_optimizer_is_refused(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "4")
     auto = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "5"]
     code, _, err = run(capsys, *auto, "--optimizer", "AdamW")

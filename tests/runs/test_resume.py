@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_branches import breaking
-from test_cli import curve, folder, run  # noqa: F401  `folder` is a fixture
+from recipe_runs import breaking
+from recipe_runs import curve, run
 
 from lit_llm.commands import verify_resume
 from lit_llm.checkpoint.format import verify
@@ -21,7 +21,7 @@ def damage(checkpoint: Path) -> None:
 
 
 @pytest.fixture
-def trained(folder, capsys):  # noqa: F811
+def trained(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml")
     return Path("runs/tiny")
 
@@ -44,7 +44,7 @@ def rows(run_dir: Path, tag: str) -> list[int]:
     return [event.step for event in events.Scalars(tag)]
 
 
-def test_auto_starts_a_run_that_is_not_there_and_again_one_that_was_killed_before_its_first_checkpoint(folder, capsys):  # noqa: F811
+def test_auto_starts_a_run_that_is_not_there_and_again_one_that_was_killed_before_its_first_checkpoint(folder, capsys):
     flags = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--checkpoint.every_n_steps", "100"]
     with pytest.raises(KeyError, match="broken"):
         run(capsys, *flags, *breaking(4))
@@ -109,7 +109,7 @@ class Evil:
         return os.system, ("touch evil",)
 
 
-def of_others(folder: Path) -> dict[str, tuple[str, str]]:  # noqa: F811
+def of_others(folder: Path) -> dict[str, tuple[str, str]]:
     """What can be given to --resume by mistake, and what is said."""
     (folder / "text").write_text("hello")
     (folder / "hf").mkdir()
@@ -132,7 +132,7 @@ def of_others(folder: Path) -> dict[str, tuple[str, str]]:  # noqa: F811
     }
 
 
-def test_what_is_no_checkpoint_of_ours_is_refused_in_one_sentence(trained, folder, capsys):  # noqa: F811
+def test_what_is_no_checkpoint_of_ours_is_refused_in_one_sentence(trained, folder, capsys):
     for path, said in of_others(folder).values():
         code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other", "--resume", path)
         assert code == 2 and said in err and len(err.splitlines()) == 1 and err.startswith("error: "), err
@@ -172,7 +172,7 @@ def test_a_resume_into_another_runs_folder_is_refused(trained, capsys):
     assert code == 2 and "already holds another run" in err
 
 
-def test_a_run_that_is_not_the_same_gets_no_certificate(folder, capsys):  # noqa: F811
+def test_a_run_that_is_not_the_same_gets_no_certificate(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/a")
     run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/b", "--data.seed", "1")
     _, found = verify_resume.differences(Path("runs/a"), Path("runs/b"))

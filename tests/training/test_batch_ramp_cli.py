@@ -4,14 +4,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_cli import curve, folder, run  # noqa: F401  `folder` is a fixture
+from recipe_runs import curve, run
 
 RAMP = "batch_ramp: {class_path: BatchRamp, init_args: {tokens_per_batch: [[0, 32], [80, 64]]}}\n"
 TOKENS = [32, 64, 96, 160, 224, 288, 352, 416]  # after each of 8 steps: 32 a step until 80 are consumed, then 64
 
 
 @pytest.fixture
-def ramped(folder):  # noqa: F811
+def ramped(folder):
     (folder / "ramp.yaml").write_text(RAMP)
     return ["fit", "--config", "tiny.yaml", "--config", "ramp.yaml", "--run_dir", "runs/ramped"]
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli import folder  # noqa: F401
 
 DIES = """
 import os, signal
@@ -21,7 +20,7 @@ class Dies(Callback):
 """
 
 
-def fit(folder: Path, *flags: str, dies_at: int) -> list[tuple[int, str, str]]:  # noqa: F811
+def fit(folder: Path, *flags: str, dies_at: int) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of two processes, started as torchrun would."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -57,7 +56,7 @@ NONE = "there is no checkpoint yet, start again with --resume auto"
     ("strategy", "dies_at", "what"),
     [("ddp", 5, STEP_4), ("{class_path: lit_llm.distributed.mesh_strategy.MeshStrategy}", 5, STEP_4), ("ddp", 1, NONE)],
 )
-def test_one_sentence_names_the_checkpoint_and_how_to_continue(folder, strategy, dies_at, what):  # noqa: F811
+def test_one_sentence_names_the_checkpoint_and_how_to_continue(folder, strategy, dies_at, what):
     (folder / "dies.py").write_text(DIES)
     (folder / "dies.yaml").write_text("trainer:\n  callbacks+:\n  - class_path: dies.Dies\n")
     (code, _, err), (killed, *_) = fit(folder, "--config", "dies.yaml", "--trainer.strategy", strategy, dies_at=dies_at)
