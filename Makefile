@@ -4,11 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: quickstart test soak lint clean install
+.PHONY: quickstart test test-all soak lint clean install
 .DEFAULT_GOAL := help
 
 help:            ## show the targets
-	@grep -E '^[a-z]+: .*##|^[a-z]+:  .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/'
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/'
 
 install: $(STAMP) ## create .venv and install lit_llm with the pinned versions
 
@@ -24,11 +24,18 @@ quickstart: install ## train a small GPT on this machine's own Python sources (m
 	$(BIN)/python -m lit_llm fit --config recipes/quickstart.yaml --resume auto
 	$(BIN)/python -m lit_llm.quickstart_report runs/quickstart
 
-test: install    ## the whole test suite, with OMP_NUM_THREADS=1 so that processes do not fight for cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not soak"
+# OMP_NUM_THREADS=1: tests start several processes, which would compete for cores otherwise.
+PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+WORKERS ?= 2
+
+test: install    ## unit tests and one case of each distributed or kill claim, in WORKERS=2 processes (minutes)
+	$(PYTEST) -n $(WORKERS) -m "not slow and not soak"
+
+test-all: install ## every test except the soak tests
+	$(PYTEST) -n $(WORKERS) -m "not soak"
 
 soak: install    ## the long tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
+	$(PYTEST) -m soak
 
 lint: install    ## ruff and mypy
 	$(BIN)/ruff check .

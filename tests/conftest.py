@@ -1,26 +1,37 @@
-"""What a command sets for its whole process is undone after each test, so that the order of tests does not matter."""
+"""Isolation of tests from each other, time limits by tier, and the folder in which command line tests run."""
 
-import logging
-import os
-
-import lightning.pytorch  # noqa: F401  # sets the levels that are kept here
 import pytest
+from process_state import restored_process_state
 from recipe_runs import RECIPE, TEXT
 
-LEVELS = {name: logging.getLogger(name).level for name in ("lightning.fabric", "lightning.pytorch")}
+SECONDS = {"slow": 900, "soak": 3600}
+"""Time limit of a test with this marker. pyproject.toml has that of the others."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for marker, seconds in SECONDS.items():
+            if item.get_closest_marker(marker) and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(seconds))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shard_cache(tmp_path_factory):
+    """Tokenised text is cached for one test session only: never in the home directory, never from an earlier version."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LIT_LLM_CACHE", str(tmp_path_factory.mktemp("shard-cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)
-def leave_nothing_behind():
-    yield
-    for name, level in LEVELS.items():
-        logging.getLogger(name).setLevel(level)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # of seed_everything: processes started later would seed with it
-        os.environ.pop(name, None)
+def isolated():
+    with restored_process_state():
+        yield
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
+    """A working directory with a tiny recipe and its text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text(TEXT)

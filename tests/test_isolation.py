@@ -1,17 +1,40 @@
-"""What one test leaves behind the next does not find (conftest.py): two tests that belong together, in this order."""
+"""No test leaves process-wide state to the next one."""
 
 import logging
 import os
 
+import pytest
 from lightning.pytorch import seed_everything
+from process_state import restored_process_state
 
 
-def test_one_sets_what_a_command_sets():
+def set_what_a_command_sets() -> None:
     seed_everything(1, workers=True, verbose=False)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    assert os.environ["PL_GLOBAL_SEED"] == "1"
+    assert os.environ["PL_GLOBAL_SEED"] == os.environ["PL_SEED_WORKERS"] == "1"
 
 
-def test_another_finds_nothing_of_it():
+def assert_nothing_is_left() -> None:
     assert "PL_GLOBAL_SEED" not in os.environ and "PL_SEED_WORKERS" not in os.environ
     assert logging.getLogger("lightning.pytorch").level == logging.INFO
+
+
+def test_seeds_and_log_levels_are_restored_after_a_test():
+    with restored_process_state():
+        set_what_a_command_sets()
+    assert_nothing_is_left()
+
+
+def test_seeds_and_log_levels_are_restored_after_a_test_that_fails():
+    with pytest.raises(KeyError), restored_process_state():
+        set_what_a_command_sets()
+        raise KeyError
+    assert_nothing_is_left()
+
+
+def test_every_test_is_isolated_without_asking_for_it(request):
+    assert "isolated" in request.fixturenames
+
+
+def test_tokenised_text_is_not_cached_in_the_home_directory(tmp_path):
+    assert os.environ["LIT_LLM_CACHE"].startswith(str(tmp_path.parent))

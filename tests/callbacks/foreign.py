@@ -167,12 +167,9 @@ def run_ranks(script: str, tmp_path: Path, ranks: int = 2) -> list[dict[str, Any
         # A process that ends with a group undone aborts once in a while, in gloo's threads.
         f"{script}\ntorch.distributed.barrier()\ntorch.distributed.destroy_process_group()\n"
     )
-    import socket
+    from ports import free_port  # not at the top: the script imports this module without the tests' folder on its path
 
-    with socket.socket() as s:  # a free port, so that runs beside each other do not meet
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     reports = [json.loads((tmp_path / f"report-{rank}.json").read_text()) for rank in range(ranks)]

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from foreign import Foreign, fit, run_ranks
+from ports import free_port
 
 from lit_llm.callbacks import StepCheckpoint, StopOnSignal, ValidateEvery
 
@@ -287,10 +287,7 @@ def test_signalled_from_outside_it_exits_with_75_and_leaves_nobody_behind(tmp_pa
         "def report(trainer, **values):\n"
         "    (OUT / f'report-{trainer.global_rank}.json').write_text(json.dumps(values))\n" + LAUNCHED
     )
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     pids = [tmp_path / "pid-0", tmp_path / "pid-1"]
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen([sys.executable, str(script)], env=env, stdout=log, stderr=log, start_new_session=True)

@@ -1,7 +1,6 @@
 """Strategy and precision overlays through the command line: one file moves a run, and what does not fit is told at once."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from ports import free_port
 from recipe_runs import curve, run, table
 
 from lit_llm.checkpoint import format
@@ -25,9 +25,7 @@ def overlay(name: str) -> list[str]:
 
 def fit(*arguments: str) -> str:
     """`fit` in processes of its own: Lightning starts the other ranks by running the same command."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(s.getsockname()[1])}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml", *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ import torch
 import torch.distributed as dist
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))  # for scripts and benchmarks, which do not have the tests' folder on their path
+from ports import free_port  # noqa: E402
 
 
 def run_ranks(script: Path | str, ranks: int, folder: Path, *arguments: object, timeout: float = 240) -> list[dict[str, Any]]:
@@ -45,9 +46,7 @@ def run_ranks(script: Path | str, ranks: int, folder: Path, *arguments: object, 
         script.write_text(source)
     for old in folder.glob("report-*.pt"):
         old.unlink()
-    with socket.socket() as s:  # a free port, so that runs beside each other do not meet
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
     common = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "PYTHONPATH": path}
     inherited = {key: value for key, value in os.environ.items() if key not in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}

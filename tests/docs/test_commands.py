@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pages import ROOT, Command, commands, files, flag_lines, pages
+from ports import free_port
 
 from lit_llm.__main__ import COMMANDS, main
 from lit_llm.cli.parse_errors import leaves
@@ -114,10 +114,7 @@ def verify_resume(words: list[str]) -> None:
 
 def torchrun(words: list[str]) -> None:
     """Two processes on one machine instead of what is written."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    changed = {"--nnodes": "1", "--nproc_per_node": "2", "--master_port": str(port)}
+    changed = {"--nnodes": "1", "--nproc_per_node": "2", "--master_port": str(free_port())}
     changed |= {"--trainer.num_nodes": "1", "--trainer.devices": "2"}
     for flag, value in changed.items():
         words[words.index(flag) + 1] = value
@@ -179,7 +176,7 @@ RULES: list[tuple[str, Callable[[list[str]], None]]] = [  # what a command begin
     (r"torchrun ", torchrun),
     (r"sbatch ", a_batch_script),
     (r"python -m tensorboard\.main ", tensorboard),
-    (r"make \w+$", a_target),
+    (r"make [\w-]+$", a_target),
     (r"pip install ", an_extra),
     (r"python (benchmarks|tests)/\S+\.py", a_script),
 ]

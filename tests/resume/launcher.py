@@ -16,13 +16,15 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for matrix.py as a script, which lacks the tests' folder
+from ports import free_port
 
 # Each of these changes something on the disk, or makes it durable; Python tells of them before they are done.
 OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree"}
@@ -113,12 +115,6 @@ class Launcher:
         assert line, "the launcher's server is gone"
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 # -- the server ---------------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import matrix
 import pytest
-from launcher import Launcher, Run, free_port
+from launcher import Launcher, Run
 from matrix import Cell
+from ports import free_port
 from victims import overlay
 
 from lit_llm.commands.verify_resume import differences

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 DIES = """
 import os, signal
@@ -22,10 +22,7 @@ class Dies(Callback):
 
 def fit(folder: Path, *flags: str, dies_at: int) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of two processes, started as torchrun would."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     common |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), str(folder)]), "DIES_AT": str(dies_at)}
     command = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml", "--trainer.devices", "2", *flags]
     processes = [
