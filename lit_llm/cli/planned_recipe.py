@@ -16,11 +16,12 @@ from lit_llm.cli.arguments import config_files_in
 from lit_llm.cli.dataset_size import data_facts
 from lit_llm.cli.preflight import layout
 from lit_llm.cli.recipe_cli import RecipeCLI
+from lit_llm.data.paths import MissingFiles
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan.parameters import ModelShape
-from lit_llm.plan.settings import DataFacts, RunSettings, devices_of, from_recipe, layout_of
+from lit_llm.plan.settings import DataFacts, RunSettings, devices_of, from_recipe, layout_from_strategy
 from lit_llm.runs.run_folder import default_run_dir
 
 VOCABULARY = 50257
@@ -61,16 +62,16 @@ class PlannedCLI(RecipeCLI):
         if isinstance(strategy, MeshStrategy):
             return layout(strategy, self.devices, model, self.architecture)
         try:
-            return layout_of(self.strategy, self.devices, self.devices_per_node).data_parallel, []
+            return layout_from_strategy(self.strategy, self.devices, self.devices_per_node).data_parallel, []
         except UserError as error:
             return None, [str(error)]
 
     def _data_problems(self, data_parallel_ranks: int) -> list[str]:
         found = super()._data_problems(data_parallel_ranks)
-        absent = [problem for problem in found if problem.startswith("No file matches")]
+        absent = [problem for problem in found if isinstance(problem, MissingFiles)]
         self.data_is_here = not absent
-        self.notes += [f"{problem.rstrip('.')} on this machine: the number of tokens is unknown" for problem in absent]
-        return [problem for problem in found if problem not in absent]
+        self.notes += [f"{problem.rstrip('.')}, so epochs cannot be computed" for problem in absent]
+        return [problem for problem in found if not isinstance(problem, MissingFiles)]
 
     # -- what the planner takes -------------------------------------------------------------------------------------
 
@@ -118,8 +119,8 @@ class PlannedCLI(RecipeCLI):
         )
         if ramp is not None:
             self.notes.append(
-                f"batch_ramp: {settings.tokens:,} tokens in all; memory and times of a step are those of the final batch, and "
-                "the run's time is that of all its tokens at the final batch's speed"
+                f"batch_ramp: {settings.tokens:,} tokens in total. Per-step figures describe the final batch; "
+                "total time and cost assume its speed throughout"
             )
         if settings.schedule.kind == "Decay":
             self.notes.append("Decay begins where the resumed checkpoint was made: it is planned as if from the first step on")

@@ -19,9 +19,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lit_llm.batch_sizes import accumulation_steps
 from lit_llm.callbacks import BatchRamp, ignore_signals
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutBlocks, HeldOutOrder, ResumableLoader, TrainBlocks
-from lit_llm.data.order import accumulation_steps
 from lit_llm.data.shards import TokenStream
 from lit_llm.data.tokenizer import Tokenizer
 from lit_llm.errors import UserError

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from lit_llm.errors import UserError
-
 _ROUNDS = 8  # as in the stateless shuffles of grain and levanter; Luby-Rackoff needs four
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the odd step of SplitMix64
@@ -66,27 +64,6 @@ def sample_index(g: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
     """
     g = np.asarray(g, dtype=np.int64)
     return permute(g % samples, size=samples, seed=seed, epoch=g // samples)
-
-
-def accumulation_steps(global_batch_size: int, micro_batch_size: int | None, world_size: int) -> int:
-    """Micro-batches per optimizer step on each rank: A = G / (micro * W). All three sizes count sequences, or ranks.
-
-    ``micro_batch_size=None`` means one micro-batch per step, G / W sequences long.
-
-    Raises:
-        UserError: if the division leaves a rest; the sentence names the nearest global batch sizes that leave none.
-    """
-    unit = (micro_batch_size or 1) * world_size
-    if global_batch_size % unit == 0:
-        return global_batch_size // unit if micro_batch_size is not None else 1
-    below = global_batch_size // unit * unit
-    nearest = f"{below} and {below + unit}" if below else f"{unit}"
-    ranks = f"{world_size} data-parallel rank{'s' if world_size > 1 else ''}"
-    parts = ranks if micro_batch_size is None else f"micro_batch_size {micro_batch_size} x {ranks} = {unit}"
-    raise UserError(
-        f"global_batch_size {global_batch_size} is not a multiple of {parts}: "
-        f"the nearest that divide are {nearest} (--data.global_batch_size)."
-    )
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:

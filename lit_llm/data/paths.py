@@ -1,4 +1,4 @@
-"""Turn what the user wrote for a path (file, folder, glob, one or several) into a list of files."""
+"""Expand the paths a user gives (files, folders, globs) into a list of files."""
 
 from __future__ import annotations
 
@@ -7,25 +7,33 @@ import os
 from pathlib import Path
 
 
-def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list[Path], list[str]]:
-    """Files named by ``patterns``, each once, in the order given, a pattern's own matches sorted.
+class MissingFiles(str):
+    """A problem with a path that matches no file on this machine.
 
-    A pattern is a file, a glob (``**`` goes through folders), or, with ``folders``, a folder: every file below it
-    whose path has no part that begins with a dot. Empty files are left out if a glob or folder brought them in.
+    `fit` refuses it like any other problem. `plan` needs no data, so it goes on without the size of the dataset.
+    """
+
+
+def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list[Path], list[str]]:
+    """Files that ``patterns`` name, each once, in the order of the patterns; the matches of one pattern are sorted.
+
+    A pattern is a file, a glob (``**`` descends into folders), or, with ``folders``, a folder. A folder stands for every
+    file below it that is not hidden and not inside a hidden folder. Empty files matched by a glob or a folder are skipped.
 
     Args:
-        flag: the option the patterns came from, to name in problems.
+        flag: the option that holds the patterns; problems name it.
+        folders: whether a folder is allowed.
 
     Returns:
-        The files, and a sentence for each pattern that names nothing usable.
+        The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if nothing matches it.
     """
-    files: dict[Path, None] = {}  # a set that keeps its order
-    problems = []
+    files: dict[Path, None] = {}  # an ordered set
+    problems: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         path = Path(pattern).expanduser()
         if path.is_file():
             if path.stat().st_size == 0:
-                problems.append(f"{pattern} is empty: {flag} needs files with something in them.")
+                problems.append(f"{pattern} is empty: give a file with content ({flag}).")
             files[path] = None
         elif path.is_dir() and not folders:
             problems.append(f"{pattern} is a folder: give a pattern such as {os.path.join(pattern, '*.bin')} ({flag}).")
@@ -33,7 +41,7 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
             found = _below(path) if path.is_dir() else _glob(path)
             usable = [file for file in found if file.is_file() and file.stat().st_size > 0]
             if not usable:
-                problems.append(f"No file matches {pattern}, or all that do are empty ({flag}).")
+                problems.append(MissingFiles(f"No non-empty file matches {pattern} ({flag})."))
             files.update(dict.fromkeys(usable))
     return list(files), problems
 

@@ -23,6 +23,7 @@ from lit_llm.checkpoint.load_weights import copy_weights
 from lit_llm.checkpoint.sharded import split
 from lit_llm.dtensor import fill_
 from lit_llm.errors import UserError
+from lit_llm.mesh_sizes import mesh_sizes
 
 DIMENSIONS = ("replicate", "shard", "tensor_parallel")
 _RESHARD = {  # of FSDP1's strategies, whether weights are freed between forward and backward
@@ -132,20 +133,7 @@ class MeshStrategy(ModelParallelStrategy):
         Raises:
             UserError: they do not make up that number.
         """
-        fixed = self.replicate * self.tensor_parallel
-        shard = max(1, world_size // fixed) if self.shard == "auto" else self.shard
-        if fixed * shard != world_size:
-            parts = f"replicate {self.replicate} x shard {self.shard} x tensor_parallel {self.tensor_parallel}"
-            if self.shard == "auto":
-                below = world_size // fixed * fixed
-                nearest = f"the nearest numbers that it does are {below} and {below + fixed}" if below else f"it needs {fixed}"
-            else:
-                nearest = f"it makes {fixed * shard}"
-            raise UserError(
-                f"the strategy's {parts} does not make up the {world_size} process{'es' if world_size > 1 else ''} of the run: "
-                f"{nearest} (--trainer.devices, --trainer.num_nodes, --trainer.strategy.replicate, .shard, .tensor_parallel)"
-            )
-        return self.replicate, shard, self.tensor_parallel
+        return mesh_sizes(self.replicate, self.shard, self.tensor_parallel, world_size)
 
     def setup_environment(self) -> None:
         assert self.accelerator is not None and self.parallel_devices is not None

@@ -120,13 +120,13 @@ def _run(plan: Plan, rate: Callable[[int], float] | None) -> list[tuple[str, str
 
 def _ramp(plan: Plan) -> str:
     stages = ", ".join(f"{size:,} sequences from step {first + 1:,} on" for first, size in plan.settings.ramp)
-    return f"{stages}; all that is said of a step is said of the last size"
+    return f"{stages}. Per-step figures describe the final batch"
 
 
 def _data(plan: Plan) -> str:
     data = plan.settings.data
     if not data.train_tokens:
-        return "tokens there are: unknown"
+        return "dataset size: unknown"
     epochs = plan.settings.tokens / data.train_tokens
     repeated = ": from about 4 on, repetition teaches less (Muennighoff et al. 2023)" if epochs > 4 else ""
     return f"{count(data.train_tokens)} tokens ({data.origin}): {epochs:.3g} epochs{repeated}"
@@ -166,7 +166,7 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     mfu = plan.options.mfu or ASSUMED_MFU
     again = f", {times.recomputation:.2f} x for recomputation" if times.recomputation > 1.001 else ""
     hours = plan.run_seconds * settings.layout.devices / 3600
-    speed = ", all tokens at the speed of the final batch" if settings.ramp else ""
+    speed = ", assuming the speed of the final batch throughout" if settings.ramp else ""
     rows += [
         ("speed", f"MFU {mfu:.1%} ({plan.options.mfu_origin}) of {plan.peak_tflops:g} TFLOP/s dense{again}"),
         ("step", f"{duration(times.step)}, {settings.tokens_per_step / times.step:,.0f} tokens/s"),

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lit_llm.batch_sizes import accumulation_steps
 from lit_llm.errors import UserError
+from lit_llm.mesh_sizes import mesh_sizes
 from lit_llm.plan.memory import BYTES, Layout
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import ModelShape
@@ -73,7 +75,7 @@ class RunSettings:
 
     @property
     def accumulation(self) -> int:
-        return self.global_batch // (self.sequences * self.layout.data_parallel)
+        return accumulation_steps(self.global_batch, self.micro_batch, self.layout.data_parallel)
 
     @property
     def tokens_per_step(self) -> int:
@@ -107,18 +109,14 @@ class RunSettings:
         for name, value in split.items():
             if value % tp:
                 found.append(f"tensor_parallel {tp} does not divide the model's {name} {value} (--trainer.strategy, --devices)")
-        unit = (self.micro_batch or 1) * dp
         for size in dict.fromkeys((self.global_batch, *(size for _, size in self.ramp))):
-            if size % unit == 0:
-                continue
-            below = size // unit * unit
-            nearest = f"{below} and {below + unit}" if below else f"{unit}"
-            ranks = f"{dp} data-parallel rank{'s' if dp > 1 else ''}"
-            parts = ranks if self.micro_batch is None else f"micro_batch_size {self.micro_batch} x {ranks} = {unit}"
-            name, flag = f"global_batch_size {size}", "--data.global_batch_size"
+            words = {}
             if size != self.global_batch:
-                name, flag = f"batch_ramp: a batch of {size} sequences", "--batch_ramp.tokens_per_batch"
-            found.append(f"{name} is not a multiple of {parts}: the nearest that divide are {nearest} ({flag}).")
+                words = {"label": "batch_ramp: a batch of {} sequences", "flag": "--batch_ramp.tokens_per_batch"}
+            try:
+                accumulation_steps(size, self.micro_batch, dp, **words)
+            except UserError as error:
+                found.append(str(error))
         return found
 
 
@@ -167,7 +165,7 @@ def from_recipe(
         precision=precision,
         matmul_precision=compute.get("matmul_precision") or "highest",
         float8=bool(compute.get("float8")),
-        layout=layout_of(trainer.get("strategy") or "auto", devices, devices_per_node),
+        layout=layout_from_strategy(trainer.get("strategy") or "auto", devices, devices_per_node),
         chunk_size=loss.get("chunk_size"),
         z_loss=bool(loss.get("z_loss")),
         checkpointing=str(compute.get("activation_checkpointing") or "none"),
@@ -219,7 +217,7 @@ def devices_of(devices: Any, nodes: int) -> int:
     return max(1, count) * nodes
 
 
-def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
+def layout_from_strategy(strategy: Any, devices: int, devices_per_node: int) -> Layout:
     """The layout of a Trainer strategy (its name, or class_path and init_args) or of a name in STRATEGIES.
 
     Raises:
@@ -261,24 +259,9 @@ def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
 
 
 def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
-    """`MeshStrategy`: world = replicate · shard · tensor_parallel; shard "auto" takes what is left."""
+    """The layout of a `MeshStrategy` with these arguments."""
     replicate, tensor_parallel = options.get("replicate") or 1, options.get("tensor_parallel") or 1
-    shard = options.get("shard", "auto")
-    others = replicate * tensor_parallel
-    if shard == "auto":
-        if devices % others:
-            below = devices // others * others
-            near = f"{below} and {below + others}" if below else f"{others}"
-            raise UserError(
-                f"{devices} devices are not a multiple of replicate {replicate} x tensor_parallel {tensor_parallel} "
-                f"= {others}; the nearest that are: {near} (--devices)"
-            )
-        shard = devices // others
-    elif shard * others != devices:
-        raise UserError(
-            f"replicate {replicate} x shard {shard} x tensor_parallel {tensor_parallel} make {shard * others} ranks, "
-            f"not {devices} (--devices, or --trainer.strategy.init_args.shard auto)"
-        )
+    replicate, shard, tensor_parallel = mesh_sizes(replicate, options.get("shard", "auto"), tensor_parallel, devices)
     return Layout(
         "mesh",
         replicate,

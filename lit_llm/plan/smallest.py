@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.plan import Options, peak_memory, usable_bytes
-from lit_llm.plan.settings import RunSettings, layout_of
+from lit_llm.plan.settings import RunSettings, layout_from_strategy
 
 CPU_GB = 2.0
 """What any computer has to spare: a recipe that needs no more as it stands asks for no accelerator."""
@@ -40,7 +40,7 @@ def smallest(settings: RunSettings) -> Smallest | None:
         settings: the run; its layout is not looked at. The devices divide the batch at every time of a ramp.
     """
     options, known = Options(), hardware_table.table()
-    alone = replace(settings, layout=layout_of("single", 1, 1))
+    alone = replace(settings, layout=layout_from_strategy("single", 1, 1))
     if not alone.problems():
         needed = peak_memory(alone, known["cpu"], options).total
         if needed <= CPU_GB * 1e9:
@@ -59,7 +59,7 @@ def _cost(found: Smallest) -> tuple[float, float, float, str]:
 def _fewest(alone: RunSettings, hardware: Hardware, options: Options) -> Smallest | None:
     n = 1
     while n <= MOST_DEVICES:
-        layout = layout_of("fsdp2", n, hardware.devices_per_node)
+        layout = layout_from_strategy("fsdp2", n, hardware.devices_per_node)
         for switches, tried in _variants(replace(alone, layout=layout)):
             if not tried.problems() and (needed := peak_memory(tried, hardware, options).total) <= usable_bytes(hardware):
                 sharding = ("--config strategy/fsdp2",) if n > 1 else ()

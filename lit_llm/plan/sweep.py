@@ -12,7 +12,7 @@ from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.plan import Options, Plan, make_plan
 from lit_llm.plan.report import duration
-from lit_llm.plan.settings import CHECKPOINTING, STRATEGIES, RunSettings, canonical_precision, layout_of
+from lit_llm.plan.settings import CHECKPOINTING, STRATEGIES, RunSettings, canonical_precision, layout_from_strategy
 
 KEYS = ("devices", "strategy", "precision", "hardware", "micro_batch_size", "activation_checkpointing", "chunk_size")
 DEFAULT = {
@@ -138,7 +138,9 @@ def _strategy(name: str) -> str:
 
 def _changed(base: RunSettings, values: dict[str, str], strategy: Any, hardware: Hardware) -> RunSettings:
     devices = int(values.get("devices", base.layout.devices))
-    changes: dict[str, Any] = {"layout": layout_of(values.get("strategy", strategy), devices, hardware.devices_per_node)}
+    changes: dict[str, Any] = {
+        "layout": layout_from_strategy(values.get("strategy", strategy), devices, hardware.devices_per_node)
+    }
     fields: dict[str, tuple[str, Callable[[str], Any]]] = {
         "precision": ("precision", canonical_precision),
         "micro_batch_size": ("micro_batch", int),

@@ -89,8 +89,8 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([*overlay("strategy/tp"), "--trainer.devices", "3"], "does not make up the 3 processes of the run: it makes 2"),
-        ([*overlay("strategy/fsdp2-tp"), "--trainer.devices", "3"], "nearest numbers that it does are 2 and 4"),
+        ([*overlay("strategy/tp"), "--trainer.devices", "3"], "needs 2 processes, but the run has 3"),
+        ([*overlay("strategy/fsdp2-tp"), "--trainer.devices", "3"], "but the run has 3: use 2 or 4"),
         (
             [*overlay("strategy/tp"), "--trainer.devices", "2", "--model.n_head", "1"],
             "tensor_parallel=2 does not divide model.n_head = 1; the nearest smaller that does is 1",
@@ -108,7 +108,7 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
         (["--trainer.accelerator", "gpu"], "trainer.accelerator is gpu, and torch finds"),
         (["--compute.activation_checkpointing", "0"], "needs a k of at least 1"),
         ([*overlay("strategy/fsdp2"), "--trainer.strategy.replicate", "0"], "replicate is 0 but must be at least 1"),
-        ([*overlay("strategy/fsdp2"), "--trainer.devices", "3"], "the nearest that divide are"),
+        ([*overlay("strategy/fsdp2"), "--trainer.devices", "3"], "is not a multiple of micro_batch_size"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_in_one_sentence(folder, capsys, flags, said):

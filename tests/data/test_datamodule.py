@@ -351,9 +351,9 @@ def test_problems_of_shards_and_sizes_are_reported_together(tmp_path, shards):
     )
     problems = data.problems(world_size=2)
     for words in (
-        "nearest that divide are 4 and 8",
+        "use 4 or 8",
         "no val shards: give --data.val",
-        "No file matches " + str(tmp_path / "nothing_*.bin"),
+        "No non-empty file matches " + str(tmp_path / "nothing_*.bin"),
         "test shards hold one token",
     ):
         assert sum(words in problem for problem in problems) == 1, words

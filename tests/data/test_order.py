@@ -1,11 +1,11 @@
-"""The order of samples: a bijection per epoch, the same for ever, and a batch arithmetic that explains itself."""
+"""The order of samples: a bijection per epoch that never changes."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from lit_llm.data.order import accumulation_steps, permute, sample_index
+from lit_llm.data.order import permute, sample_index
 
 MASK = 2**64 - 1
 
@@ -92,19 +92,3 @@ def test_a_global_sample_number_runs_through_the_epochs_one_permutation_each():
     expected = [permute_one(g % 10, 10, 4, g // 10) for g in range(2, 24)]
     assert found.tolist() == expected
     assert sorted(found[8:18].tolist()) == list(range(10))  # g = 10..19 is all of epoch 1
-
-
-@pytest.mark.parametrize(
-    ("global_batch", "micro", "world", "expected"), [(32, 8, 1, 4), (32, 8, 4, 1), (512, 4, 8, 16), (30, None, 3, 1)]
-)
-def test_accumulation_follows_from_the_sizes(global_batch, micro, world, expected):
-    assert accumulation_steps(global_batch, micro, world) == expected
-
-
-@pytest.mark.parametrize(
-    ("global_batch", "micro", "world", "nearest"),
-    [(30, 4, 2, "24 and 32"), (5, 8, 1, "divide are 8 "), (31, None, 2, "30 and 32"), (100, 12, 1, "96 and 108")],
-)
-def test_a_batch_that_does_not_divide_names_the_nearest_that_do(global_batch, micro, world, nearest):
-    with pytest.raises(ValueError, match=rf"{nearest}.*--data\.global_batch_size"):
-        accumulation_steps(global_batch, micro, world)

@@ -145,9 +145,9 @@ def test_everything_wrong_with_the_sources_is_reported_together(tmp_path):
         "micro_batch_size must be at least 1, not 0 (--data.micro_batch_size)",
         "val_fraction must lie between 0 and 1, not 1.5",
         "not both",
-        "missing.txt, or all that do are empty (--data.train)",
-        "empty.txt is empty: --data.train",
-        "*.nothing, or all that do are empty (--data.paths)",
+        "missing.txt (--data.train)",
+        "empty.txt is empty: give a file with content (--data.train)",
+        "*.nothing (--data.paths)",
         "t.txt is in both --data.train and --data.val",
     ):
         assert sum(words in problem for problem in problems) == 1, words

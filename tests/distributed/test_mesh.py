@@ -301,9 +301,9 @@ def test_the_mesh_takes_all_processes(settings, world, sizes):
 @pytest.mark.parametrize(
     ("settings", "world", "said"),
     [
-        ({"tensor_parallel": 2}, 5, "nearest numbers that it does are 4 and 6"),
-        ({"tensor_parallel": 4}, 2, "it needs 4"),
-        ({"shard": 3}, 4, "does not make up the 4 processes of the run: it makes 3"),
+        ({"tensor_parallel": 2}, 5, "but the run has 5: use 4 or 6"),
+        ({"tensor_parallel": 4}, 2, "but the run has 2: use 4"),
+        ({"shard": 3}, 4, "needs 3 processes, but the run has 4"),
     ],
 )
 def test_a_mesh_that_does_not_fit_says_what_would(settings, world, said):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lit_llm.plan import ModelShape, Optimizer, RunSettings, make_plan, table, total_parameters
-from lit_llm.plan.settings import layout_of
+from lit_llm.plan.settings import layout_from_strategy
 from lit_llm.plan.smallest import smallest
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
@@ -46,7 +46,7 @@ def test_several_devices_share_everything():
     found = smallest(run(THIRTEEN))
     assert str(found) == "2 x h200"
     assert found.switches == ("--config strategy/fsdp2", "--compute.activation_checkpointing full")
-    plan = make_plan(run(THIRTEEN, checkpointing="full", layout=layout_of("fsdp2", 2, 8)), found.hardware)
+    plan = make_plan(run(THIRTEEN, checkpointing="full", layout=layout_from_strategy("fsdp2", 2, 8)), found.hardware)
     assert plan.fits and plan.memory.total == found.bytes_per_device
 
 
@@ -74,5 +74,5 @@ def test_nothing_that_fits_has_less_memory(model):
         for n in (1, 2, 4, 8, 16):
             if n * hardware.memory_gb < least:
                 for mode in ("none", "full"):
-                    tried = run(model, checkpointing=mode, layout=layout_of("fsdp2", n, hardware.devices_per_node))
+                    tried = run(model, checkpointing=mode, layout=layout_from_strategy("fsdp2", n, hardware.devices_per_node))
                     assert make_plan(tried, hardware).fits is False, (hardware.name, n, mode)
