@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 from lit_llm.errors import UserError
 from lit_llm.models.custom import SETTINGS, Architecture
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.renamed_classes import current_name
 
 # Settings that decide the shapes of the weights: no flag makes a checkpoint fit another shape.
 SHAPES = {
@@ -23,6 +25,12 @@ def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[
     if architecture is None:
         return asdict(model)
     return {name: getattr(model, name) for name in SETTINGS} | {"architecture": asdict(architecture)}
+
+
+def same_class(saved: str, now: str) -> bool:
+    """Whether two class paths name one class. The first may be the name that it had when the checkpoint was written."""
+    saved = current_name(saved)
+    return saved == now or (locate(saved) is not None and locate(saved) is locate(now))
 
 
 def saved_architecture(content: dict[str, Any]) -> Architecture | None:

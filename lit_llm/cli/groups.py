@@ -6,10 +6,12 @@ trainer.callbacks) are replaced as a whole, dicts are merged key by key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
 import torch
-from jsonargparse import SUPPRESS, set_parsing_settings
+import yaml
+from jsonargparse import SUPPRESS, get_loader, set_loader, set_parsing_settings
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 from torch.optim import Optimizer
@@ -20,6 +22,7 @@ from lit_llm.cli.preflight import concrete_subclasses
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.renamed_classes import flags_with_current_names, with_current_names
 from lit_llm.training.language_model import LossConfig
 from lit_llm.training.plan_monitor import PlanMonitor
 
@@ -59,8 +62,18 @@ TRAINER: dict[str, Any] = {
 """Where a recipe's Trainer differs from Lightning's."""
 
 
+_load_yaml = get_loader("yaml")
+set_loader("recipe", lambda text: with_current_names(_load_yaml(text), CALLBACKS), (yaml.YAMLError,))
+
+
 class RecipeParser(LightningArgumentParser):
-    """Raises instead of exiting, so that all mistakes can be gathered."""
+    """Raises instead of exiting, so that all mistakes can be gathered. Accepts old names of classes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"parser_mode": "recipe", **kwargs})
+
+    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return super().parse_args(args and flags_with_current_names(args, CALLBACKS), *rest, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(message) from ex

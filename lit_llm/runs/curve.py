@@ -1,13 +1,14 @@
 """The curve of a run as a small CSV: one line a logged step, opened by comment lines that say how it came about. No torch."""
 
 from __future__ import annotations
-from lit_llm.errors import UserError
 
 import csv
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+
+from lit_llm.errors import UserError
 
 METRICS = {
     "tokens": "progress/tokens",

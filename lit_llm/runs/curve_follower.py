@@ -1,7 +1,6 @@
 """`fit --check_against`: says where a run leaves the curve of another one."""
 
 from __future__ import annotations
-from lit_llm.errors import UserError
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +10,9 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_llm.checkpoint.format import versions
-from lit_llm.runs.curve import Curve, Row, as_text, columns_of
 from lit_llm.cli.recipe_files import SHIPPED
+from lit_llm.errors import UserError
+from lit_llm.runs.curve import Curve, Row, as_text, columns_of
 from lit_llm.runs.run_folder import CONFIG, default_run_dir
 
 EXACT = 1e-5

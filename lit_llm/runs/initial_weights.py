@@ -1,17 +1,17 @@
 """Where a run's first weights come from when they are not drawn: `--init_from`, another run's or imported ones."""
 
 from __future__ import annotations
-from lit_llm.errors import UserError
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lit_llm.models.custom import Architecture
 from lit_llm.checkpoint.compatibility import model_changes, model_settings, saved_architecture, saved_model_config
 from lit_llm.checkpoint.format import MANIFEST, read
 from lit_llm.cli.parse_errors import assignments_in
 from lit_llm.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from lit_llm.errors import UserError
+from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.runs.run_folder import CHECKPOINTS, find_checkpoint
 

@@ -1,7 +1,6 @@
 """The curve of a run folder, out of its TensorBoard events."""
 
 from __future__ import annotations
-from lit_llm.errors import UserError
 
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.checkpoint.format import read_manifest
+from lit_llm.errors import UserError
 from lit_llm.runs.curve import METRICS, Curve, Row, as_text
 from lit_llm.runs.run_folder import config_of, find_checkpoint
 

@@ -1,15 +1,15 @@
 """Where a launch starts: its run folder, the checkpoint that it goes on from, and whether what is asked for now fits that."""
 
 from __future__ import annotations
-from lit_llm.errors import UserError
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import lit_llm.data
-from lit_llm.models.custom import Architecture
-from lit_llm.checkpoint.compatibility import model_changes
+from lit_llm.checkpoint.compatibility import model_changes, same_class
 from lit_llm.checkpoint.format import read
+from lit_llm.errors import UserError
+from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.runs.run_folder import (
     branch_run_dir,
@@ -68,7 +68,7 @@ class RunStart:
         if model is not None:
             found += model_changes(saved["model_config"], model, architecture, accepted=not resumes or accepted)
         before = saved.get("optimizer_class")
-        if resumes and None not in (before, optimizer_class) and before != optimizer_class:
+        if resumes and before is not None and optimizer_class is not None and not same_class(before, optimizer_class):
             found.append(
                 f"the checkpoint was trained with {before}, whose state does not fit {optimizer_class} (--optimizer {before})"
             )

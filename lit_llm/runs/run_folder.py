@@ -1,7 +1,6 @@
 """A run folder, `runs/<name>/`: config.yaml, tokenizer.json, TensorBoard events, and checkpoints/."""
 
 from __future__ import annotations
-from lit_llm.errors import UserError
 
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import yaml
 
 from lit_llm.checkpoint.format import newest_good, read, verify
+from lit_llm.errors import UserError
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"

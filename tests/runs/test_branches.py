@@ -4,9 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-import yaml
-from lightning.pytorch.callbacks import Callback
-from recipe_runs import breaking, RECIPE, curve, run
+from recipe_runs import RECIPE, breaking, curve, run
 
 DECAY = str(Path(__file__).parents[2] / "recipes" / "decay.yaml")
 STABLE = "runs/x/checkpoints/stable.ckpt"

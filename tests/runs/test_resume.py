@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from recipe_runs import breaking, curve, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from recipe_runs import breaking
-from recipe_runs import curve, run
 
-from lit_llm.commands import verify_resume
 from lit_llm.checkpoint.format import verify
+from lit_llm.commands import verify_resume
 
 
 def damage(checkpoint: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from lit_llm.__main__ import main
-from lit_llm.runs.curve import Curve
 from lit_llm.cli.recipe_files import SHIPPED
+from lit_llm.runs.curve import Curve
 
 CURVES = sorted((SHIPPED / "evidence").glob("*.csv"), key=lambda path: path.stem)
 

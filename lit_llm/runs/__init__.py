@@ -1,0 +1,1 @@
+"""What the folder of a run is, and how a run continues."""
