@@ -176,6 +176,7 @@ def test_sharded_checkpoints_are_folders_rotated_and_linked_alike(fsdp):
         assert each["listing_after"] == ["last.ckpt", "step-00000008.ckpt"]
 
 
+@pytest.mark.slow
 def test_the_norm_of_split_and_ordinary_tensors_together_is_that_of_one_process(tmp_path):
     split = run_ranks(TENSOR_PARALLEL, tmp_path)
     module = Foreign(steps=4)

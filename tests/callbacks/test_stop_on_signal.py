@@ -278,7 +278,9 @@ def wait_for(condition, seconds=90.0):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("whom", ["parent", pytest.param("group", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "whom", [pytest.param("parent", marks=pytest.mark.slow), pytest.param("group", marks=pytest.mark.soak)]
+)
 def test_signalled_from_outside_it_exits_with_75_and_leaves_nobody_behind(tmp_path, whom):
     script = tmp_path / "launched.py"
     script.write_text(

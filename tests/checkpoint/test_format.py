@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_llm.checkpoint import durable, format
+from lit_llm.checkpoint import crash_safe, format
 
 
 def checkpoint(step, **more):
@@ -198,7 +198,7 @@ def fill_disk_after(monkeypatch, writes):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return self.file.write(data)
 
-    monkeypatch.setattr(durable, "open", lambda path, mode, **k: Full(open(path, mode, **k)), raising=False)  # noqa: SIM115
+    monkeypatch.setattr(crash_safe, "open", lambda path, mode, **k: Full(open(path, mode, **k)), raising=False)  # noqa: SIM115
 
 
 @pytest.mark.parametrize("operation", ["mkdir", "fsync", "rename"])

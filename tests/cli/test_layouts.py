@@ -37,6 +37,7 @@ def test_every_overlay_is_named_here():
     assert {p.stem for p in (RECIPES / "precision").glob("*.yaml")} == set(PRECISIONS)
 
 
+@pytest.mark.slow
 def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, capsys, monkeypatch):
     """fsdp2 in shards → tensor parallel → one process: the curve of a run that never moved, and one file of it at the end."""
     ten = ["--trainer.max_steps", "12", "--schedule.total_steps", "12", "--samples", "TextSamples"]

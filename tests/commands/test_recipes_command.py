@@ -63,6 +63,7 @@ def fit(project, *arguments):
     return subprocess.run(command, cwd=project, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_copied_recipe_runs_in_its_new_home_with_the_callbacks_that_lie_there(tmp_path, monkeypatch):
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
     project = tmp_path / "project"

@@ -37,7 +37,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_meet_and_report_in_order(ranks: int, tmp_path: Path) -> None:
     reports = run_ranks(MEET, ranks, tmp_path, "a b", 3)
     for rank, each in enumerate(reports):

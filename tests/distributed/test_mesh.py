@@ -134,6 +134,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_model_that_should_be_sharded_and_is_not_is_refused(tmp_path):
     for each in run_ranks(LEFT_WHOLE, 2, tmp_path):
         assert "2 processes but layer.weight, layer.bias of Forgetful is not distributed" in each["said"]
@@ -173,6 +174,7 @@ report(**out)
 """
 
 
+@pytest.mark.slow
 def test_text_is_generated_alike_whatever_the_layout(tmp_path, monkeypatch):
     """Prompts of any length, also ones that ranks cannot share evenly, and beyond the context."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")  # as tests before this one may leave it: no rank's weights come from it

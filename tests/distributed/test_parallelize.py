@@ -86,6 +86,7 @@ def test_recomputing_is_off_without_gradients():
 
 
 @pytest.mark.skipif(no_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+@pytest.mark.slow
 def test_compiled_blocks_compute_the_same():
     plain, compiled = build(n_layer=2), build("full", compile=True, n_layer=2)
     assert compiled.state_dict().keys() == plain.state_dict().keys()

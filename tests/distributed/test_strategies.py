@@ -86,10 +86,19 @@ JOBS = {
 }
 
 
-@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.soak), 4], ids=["2 ranks", "4 ranks"])
+# One case of each strategy: all that `make test` has time for.
+QUICK = {name: JOBS[2][name] for name in ("ddp / gpt2", "fsdp2 / gpt2", "tp / gpt2", "fsdp2 / modern", "fsdp2 / bf16-mixed")}
+CELLS = [
+    pytest.param((2, QUICK), id="2 ranks, quick"),
+    pytest.param((2, JOBS[2]), id="2 ranks", marks=pytest.mark.soak),
+    pytest.param((4, JOBS[4]), id="4 ranks", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module", params=CELLS)
 def cells(request, tmp_path_factory):
-    folder = make(tmp_path_factory.mktemp(f"layouts-{request.param}"))
-    return JOBS[request.param], run(folder, request.param, JOBS[request.param])
+    ranks, jobs = request.param
+    return jobs, run(make(tmp_path_factory.mktemp(f"layouts-{ranks}")), ranks, jobs)
 
 
 def worst(ours: list[float], reference: list[float]) -> float:
@@ -139,6 +148,7 @@ def test_a_rank_holds_its_part_of_weights_and_optimizer_state(cells, alone):
         assert 0.99 <= cell["state bytes"] * parts / whole["state bytes"] < replicated, name
 
 
+@pytest.mark.slow
 def test_every_layout_starts_with_the_weights_of_one_process(tmp_path):
     make(tmp_path)
     first = layouts.train(tmp_path, steps=0, parameters=True)["parameters"]

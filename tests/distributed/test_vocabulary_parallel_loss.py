@@ -20,7 +20,7 @@ EXACT = {name: case for name, case in CASES.items() if case.dtype == torch.float
 ROUNDED = {name: case for name, case in CASES.items() if name not in EXACT}
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_ranks(SCRIPT, request.param, tmp_path_factory.mktemp("loss"))
 

@@ -249,7 +249,13 @@ def test_flags_that_a_page_lists_are_flags_of_fit(page, words, tmp_path, monkeyp
 WITH_COMMANDS = [page for page in pages() if commands(page)]
 
 
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.relative_to(ROOT).as_posix())
+QUICK = ("README.md", "docs/continue.md", "recipes/quickstart.yaml")
+PAGES = {page: page.relative_to(ROOT).as_posix() for page in WITH_COMMANDS}
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=name, marks=() if name in QUICK else pytest.mark.slow) for page, name in PAGES.items()]
+)
 def test_every_command_of_a_page_runs(page, template, tmp_path, monkeypatch, capsys):
     found = commands(page)
     unknown = [str(command) for command in found if rule(command) is None and command.page not in ELSEWHERE]

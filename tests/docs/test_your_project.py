@@ -52,6 +52,7 @@ DATA = ("questions", "stories")
 PARTS = ("runs/lower", "runs/sign", "runs/herald")
 
 
+@pytest.mark.slow
 def test_two_ranks_share_the_samples_of_a_loader_that_knows_nothing_of_ranks(project):
     Path("seen.py").write_text(
         "import lightning as L\n"

@@ -119,6 +119,7 @@ def use(python: Path, folder: Path) -> str:
     return run("-c", COMPARE, cwd=project)
 
 
+@pytest.mark.slow
 def test_with_the_wheel_alone_a_recipe_is_copied_trained_exported_and_loaded(wheel, tmp_path):
     python, site = make_environment(tmp_path / "venv")
     with zipfile.ZipFile(wheel) as archive:

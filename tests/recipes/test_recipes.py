@@ -167,7 +167,11 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
 VOCABULARY = {"quickstart": 257, "bytes": 257, "chars": 128}  # where it follows the data
 
 
-@pytest.mark.parametrize("name", PLANNED)
+# Those that two cores can finish, and one of each family: GPT-2, batch ramp, WSD, grouped queries with a window, Muon.
+QUICK = ("quickstart", "bytes", "chars", "gpt2-124m", "gpt3-125m", "minicpm-2.4b", "mistral-7b", "speed-124m")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in PLANNED])
 def test_ten_steps_of_each_recipe_begin_at_ln_v_and_learn(name, data, tmp_path, monkeypatch, capsys):
     losses, val = fit(tmp_path / "run", data, monkeypatch, capsys, "--config", name, "--config", shrunk(name, data, tmp_path))
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())

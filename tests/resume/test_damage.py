@@ -21,7 +21,7 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=[pytest.param("one file", marks=pytest.mark.slow), "shards"])
 def finished(request, launcher, folder):
     """(cell, flags, run folder) of a run that is done."""
     cell, flags = LAYOUTS[request.param]

@@ -11,10 +11,10 @@ from lit_llm.commands.verify_resume import LEDGER, curves, ledger
 SAVED_AT, STEPS = 10, matrix.STEPS
 # Layout, micro-batch size; the global batch is 4.
 PAIRS = [
-    ("1 single", 4, "2 ddp", 1),
-    ("2 ddp", 2, "1 single", 2),
+    pytest.param("1 single", 4, "2 ddp", 1, marks=pytest.mark.slow),
+    pytest.param("2 ddp", 2, "1 single", 2, marks=pytest.mark.slow),
     ("1 single", 4, "1 single", 2),
-    ("2 ddp", 2, "2 fsdp2", 2),
+    pytest.param("2 ddp", 2, "2 fsdp2", 2, marks=pytest.mark.slow),
     ("2 fsdp2", 2, "2 ddp", 1),
     pytest.param("2 fsdp2", 2, "4 fsdp2", 1, marks=pytest.mark.soak),
     pytest.param("4 fsdp2", 1, "1 single", 1, marks=pytest.mark.soak),

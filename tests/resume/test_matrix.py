@@ -8,8 +8,8 @@ import yaml
 from matrix import CELLS, Cell
 
 QUICK = [
-    Cell("1 single", 2, 2, 0.2, "bf16-mixed"),
-    Cell("2 ddp", 2, 0, 0.2, "32-true"),
+    pytest.param(Cell("1 single", 2, 2, 0.2, "bf16-mixed"), marks=pytest.mark.slow),
+    pytest.param(Cell("2 ddp", 2, 0, 0.2, "32-true"), marks=pytest.mark.slow),
     Cell("2 fsdp2", 1, 2, 0.2, "bf16-mixed"),
 ]
 
@@ -26,6 +26,7 @@ def test_killed_again_and_again_a_run_is_the_straight_one_bit_for_bit(launcher, 
     assert result.kills >= 1 and result.values > 400
 
 
+@pytest.mark.slow
 def test_windows_over_several_steps_a_growing_batch_and_other_callbacks_too(launcher, tmp_path):
     """Rows are written every 3 steps, saves are made after 3, 4, 6, 8, …: counts since the last row are cut by the kills."""
     matrix.prepare(tmp_path)

@@ -72,12 +72,12 @@ def stopped_at(run: Run, folder: Path, name: str, by: str) -> int:
 @pytest.mark.parametrize(
     ("signum", "rank"),
     [
-        (signal.SIGTERM, 0),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow),
         (signal.SIGTERM, 1),
         pytest.param(signal.SIGUSR1, 1, marks=pytest.mark.soak),
         pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.soak),
         pytest.param(signal.SIGINT, 0, marks=pytest.mark.soak),
-        pytest.param(signal.SIGINT, None, id="Ctrl-C"),
+        pytest.param(signal.SIGINT, None, id="Ctrl-C", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_goes_on_exactly(launcher, folder, straight, signum, rank):
@@ -130,6 +130,7 @@ def test_preempted_by_slurm_a_task_saves_between_two_steps_and_leaves_the_requeu
     goes_on(launcher, folder, SINGLE, name, straight(SINGLE), env=slurm)
 
 
+@pytest.mark.slow
 def test_torchrun_within_a_slurm_job_is_torchrun(launcher, folder, straight, slurm):
     name = "slurm-torchrun"
     goes_on(launcher, folder, DDP, name, straight(DDP), env=slurm)  # two ranks, though the job has one task

@@ -17,10 +17,10 @@ ADAFACTOR = ["--optimizer", "torch.optim.Adafactor"]  # knows nothing of found_i
 LION = ["--optimizer", "Lion", "--optimizer.lr", "0.001"]
 CELLS = [
     pytest.param(Cell("1 single", 2, 0, 0.2, "bf16-mixed"), [], id="muon bf16-mixed"),
-    pytest.param(Cell("1 single", 1, 0, 0.0, "bf16-true"), ADAMW, id="fused adamw bf16-true"),
-    pytest.param(Cell("1 single", 1, 0, 0.0, "32-true"), ADAFACTOR, id="adafactor"),
+    pytest.param(Cell("1 single", 1, 0, 0.0, "bf16-true"), ADAMW, id="fused adamw bf16-true", marks=pytest.mark.slow),
+    pytest.param(Cell("1 single", 1, 0, 0.0, "32-true"), ADAFACTOR, id="adafactor", marks=pytest.mark.slow),
     pytest.param(Cell("2 ddp", 1, 0, 0.2, "32-true"), LION, id="lion ddp", marks=pytest.mark.soak),
-    pytest.param(Cell("2 fsdp2", 2, 0, 0.0, "32-true"), [], id="muon fsdp2"),
+    pytest.param(Cell("2 fsdp2", 2, 0, 0.0, "32-true"), [], id="muon fsdp2", marks=pytest.mark.slow),
 ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from lightning.pytorch import Callback
 
-from lit_llm.checkpoint import durable
+from lit_llm.checkpoint import crash_safe
 
 
 class Slow(Callback):
@@ -61,9 +61,9 @@ class FullDisk(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_rank == self.rank:
-            vars(durable).pop("open", None)
+            vars(crash_safe).pop("open", None)
             if trainer.global_step + 1 in self.steps:
-                durable.open = self.no_room  # type: ignore[attr-defined]
+                crash_safe.open = self.no_room  # type: ignore[attr-defined]
 
     @staticmethod
     def no_room(path: Path, mode: str) -> Any:

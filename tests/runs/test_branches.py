@@ -104,6 +104,7 @@ def test_a_branch_killed_before_its_first_checkpoint_does_not_begin_at_step_0(st
     assert sorted(curve(Path("runs/x-decay"), "train/loss")) == [8, 9, 10, 11]
 
 
+@pytest.mark.slow
 def test_the_config_of_a_branch_makes_the_branch_again(stable, capsys):
     run(capsys, *BRANCH)
     code, *_ = run(capsys, "fit", "--config", "runs/x-decay/config.yaml", "--run_dir", "runs/again")
@@ -111,6 +112,7 @@ def test_the_config_of_a_branch_makes_the_branch_again(stable, capsys):
     assert curve(Path("runs/again"), "train/loss") == curve(Path("runs/x-decay"), "train/loss")
 
 
+@pytest.mark.slow
 def test_a_branch_follows_the_checkpoint_that_the_link_named_when_it_began(stable, capsys):
     with pytest.raises(KeyError, match="broken"):
         run(capsys, *BRANCH, *breaking(8), "--run_dir", "runs/x-decay")
@@ -144,6 +146,7 @@ def test_what_would_write_over_a_run_or_not_end_is_refused(stable, capsys, flags
     assert contents(Path("runs")) == before
 
 
+@pytest.mark.slow
 def test_a_branch_can_take_the_place_of_a_run_that_is_set_aside(stable, capsys):
     run(capsys, *BRANCH)
     first = contents(Path("runs/x-decay/checkpoints"))

@@ -51,7 +51,11 @@ NONE = "there is no checkpoint yet, start again with --resume auto"
 
 @pytest.mark.parametrize(
     ("strategy", "dies_at", "what"),
-    [("ddp", 5, STEP_4), ("{class_path: lit_llm.distributed.mesh_strategy.MeshStrategy}", 5, STEP_4), ("ddp", 1, NONE)],
+    [
+        pytest.param("ddp", 5, STEP_4, marks=pytest.mark.slow),
+        ("{class_path: lit_llm.distributed.mesh_strategy.MeshStrategy}", 5, STEP_4),
+        pytest.param("ddp", 1, NONE, marks=pytest.mark.slow),
+    ],
 )
 def test_one_sentence_names_the_checkpoint_and_how_to_continue(folder, strategy, dies_at, what):
     (folder / "dies.py").write_text(DIES)
