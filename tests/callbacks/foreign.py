@@ -151,6 +151,22 @@ def fit(callbacks: list, tmp_path: Path, *, module: Foreign | None = None, resum
     return trainer, module, rows
 
 
+def assert_same(a: Any, b: Any) -> None:
+    """Two checkpoints' contents are equal, tensors bit for bit."""
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    else:
+        assert a == b
+
+
 def run_ranks(script: str, tmp_path: Path, ranks: int = 2) -> list[dict[str, Any]]:
     """Run `script` in `ranks` gloo processes; each calls report(dict). Returns the reports in rank order.
 

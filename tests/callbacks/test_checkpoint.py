@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign import Foreign, fit, make_trainer
+from foreign import Foreign, assert_same, fit, make_trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from lit_llm.callbacks import StepCheckpoint, ValidateEvery
@@ -151,23 +151,8 @@ def test_resumed_from_any_file_the_rest_is_bit_identical(tmp_path, accumulate, e
         assert resumed.validated == [v for v in straight.validated if v > step]
         assert all(rows[x] == rows_resumed[x] for x in rows_resumed)
         ended = state(tmp_path / f"from-{step}" / "step-00000010.ckpt")
-        same(final["state_dict"], ended["state_dict"])
-        same(final["optimizer_states"], ended["optimizer_states"])
-
-
-def same(a, b):
-    if isinstance(a, torch.Tensor):
-        assert torch.equal(a, b)
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            same(a[key], b[key])
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            same(x, y)
-    else:
-        assert a == b
+        assert_same(final["state_dict"], ended["state_dict"])
+        assert_same(final["optimizer_states"], ended["optimizer_states"])
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from foreign import Foreign, fit, make_trainer, run_ranks
+from foreign import Foreign, assert_same, fit, make_trainer, run_ranks
 from lightning.pytorch.callbacks import Callback
-from test_checkpoint import same
 
 import callbacks.checkpoint
 from lit_llm.callbacks import WSD, StepCheckpoint, ValidateEvery
@@ -73,8 +72,8 @@ def test_resumed_from_any_folder_the_rest_is_bit_identical(tmp_path, io, accumul
         resumed = run(tmp_path / f"from-{step}", tmp_path / "a" / f"step-{step:08d}.ckpt")
         assert resumed.seen == straight.seen[step * accumulate :]
         ended = format.read(tmp_path / f"from-{step}" / "step-00000008.ckpt")
-        same(final["state_dict"], ended["state_dict"])
-        same(final["optimizer_states"], ended["optimizer_states"])
+        assert_same(final["state_dict"], ended["state_dict"])
+        assert_same(final["optimizer_states"], ended["optimizer_states"])
 
 
 def full_disk(at):

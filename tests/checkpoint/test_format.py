@@ -4,38 +4,13 @@ import os
 import random
 import resource
 import shutil
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import torch
+from saved import checkpoint, flip, names, save, step_path
 
 from lit_llm.checkpoint import crash_safe, format
-
-
-def checkpoint(step, **more):
-    weight = torch.full((50, 40), float(step))
-    return {"global_step": step, "state_dict": OrderedDict(a=weight, b=weight.detach()), **more}
-
-
-def step_path(folder, step):
-    return folder / f"step-{step:08d}.ckpt"
-
-
-def save(folder, *steps):
-    for step in steps:
-        format.write(checkpoint(step), step_path(folder, step))
-
-
-def names(folder):
-    return sorted(p.name for p in folder.iterdir())
-
-
-def flip(path, bit):
-    raw = bytearray(path.read_bytes())
-    raw[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(raw)
-
 
 # -- what is written ----------------------------------------------------------------------------------------------------
 

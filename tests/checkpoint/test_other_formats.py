@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from test_format import flip, names, save, step_path
+from saved import flip, names, save, step_path
 
 from lit_llm.checkpoint import format
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_optimizers import Tiny, gradients
+from tiny_model import Tiny, gradients
 from torch import Tensor, nn
 
 from lit_llm.optim import Lion, MuonAdamW, parameter_groups
