@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
-from test_ramped_order import RAMP, Rows, T, weights
+from ramp_run import RAMP, Rows, weights
+from recorder import T
 
 from lit_llm.callbacks import BatchRamp, Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed, Throughput, ValidateEvery
 from lit_llm.data import TokenShards

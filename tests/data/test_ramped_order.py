@@ -13,15 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, seed_everything
-from test_datamodule import SaveAt, T, expected_samples, fit, sample_numbers, shards, trainer  # noqa: F401  a fixture
+from ramp_run import BEFORE, RAMP, SIZES, Rows, weights
+from recorder import SaveAt, T, expected_samples, fit, sample_numbers, trainer
 
 from lit_llm.callbacks import BatchRamp, Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed, Throughput, ValidateEvery
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.training.language_model import LanguageModel
 
-RAMP = [(0, 2 * T), (5 * T, 8 * T), (20 * T, 12 * T)]  # in samples: 2 a step, 8 once 5 are consumed, 12 once 20 are
-SIZES = [2, 2, 2, 8, 8, 12, 12, 12, 12]  # so that 6 and 22 are consumed when the size changes: multiples of neither
-BEFORE = [0, 2, 4, 6, 14, 22, 34, 46, 58, 70]
 SCRIPT = Path(__file__).with_name("ramp_script.py")
 
 
@@ -30,7 +28,7 @@ def test_the_list_is_right():
 
 
 @pytest.mark.parametrize(("micro", "workers"), [(1, 0), (2, 0), (2, 2)])
-def test_samples_windows_and_position_of_every_step(tmp_path, shards, micro, workers):  # noqa: F811
+def test_samples_windows_and_position_of_every_step(tmp_path, shards, micro, workers):
     class Positions(Callback):
         def __init__(self):
             self.seen, self.accumulation = [], []
@@ -52,14 +50,14 @@ def test_samples_windows_and_position_of_every_step(tmp_path, shards, micro, wor
     assert list(run.train_dataloader) == []
 
 
-def test_the_order_is_computed_ahead_without_a_seam(tmp_path, shards, monkeypatch):  # noqa: F811
+def test_the_order_is_computed_ahead_without_a_seam(tmp_path, shards, monkeypatch):
     monkeypatch.setattr("lit_llm.data.batches._AHEAD", 7)
     module, _ = fit(tmp_path, shards(global_batch_size=12, micro_batch_size=2), max_steps=9, callbacks=[BatchRamp(RAMP)])
     assert sample_numbers(module.seen) == expected_samples(0, 70)
 
 
 @pytest.mark.parametrize("limits", [{"max_epochs": 2}, {"max_epochs": 2, "max_steps": 99}])
-def test_epochs_mean_passes_over_the_data(tmp_path, shards, limits):  # noqa: F811
+def test_epochs_mean_passes_over_the_data(tmp_path, shards, limits):
     data = shards(global_batch_size=12, micro_batch_size=2)
     _, run = fit(tmp_path, data, callbacks=[BatchRamp(RAMP)], **limits)
     assert run.global_step == 8  # 46 samples are less than twice 25, 58 are not
@@ -69,7 +67,7 @@ def test_epochs_mean_passes_over_the_data(tmp_path, shards, limits):  # noqa: F8
     ("micro", "workers", "step"),
     [*((micro, 0, step) for micro in ((2, 2), (1, 2)) for step in range(1, 9)), *(((2, 1), 2, step) for step in (2, 3, 6))],
 )
-def test_a_resumed_run_reads_exactly_what_the_first_would_have(tmp_path, shards, step, micro, workers):  # noqa: F811
+def test_a_resumed_run_reads_exactly_what_the_first_would_have(tmp_path, shards, step, micro, workers):
     path = tmp_path / "x.ckpt"
     first = shards(global_batch_size=12, micro_batch_size=micro[0])
     fit(tmp_path, first, max_steps=9, callbacks=[SaveAt(step, path), BatchRamp(RAMP)])
@@ -81,7 +79,7 @@ def test_a_resumed_run_reads_exactly_what_the_first_would_have(tmp_path, shards,
 
 
 @pytest.mark.parametrize("batch", [0, 2, 3, 5, 11, 14])
-def test_a_run_interrupted_inside_a_step_repeats_the_whole_step(tmp_path, shards, batch):  # noqa: F811
+def test_a_run_interrupted_inside_a_step_repeats_the_whole_step(tmp_path, shards, batch):
     path = tmp_path / "inside.ckpt"
 
     class Interrupt(Callback):
@@ -112,21 +110,6 @@ class Gradients(Callback):
         self.steps.append(({n: p.detach().clone() for n, p in named}, {n: p.grad.clone() for n, p in named}))
 
 
-class Rows(Callback):
-    """What was logged, by optimizer step."""
-
-    def __init__(self):
-        self.rows = {}
-
-    def on_train_start(self, trainer, pl_module):
-        self.first = trainer.global_step
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step not in (0, max(self.rows, default=self.first)):
-            keep = ("train/loss", "grad/norm", "lr", "progress/tokens")
-            self.rows[trainer.global_step] = {key: float(trainer.callback_metrics[key]) for key in keep}
-
-
 def train(tmp_path, data, *extra, dropout=0.0, ckpt_path=None):
     """All the callbacks that count steps or micro-batches, with the ramp after half of them."""
     seed_everything(5)
@@ -151,7 +134,7 @@ def blocks(numbers):
 
 @pytest.mark.parametrize("counted", [True, False], ids=["every target counts", "counted"])
 @pytest.mark.parametrize("micro", [1, 2])
-def test_every_gradient_is_that_of_the_steps_samples_in_one_micro_batch(tmp_path, shards, monkeypatch, micro, counted):  # noqa: F811
+def test_every_gradient_is_that_of_the_steps_samples_in_one_micro_batch(tmp_path, shards, monkeypatch, micro, counted):
     data = shards(global_batch_size=12, micro_batch_size=micro)
     monkeypatch.setattr(type(data), "every_target_counts", counted)
     gradients = Gradients()
@@ -169,12 +152,8 @@ def test_every_gradient_is_that_of_the_steps_samples_in_one_micro_batch(tmp_path
         assert rows[step + 1]["progress/tokens"] == BEFORE[step + 1] * T
 
 
-def weights(module):
-    return {name: p.tolist() for name, p in module.model.named_parameters()}
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resumed_in_and_between_the_stages_it_is_the_same_run_bit_for_bit(tmp_path, shards, workers):  # noqa: F811
+def test_resumed_in_and_between_the_stages_it_is_the_same_run_bit_for_bit(tmp_path, shards, workers):
     def data(micro=2):
         return shards(global_batch_size=12, micro_batch_size=micro, num_workers=workers)
 
@@ -188,7 +167,7 @@ def test_resumed_in_and_between_the_stages_it_is_the_same_run_bit_for_bit(tmp_pa
 
 
 @pytest.mark.parametrize("step", [2, 3, 7])
-def test_with_another_micro_batch_it_is_the_same_but_for_rounding(tmp_path, shards, step):  # noqa: F811
+def test_with_another_micro_batch_it_is_the_same_but_for_rounding(tmp_path, shards, step):
     _, whole = train(tmp_path, shards(global_batch_size=12, micro_batch_size=2))
     path = tmp_path / "checkpoints" / f"step-{step:08d}.ckpt"
     _, rows = train(tmp_path / "again", shards(global_batch_size=12, micro_batch_size=1), ckpt_path=path)
@@ -197,7 +176,7 @@ def test_with_another_micro_batch_it_is_the_same_but_for_rounding(tmp_path, shar
         assert row == pytest.approx(whole[t], rel=1e-5)
 
 
-def test_skipped_steps_are_named_with_the_samples_of_their_size(tmp_path, shards):  # noqa: F811
+def test_skipped_steps_are_named_with_the_samples_of_their_size(tmp_path, shards):
     class Break(Callback):
         def on_before_optimizer_step(self, trainer, pl_module, optimizer):
             if trainer.global_step in (2, 3):
@@ -212,7 +191,7 @@ def test_skipped_steps_are_named_with_the_samples_of_their_size(tmp_path, shards
 # ---- Two processes ----------------------------------------------------------------------------------------------
 
 
-def test_two_processes_make_the_run_of_one_and_either_continues_the_other(tmp_path, shards):  # noqa: F811
+def test_two_processes_make_the_run_of_one_and_either_continues_the_other(tmp_path, shards):
     one, rows = train(tmp_path / "one", shards(global_batch_size=12, micro_batch_size=1))
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
@@ -241,7 +220,7 @@ def test_two_processes_make_the_run_of_one_and_either_continues_the_other(tmp_pa
 # ---- State and mistakes -----------------------------------------------------------------------------------------
 
 
-def test_a_changed_ramp_is_noticed(tmp_path, shards):  # noqa: F811
+def test_a_changed_ramp_is_noticed(tmp_path, shards):
     path = tmp_path / "x.ckpt"
     data = shards(global_batch_size=12, micro_batch_size=2)
     fit(tmp_path, data, max_steps=5, callbacks=[SaveAt(4, path), BatchRamp(RAMP)])
@@ -266,7 +245,7 @@ def test_a_changed_ramp_is_noticed(tmp_path, shards):  # noqa: F811
     assert without.changes_since(saved) == []
 
 
-def test_mistakes_are_told_together_with_the_nearest_sizes(shards):  # noqa: F811
+def test_mistakes_are_told_together_with_the_nearest_sizes(shards):
     def problems(ramp, ranks=1, **arguments):
         data = shards(**({"global_batch_size": 12, "micro_batch_size": 2} | arguments))
         data.find_ramp([BatchRamp(ramp)])
@@ -288,7 +267,7 @@ def test_mistakes_are_told_together_with_the_nearest_sizes(shards):  # noqa: F81
     assert len(problems([(0, 100), (200, 96)], global_batch_size=7, val=None)) == 3
 
 
-def test_a_ramp_of_one_size_is_the_run_without_a_ramp(tmp_path, shards):  # noqa: F811
+def test_a_ramp_of_one_size_is_the_run_without_a_ramp(tmp_path, shards):
     module, _ = fit(tmp_path, shards(micro_batch_size=2), max_steps=4, callbacks=[BatchRamp([(0, 6 * T)])])
     plain, _ = fit(tmp_path, shards(micro_batch_size=2), max_steps=4)
     assert sample_numbers(module.seen) == sample_numbers(plain.seen) and module.steps == plain.steps
