@@ -11,8 +11,8 @@ import torch
 from foreign import Foreign, assert_same, fit, make_trainer, run_ranks
 from lightning.pytorch.callbacks import Callback
 
-import callbacks.checkpoint
 from lit_llm.callbacks import WSD, StepCheckpoint, ValidateEvery
+from lit_llm.callbacks import checkpoint as checkpoint_module
 from lit_llm.checkpoint import format
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 
@@ -311,7 +311,7 @@ class Clock(Callback):
 
     def __init__(self, monkeypatch, seconds):
         self.now, self.looks, self.seconds = 0.0, 0, seconds
-        monkeypatch.setattr(callbacks.checkpoint, "time", SimpleNamespace(monotonic=self.look))
+        monkeypatch.setattr(checkpoint_module, "time", SimpleNamespace(monotonic=self.look))
 
     def look(self):
         self.looks += 1
@@ -356,9 +356,10 @@ def content_file(tmp_path, step):
 
 
 RANKS = """
-import callbacks.checkpoint, errno, os, warnings
+import errno, os, warnings
 from types import SimpleNamespace
 from lit_llm.callbacks import *
+from lit_llm.callbacks import checkpoint as checkpoint_module
 from lightning.pytorch.callbacks import Callback
 from lit_llm.checkpoint import format
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
@@ -369,7 +370,7 @@ class Clock(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.now += 10
         rank = trainer.global_rank
-        callbacks.checkpoint.time = SimpleNamespace(monotonic=lambda: 1e6 * rank + self.now * (1 + 6 * rank))
+        checkpoint_module.time = SimpleNamespace(monotonic=lambda: 1e6 * rank + self.now * (1 + 6 * rank))
 
 write = format.write
 def full(checkpoint, path):
