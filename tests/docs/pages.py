@@ -1,4 +1,4 @@
-"""What README, docs and recipe headers tell a reader to type: commands, and files that are given whole."""
+"""Commands and complete files that README, docs and recipe headers show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STARTS = re.compile(
 
 @dataclass(frozen=True)
 class Command:
-    """One command line of a page, its continuation lines joined and its comment left out."""
+    """One command line of a page, with continuation lines joined and the comment removed."""
 
     page: str
     """Path within the repository."""
@@ -31,7 +31,7 @@ def pages() -> list[Path]:
 
 
 def blocks(text: str) -> list[str]:
-    """Indented code blocks of a Markdown page, without the indentation; `# name.ext` after an empty line begins another."""
+    """Indented code blocks of a Markdown page, without the indentation. `# name.ext` after an empty line starts a new block."""
     found: list[list[str]] = []
     inside = after_empty = False
     for line in text.splitlines():
@@ -49,7 +49,7 @@ def blocks(text: str) -> list[str]:
 
 
 def files(page: Path) -> dict[str, str]:
-    """The files that a page gives whole: blocks whose first line is their name in a comment."""
+    """Complete files on a page, by name: blocks whose first line is the file's name in a comment."""
     found = {}
     for block in blocks(page.read_text()):
         first, _, rest = block.partition("\n")
@@ -59,7 +59,7 @@ def files(page: Path) -> dict[str, str]:
 
 
 def flag_lines(page: Path) -> list[list[str]]:
-    """Lines of blocks that show nothing but flags, several of them apart by spaces, a comment or words behind."""
+    """Lines of blocks that start with a flag; two or more spaces separate flags, and text after them is ignored."""
     found = []
     for block in blocks(page.read_text()):
         for line in block.splitlines():
@@ -70,7 +70,7 @@ def flag_lines(page: Path) -> list[list[str]]:
 
 
 def commands(page: Path) -> list[Command]:
-    """Every command line of a page, in its order: in blocks, and in backquotes where it begins like one."""
+    """Every command line of a page in order: those in blocks, then those in backquotes."""
     text, name = page.read_text(), page.relative_to(ROOT).as_posix()
     if page.suffix == ".yaml":
         header = "\n".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))

@@ -1,4 +1,4 @@
-"""docs/fit.sbatch with stand-ins for srun and scontrol: what it starts, and that it queues itself again after a signal only."""
+"""docs/fit.sbatch with fake srun and scontrol: what it starts, and that it requeues only after a signal."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).parents[2] / "docs" / "fit.sbatch"
 
 
 @pytest.mark.parametrize(("ends_with", "requeued"), [(0, False), (75, True), (2, False), (1, False)])
-def test_it_queues_itself_again_after_a_signal_and_only_then(tmp_path, ends_with, requeued):
+def test_it_requeues_only_after_a_signal(tmp_path, ends_with, requeued):
     for name, body in (("srun", f'echo "srun $*"; exit {ends_with}'), ("scontrol", 'echo "scontrol $*"')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
@@ -27,6 +27,6 @@ def test_it_queues_itself_again_after_a_signal_and_only_then(tmp_path, ends_with
     assert done.stdout.splitlines() == expected
 
 
-def test_without_a_recipe_it_says_how_to_use_it():
+def test_without_a_recipe_it_prints_its_usage():
     done = subprocess.run(["bash", SCRIPT], capture_output=True, text=True)
     assert done.returncode != 0 and "usage: sbatch docs/fit.sbatch RECIPE" in done.stderr
