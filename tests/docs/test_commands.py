@@ -219,10 +219,10 @@ RULES = [  # the first that matches
     Rule("`verify-resume`", "parsed only", r"python -m lit_llm verify-resume ", lit_llm(parse_verify_resume)),
     Rule("`torchrun`", "run with two processes on one machine", r"torchrun ", torchrun),
     Rule("`sbatch`", "parsed only", r"sbatch ", parse_sbatch),
-    Rule("`python -m tensorboard.main`", "parsed only", r"python -m tensorboard\.main ", parse_tensorboard),
+    Rule("TensorBoard", "parsed only", r"python -m tensorboard\.main ", parse_tensorboard),
     Rule("`make`", "dry run (`make -n`)", r"make [\w-]+$", dry_run_target),
-    Rule("`pip install`", "the name is looked up in pyproject.toml", r"pip install ", is_a_dependency),
-    Rule("`python benchmarks/…`, `python tests/…`", "compiled only", r"python (benchmarks|tests)/\S+\.py", compile_script),
+    Rule("`pip`", "the name is looked up in pyproject.toml", r"pip install ", is_a_dependency),
+    Rule("scripts in `benchmarks/` and `tests/`", "compiled only", r"python (benchmarks|tests)/\S+\.py", compile_script),
 ]
 
 
