@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+CONSTRAINTS ?= constraints.txt
 STAMP  := $(VENV)/.installed
 
 .PHONY: quickstart test test-all soak lint clean install
@@ -12,17 +13,17 @@ help:            ## show the targets
 
 install: $(STAMP) ## create .venv and install lit_llm with the pinned versions
 
-# constraints.txt pins torch first and alone: a resolver that sees it beside other packages may fetch a CUDA build of several GB.
-$(STAMP): pyproject.toml constraints.txt
+# torch is installed first and alone: a resolver that sees it beside other packages may fetch a CUDA build of several GB.
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "lit_llm needs Python >= 3.10, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
 quickstart: install ## train a small GPT on this machine's own Python sources (minutes on two CPU cores)
 	$(BIN)/python -m lit_llm fit --config recipes/quickstart.yaml --resume auto
-	$(BIN)/python -m lit_llm.quickstart_report runs/quickstart
+	$(BIN)/python -m lit_llm.commands.quickstart_report runs/quickstart
 
 # OMP_NUM_THREADS=1: tests start several processes, which would compete for cores otherwise.
 PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
@@ -37,10 +38,11 @@ test-all: install ## every test except the soak tests
 soak: install    ## the long tests
 	$(PYTEST) -m soak
 
-lint: install    ## ruff and mypy
+lint: install    ## ruff, mypy and the import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 clean:           ## remove the virtual environment and caches (runs/ stays)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -24,7 +24,7 @@ import transformers
 from folders import CONTEXT, OURS, THEIRS, differ, greedy, ids, logits
 from torch import nn
 
-from lit_llm.commands.generate import load_model
+from lit_llm.checkpoint.load_model import load_model
 from lit_llm.commands.import_hf import import_folder
 
 NAMES = {"gpt2": "GPT-2", "llama": "LLaMA", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}

@@ -70,6 +70,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
+def console_script() -> int:
+    """Entry point of the installed command `lit_llm`: finds classes in the current folder, as `python -m lit_llm` does."""
+    sys.path.insert(0, os.getcwd())
+    return main()
+
+
 def report(message: str) -> None:
     """Print a mistake, one line each."""
     for line in message.splitlines():

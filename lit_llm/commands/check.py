@@ -27,8 +27,8 @@ from torch.optim import Optimizer
 
 from lit_llm import callbacks
 from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.load_model import load_model
 from lit_llm.cli.recipe_cli import RecipeCLI
-from lit_llm.commands.generate import load_model
 from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT

@@ -8,14 +8,10 @@ from pathlib import Path
 
 import torch
 
-from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
-from lit_llm.checkpoint.format import read
-from lit_llm.checkpoint.load_weights import copy_weights
+from lit_llm.checkpoint.load_model import load_model
 from lit_llm.data.tokenizer import load_tokenizer
 from lit_llm.errors import UserError
-from lit_llm.models.custom import CustomModel
 from lit_llm.models.generation import Sampling, generate, prompt_ids
-from lit_llm.models.gpt import GPT
 from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
 
 
@@ -40,31 +36,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
     return parser
-
-
-def load_model(checkpoint: Path, device: str = "cpu") -> GPT | CustomModel:
-    """The trained model of a checkpoint, in fp32 and in eval mode; a class of the user's is imported from where it was found.
-
-    Raises:
-        UserError: there is no checkpoint, it is damaged, it is not one of lit_llm, or its architecture is not found or is
-            another by now.
-    """
-    content = read(checkpoint)
-    weights = content["state_dict"]
-    config = saved_model_config(content, checkpoint, "--ckpt_path")
-    architecture = saved_architecture(content)
-    model: GPT | CustomModel
-    if architecture is not None:
-        model = CustomModel(config, architecture).to(device)
-    else:
-        with torch.device("meta"):
-            model = GPT(config)
-        model.to_empty(device=device)
-        model.init_weights()  # fills what no checkpoint holds: the rotary tables
-    prefix = "model."
-    weights = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
-    copy_weights(model.state_dict(), weights, f"{checkpoint} (--ckpt_path)")
-    return model.eval()
 
 
 def main(arguments: list[str]) -> int:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_llm.checkpoint import format
-from lit_llm.commands.generate import load_model
+from lit_llm.checkpoint.load_model import load_model
 from lit_llm.models.gpt import GPT, GPTConfig
 
 

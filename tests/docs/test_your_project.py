@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.load_model import load_model
 from lit_llm.commands import check as check_command
-from lit_llm.commands.generate import load_model
 from lit_llm.data.tokenizer import load_tokenizer
 
 PAGE = ROOT / "docs/your-project.md"

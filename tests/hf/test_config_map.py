@@ -4,7 +4,7 @@ import pytest
 import torch
 from folders import CONTEXT, LLAMA, OURS, THEIRS, differ, export, greedy, ids, load, logits, ours, same_tensors, save, theirs
 
-from lit_llm.commands.generate import load_model
+from lit_llm.checkpoint.load_model import load_model
 from lit_llm.commands.import_hf import import_folder
 
 TOLERANCE = 1e-4

@@ -34,15 +34,15 @@ import sys
 from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-import lit_llm.commands.generate
+import lit_llm.checkpoint.load_model
 theirs = AutoModelForCausalLM.from_pretrained("hf").eval()
-ours = lit_llm.commands.generate.load_model(Path("runs/quickstart/checkpoints/last.ckpt"))
+ours = lit_llm.checkpoint.load_model.load_model(Path("runs/quickstart/checkpoints/last.ckpt"))
 ids = torch.tensor([AutoTokenizer.from_pretrained("hf")("def f(x):")["input_ids"]])
 assert ids[0].tolist() == list(b"def f(x):"), ids
 with torch.no_grad():
     a, b = theirs(ids).logits, ours(ids)
 assert a.shape == b.shape and a.std() > 0.01, (a.shape, b.shape, a.std())
-print(lit_llm.commands.generate.__file__, float((a - b).abs().max()))
+print(lit_llm.__file__, float((a - b).abs().max()))
 """
 
 
