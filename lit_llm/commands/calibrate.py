@@ -213,7 +213,6 @@ def single_device(settings: RunSettings) -> RunSettings:
 def predict(settings: RunSettings, *, cuda: bool) -> tuple[int, int, float]:
     """Parameters, peak bytes and executed FLOPs of a step on one device."""
     model = settings.model
-    amx = not cuda and torch.cpu._is_amx_tile_supported()
     memory = memory_per_rank(
         model,
         sequences=settings.sequences,
@@ -224,7 +223,6 @@ def predict(settings: RunSettings, *, cuda: bool) -> tuple[int, int, float]:
         z_loss=settings.z_loss,
         checkpointing=settings.checkpointing,
         cuda=cuda,
-        newton_schulz_bytes=2 if cuda or amx else 4,
     )
     flops = sum(executed_flops_per_token(model, settings.checkpointing, cuda=cuda)) * settings.tokens_per_step
     if settings.optimizer.name == "MuonAdamW":

@@ -82,7 +82,6 @@ def memory_per_rank(
     z_loss: bool = False,
     checkpointing: str = "none",
     cuda: bool = True,
-    newton_schulz_bytes: int | None = None,
 ) -> Memory:
     """Peak memory of training on one rank, with what it is made of.
 
@@ -92,7 +91,6 @@ def memory_per_rank(
         precision: a Trainer precision, a key of BYTES.
         chunk_size: tokens whose logits exist at a time; None: all of the micro-batch.
         checkpointing: "none", "full", "attention", "cheap" or k as text: every k-th block.
-        newton_schulz_bytes: per element of Muon's iteration; None: 2 on a GPU, 4 on a CPU.
     """
     layout = layout or Layout()
     weight_bytes, compute_bytes = BYTES[precision]
@@ -122,9 +120,7 @@ def memory_per_rank(
             at_peak = dict(peak)
             at_peak["activations"] += at_peak.pop("work")
             moments.append((moment, at_peak | {"communication buffers": _buffers(model, layout, weight_bytes, moment)}))
-    if newton_schulz_bytes is None:
-        newton_schulz_bytes = 2 if cuda else 4
-    work = work_bytes(optimizer, model, weight_bytes, cuda=cuda, newton_schulz_bytes=newton_schulz_bytes)
+    work = work_bytes(optimizer, model, weight_bytes, cuda=cuda)
     work = work // (layout.divisor("parameters") * layout.tensor_parallel)
     last = {"gradients": 0 if offload else gradients, "optimizer work": 0 if offload else work}
     moments.append(

@@ -20,10 +20,16 @@ class Optimizer:
     name: str
     momentum: bool = False
     fused: bool = False
+    ns_dtype: str = "auto"
 
     @property
     def is_known(self) -> bool:
         return self.name in STATE_COPIES or self.name in ("MuonAdamW", "Adafactor", "AdamW8bit")
+
+    def newton_schulz_bytes(self, *, cuda: bool) -> int:
+        """Bytes of an element in MuonAdamW's iteration, by its option `ns_dtype`."""
+        dtype = ("bfloat16" if cuda else "float32") if self.ns_dtype == "auto" else self.ns_dtype
+        return {"float32": 4, "bfloat16": 2}[dtype]
 
 
 def state_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int) -> float:
@@ -54,13 +60,12 @@ def matrix_shapes(model: ModelShape) -> Counter[tuple[int, int]]:
     return found
 
 
-def work_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int, *, cuda: bool, newton_schulz_bytes: int) -> int:
+def work_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int, *, cuda: bool) -> int:
     """Peak of what a step allocates beside parameters, gradients and state.
 
     Args:
         cuda: torch's unfused optimizers then work on all tensors at once, and ours keep copies until the spike guard has
             decided.
-        newton_schulz_bytes: per element of Muon's iteration: 2 on GPUs and CPUs with bf16 matrix units, else 4.
     """
     groups = parameters_by_group(model)
     widest = max(model.query_width, model.hidden_width)
@@ -70,8 +75,11 @@ def work_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int, *,
         for (rows, columns), count in matrix_shapes(model).items():
             at_once = min(count, max(1, _MUON_BATCH // (rows * columns)))
             batch = at_once * rows * columns
-            # The updates and their stack; then two iterates and two Gram matrices.
-            size = 2 * batch * parameter_bytes + (2 * batch + 2 * at_once * rows * rows) * newton_schulz_bytes
+            iterate = optimizer.newton_schulz_bytes(cuda=cuda)
+            # The stack divided by its norms, and its copy in the iteration's dtype; then two iterates and two Gram matrices.
+            normalising = batch * (parameter_bytes + (iterate if iterate != parameter_bytes else 0))
+            iterating = (2 * batch + 2 * at_once * rows * rows) * iterate
+            size = 2 * batch * parameter_bytes + max(normalising, iterating)  # beside the updates and their stack
             peak = max(peak, size + (2 * batch * parameter_bytes if cuda else 0))
         return peak
     if optimizer.name == "Lion":

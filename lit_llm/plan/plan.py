@@ -41,7 +41,6 @@ class Options:
         pipeline_stages: for the bubble a pipeline of so many stages would have.
         slowest_rank: its time over the mean rank's.
         served_tokens: tokens the trained model will answer with, for the cost of a lifetime.
-        newton_schulz_bytes: per element of Muon's iteration; None: what the hardware suggests.
     """
 
     mfu: float | None = None
@@ -52,7 +51,6 @@ class Options:
     pipeline_stages: int = 1
     slowest_rank: float = 1.0
     served_tokens: float | None = None
-    newton_schulz_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +216,6 @@ def peak_memory(settings: RunSettings, hardware: Hardware, options: Options) -> 
         z_loss=settings.z_loss,
         checkpointing=settings.checkpointing,
         cuda=hardware.is_gpu,
-        newton_schulz_bytes=options.newton_schulz_bytes,
     )
 
 

@@ -190,7 +190,12 @@ def class_of(group: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 def optimizer_of(group: Mapping[str, Any]) -> Optimizer:
     name, options = class_of(group)
-    return Optimizer(name, momentum=bool(options.get("momentum")), fused=bool(options.get("fused")) or name == "AdamW8bit")
+    return Optimizer(
+        name,
+        momentum=bool(options.get("momentum")),
+        fused=bool(options.get("fused")) or name == "AdamW8bit",
+        ns_dtype=options.get("ns_dtype") or "auto",
+    )
 
 
 def canonical_precision(value: Any) -> str:

@@ -113,13 +113,17 @@ def predicted_bytes(trainer: Trainer, module: Any) -> int:
         sequences=sequences,
         accumulation=trainer.accumulate_grad_batches,
         precision=canonical_precision(trainer.precision),
-        optimizer=Optimizer(type(trainer.optimizers[0]).__name__, momentum=bool(group[0].get("momentum")), fused=fused),
+        optimizer=Optimizer(
+            type(trainer.optimizers[0]).__name__,
+            momentum=bool(group[0].get("momentum")),
+            fused=fused,
+            ns_dtype=next((g["ns_dtype"] for g in group if "ns_dtype" in g), "auto"),
+        ),
         layout=layout,
         chunk_size=module.loss_function.keywords.get("chunk_size"),
         z_loss=bool(module.loss_function.keywords.get("z_loss")),
         checkpointing=str(compute.activation_checkpointing),
         cuda=trainer.strategy.root_device.type == "cuda",
-        newton_schulz_bytes=4 if trainer.strategy.root_device.type == "cpu" and not torch.cpu._is_amx_tile_supported() else 2,
     ).total
 
 

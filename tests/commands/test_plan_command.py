@@ -220,8 +220,10 @@ def test_a_sweep_is_a_table_and_a_limit_picks_from_it(folder, capsys):
     assert code == 0 and json.loads(out)["cheapest"]["devices"] == "1"
 
 
-def test_calibration_measures_what_it_predicted(folder, capsys):
-    code, out, err = run(capsys, "plan", "--config", "tiny.yaml", "--calibrate", "--json", "--model.n_embd", "64")
+@pytest.mark.parametrize("ns_dtype", ["auto", "bfloat16"])
+def test_calibration_measures_what_it_predicted(folder, capsys, ns_dtype):
+    flags = ["--config", "tiny.yaml", "--model.n_embd", "64", "--optimizer.ns_dtype", ns_dtype]
+    code, out, err = run(capsys, "plan", *flags, "--calibrate", "--json")
     assert code == 0, err
     found = json.loads(out)
     assert found["parameters"]["predicted"] == found["parameters"]["measured"]

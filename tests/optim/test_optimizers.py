@@ -6,6 +6,7 @@ import copy
 import io
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ import torch
 from tiny_model import Tiny, gradients
 from torch import Tensor, nn
 
-from lit_llm import optim as optimizers
-from lit_llm.optim import Lion, MuonAdamW, newton_schulz, parameter_groups
+from lit_llm import optim
+from lit_llm.optim import Lion, MuonAdamW, newton_schulz, newton_schulz_dtype, parameter_groups
 
 
 def trajectory(
@@ -171,10 +172,6 @@ def test_lion_moves_every_coordinate_by_the_learning_rate() -> None:
 # -- Muon + AdamW ------------------------------------------------------------------------------------------------------
 
 
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizers, "_newton_schulz_dtype", lambda device_type: torch.float32)
-
-
 @pytest.mark.parametrize(
     ("adjust_lr", "scale"),
     [
@@ -182,11 +179,11 @@ def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
         ("match_rms_adamw", lambda rows, columns: 0.2 * math.sqrt(max(rows, columns))),
     ],
 )
-def test_muon_follows_its_formula(monkeypatch: pytest.MonkeyPatch, adjust_lr: Any, scale: Any) -> None:
-    in_float32(monkeypatch)
+def test_muon_follows_its_formula(adjust_lr: Any, scale: Any) -> None:
+    options: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95, "ns_dtype": "float32"}
     assert_follows(
         lambda *args: muon_formula(*args, scale=scale),
-        lambda params: MuonAdamW(params, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr=adjust_lr),
+        lambda params: MuonAdamW(params, adjust_lr=adjust_lr, **options),
         MATRICES,
         rtol=1e-4,
         atol=1e-4,
@@ -195,15 +192,15 @@ def test_muon_follows_its_formula(monkeypatch: pytest.MonkeyPatch, adjust_lr: An
 
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
+@pytest.mark.parametrize(("ns_dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.05)])
 def test_muon_steps_as_torch_muon_does(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float, adjust_lr: Any, nesterov: bool
+    monkeypatch: pytest.MonkeyPatch, ns_dtype: Any, tolerance: float, adjust_lr: Any, nesterov: bool
 ) -> None:
-    monkeypatch.setattr(optimizers, "_newton_schulz_dtype", lambda device_type: dtype)
+    dtype = getattr(torch, ns_dtype)
     # torch's always iterates in bf16, where products in another order differ by some percent: compare in float32 too.
     monkeypatch.setattr(Tensor, "bfloat16", lambda tensor: tensor.to(dtype, copy=True))
     options: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "nesterov": nesterov, "ns_steps": 5}
-    _, ours = trajectory(lambda params: MuonAdamW(params, adjust_lr=adjust_lr, **options), MATRICES)
+    _, ours = trajectory(lambda params: MuonAdamW(params, adjust_lr=adjust_lr, ns_dtype=ns_dtype, **options), MATRICES)
     start, theirs = trajectory(lambda params: torch.optim.Muon(params, adjust_lr_fn=adjust_lr, **options), MATRICES)
     for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         for i, (actual, expected) in enumerate(zip(a, b, strict=True)):
@@ -241,7 +238,7 @@ def test_groups_get_the_algorithm_of_their_role_and_only_its_options() -> None:
         ("vector", "adamw", 0.25, 0.0, 3),
     ]
     muon, adamw = optimizer.param_groups[0], optimizer.param_groups[2]
-    assert muon.keys() - adamw.keys() == {"momentum", "nesterov", "ns_steps", "adjust_lr"}
+    assert muon.keys() - adamw.keys() == {"momentum", "nesterov", "ns_steps", "ns_dtype", "adjust_lr"}
     assert adamw.keys() - muon.keys() == {"betas", "eps", "fused"}
 
 
@@ -266,12 +263,55 @@ def test_a_group_keeps_its_own_learning_rate_and_a_schedule_drives_each() -> Non
 
 
 def test_batching_matrices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_float32(monkeypatch)
-    together = trajectory(MuonAdamW, MATRICES)[1]
-    monkeypatch.setattr(optimizers, "_BATCH_NUMEL", 1)
-    for a, b in zip(together, trajectory(MuonAdamW, MATRICES)[1], strict=True):
+    muon = partial(MuonAdamW, ns_dtype="float32")
+    together = trajectory(muon, MATRICES)[1]
+    monkeypatch.setattr(optim, "_BATCH_NUMEL", 1)
+    for a, b in zip(together, trajectory(muon, MATRICES)[1], strict=True):
         for x, y in zip(a, b, strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_the_default_dtype_of_the_iteration_depends_on_the_device_type_only(monkeypatch: pytest.MonkeyPatch, amx: bool) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    seen: list[torch.dtype] = []
+    iterate = optim.newton_schulz
+
+    def recording(x: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:
+        seen.append(dtype)
+        return iterate(x, steps=steps, dtype=dtype)
+
+    monkeypatch.setattr(optim, "newton_schulz", recording)
+    for options in ({}, {"ns_dtype": "float32"}, {"ns_dtype": "bfloat16"}):
+        p = nn.Parameter(torch.eye(3))
+        p.grad = torch.ones(3, 3)
+        MuonAdamW([p], **options).step()
+    assert seen == [torch.float32, torch.float32, torch.bfloat16]
+    assert [newton_schulz_dtype("auto", device) for device in ("cpu", "cuda", "mps")] == [
+        torch.float32,
+        torch.bfloat16,
+        torch.bfloat16,
+    ]
+
+
+def test_state_saved_before_the_option_existed_loads_with_the_default() -> None:
+    def stepped() -> MuonAdamW:
+        torch.manual_seed(0)
+        matrix, vector = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3))
+        matrix.grad, vector.grad = torch.randn(3, 3), torch.randn(3)
+        optimizer = MuonAdamW([matrix, vector])
+        optimizer.step()
+        return optimizer
+
+    saved = stepped().state_dict()
+    del saved["param_groups"][0]["ns_dtype"]
+    resumed, straight = stepped(), stepped()
+    resumed.load_state_dict(saved)
+    assert [group.get("ns_dtype") for group in resumed.param_groups] == ["auto", None]
+    for optimizer in (resumed, straight):
+        optimizer.step()
+    for ours, expected in zip(resumed.param_groups, straight.param_groups, strict=True):
+        assert torch.equal(ours["params"][0], expected["params"][0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -357,6 +397,7 @@ def test_a_copy_is_the_same_optimizer() -> None:
         (lambda p: MuonAdamW(p, momentum=1.0), r"momentum is 1.0, but must be in \[0, 1\)"),
         (lambda p: MuonAdamW(p, betas=(0.9, 1.5)), r"betas\[1\] is 1.5, but must be in \[0, 1\) \(--optimizer.betas\)"),
         (lambda p: MuonAdamW(p, ns_steps=0), r"ns_steps is 0, but must be at least 1"),
+        (lambda p: MuonAdamW(p, ns_dtype="half"), r"ns_dtype is 'half', but must be auto or float32 or bfloat16 \(--opt"),
         (lambda p: MuonAdamW(p, adjust_lr="both"), r"adjust_lr is 'both', but must be original or match_rms_adamw"),
         (lambda p: Lion(p, weight_decay=-0.1), r"weight_decay is -0.1, but must not be negative"),
         (lambda p: Lion(p, betas=(-0.1, 0.9)), r"betas\[0\] is -0.1"),

@@ -21,6 +21,9 @@ RUNS = {
     "GPT-2, accumulated": (GPT2, {"accumulation": 2}),
     "LLaMA, grouped queries, big vocabulary": ({**LLAMA, "n_kv_head": 2, "vocab_size": 5000}, {}),
     "Lion, padded vocabulary, softcap": ({"vocab_size": 1000, "logit_softcap": 15.0, "pad_vocab_to": 128}, {"optimizer": Lion}),
+    # Of a short context the optimizer's step takes the most.
+    "short context, Muon": ({"block_size": 8}, {"optimizer": partial(MuonAdamW, ns_dtype="float32")}),
+    "short context, Muon iterating in bf16": ({"block_size": 8}, {"optimizer": partial(MuonAdamW, ns_dtype="bfloat16")}),
     "wide heads, Muon": ({"head_dim": 48, "n_kv_head": 2}, {"optimizer": MuonAdamW}),
     "narrow heads and biases of q, k, v": ({"head_dim": 16, "qkv_bias": True, **LLAMA}, {}),
     "wide heads, cheap checkpointing": (
@@ -55,9 +58,10 @@ def test_a_step_takes_the_memory_and_makes_the_flops_that_were_planned(name):
     optimizer = options.pop("optimizer", ADAMW) if "optimizer" in options else ADAMW
     step = TrainingStep(config, optimizer, sequences=4, **options)
     loss, compute = options.get("loss", LossConfig()), options.get("compute", ComputeConfig())
+    ns_dtype = getattr(optimizer, "keywords", {}).get("ns_dtype", "auto")
     settings = RunSettings(
         ModelShape.of(config),
-        Optimizer(getattr(optimizer, "func", optimizer).__name__, fused=optimizer is ADAMW),
+        Optimizer(getattr(optimizer, "func", optimizer).__name__, fused=optimizer is ADAMW, ns_dtype=ns_dtype),
         steps=1,
         global_batch=4 * options.get("accumulation", 1),
         micro_batch=4,
