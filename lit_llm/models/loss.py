@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_llm.buffer_sizes import SOFTMAX_NUMEL
 from lit_llm.errors import UserError
 
 CHUNK_SIZE = 1024
@@ -276,7 +277,7 @@ def _forward(
     # matrix products want many rows at once, the exact softmax between them does not care and needs twice the bytes, so
     # it goes through a chunk in smaller blocks.
     product_block = torch.empty(min(chunk_size := settings.chunk_size, rows), padded_size, dtype=dtype, device=device)
-    softmax_rows = max(1, _SOFTMAX_NUMEL // padded_size)
+    softmax_rows = max(1, SOFTMAX_NUMEL // padded_size)
     scratch = product_block.new_empty(2, min(softmax_rows, chunk_size, rows), padded_size, dtype=sum_dtype)
     term = torch.empty_like(weight) if need_weight and dtype != sum_dtype else None
 
@@ -306,10 +307,6 @@ def _forward(
     nll_sum = nll[:, 0].mul_(counted).sum()
     z_loss_sum = settings.z_loss * (log_z[:, 0].square() * counted).sum() if settings.z_loss else 0.0
     return nll_sum + z_loss_sum, nll_sum, grad_hidden, grad_weight
-
-
-_SOFTMAX_NUMEL = 2**23
-"""Logits that are held in the sum dtype at a time (32 MiB in float32)."""
 
 
 def _softmax_to_gradient(

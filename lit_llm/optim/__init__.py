@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from lit_llm.buffer_sizes import MUON_BATCH_NUMEL
 from lit_llm.dtensor import local_slice
 from lit_llm.errors import UserError
 
@@ -185,7 +186,7 @@ class MuonAdamW(Optimizer):
         for p in params:
             batches[min(p.shape), max(p.shape), p.device, isinstance(p, DTensor)].append(p)
         for same_shape in batches.values():
-            at_once = max(1, _BATCH_NUMEL // same_shape[0].numel())
+            at_once = max(1, MUON_BATCH_NUMEL // same_shape[0].numel())
             for start in range(0, len(same_shape), at_once):
                 self._muon_batch(group, same_shape[start : start + at_once])
 
@@ -237,9 +238,6 @@ _LR_SCALE: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
 }
-
-_BATCH_NUMEL = 2**24
-"""Elements of the matrices that are orthogonalised together."""
 
 
 def _is_tall(p: Tensor) -> bool:
@@ -388,7 +386,7 @@ def _parts(params: list[Tensor]) -> Iterator[list[Tensor]]:
     """The parameters one by one on a CPU, where the copies of one stay in the cache; else as many as fit in a batch."""
     part: list[Tensor] = []
     for p in params:
-        if part and (p.device.type == "cpu" or sum(q.numel() for q in part) + p.numel() > _BATCH_NUMEL):
+        if part and (p.device.type == "cpu" or sum(q.numel() for q in part) + p.numel() > MUON_BATCH_NUMEL):
             yield part
             part = []
         part.append(p)

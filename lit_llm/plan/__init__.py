@@ -1,4 +1,4 @@
-"""A run's memory, compute, communication, time and money, from its settings: pure functions of plain numbers, no torch.
+"""The memory, compute, communication, time and cost of a run, computed from its settings without torch.
 
 >>> from lit_llm.plan import ModelShape, total_parameters
 >>> total_parameters(ModelShape(48, 25, 1600, 1024, 50257, mlp="gelu", tie_embeddings=True, qk_norm=False, pad_vocab_to=1))
@@ -6,10 +6,11 @@
 """
 
 from lit_llm.plan.hardware import Hardware, find, table
+from lit_llm.plan.json_output import as_dict
 from lit_llm.plan.memory import Layout, Memory, memory_per_rank
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import ModelShape, parameters, total_parameters
-from lit_llm.plan.plan import Options, Plan, as_dict, make_plan
+from lit_llm.plan.plan import Options, Plan, make_plan
 from lit_llm.plan.settings import DataFacts, RunSettings, Schedule
 
 __all__ = [

@@ -1,11 +1,13 @@
-"""The memory of one micro-batch: `lit_llm/model.py` and `lit_llm/loss.py` replayed on a tape of sizes, line by line.
+"""The memory of one micro-batch: `models/gpt.py` and `models/loss.py` replayed line by line on a tape of sizes.
 
-What is written here is what those files make autograd keep, found by reading the allocator's own log (docs/plan.md): an input
-a matrix product needs for its weight's gradient, both factors of a product, a norm's input and its normalised input (CPU;
-CUDA's fused kernel recomputes the latter), queries, keys, values, output and logsumexp of the attention kernel, and under
-autocast a copy of each weight and of each product's input in the compute dtype, one per product even where products share it.
+The replay follows what autograd saves, as read from the log of the allocator (docs/plan.md):
 
-Letters: B sequences, T positions, n = B·T tokens, d width, f hidden width, H heads, V vocabulary, P with padding.
+- the input of a matrix product, for the gradient of its weight, and both factors of an elementwise product;
+- the input of a norm, and on a CPU its normalised input, which the fused CUDA kernel recomputes;
+- queries, keys, values, output and logsumexp of the attention kernel;
+- under autocast, a copy of each weight and of each product's input in the compute dtype, one per product.
+
+Symbols: B sequences, T positions, n = B·T tokens, d width, f hidden width, H heads, V vocabulary, P padded vocabulary.
 """
 
 from __future__ import annotations
@@ -14,26 +16,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
+from lit_llm.buffer_sizes import SOFTMAX_NUMEL
 from lit_llm.plan.parameters import ModelShape, block_matrices, local_parameters
 from lit_llm.plan.tape import Tape, Tensor
-
-_SOFTMAX_NUMEL = 2**23  # lit_llm.models.loss holds this many logits of a chunk in fp32
 
 
 @dataclass(frozen=True)
 class Step:
-    """What decides the memory of a micro-batch on one rank. Sizes in bytes per element.
+    """The settings that determine the memory of a micro-batch on one rank.
 
     Attributes:
         sequences: B.
-        parameter_bytes: of the weights that the optimizer updates (4 = fp32 masters).
-        compute_bytes: of matrix products; below `parameter_bytes` under autocast.
-        chunk_size: tokens whose logits exist at a time; None: all.
-        checkpointing: "none", "full", "attention", "cheap", or a number k as text: every k-th block whole.
-        cuda: kernels of a GPU rather than of a CPU.
-        tensor_parallel: ranks that share heads, hidden width, vocabulary, and between the matrices the positions.
+        parameter_bytes: bytes per element of the weights that the optimizer updates (4 = fp32 masters).
+        compute_bytes: bytes per element in matrix products; below `parameter_bytes` under autocast.
+        chunk_size: tokens whose logits exist at the same time. None: all.
+        checkpointing: "none", "full", "attention", "cheap", or a number k as a string: every k-th block.
+        cuda: use the kernels of a GPU, not of a CPU.
+        tensor_parallel: ranks that split heads, hidden width and vocabulary, and the positions between the matrices.
         shard_gradients: ranks that share the gradients.
-        gradients_exist: a later micro-batch of an accumulated step: gradients are added to those there are.
+        gradients_exist: gradients of an earlier micro-batch exist, and this one is accumulated into them.
     """
 
     model: ModelShape
@@ -51,14 +52,14 @@ class Step:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Forward and backward of one micro-batch, beyond weights and optimizer state; bytes.
+    """Bytes of forward and backward of one micro-batch, without weights and optimizer state.
 
-    Gradients that exist before (accumulation, or the step before, which Lightning lets go only after the forward pass) are
-    counted.
+    Earlier gradients are included: those being accumulated, or those of the previous step, which Lightning frees only after
+    the forward pass.
 
     Attributes:
-        peaks: by kind, when their sum is largest in each phase ("forward, last block", "loss head", "backward, first block" …).
-        written: all bytes that operations allocate, so the traffic of writes to memory.
+        peaks: live bytes by kind at the peak of each phase ("forward, last block", "loss head", "backward, first block" …).
+        written: all bytes that operations allocate, which is the write traffic to memory.
     """
 
     peaks: dict[str, dict[str, int]]
@@ -67,9 +68,7 @@ class MicroBatch:
 
 @lru_cache(maxsize=4096)
 def micro_batch(step: Step) -> MicroBatch:
-    """Replay a micro-batch. Blocks are all alike, so beyond four of them every phase's peak is a straight line in their
-    number.
-    """
+    """Replay a micro-batch. All blocks are equal, so from three blocks on each peak is linear in their number."""
     layers = step.model.n_layer
     if layers <= 4 or step.checkpointing.isdigit():
         tape = _Replay(step).run()
@@ -85,7 +84,7 @@ def micro_batch(step: Step) -> MicroBatch:
 
 
 class _Linear:
-    """y = x Wᵀ: keeps its input, and under autocast its own copies of input and weight."""
+    """y = x Wᵀ: saves its input, and under autocast its own copies of input and weight."""
 
     def __init__(self, replay: _Replay, x: Tensor, x_bytes: int, n_in: int, n_out: int, elements: int) -> None:
         self.replay, self.elements, self.x_bytes, self.n_in = replay, elements, x_bytes, n_in
@@ -108,17 +107,17 @@ class _Linear:
         weight_gradient = tape.new(self.elements * step.compute_bytes, "gradients")
         x_gradient = tape.new(n * self.n_in * step.compute_bytes, "work")
         tape.free(gradient)
-        tape.let_go(self.x, self.weight)
+        tape.release(self.x, self.weight)
         if self.casts_x:
             x_gradient = self.replay.cast(x_gradient, n * self.n_in * self.x_bytes)
         if self.copies:
             weight_gradient = self.replay.cast(weight_gradient, self.elements * step.parameter_bytes, "gradients")
-        self.replay.give_to_parameter(weight_gradient)
+        self.replay.accumulate_grad(weight_gradient)
         return x_gradient
 
 
 class _Norm:
-    """RMSNorm or LayerNorm of rows of `width` elements; keeps the input, and on a CPU RMSNorm the normalised input in fp32."""
+    """RMSNorm or LayerNorm of `rows` rows. Saves its input; RMSNorm on a CPU also saves the normalised input in fp32."""
 
     def __init__(self, replay: _Replay, x: Tensor, x_bytes: int, rows: int, width: int, *, layernorm: bool) -> None:
         self.replay, self.size, self.x_bytes = replay, rows * width, x_bytes
@@ -148,13 +147,13 @@ class _Norm:
         if self.normalised is not None:
             tape.touch(size)
             tape.free(gradient)
-            tape.let_go(self.normalised)
+            tape.release(self.normalised)
             rest = tape.new(size, "work")
             tape.touch(3 * size)
             tape.free(rest)
         else:
             tape.free(gradient)
-        tape.let_go(self.x, self.statistics)
+        tape.release(self.x, self.statistics)
         if self.upcasts:
             result = self.replay.cast(result, self.size * self.x_bytes)
         return result
@@ -164,9 +163,9 @@ class _Replay:
     def __init__(self, step: Step) -> None:
         self.step, self.model, self.tape = step, step.model, Tape()
         self.tokens = step.sequences * step.model.block_size  # n
-        self.stream_tokens = self.tokens // step.tensor_parallel  # of the residual stream that this rank holds
+        self.stream_tokens = self.tokens // step.tensor_parallel  # of the residual stream on this rank
         self.stream_bytes = step.parameter_bytes  # embeddings are not cast: the residual stream has the weights' dtype
-        self.products_are_kept = False  # recomputing what a "cheap" checkpoint has not kept
+        self.products_are_kept = False  # True while a "cheap" checkpoint recomputes what it did not save
 
     # -- the pass ---------------------------------------------------------------------------------------------------
 
@@ -203,11 +202,11 @@ class _Replay:
         gradient = final.backward(self._scatter(gradient))
         gradient = tape.play_back(gradient)
         tape.enter("backward, embedding")
-        # The look-up's gradient is a whole matrix; a tied head's waits for it, then they are added.
+        # The gradient of the look-up is a full matrix. With a tied head, the two gradients are added.
         table = tape.new(model.padded_vocab_size // step.tensor_parallel * d * step.parameter_bytes, "gradients")
-        self.give_to_parameter(table, again=model.tie_embeddings)
+        self.accumulate_grad(table, again=model.tie_embeddings)
         if model.position == "learned":
-            self.give_to_parameter(tape.new(model.block_size * d * step.parameter_bytes, "gradients"))
+            self.accumulate_grad(tape.new(model.block_size * d * step.parameter_bytes, "gradients"))
         tape.free(gradient, batch)
         return tape
 
@@ -219,7 +218,7 @@ class _Replay:
         return self._mlp_branch(self._attention_branch(x))
 
     def _checkpointed(self, forward: Callable[[Tensor], Tensor], x: Tensor, *, whole: bool) -> Tensor:
-        """Run `forward` without keeping anything but its input (and what "cheap" keeps); run it again in the backward pass."""
+        """Run `forward` and save only its input (and what "cheap" saves); run it again in the backward pass."""
         tape, cheap = self.tape, forward == self._block and self.step.checkpointing == "cheap"
         if not (whole or cheap) or not tape.recording:
             return forward(x)
@@ -227,12 +226,12 @@ class _Replay:
         tape.recording = False
         y = forward(x)
         tape.recording = True
-        kept = tape.new(self._products() if cheap else 0)
+        kept = tape.new(self._product_bytes() if cheap else 0)
         first_record = len(tape.records)
 
         def backward(gradient: Tensor) -> Tensor:
             self.products_are_kept = cheap
-            tape.free(forward(x))  # takes over what was saved of x
+            tape.free(forward(x))  # consumes the reference saved above
             self.products_are_kept = False
             gradient = tape.play_back(gradient, first_record)
             tape.free(kept)
@@ -251,7 +250,7 @@ class _Replay:
         return result(y)
 
     def _join(self, x: Tensor, norm: _Norm) -> Callable[[Tensor], Tensor]:
-        """x + dropout(branch(norm(x))): called before the branch is computed, the result after it."""
+        """x + dropout(branch(norm(x))). Call this before the branch is computed, and the returned function after it."""
         streams: list[Tensor] = []
 
         def end_of_branch(gradient: Tensor) -> Tensor:
@@ -273,7 +272,7 @@ class _Replay:
         return join
 
     def _attention(self, x: Tensor) -> Tensor:
-        """The attention module: takes over the variable `x`, the normed stream."""
+        """The attention module. It owns the reference to `x`, the normed stream."""
         model, tape, step, n = self.model, self.tape, self.step, self.tokens
         tp, c = step.tensor_parallel, step.compute_bytes
         d, q_width, kv_width = model.n_embd, model.query_width // tp, max(model.kv_width // tp, model.head_width)
@@ -296,7 +295,7 @@ class _Replay:
             tape.free(*before)
         attention = self._math_attention if model.dropout and not step.cuda else self._fused_attention
         y, attention_backward = attention(q, k, v)
-        if model.position == "rope" and not step.cuda:  # heads and positions are not where the next product wants them
+        if model.position == "rope" and not step.cuda:  # a copy: the next product needs another order of heads and positions
             y = self._swap(y, n * q_width * c)
         out = _Linear(self, y, c, q_width, d, matrices.attention_project // tp)
         tape.free(x, q, k, v, y)
@@ -324,18 +323,18 @@ class _Replay:
         return result(self._mlp(self._gather(norm.y)))
 
     def _mlp(self, x: Tensor) -> Tensor:
-        """The MLP module: takes over the variable `x`, the normed stream."""
+        """The MLP module. It owns the reference to `x`, the normed stream."""
         model, tape, step, n = self.model, self.tape, self.step, self.tokens
         d, f, c = model.n_embd, model.hidden_width // step.tensor_parallel, step.compute_bytes
         up = _Linear(self, x, self.stream_bytes, d, f, d * f)
         gate = _Linear(self, x, self.stream_bytes, d, f, d * f) if model.gated else None
         size = n * f * c
         if gate is not None:
-            saved = [tape.save(gate.y), tape.save(up.y), tape.save(tape.new(size))]  # silu's input and both factors
+            saved = [tape.save(gate.y), tape.save(up.y), tape.save(tape.new(size))]  # the input of silu and both factors
             hidden = tape.new(size)
             tape.free(gate.y, saved[2])
         elif model.mlp == "relu2":
-            saved = [tape.save(tape.new(size))]  # what relu lets through
+            saved = [tape.save(tape.new(size))]  # the output of relu
             hidden = tape.new(size)
             tape.free(saved[0])
         else:
@@ -349,15 +348,15 @@ class _Replay:
             if gate is not None:
                 factors = [tape.new(size, "work"), tape.new(size, "work")]  # gradients of silu and of up
                 tape.free(gradient)
-                tape.let_go(*saved[1:])
+                tape.release(*saved[1:])
                 gate_gradient = self._swap(factors[0], size)
-                tape.let_go(saved[0])
+                tape.release(saved[0])
                 return self._sum(gate.backward(gate_gradient), up.backward(factors[1]))
             if model.mlp == "relu2":
                 tape.touch(3 * size)
                 gradient = self._swap(gradient, size)
             gradient = self._swap(gradient, size)
-            tape.let_go(*saved)
+            tape.release(*saved)
             return up.backward(gradient)
 
         tape.record(backward)
@@ -367,7 +366,7 @@ class _Replay:
         tape, step = self.tape, self.step
         kept = [q, k, v]
         if self._mask_size():
-            bias = tape.new(self._mask_size() * step.compute_bytes)  # the kernel wants the mask as numbers to add
+            bias = tape.new(self._mask_size() * step.compute_bytes)  # the kernel takes an additive mask
             kept.append(bias)
         y = tape.new(0 if self.products_are_kept else q.size)
         logsumexp = tape.new(self.tokens * self.model.n_head // step.tensor_parallel * 4)
@@ -379,15 +378,13 @@ class _Replay:
         def backward(gradient: Tensor) -> list[Tensor]:
             gradients = [tape.new(t.size, "work") for t in (q, k, v)]
             tape.free(gradient)
-            tape.let_go(*kept)
+            tape.release(*kept)
             return gradients
 
         return y, backward
 
     def _math_attention(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
-        """What torch's CPU kernel does when attention weights are dropped: all T² of them are held, three times over, in
-        fp32.
-        """
+        """torch's CPU kernel with dropout on the attention weights: it saves all T² of them three times, in fp32."""
         tape, step, model = self.tape, self.step, self.model
         scores = step.sequences * model.n_head // step.tensor_parallel * model.block_size**2 * 4
         wide = q.size // step.compute_bytes * 4
@@ -395,7 +392,7 @@ class _Replay:
         scaled_q, scaled_k = tape.new(wide), tape.new(wide)
         raw = tape.new(scores)
         softmax = tape.new(scores)
-        tape.touch(scores // 4)  # rows that are masked whole, as bools
+        tape.touch(scores // 4)  # bools: which rows are fully masked
         tape.free(raw)
         drop, dropped = tape.new(scores), tape.new(scores)
         narrow = tape.new(scores // 2) if step.compute_bytes < 4 else None
@@ -410,22 +407,22 @@ class _Replay:
             v_gradient = tape.new(v.size, "work")
             weights = tape.new(scores, "work")
             tape.free(gradient)
-            tape.let_go(dropped, values)
+            tape.release(dropped, values)
             weights = self._swap(weights, scores)
-            tape.let_go(drop)
+            tape.release(drop)
             tape.touch(scores)
-            tape.let_go(softmax)
+            tape.release(softmax)
             gradients = [tape.new(wide, "work"), tape.new(wide, "work")]
             tape.free(weights)
-            tape.let_go(scaled_q, scaled_k)
+            tape.release(scaled_q, scaled_k)
             gradients = [self.cast(g, t.size) for g, t in zip(gradients, (q, k), strict=True)]
             return [*gradients, v_gradient]
 
         return y, backward
 
     def _rotate(self, elements: int) -> Tensor:
-        """Rotary embedding: nothing of its input is kept, cosines and sines are constants."""
-        self.tape.touch(elements * 4 * 2)  # the tables are fp32, and so are products with them
+        """Rotary embedding. It saves nothing: cosines and sines are constants."""
+        self.tape.touch(elements * 4 * 2)  # the tables are fp32, and so are the products with them
         rotated = self.tape.new(elements * 4)
         return self.cast(rotated, elements * self.step.compute_bytes, "activations")
 
@@ -439,8 +436,8 @@ class _Replay:
     # -- the loss head ----------------------------------------------------------------------------------------------
 
     def _head(self, hidden: Tensor) -> Callable[[], Tensor]:
-        """Logits and loss; returns the backward pass, which gives the gradient of the normed stream."""
-        # A split vocabulary has one loss, the chunked one: in a single chunk where no size is given.
+        """Logits and loss. Returns the backward pass, which returns the gradient of the normed stream."""
+        # A split vocabulary always uses the chunked loss, with one chunk if no size is set.
         chunked = self.step.chunk_size or self.step.tensor_parallel > 1
         return self._chunked_head(hidden) if chunked else self._full_head(hidden)
 
@@ -463,7 +460,7 @@ class _Replay:
             z = capped
         log_p = tape.new(wide, "loss head")
         if padded > real and step.compute_bytes == 4 and model.logit_softcap is None:
-            tape.touch(wide)  # the rows without their padding, made contiguous
+            tape.touch(wide)  # a contiguous copy without the padding
         kept = z if step.z_loss else None  # by logsumexp
         if kept is not None:
             tape.touch(wide)
@@ -501,13 +498,13 @@ class _Replay:
         work = [tape.new((n + padded) * d * c, "loss head")] if casts else []  # hidden and weight in the compute dtype
         x_gradient = tape.new(n * d * c, "loss head")
         weight_gradient = tape.new(padded * d * 4, "gradients")
-        softmax_rows = min(max(1, _SOFTMAX_NUMEL // padded), rows)
+        softmax_rows = min(max(1, SOFTMAX_NUMEL // padded), rows)
         work.append(tape.new(rows * padded * c, "loss head"))
         work.append(tape.new(2 * softmax_rows * padded * 4, "loss head"))
         if c < 4:
             work.append(tape.new(padded * d * c, "loss head"))
             if not step.cuda:
-                tape.touch(padded * d * 4)  # a CPU widens one chunk's product before it adds it
+                tape.touch(padded * d * 4)  # a CPU casts one chunk's product to fp32 before adding it
         tape.free(*work)
 
         def backward() -> Tensor:
@@ -516,7 +513,7 @@ class _Replay:
                 gradient = self.cast(gradient, n * d * self.stream_bytes)
             if step.parameter_bytes < 4:
                 weight = self.cast(weight, padded * d * step.parameter_bytes, "gradients")
-            self.give_to_parameter(weight)
+            self.accumulate_grad(weight)
             return gradient
 
         return backward
@@ -524,7 +521,7 @@ class _Replay:
     # -- small pieces -----------------------------------------------------------------------------------------------
 
     def cast(self, tensor: Tensor, size: int, kind: str = "work") -> Tensor:
-        """A copy of another size in its place; nothing happens where the size is the same."""
+        """Replace a tensor by a copy of another size; do nothing if the size is the same."""
         return tensor if size == tensor.size else self._swap(tensor, size, kind)
 
     def _swap(self, tensor: Tensor, size: int, kind: str | None = None) -> Tensor:
@@ -539,7 +536,7 @@ class _Replay:
         return first
 
     def _add(self, x: Tensor, branch: Tensor) -> Tensor:
-        """x + branch, which may be narrower; frees both variables (norms hold x for themselves)."""
+        """x + branch, which may be narrower. Drops both references (norms keep their own reference to x)."""
         tape, size = self.tape, self.stream_tokens * self.model.n_embd * self.stream_bytes
         wide = tape.new(size) if branch.size < size else None
         result = tape.new(size)
@@ -547,19 +544,19 @@ class _Replay:
         return result
 
     def _branch_gradient(self, stream: Tensor) -> Tensor:
-        """The gradient of a residual branch: the stream's own, or a narrower copy of it."""
+        """The gradient of a residual branch: the gradient of the stream, or a narrower copy of it."""
         size = self.stream_tokens * self.model.n_embd * self.step.compute_bytes
         if size < stream.size:
             return self.tape.new(size, "work")
-        stream.holders += 1
+        stream.references += 1
         return stream
 
     def _gather(self, part: Tensor) -> Tensor:
-        """All positions of a stream of which tensor-parallel ranks hold a part each."""
+        """All-gather the positions of a stream that is split over the tensor-parallel ranks."""
         return self.cast(part, part.size * self.step.tensor_parallel, part.kind)
 
     def _scatter(self, whole: Tensor) -> Tensor:
-        """This rank's positions of a stream."""
+        """This rank's positions of a stream (reduce-scatter)."""
         return self.cast(whole, whole.size // self.step.tensor_parallel, whole.kind)
 
     def _dropout(self, x: Tensor, size: int) -> Tensor:
@@ -578,13 +575,13 @@ class _Replay:
 
         def backward(gradient: Tensor) -> Tensor:
             gradient = self._swap(gradient, size)
-            tape.let_go(mask)
+            tape.release(mask)
             return gradient
 
         return y, backward
 
     def _mask_size(self) -> int:
-        """Elements of the attention mask; 0 where plain causal attention needs none."""
+        """Elements of the attention mask; 0 for plain causal attention, which needs none."""
         model = self.model
         windowed = model.window is not None and model.window < model.block_size
         if not windowed and not model.mask_documents:
@@ -599,15 +596,15 @@ class _Replay:
         mode = self.step.checkpointing
         return mode == "full" or (mode.isdigit() and i % int(mode) == 0)
 
-    def _products(self) -> int:
-        """Bytes of the outputs of a block's matrix products and attention."""
+    def _product_bytes(self) -> int:
+        """Bytes of the outputs of the matrix products and the attention of one block."""
         model, tp = self.model, self.step.tensor_parallel
         widths = 2 * model.query_width // tp + 2 * model.kv_width // tp + 2 * model.n_embd
         widths += model.hidden_width // tp * (2 if model.gated else 1)
         return self.tokens * (widths * self.step.compute_bytes + model.n_head // tp * 4)
 
-    def give_to_parameter(self, gradient: Tensor, *, again: bool = False) -> None:
-        """The tensor becomes `.grad` (of which this rank keeps its shard), or is added to the one there is and freed."""
+    def accumulate_grad(self, gradient: Tensor, *, again: bool = False) -> None:
+        """Store the tensor as `.grad` (this rank's shard of it), or add it to an existing gradient and free it."""
         if self.step.gradients_exist or again:
             self.tape.free(gradient)
         elif self.step.shard_gradients > 1:

@@ -1,6 +1,6 @@
-"""Bytes and seconds that ranks spend talking, over two levels of bandwidth: within a node, and between nodes.
+"""Bytes and seconds of collective communication, with one bandwidth within a node and another between nodes.
 
-Bandwidths are in GB/s per device and direction, latencies in seconds per message. M is bytes of the whole tensor on each rank.
+Bandwidths are in GB/s per device and direction, latencies in seconds per message. M is the size in bytes of the whole tensor.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LATENCY_SECONDS = 10e-6
-"""Of one message: an assumption (NCCL over NVLink 5 to 10, over InfiniBand 10 to 20 microseconds)."""
+"""Latency of one message. An assumption: NCCL takes 5 to 10 microseconds over NVLink, 10 to 20 over InfiniBand."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """Bandwidth between devices of one node and of several, GB/s per device and direction, and devices in a node."""
+    """Bandwidth within a node and between nodes, in GB/s per device and direction, and the number of devices per node."""
 
     node_gbps: float
     network_gbps: float
@@ -31,12 +31,12 @@ def ring_all_reduce_seconds(size: float, ranks: int, gbps: float, latency_second
 
 
 def all_reduce_seconds(size: float, ranks: int, links: Links, *, stride: int = 1) -> float:
-    """All-reduce over two levels: reduced within nodes, then between nodes by each device for its part, then spread within
-    nodes.
+    """Two-level all-reduce: reduce-scatter within each node, all-reduce between nodes, all-gather within each node.
 
     Args:
-        ranks: in the group.
-        stride: distance between neighbours of the group; ranks that lie a node apart talk over the network alone.
+        size: bytes of the tensor.
+        ranks: size of the group.
+        stride: distance between neighbouring ranks of the group. If it is a whole node, all traffic crosses the network.
     """
     if ranks == 1:
         return 0.0
@@ -59,29 +59,23 @@ def ddp_bytes(gradient_bytes: float, ranks: int) -> float:
 
 
 def fsdp_bytes(parameter_bytes: float, gradient_bytes: float, ranks: int, *, reshard: bool = True) -> float:
-    """Bytes per rank and micro-batch: weights gathered forward and, if given back in between, backward; gradients scattered.
+    """Bytes per rank and micro-batch: one all-gather forward, another backward with `reshard`, and one reduce-scatter.
 
-    With gradients as wide as weights and resharding that is 1.5 times DDP's.
+    With gradients as wide as the weights and resharding, this is 1.5 times the bytes of DDP.
     """
     return (ranks - 1) / ranks * (parameter_bytes * (2 if reshard else 1) + gradient_bytes)
 
 
 def tensor_parallel_bytes(tokens: int, width: int, layers: int, bytes_per_element: int, ranks: int) -> float:
-    """Bytes per rank and micro-batch: four all-reduces of the stream per layer, two forward and two backward (Megatron-LM)."""
+    """Bytes per rank and micro-batch: per layer, two all-reduces of the activations forward and two backward (Megatron-LM)."""
     return 4 * layers * ring_all_reduce_bytes(tokens * width * bytes_per_element, ranks)
 
 
 def pipeline_bubble(stages: int, micro_batches: int) -> float:
-    """Share of a step in which a stage waits: (p − 1)/(m + p − 1) (GPipe, Huang et al. 2019)."""
+    """Fraction of a step in which a pipeline stage is idle: (p − 1)/(m + p − 1) (GPipe, Huang et al. 2019)."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
 def exposed_seconds(communication_seconds: float, hideable_seconds: float) -> float:
-    """What is left to wait for when `hideable_seconds` of computation run beside the communication."""
+    """Communication that does not overlap with `hideable_seconds` of computation."""
     return max(0.0, communication_seconds - hideable_seconds)
-
-
-def synchronous_step_seconds(rank_seconds: list[float]) -> tuple[float, float, float]:
-    """A synchronous step takes the slowest rank's time: (maximum, mean, spread = maximum/mean − 1)."""
-    slowest, mean = max(rank_seconds), sum(rank_seconds) / len(rank_seconds)
-    return slowest, mean, slowest / mean - 1

@@ -16,13 +16,12 @@ TABLE = Path(__file__).with_name("hardware.yaml")
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of device; None where a figure is not known. Units are in the names: TFLOP/s, GB = 1e9 bytes, GB/s, USD per
-    hour.
+    """One kind of device. Unknown figures are None. Units: TFLOP/s, GB = 1e9 bytes, GB/s, USD per hour.
 
     Attributes:
         peak_tflops: dense peak for "bf16" (and fp16), "tf32", "fp32", "fp8".
-        node_gbps: to another device of the node, per device and direction.
-        network_gbps: to a device of another node, per device and direction.
+        node_gbps: bandwidth to another device of the same node, per device and direction.
+        network_gbps: bandwidth to a device of another node, per device and direction.
     """
 
     name: str
@@ -44,10 +43,10 @@ class Hardware:
         return not self.device_name.startswith("cpu")
 
     def peak_for(self, precision: str, matmul_precision: str = "highest", *, float8: bool = False) -> float | None:
-        """Dense peak in TFLOP/s of matrix products under a Trainer precision, None if it is not known.
+        """Dense matrix-product peak in TFLOP/s under a Trainer precision, or None if unknown.
 
         Args:
-            matmul_precision: torch's float32_matmul_precision; other than "highest", fp32 products run in tf32.
+            matmul_precision: torch's float32_matmul_precision. On a GPU, any value but "highest" runs fp32 products in tf32.
         """
         if float8:
             return self.peak_tflops["fp8"]
@@ -60,7 +59,7 @@ class Hardware:
 
 @cache
 def table() -> dict[str, Hardware]:
-    """Every known kind of device, by name."""
+    """All devices of hardware.yaml, by name."""
     entries = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     found = {}
     for name, entry in entries.items():
@@ -73,7 +72,7 @@ def find(name: str) -> Hardware:
     """The device called `name`.
 
     Raises:
-        UserError: it is not in the table; lists what is, nearest first.
+        UserError: the device is not in the table. The message lists the known names, closest first.
     """
     known = table()
     if name in known:
@@ -84,6 +83,4 @@ def find(name: str) -> Hardware:
         return not other.startswith(wanted), -difflib.SequenceMatcher(None, wanted, other).ratio()
 
     near = sorted(known, key=distance)
-    raise UserError(
-        f"hardware {name!r} is not known; known are {', '.join(near)}, or auto to measure this machine (--hardware)"
-    )
+    raise UserError(f"Unknown hardware {name!r}. Use --hardware auto to measure this machine, or one of: {', '.join(near)}.")

@@ -1,4 +1,4 @@
-"""What this machine does: peak of matrix products, memory bandwidth, memory. torch is imported when asked, not before."""
+"""Measure this machine: matrix-product peak, memory bandwidth and capacity. torch is imported on first use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SIZES = {"cpu": 2048, "cuda": 8192}
 
 
 def this_machine(*, measure: bool) -> Hardware:
-    """The device at hand: its entry in the table where it has one, else what can be said of it.
+    """This machine's device: its entry in the hardware table if there is one, else an entry without peaks.
 
     Args:
-        measure: put measured peaks and bandwidth in place of the table's; takes a few seconds.
+        measure: replace peaks and bandwidth by measured ones, which takes a few seconds.
     """
     import torch
 
@@ -38,7 +38,7 @@ def this_machine(*, measure: bool) -> Hardware:
     return replace(
         hardware,
         name=f"this machine ({platform.machine()})" if device.type == "cpu" else name,
-        source="measured: the largest square matrix products that are quick, and a copy",
+        source="measured: square matrix products and a memory copy",
         peak_tflops={**measured, "tf32": tf32, "fp8": None},
         memory_gbps=copy_gbps(device),
     )

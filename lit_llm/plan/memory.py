@@ -1,7 +1,4 @@
-"""Memory per rank: what stays, what a step adds, at which moment it is most, and what fits.
-
-GB are 1e9 bytes; GiB 2^30.
-"""
+"""Peak memory per rank: weights and optimizer state, plus what a training step adds at its peak. GB = 1e9 bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from lit_llm.plan.activations import Step, micro_batch
 from lit_llm.plan.optimizer import Optimizer, state_bytes, work_bytes
 from lit_llm.plan.parameters import ModelShape, block_parameters, local_parameters
 
-BYTES = {  # Trainer precision -> bytes of a weight, of an operand of a matrix product
+BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matrix product
     "32-true": (4, 4),
     "bf16-mixed": (4, 2),
     "16-mixed": (4, 2),
@@ -19,19 +16,19 @@ BYTES = {  # Trainer precision -> bytes of a weight, of an operand of a matrix p
     "16-true": (2, 2),
 }
 RESERVED_GB = 1.0
-"""Of a GPU: its context, libraries' workspaces and fragmentation. An assumption."""
+"""GPU memory taken by the driver context, library workspaces and fragmentation. An assumption."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How ranks share the work: replicate · shard · tensor_parallel of them.
+    """The parallel layout: replicate · shard · tensor_parallel ranks.
 
     Attributes:
-        shards: what ranks of a shard group split: "nothing", "optimizer" (ZeRO-1), "gradients" (ZeRO-2, and the optimizer), or
-            "parameters" (ZeRO-3, FSDP: and all of these).
-        reshard: gathered weights are given back between forward and backward.
-        prefetch: blocks whose weights are gathered ahead.
-        bucket_copies: DDP's buckets are beside the gradients, not the gradients themselves.
+        shards: what the ranks of a shard group split: "nothing", "optimizer" (ZeRO-1), "gradients" (ZeRO-2: gradients and
+            optimizer state), or "parameters" (ZeRO-3 and FSDP: all three).
+        reshard: gathered weights are freed between forward and backward.
+        prefetch: number of blocks whose weights are gathered ahead.
+        bucket_copies: DDP keeps its buckets in addition to the gradients (no gradient_as_bucket_view).
     """
 
     strategy: str = "single"
@@ -53,14 +50,14 @@ class Layout:
         return self.replicate * self.shard
 
     def divisor(self, what: str) -> int:
-        """Ranks that "parameters", "gradients" or "optimizer" state is split over."""
+        """Number of ranks that share `what`: "parameters", "gradients" or "optimizer" (state)."""
         order = ("nothing", "optimizer", "gradients", "parameters")
         return self.shard if order.index(self.shards) >= order.index(what) else 1
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes of one rank. `parts` adds up to `total`; `moment` says when that is."""
+    """Peak bytes of one rank. `parts` add up to `total`; `moment` names the phase of the step in which the peak occurs."""
 
     parts: dict[str, int]
     moment: str
@@ -83,14 +80,14 @@ def memory_per_rank(
     checkpointing: str = "none",
     cuda: bool = True,
 ) -> Memory:
-    """Peak memory of training on one rank, with what it is made of.
+    """Peak memory of training on one rank, by part.
 
     Args:
         sequences: per micro-batch and rank.
         accumulation: micro-batches per optimizer step.
         precision: a Trainer precision, a key of BYTES.
-        chunk_size: tokens whose logits exist at a time; None: all of the micro-batch.
-        checkpointing: "none", "full", "attention", "cheap" or k as text: every k-th block.
+        chunk_size: tokens whose logits exist at the same time. None: the whole micro-batch.
+        checkpointing: "none", "full", "attention", "cheap", or a number k as a string for every k-th block.
     """
     layout = layout or Layout()
     weight_bytes, compute_bytes = BYTES[precision]
@@ -131,11 +128,12 @@ def memory_per_rank(
 
 
 def _buffers(model: ModelShape, layout: Layout, weight_bytes: int, moment: str) -> int:
-    """DDP: one bucketed copy of the gradients, always. FSDP2: what is gathered at a moment, and whole gradients on their way.
+    """Bytes of communication buffers in one phase of the step.
 
-    FSDP2 holds the last norm and the head (tied: the embedding) from their use to the end of the backward pass, and their whole
-    gradients; beside them the block at work, the prefetched ones and the buffer the next arrives in; a block's gradients leave
-    whole, and are copied to be sent.
+    DDP: one bucketed copy of the gradients, throughout. FSDP2: unsharded weights and gradients. The root group (last norm and
+    head, or the tied embedding) stays unsharded from its first use to the end of the backward pass, with its gradients.
+    Blocks in memory: the current one, the prefetched ones, and one receive buffer. In the backward pass, add the unsharded
+    gradients of one block and the copy that is sent.
     """
     local = local_parameters(model, layout.tensor_parallel)
     if layout.shards != "parameters" or layout.shard == 1:
@@ -151,32 +149,3 @@ def _buffers(model: ModelShape, layout: Layout, weight_bytes: int, moment: str) 
     if moment.startswith("forward"):
         return (root + blocks) * weight_bytes
     return (2 * root + blocks + 2 * block) * weight_bytes
-
-
-def zero_bytes_per_rank(
-    parameters: float, ranks: int, shards: str, *, weights: int = 4, gradients: int = 4, state: int = 8
-) -> float:
-    """Bytes of weights, gradients and optimizer state on each rank, without activations (Rajbhandari et al. 2020, figure 1).
-
-    With AdamW in fp32, or in mixed precision with fp32 masters, the three make 16 bytes a parameter.
-    """
-    layout = Layout(shard=ranks, shards=shards)
-    return parameters * (
-        weights / layout.divisor("parameters") + gradients / layout.divisor("gradients") + state / layout.divisor("optimizer")
-    )
-
-
-def naive_activation_values(layers: int, sequences: int, length: int, width: int, heads: int, vocab_size: int) -> int:
-    """Values that a transformer with unfused attention holds: L·(16·BTd + 2·B·H·T²) + BTd + BTV (the textbook's estimate)."""
-    block = 16 * sequences * length * width + 2 * sequences * heads * length**2
-    return layers * block + sequences * length * (width + vocab_size)
-
-
-def flash_activation_bytes(tokens: int, width: int, hidden_width: int) -> float:
-    """Bytes per layer in bf16 with a fused attention kernel: n·d·(18 + 4·f/d), 34·n·d for f = 4d (Korthikanti et al. 2022)."""
-    return tokens * width * (18 + 4 * hidden_width / width)
-
-
-def sequences_that_fit(capacity_bytes: float, fixed_bytes: float, bytes_per_sequence: float) -> int:
-    """Whole sequences beside what does not depend on them."""
-    return max(0, int((capacity_bytes - fixed_bytes) // bytes_per_sequence))

@@ -1,21 +1,20 @@
-"""What optimizers keep per parameter, and what they need while they step. Sizes in bytes."""
+"""Optimizer state, and the temporary memory of an optimizer step. Sizes in bytes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 
+from lit_llm.buffer_sizes import MUON_BATCH_NUMEL
 from lit_llm.plan.parameters import ModelShape, parameters_by_group
 
 STATE_COPIES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Lion": 1, "Muon": 1, "RMSprop": 1, "Adagrad": 1}
-"""States as large as the parameter itself. SGD with momentum has one; MuonAdamW is counted by group."""
-
-_MUON_BATCH = 2**24  # lit_llm.optim orthogonalises matrices of so many elements together
+"""Number of state tensors of the parameter's size. SGD with momentum has one more; MuonAdamW is counted by group."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer by the name of its class, and the options that decide memory."""
+    """An optimizer: its class name and the options that affect memory."""
 
     name: str
     momentum: bool = False
@@ -33,10 +32,10 @@ class Optimizer:
 
 
 def state_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int) -> float:
-    """Bytes of state for the whole model: 8 per fp32 parameter for AdamW; unknown optimizers are taken for AdamW.
+    """Bytes of optimizer state for the whole model: 8 per fp32 parameter for AdamW. Unknown optimizers count as AdamW.
 
-    State has the parameters' dtype, as torch's optimizers and ours make it; AdamW8bit has two bytes and an fp32 scale for each
-    block of 256 values; Adafactor one number a row and one a column.
+    State has the dtype of the parameters. Exceptions: AdamW8bit keeps two one-byte states, each with an fp32 scale per
+    block of 256 values; Adafactor keeps one number per row and one per column.
     """
     groups = parameters_by_group(model)
     total = sum(groups.values())
@@ -53,7 +52,7 @@ def state_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int) -
 
 
 def matrix_shapes(model: ModelShape) -> Counter[tuple[int, int]]:
-    """How many hidden matrices there are of each shape (shorter side first)."""
+    """Number of hidden matrices of each shape (shorter side first)."""
     d, found = model.n_embd, Counter[tuple[int, int]]()
     for width, count in ((model.query_width, 2), (model.kv_width, 2), (model.hidden_width, 3 if model.gated else 2)):
         found[min(d, width), max(d, width)] += count * model.n_layer
@@ -61,11 +60,11 @@ def matrix_shapes(model: ModelShape) -> Counter[tuple[int, int]]:
 
 
 def work_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int, *, cuda: bool) -> int:
-    """Peak of what a step allocates beside parameters, gradients and state.
+    """Peak temporary memory of an optimizer step, without parameters, gradients and state.
 
     Args:
-        cuda: torch's unfused optimizers then work on all tensors at once, and ours keep copies until the spike guard has
-            decided.
+        cuda: on a GPU, torch's unfused optimizers process all tensors at once, and Muon and Lion keep copies until
+            `found_inf` is applied.
     """
     groups = parameters_by_group(model)
     widest = max(model.query_width, model.hidden_width)
@@ -73,7 +72,7 @@ def work_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int, *,
     if optimizer.name == "MuonAdamW":
         peak = 0
         for (rows, columns), count in matrix_shapes(model).items():
-            at_once = min(count, max(1, _MUON_BATCH // (rows * columns)))
+            at_once = min(count, max(1, MUON_BATCH_NUMEL // (rows * columns)))
             batch = at_once * rows * columns
             iterate = optimizer.newton_schulz_bytes(cuda=cuda)
             # The stack divided by its norms, and its copy in the iteration's dtype; then two iterates and two Gram matrices.
@@ -85,11 +84,11 @@ def work_bytes(optimizer: Optimizer, model: ModelShape, parameter_bytes: int, *,
     if optimizer.name == "Lion":
         if not cuda:
             return max(groups.values()) * parameter_bytes
-        return 3 * max(_MUON_BATCH, largest) * parameter_bytes
+        return 3 * max(MUON_BATCH_NUMEL, largest) * parameter_bytes
     if optimizer.fused or optimizer.name == "SGD":
         return 0
     if cuda:
         return sum(groups.values()) * parameter_bytes
-    # One tensor at a time: a square root and its quotient, while the quotient of the tensor before is still held.
+    # One tensor at a time: its square root and quotient, while the previous tensor's quotient is still alive.
     table = model.padded_vocab_size * model.n_embd * (2 if model.tie_embeddings else 3)
     return max(table, 3 * model.n_embd * widest) * parameter_bytes

@@ -1,6 +1,6 @@
-"""What a model is made of: its shape as plain numbers, and how many parameters each part has.
+"""The shape of a model as plain numbers, and the parameters of each part.
 
-Letters: L blocks, d width, H query heads, K key/value heads, h head width, f hidden width of the MLP, T longest context, V
+Symbols: L blocks, d width, H query heads, K key/value heads, h head width, f hidden width of the MLP, T context length, V
 vocabulary rows including padding.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The settings of `lit_llm.models.gpt.GPTConfig` that decide sizes, under the same names; `vocab_size` is known here."""
+    """The fields of `lit_llm.models.gpt.GPTConfig` that affect sizes. `vocab_size` must be known."""
 
     n_layer: int
     n_head: int
@@ -38,7 +38,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Any, **changes: Any) -> ModelShape:
-        """Take the fields from an object that has them, such as a `GPTConfig`."""
+        """The shape of a `GPTConfig`, or of any object with the same fields."""
         return cls(**{f.name: getattr(config, f.name) for f in fields(cls)} | changes)
 
     @property
@@ -51,7 +51,7 @@ class ModelShape:
 
     @property
     def query_width(self) -> int:
-        """H·h, which is d unless head_dim says otherwise."""
+        """H·h, which is d unless head_dim is set."""
         return self.n_head * self.head_width
 
     @property
@@ -73,7 +73,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class BlockMatrices:
-    """Elements of each weight matrix of one block, as it is built: three projections, not one fused."""
+    """Elements of each weight matrix of one block. Query, key and value are separate matrices."""
 
     query: int
     key: int
@@ -89,7 +89,7 @@ class BlockMatrices:
 
 
 def block_matrices(model: ModelShape) -> BlockMatrices:
-    """d·H·h, d·K·h twice, H·h·d, and two or three d·f."""
+    """Elements: d·H·h, twice d·K·h, H·h·d, and two or three times d·f."""
     d, q, kv, f = model.n_embd, model.query_width, model.kv_width, model.hidden_width
     return BlockMatrices(d * q, d * kv, d * kv, q * d, d * f, d * f if model.gated else 0, d * f)
 
@@ -98,18 +98,23 @@ def _norm_parameters(model: ModelShape, width: int) -> int:
     return width * (2 if model.norm == "layernorm" and model.bias else 1)
 
 
-def _block_biases(model: ModelShape) -> int:
-    attention = model.query_width + 2 * model.kv_width
-    others = 2 * model.n_embd + model.hidden_width * (2 if model.gated else 1)  # both projections, up, gate
+def _column_biases(model: ModelShape) -> int:
+    """Biases of one block's query, key, value, up and gate, which tensor parallelism splits."""
     qkv_bias = model.bias if model.qkv_bias is None else model.qkv_bias
-    return (attention if qkv_bias else 0) + (others if model.bias else 0)
+    attention = model.query_width + 2 * model.kv_width if qkv_bias else 0
+    return attention + (model.hidden_width * (2 if model.gated else 1) if model.bias else 0)
+
+
+def _block_biases(model: ModelShape) -> int:
+    projections = 2 * model.n_embd if model.bias else 0
+    return _column_biases(model) + projections
 
 
 def parameters(model: ModelShape) -> dict[str, int]:
-    """Number of parameters by part; a tied head is no part. Their sum is that of the built model, exactly.
+    """Parameters by part, exactly as in the built model. A tied head is counted with the embedding.
 
-    A Llama-like block with multi-head attention, no biases and f = 4d has 12d² + 2d; a whole one with a tied head
-    12Ld² + 2Ld + Vd + d (Kaplan et al. 2020, table 1, plus norms).
+    A Llama-like block with multi-head attention, no biases, a 2-matrix MLP and f = 4d has 12d² + 2d parameters. The whole
+    model with a tied head has 12Ld² + 2Ld + Vd + d (Kaplan et al. 2020, table 1, plus norms).
     """
     d, layers, matrices = model.n_embd, model.n_layer, block_matrices(model)
     parts = {
@@ -125,7 +130,7 @@ def parameters(model: ModelShape) -> dict[str, int]:
 
 
 def total_parameters(model: ModelShape) -> int:
-    """All parameters, a tied matrix once."""
+    """All parameters; a tied matrix counts once."""
     return sum(parameters(model).values())
 
 
@@ -137,7 +142,7 @@ def block_parameters(model: ModelShape) -> int:
 
 
 def parameters_by_group(model: ModelShape) -> dict[str, int]:
-    """Parameters by the role that decides which optimizer they get: matrix (hidden weights), embedding, vector."""
+    """Parameters by optimizer group: matrix (hidden weights), embedding, vector."""
     parts = parameters(model)
     groups = {
         "matrix": parts["attention"] + parts["mlp"],
@@ -147,14 +152,17 @@ def parameters_by_group(model: ModelShape) -> dict[str, int]:
 
 
 def matmul_parameters(model: ModelShape) -> int:
-    """Parameters that multiply activations: every matrix of the blocks, and the output matrix once, tied or not."""
+    """Parameters in matrix products: all matrices of the blocks, and the output matrix once, tied or not."""
     return model.n_layer * block_matrices(model).total + model.padded_vocab_size * model.n_embd
 
 
 def local_parameters(model: ModelShape, tensor_parallel: int) -> int:
-    """Parameters that one of `tensor_parallel` ranks holds: matrices, embeddings and head are split, norms and biases are
-    not.
+    """Parameters on one of `tensor_parallel` ranks.
+
+    Matrices, the biases of their output columns, embedding and head are split. Norms, positions and the biases of the two
+    output projections are not.
     """
     parts = parameters(model)
     split = sum(parts.get(name, 0) for name in ("token embedding", "attention", "mlp", "output head"))
+    split += model.n_layer * _column_biases(model)
     return sum(parts.values()) - split + split // tensor_parallel

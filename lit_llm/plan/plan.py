@@ -1,10 +1,9 @@
-"""The plan of a run: every figure of the one page, as raw numbers with units in their names."""
+"""The plan of a run: all figures as numbers. `report` prints them and `json_output` exports them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from lit_llm.errors import UserError
 from lit_llm.plan import checkpoints, communication, compute
@@ -17,30 +16,30 @@ from lit_llm.plan.schedule import Phase, phases
 from lit_llm.plan.settings import RunSettings
 
 ASSUMED_MFU = 0.4
-"""Where nothing was measured: what well-tuned runs publish for models of this kind on A100 and H100 (36 to 50 %)."""
+"""MFU where none was measured. Well-tuned runs of such models on A100 and H100 publish 36 to 50 %."""
 SAVE_GBPS = 0.65
-"""Writing a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/measurements.md)."""
+"""Speed of writing a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/measurements.md)."""
 DEVICE_MTBF_HOURS = 50_000.0
 """Device-hours between failures: 419 unexpected ones in 54 days on 16,384 GPUs (Llama 3, arXiv 2407.21783, section 3.3.4)."""
 DISK_GBPS = 1.0
-"""Reading tokens, GB/s: an assumption."""
+"""Speed of reading tokens, GB/s. An assumption."""
 WRITES_AND_READS = 3.0
-"""Bytes moved for each byte that an operation writes: it is written once and read about twice."""
+"""Memory traffic per byte that an operation writes: it is written once and read about twice."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the plan is asked beside the run itself.
+    """Assumptions of a plan that are not settings of the run.
 
     Attributes:
-        mfu: useful FLOP/s over the dense peak; None: ASSUMED_MFU.
-        mfu_origin: "given", "calibrated" …, printed beside it.
-        price_usd_hour: per device; None: the hardware table's range.
-        mtbf_hours: of the whole run; None: DEVICE_MTBF_HOURS over the devices.
+        mfu: useful FLOP/s over the dense peak. None: ASSUMED_MFU.
+        mfu_origin: where `mfu` comes from ("given", "calibrated" …); printed next to it.
+        price_usd_hour: price per device-hour. None: the range in the hardware table.
+        mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
         save_gbps: speed of writing checkpoints.
-        pipeline_stages: for the bubble a pipeline of so many stages would have.
-        slowest_rank: its time over the mean rank's.
-        served_tokens: tokens the trained model will answer with, for the cost of a lifetime.
+        pipeline_stages: number of pipeline stages, for the bubble.
+        slowest_rank: step time of the slowest rank over the mean.
+        served_tokens: tokens the trained model will generate, for the lifetime FLOPs.
     """
 
     mfu: float | None = None
@@ -55,16 +54,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one optimizer step on one rank; None where the hardware's figures are not known.
+    """Seconds of one optimizer step on one rank. None where the figures of the hardware are unknown.
 
     Attributes:
-        compute: matrix products at the MFU, recomputation included.
-        memory: traffic of everything that is not a matrix product, at full bandwidth.
-        communication: all of it, hidden or not.
-        exposed: what cannot run beside computation.
+        compute: FLOPs at the MFU, including recomputation.
+        memory: memory traffic at full bandwidth.
+        communication: all communication, overlapped or not.
+        exposed: communication that does not overlap with computation.
         data: reading the tokens.
-        step: compute and exposed communication, stretched by the pipeline bubble and the slowest rank.
-        recomputation: FLOPs executed over those without activation checkpointing.
+        step: compute plus exposed communication, lengthened by the pipeline bubble and the slowest rank.
+        recomputation: executed FLOPs over those without activation checkpointing.
     """
 
     compute: float | None
@@ -77,7 +76,7 @@ class Times:
 
     @property
     def limit(self) -> str | None:
-        """Which of compute, memory, communication and data takes longest if all ran side by side."""
+        """The longest of compute, memory, communication and data."""
         known = {name: getattr(self, name) for name in ("compute", "memory", "communication", "data")}
         known = {name: seconds for name, seconds in known.items() if seconds is not None}
         return max(known, key=lambda name: known[name]) if self.compute is not None else None
@@ -85,7 +84,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Plan:
-    """All figures; bytes and seconds unless the name says otherwise."""
+    """All figures of a plan. Units are bytes and seconds unless the name says otherwise."""
 
     settings: RunSettings
     hardware: Hardware
@@ -106,7 +105,7 @@ class Plan:
 
     @property
     def run_seconds(self) -> float | None:
-        """Training alone: no validation, no saving. The run's tokens over the final batch's speed, also for a ramp's others."""
+        """Training time without validation and saving. A batch ramp is assumed to run at the speed of its final batch."""
         settings, step = self.settings, self.times.step
         return None if step is None else step * settings.tokens / settings.tokens_per_step
 
@@ -123,7 +122,7 @@ class Plan:
 
     @property
     def efficiency(self) -> float | None:
-        """Step time of one device's work alone over that with everything else: what adding devices leaves of each."""
+        """Scaling efficiency: compute time over step time."""
         return self.times.compute / self.times.step if self.times.compute and self.times.step else None
 
     @property
@@ -147,7 +146,7 @@ class Plan:
 
     @property
     def validation_seconds(self) -> float | None:
-        """One pass over the held-out tokens, forward only: a third of the FLOPs."""
+        """One pass over the validation tokens. It is forward only, so a third of the FLOPs of training."""
         tokens, per_step = self.settings.data.val_tokens, self.times.compute
         if tokens is None or per_step is None:
             return None
@@ -160,10 +159,10 @@ class Plan:
 
 
 def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None = None) -> Plan:
-    """Everything that can be said of a run before it starts; arithmetic only, a few milliseconds.
+    """Plan a run. Pure arithmetic: takes a few milliseconds.
 
     Raises:
-        UserError: sizes that do not divide, one sentence a line.
+        UserError: sizes do not divide; one sentence per line.
     """
     options = options or Options()
     if problems := settings.problems():
@@ -197,7 +196,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
 
 
 def usable_bytes(hardware: Hardware) -> float:
-    """Of a device whose capacity is known: all but what a GPU's driver takes."""
+    """Capacity of a device without what a GPU's driver reserves. The capacity must be known."""
     assert hardware.memory_gb is not None
     return (hardware.memory_gb - (RESERVED_GB if hardware.is_gpu else 0)) * 1e9
 
@@ -220,7 +219,7 @@ def peak_memory(settings: RunSettings, hardware: Hardware, options: Options) -> 
 
 
 def largest_micro_batch(settings: RunSettings, hardware: Hardware, options: Options, capacity_bytes: float) -> int:
-    """Sequences of the largest micro-batch that fits and divides a rank's share of every batch; 0 if none does."""
+    """The largest micro-batch, in sequences, that fits and divides each rank's share of every batch; 0 if none fits."""
     share = math.gcd(*(size for _, size in settings.stages)) // settings.layout.data_parallel
     sizes = [size for size in range(1, share + 1) if share % size == 0]
     low, high = 0, len(sizes)  # memory grows with the micro-batch: bisect
@@ -237,7 +236,10 @@ def largest_micro_batch(settings: RunSettings, hardware: Hardware, options: Opti
 def next_steps(
     settings: RunSettings, hardware: Hardware, options: Options, memory: Memory, capacity_bytes: float | None
 ) -> list[tuple[str, int]]:
-    """What saves memory and by how many bytes, cheapest in time first; up to the first that makes an oversized run fit."""
+    """Flags that save memory and the bytes each saves, cheapest in time first.
+
+    If the run does not fit, the list ends with the first flag that makes it fit.
+    """
     layout, tried = settings.layout, []
     chunk = 8192 if settings.sequences * settings.model.block_size > 8192 else 1024
     if settings.chunk_size is None and settings.model.vocab_size >= 8192:
@@ -273,8 +275,9 @@ def next_steps(
 
 
 def step_times(settings: RunSettings, hardware: Hardware, options: Options, peak_tflops: float | None) -> Times:
-    """Seconds per step by cause. Overlap: DDP hides behind the last backward pass, FSDP behind everything, TP behind
-    nothing.
+    """Seconds per step by cause.
+
+    Overlap: DDP communicates during the last backward pass, FSDP during all computation, tensor parallelism during none.
     """
     model, layout = settings.model, settings.layout
     weight_bytes, compute_bytes = BYTES[settings.precision]
@@ -287,17 +290,17 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options, peak
     moving = None
     if hardware.memory_gbps is not None:
         moving = _traffic_bytes(settings, hardware) / (hardware.memory_gbps * 1e9)
-    talking, exposed = _communication(settings, hardware, computing, weight_bytes, compute_bytes)
+    communicating, exposed = _communication(settings, hardware, computing, weight_bytes, compute_bytes)
     reading = tokens * settings.data.bytes_per_token / (DISK_GBPS * 1e9)
     step = None
     if computing is not None:
         bubble = communication.pipeline_bubble(options.pipeline_stages, settings.accumulation)
         step = (computing + exposed) / (1 - bubble) * options.slowest_rank
-    return Times(computing, moving, talking, exposed, reading, step, again)
+    return Times(computing, moving, communicating, exposed, reading, step, again)
 
 
 def _traffic_bytes(settings: RunSettings, hardware: Hardware) -> float:
-    """Bytes a rank's memory moves per step: activations written and read, and the optimizer's pass over weights and state."""
+    """Memory traffic of one rank and step: activations, plus the optimizer's pass over weights and state."""
     model, layout = settings.model, settings.layout
     weight_bytes, compute_bytes = BYTES[settings.precision]
     made = micro_batch(
@@ -314,14 +317,14 @@ def _traffic_bytes(settings: RunSettings, hardware: Hardware) -> float:
     )
     weights = local_parameters(model, layout.tensor_parallel) * weight_bytes
     state = state_bytes(settings.optimizer, model, weight_bytes) / layout.divisor("optimizer") / layout.tensor_parallel
-    # The step reads and writes weights and state and reads gradients; clipping has read and written those once more.
+    # The optimizer reads and writes weights and state and reads gradients; clipping reads and writes gradients.
     return made.written * WRITES_AND_READS * settings.accumulation + 5 * weights / layout.divisor("optimizer") + 2 * state
 
 
 def _communication(
     settings: RunSettings, hardware: Hardware, computing: float | None, weight_bytes: int, compute_bytes: int
 ) -> tuple[float | None, float]:
-    """(seconds of all communication per step, those that cannot be hidden)."""
+    """(seconds of all communication per step, seconds that do not overlap with computation)."""
     model, layout = settings.model, settings.layout
     if layout.devices == 1:
         return 0.0, 0.0
@@ -339,7 +342,7 @@ def _communication(
     shared = 0.0
     if layout.shards == "parameters" and layout.shard > 1:
         gather = communication.gather_seconds(weights, layout.shard, links, stride=tp)
-        one = (3 if layout.reshard else 2) * gather  # weights once or twice, gradients in fp32 as wide as the masters
+        one = (3 if layout.reshard else 2) * gather  # weights once or twice, gradients once
         shared = one * accumulation
         exposed += communication.exposed_seconds(one, per_micro_batch) * accumulation
     if layout.replicate > 1 or layout.shards in ("optimizer", "gradients"):
@@ -352,7 +355,7 @@ def _communication(
 
 
 def communicated_bytes(settings: RunSettings) -> dict[str, float]:
-    """Bytes each rank sends per optimizer step, by what for."""
+    """Bytes each rank sends per optimizer step, by purpose."""
     model, layout = settings.model, settings.layout
     weight_bytes, compute_bytes = BYTES[settings.precision]
     weights = local_parameters(model, layout.tensor_parallel) * weight_bytes
@@ -369,102 +372,3 @@ def communicated_bytes(settings: RunSettings) -> dict[str, float]:
     elif layout.shards in ("optimizer", "gradients"):
         found["gradients scattered, weights gathered"] = communication.ddp_bytes(weights, layout.shard)
     return found
-
-
-def as_dict(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values for JSON."""
-    settings, times, memory = plan.settings, plan.times, plan.memory
-    interval = checkpoints.young_interval_seconds(plan.save_seconds, plan.mtbf_seconds)
-    known_loss = settings.tokens > 0
-    return {
-        "parameters": {"total": plan.parameters, "by_part": plan.parts},
-        "batch": {
-            "global_sequences": settings.global_batch,
-            "micro_sequences": settings.sequences,
-            "accumulation": settings.accumulation,
-            "block_size": settings.model.block_size,
-            "tokens_per_step": settings.tokens_per_step,
-            "steps": settings.steps,
-            "tokens": settings.tokens,
-            "ramp": [{"steps_before": first, "global_sequences": size} for first, size in settings.ramp],
-        },
-        "data": {
-            "train_tokens": settings.data.train_tokens,
-            "val_tokens": settings.data.val_tokens,
-            "origin": settings.data.origin,
-            "epochs": settings.tokens / settings.data.train_tokens if settings.data.train_tokens else None,
-        },
-        "precision": {
-            "name": settings.precision,
-            "weight_bytes": BYTES[settings.precision][0],
-            "compute_bytes": BYTES[settings.precision][1],
-        },
-        "layout": {
-            "strategy": settings.layout.strategy,
-            "devices": settings.layout.devices,
-            "replicate": settings.layout.replicate,
-            "shard": settings.layout.shard,
-            "tensor_parallel": settings.layout.tensor_parallel,
-        },
-        "optimizer": {
-            "name": settings.optimizer.name,
-            "state_bytes": int(state_bytes(settings.optimizer, settings.model, BYTES[settings.precision][0])),
-        },
-        "memory_per_rank": {
-            "bytes_by_part": memory.parts,
-            "total_bytes": memory.total,
-            "moment": memory.moment,
-            "capacity_bytes": plan.capacity_bytes,
-            "fits": plan.fits,
-            "largest_micro_batch": plan.largest_micro_batch,
-            "next": [{"switch": flag, "saves_bytes": saved} for flag, saved in plan.next_steps],
-        },
-        "compute": {
-            "convention": compute.CONVENTION,
-            "flops_per_token": plan.flops.total,
-            "flops_per_token_matmul": plan.flops.matmul,
-            "flops_per_token_attention": plan.flops.attention,
-            "flops_per_token_attention_causal": plan.flops.attention_causal,
-            "flops_per_step": plan.flops.total * settings.tokens_per_step,
-            "flops_per_run": plan.flops.total * settings.tokens,
-            "peak_tflops": plan.peak_tflops,
-            "mfu": plan.options.mfu or ASSUMED_MFU,
-            "mfu_origin": plan.options.mfu_origin,
-        },
-        "time": {
-            "step_seconds": times.step,
-            "compute_seconds": times.compute,
-            "memory_seconds": times.memory,
-            "communication_seconds": times.communication,
-            "exposed_communication_seconds": times.exposed,
-            "data_seconds": times.data,
-            "limit": times.limit,
-            "tokens_per_second": settings.tokens_per_step / times.step if times.step else None,
-            "run_seconds": plan.run_seconds,
-            "device_hours": plan.run_seconds * settings.layout.devices / 3600 if plan.run_seconds else None,
-            "scaling_efficiency": plan.efficiency,
-            "usd": plan.usd,
-        },
-        "communication": {"bytes_per_rank_and_step": communicated_bytes(settings)},
-        "loss": {
-            "chinchilla_multiple": compute.chinchilla_multiple(plan.parameters, settings.tokens),
-            "chinchilla_fit_nats": compute.chinchilla_loss(plan.parameters, settings.tokens) if known_loss else None,
-        },
-        "checkpoint": {
-            "bytes": plan.checkpoint_bytes,
-            "save_seconds": plan.save_seconds,
-            "mtbf_hours": plan.mtbf_seconds / 3600,
-            "young_interval_seconds": interval,
-            "overhead_fraction": checkpoints.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds),
-            "every_n_steps": settings.save_every,
-        },
-        "validation": {
-            "every_n_steps": settings.validate_every,
-            "passes": plan.validations,
-            "seconds_each": plan.validation_seconds,
-        },
-        "schedule": {
-            "kind": settings.schedule.kind,
-            "phases": [{"name": p.name, "steps": p.steps, "tokens": p.tokens} for p in plan.phases],
-        },
-    }

@@ -1,4 +1,4 @@
-"""A plan as one page: tables for a terminal, or Markdown. JSON is `as_dict`, untouched."""
+"""A plan as one page: tables for a terminal, or Markdown. For JSON, see `json_output`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its rows of label and text."""
+    """A heading, and rows of (label, text)."""
 
     title: str
     rows: list[tuple[str, str]]
 
 
 def sections(plan: Plan, rate: Callable[[int], float] | None = None) -> list[Section]:
-    """The page.
+    """The sections of the page.
 
     Args:
-        rate: the learning rate of an optimizer step, for the schedule's drawing.
+        rate: the learning rate of an optimizer step, for the sparkline.
     """
     found = [
         Section("Model", _model(plan)),
@@ -60,7 +60,7 @@ def render(plan: Plan, rate: Callable[[int], float] | None = None) -> Renderable
 
 
 def markdown(plan: Plan, rate: Callable[[int], float] | None = None) -> str:
-    """One Markdown table a section."""
+    """One Markdown table per section."""
     parts = []
     for section in sections(plan, rate):
         rows = "\n".join(f"| {label} | {text} |" for label, text in section.rows)
@@ -89,7 +89,7 @@ def _run(plan: Plan, rate: Callable[[int], float] | None) -> list[tuple[str, str
     weight, operand = BYTES[settings.precision]
     optimizer = settings.optimizer
     state = state_bytes(optimizer, settings.model, weight)
-    known = "" if optimizer.is_known else ", not known here: taken for AdamW"
+    known = "" if optimizer.is_known else " (unknown optimizer, counted as AdamW)"
     mesh = [f"{name} {n}" for name, n in (("replicate", layout.replicate), ("shard", layout.shard)) if n > 1]
     mesh += [f"tensor parallel {layout.tensor_parallel}"] if layout.tensor_parallel > 1 else []
     accumulated = f" x {settings.accumulation} accumulated" if settings.accumulation > 1 else ""
@@ -97,23 +97,25 @@ def _run(plan: Plan, rate: Callable[[int], float] | None) -> list[tuple[str, str
         (
             "batch",
             f"{settings.global_batch:,} sequences = {settings.tokens_per_step:,} tokens: "
-            f"{settings.sequences} a micro-batch{accumulated} x {layout.data_parallel} data-parallel",
+            f"{settings.sequences} per micro-batch{accumulated} x {layout.data_parallel} data-parallel",
         ),
         *([("batch ramp", _ramp(plan))] if settings.ramp else []),
         ("tokens", f"{settings.steps:,} steps = {count(settings.tokens)} ({settings.tokens:,})"),
         ("data", _data(plan)),
         ("precision", f"{settings.precision}: weights, gradients, state {weight} bytes, matrix products {operand} bytes"),
         ("parallelism", f"{layout.strategy}, {devices(plan)}" + (f": {', '.join(mesh)}" if mesh else "")),
-        ("optimizer", f"{optimizer.name}, state {state / plan.parameters:.2f} bytes a parameter = {size(state)}{known}"),
+        ("optimizer", f"{optimizer.name}, state {state / plan.parameters:.2f} bytes per parameter = {size(state)}{known}"),
     ]
     parts = "; ".join(f"{p.name} {p.steps:,} steps, {count(p.tokens)} tokens" for p in plan.phases)
     drawn = f"  {sparkline(rate, settings.steps)}" if rate else ""
     rows.append(("schedule", f"{settings.schedule.kind}: {parts}{drawn}"))
     multiple = compute.chinchilla_multiple(plan.parameters, settings.tokens)
-    scale = f"{settings.tokens / plan.parameters:.3g} tokens a parameter, {multiple:.3g} x Chinchilla's 20"
-    if plan.parameters >= 4e7 and settings.tokens >= 1e9:  # below, the fit is far from anything it was fitted to
+    scale = f"{settings.tokens / plan.parameters:.3g} tokens per parameter, {multiple:.3g} x Chinchilla's 20"
+    if plan.parameters >= 4e7 and settings.tokens >= 1e9:  # below that, the fit is an extrapolation
         fitted = compute.chinchilla_loss(plan.parameters, settings.tokens)
-        scale += f"; its fit says {fitted:.2f} nats (for its text, vocabulary 32,000, one epoch: only differences carry over)"
+        scale += (
+            f"; its fit predicts {fitted:.2f} nats (on its own text, vocabulary 32,000, one epoch: compare differences only)"
+        )
     rows.append(("scale", scale))
     return rows
 
@@ -128,7 +130,7 @@ def _data(plan: Plan) -> str:
     if not data.train_tokens:
         return "dataset size: unknown"
     epochs = plan.settings.tokens / data.train_tokens
-    repeated = ": from about 4 on, repetition teaches less (Muennighoff et al. 2023)" if epochs > 4 else ""
+    repeated = ": beyond about 4, repeated data help less (Muennighoff et al. 2023)" if epochs > 4 else ""
     return f"{count(data.train_tokens)} tokens ({data.origin}): {epochs:.3g} epochs{repeated}"
 
 
@@ -138,10 +140,10 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
     rows.append(("total", size(memory.total)))
     if plan.capacity_bytes is not None:
         verdict = "fits" if plan.fits else "DOES NOT FIT"
-        reserved = f", {RESERVED_GB:g} GB of them left to the driver" if plan.hardware.is_gpu else ""
+        reserved = f", {RESERVED_GB:g} GB of it reserved for the driver" if plan.hardware.is_gpu else ""
         rows.append(("capacity", f"{plan.hardware.name}: {size(plan.capacity_bytes)}{reserved}: {verdict}"))
         largest = plan.largest_micro_batch
-        rows.append(("largest micro-batch", f"{largest} sequences" if largest else "none: not even one sequence fits"))
+        rows.append(("largest micro-batch", f"{largest} sequences" if largest else "none, not even one sequence fits"))
     if plan.next_steps:
         switches = [f"{flag} (-{saved / 1e9:.2f} GB)" for flag, saved in plan.next_steps]
         rows.append(("to save memory", "; ".join(switches)))
@@ -152,15 +154,15 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     settings, times, flops = plan.settings, plan.times, plan.flops
     rows = [
         (
-            "FLOPs a token",
-            f"{flops.total:.4g} = 6 N {flops.matmul:.4g} + attention {flops.attention:.4g} (full; exact for causal: "
+            "FLOPs per token",
+            f"{flops.total:.4g} = 6 N {flops.matmul:.4g} + attention {flops.attention:.4g} (full; causal: "
             f"{flops.attention_causal:.4g})",
         ),
-        ("FLOPs", f"{flops.total * settings.tokens_per_step:.4g} a step, {flops.total * settings.tokens:.4g} the run"),
+        ("FLOPs", f"{flops.total * settings.tokens_per_step:.4g} per step, {flops.total * settings.tokens:.4g} in total"),
     ]
     if times.step is None or plan.run_seconds is None or plan.peak_tflops is None:
         rows.append(
-            ("time", f"unknown: no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures)")
+            ("time", f"unknown: no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures it)")
         )
         return rows
     mfu = plan.options.mfu or ASSUMED_MFU
@@ -174,11 +176,15 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     ]
     if plan.usd:
         low, high = plan.usd
-        source = "at the stated price" if plan.options.price_usd_hour is not None else "at the table's assumed price range"
-        rows.append(("money", f"${low:,.2f} {source}" if low == high else f"${low:,.2f} to ${high:,.2f} {source}"))
+        source = (
+            "at the given price"
+            if plan.options.price_usd_hour is not None
+            else "at the assumed price range of the hardware table"
+        )
+        rows.append(("cost", f"${low:,.2f} {source}" if low == high else f"${low:,.2f} to ${high:,.2f} {source}"))
     causes = {"compute": times.compute, "memory": times.memory, "communication": times.communication, "data": times.data}
     parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
-    rows.append(("limit", f"{times.limit} (a step's {', '.join(parts)})"))
+    rows.append(("limit", f"{times.limit} (per step: {', '.join(parts)})"))
     if plan.options.served_tokens:
         total = compute.lifetime_flops(plan.parameters, settings.tokens, plan.options.served_tokens)
         served = 2 * plan.parameters * plan.options.served_tokens
@@ -190,9 +196,9 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
 
 def _communication(plan: Plan) -> list[tuple[str, str]]:
     settings, times = plan.settings, plan.times
-    rows = [(f"{name}", f"{size(n)} a rank and step") for name, n in communicated_bytes(settings).items()]
+    rows = [(f"{name}", f"{size(n)} per rank and step") for name, n in communicated_bytes(settings).items()]
     if rows and times.communication is not None:
-        rows.append(("time", f"{duration(times.communication)} a step, {duration(times.exposed)} of it not hidden"))
+        rows.append(("time", f"{duration(times.communication)} per step, {duration(times.exposed)} of it not overlapped"))
         if plan.efficiency is not None:
             rows.append(("scaling efficiency", f"{plan.efficiency:.1%}"))
     if plan.options.pipeline_stages > 1:
@@ -215,9 +221,9 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
     interval = checkpoints.young_interval_seconds(plan.save_seconds, plan.mtbf_seconds)
     lost = checkpoints.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds)
     steps = f" = {max(1, round(interval / plan.times.step)):,} steps" if plan.times.step else ""
-    given = "" if plan.options.mtbf_hours else ", assumed from 50,000 device-hours"
+    given = "" if plan.options.mtbf_hours else ", assuming 50,000 device-hours"
     rows = [
-        ("a checkpoint", f"weights and optimizer state, {size(plan.checkpoint_bytes)}, {duration(plan.save_seconds)} to write"),
+        ("checkpoint", f"weights and optimizer state, {size(plan.checkpoint_bytes)}, {duration(plan.save_seconds)} to write"),
         (
             "best interval",
             f"{duration(interval)}{steps} by Young's rule for {plan.mtbf_seconds / 3600:,.0f} h between failures{given}: "
@@ -231,7 +237,7 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
             share = checkpoints.overhead_fraction(plan.save_seconds, seconds, plan.mtbf_seconds)
             every += f" = {duration(seconds)}: {share:.2%} lost"
         kept = min(settings.keep_last + 1, -(-settings.steps // settings.save_every))
-        rows.append(("configured", f"{every}; up to {kept} kept = {size(kept * plan.checkpoint_bytes)}"))
+        rows.append(("configured", f"{every}; keeps up to {kept} = {size(kept * plan.checkpoint_bytes)}"))
     if settings.validate_every:
         text = f"every {settings.validate_every:,} steps, {plan.validations:,} passes"
         tokens = settings.data.val_tokens
@@ -239,7 +245,7 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
             text += f" over {count(tokens)} tokens"
         if plan.validation_seconds is not None and plan.run_seconds:
             share = plan.validation_seconds * plan.validations / plan.run_seconds
-            text += f", {duration(plan.validation_seconds)} each: {share:.1%} of training"
+            text += f", {duration(plan.validation_seconds)} each: {share:.1%} of the training time"
         rows.append(("validation", text))
     return rows
 
@@ -248,12 +254,12 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
 
 
 def devices(plan: Plan) -> str:
-    """ "8 x a100-80gb"."""
+    """For example "8 x a100-80gb"."""
     return f"{plan.settings.layout.devices} x {plan.hardware.name}"
 
 
 def count(number: float) -> str:
-    """1.56 B, 124 M, 17 k."""
+    """For example "1.56 B", "124 M", "17 k"."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.3g} {unit}"
@@ -261,14 +267,14 @@ def count(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes as GB = 1e9 and GiB, or MB where that is little."""
+    """Bytes as GB (1e9) and GiB, or as MB below 0.1 GB."""
     if number < 1e8:
         return f"{number / 1e6:.1f} MB"
     return f"{number / 1e9:.2f} GB ({number / 2**30:.2f} GiB)"
 
 
 def duration(seconds: float) -> str:
-    """In the unit that reads best."""
+    """Seconds in a readable unit."""
     if seconds <= 0:
         return "0 s"
     if seconds < 1e-3:
@@ -285,7 +291,7 @@ def duration(seconds: float) -> str:
 
 
 def table_rows(header: Sequence[str], rows: Sequence[Sequence[str]], *, as_markdown: bool) -> str:
-    """A comparison as text: Markdown, or columns aligned with spaces."""
+    """A table as text: Markdown, or columns aligned with spaces."""
     if as_markdown:
         lines = [header, ["---"] * len(header), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -1,4 +1,4 @@
-"""The learning-rate schedule as phases, and drawn in one line."""
+"""The learning-rate schedule as phases and as a sparkline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Phase:
-    """Part of a run: optimizer steps and tokens."""
+    """One phase of a run: its optimizer steps and tokens."""
 
     name: str
     steps: int
@@ -26,14 +26,14 @@ def phases(
     decay_steps: int,
     tokens_before: Callable[[int], int],
 ) -> list[Phase]:
-    """Warmup, stable at the peak, decay, and constant at the final rate; those of no steps in the run are left out.
+    """The phases warmup, stable (at the peak), decay and constant (at the final rate). Empty phases are left out.
 
     Args:
-        kind: the schedule's class name: WSD decays at its end, Constant never, the others from the end of warmup on.
-        steps: of the run.
-        total_steps: at which the final rate is reached, in or after the run; None: at the run's end.
-        decay_steps: of WSD, the last of `total_steps`.
-        tokens_before: tokens in the first so many steps.
+        kind: class name of the schedule. WSD decays at its end, Constant never, the others from the end of warmup.
+        steps: optimizer steps of the run.
+        total_steps: the step that reaches the final rate, within or after the run. None: the last step.
+        decay_steps: for WSD, the length of the decay that ends at `total_steps`.
+        tokens_before: the number of tokens in the first n steps, as a function of n.
     """
     end = steps if total_steps is None else total_steps
     peak_until = {"WSD": end - decay_steps, "Constant": steps}.get(kind, warmup_steps)
@@ -48,7 +48,7 @@ def phases(
 
 
 def sparkline(rate: Callable[[int], float], total_steps: int, width: int = 40) -> str:
-    """`rate` at `width` steps from the first to the last, as bars; the tallest is the peak."""
+    """`rate` as bars at `width` evenly spaced steps. The tallest bar is the peak."""
     width = min(width, total_steps)
     values = [rate(1 + round(i * (total_steps - 1) / max(1, width - 1))) for i in range(width)]
     top = max(values) or 1.0

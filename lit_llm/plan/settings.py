@@ -1,4 +1,4 @@
-"""What a plan is made from: the settings of a run as plain numbers, made from a parsed recipe."""
+"""The settings of a run as plain numbers, taken from a parsed recipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKPOINTING = ("none", "cheap", "attention", "full")
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Tokens there are, and how that is known: "counted", "estimated …" or "unknown" (then None)."""
+    """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None)."""
 
     train_tokens: int | None = None
     val_tokens: int | None = None
@@ -30,9 +30,9 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning-rate schedule: its class name, steps of warmup and of WSD's decay, and at which step it ends.
+    """The learning-rate schedule: its class name, the steps of warmup and of WSD's decay, and its last step.
 
-    `total_steps` None: with the run.
+    `total_steps` None: the last step of the run.
     """
 
     kind: str = "Cosine"
@@ -43,10 +43,10 @@ class Schedule:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """A run. Batch sizes count sequences; `steps` are optimizer steps.
+    """A run. Batch sizes are in sequences, `steps` are optimizer steps.
 
-    `ramp`: where the batch grows (a BatchRamp), pairs of (steps made before, sequences a step from there on), from 0 steps to
-    `global_batch`. Tokens are counted by it; accumulation and tokens_per_step are those of the final batch.
+    `ramp`: the stages of a BatchRamp, pairs of (first step, sequences per step); the last stage has `global_batch`. Total
+    tokens follow the ramp. `accumulation` and `tokens_per_step` describe the final batch.
     """
 
     model: ModelShape
@@ -70,7 +70,7 @@ class RunSettings:
 
     @property
     def sequences(self) -> int:
-        """Of one micro-batch of one rank."""
+        """Sequences per micro-batch on one rank."""
         return self.micro_batch or self.global_batch // self.layout.data_parallel
 
     @property
@@ -83,12 +83,12 @@ class RunSettings:
 
     @property
     def tokens(self) -> int:
-        """Of the whole run."""
+        """Tokens of the whole run."""
         return self.tokens_before(self.steps)
 
     @property
     def stages(self) -> Stages:
-        """The ramp; a batch that does not grow is one of a single stage."""
+        """The stages of the ramp; a constant batch has one stage."""
         return self.ramp or ((0, self.global_batch),)
 
     def tokens_before(self, step: int) -> int:
@@ -96,7 +96,7 @@ class RunSettings:
         return sequences_before(self.stages, step) * self.model.block_size
 
     def problems(self) -> list[str]:
-        """What does not divide, one sentence each; that of the global batch is worded as `fit` words it."""
+        """One sentence for each size that does not divide. Batch sizes get the message that `fit` prints."""
         found = []
         model, tp, dp = self.model, self.layout.tensor_parallel, self.layout.data_parallel
         split = {
@@ -108,7 +108,9 @@ class RunSettings:
         }
         for name, value in split.items():
             if value % tp:
-                found.append(f"tensor_parallel {tp} does not divide the model's {name} {value} (--trainer.strategy, --devices)")
+                found.append(
+                    f"tensor_parallel {tp} does not divide {name} {value} of the model (--trainer.strategy, --devices)."
+                )
         for size in dict.fromkeys((self.global_batch, *(size for _, size in self.ramp))):
             words = {}
             if size != self.global_batch:
@@ -131,14 +133,14 @@ def from_recipe(
     data: DataFacts,
     ramp: Stages = (),
 ) -> RunSettings:
-    """Settings from the parsed recipe, a nested dict as `RecipeCLI` makes it.
+    """Settings from a parsed recipe (a nested dict).
 
     Args:
-        devices: instead of the recipe's trainer.devices and num_nodes; None: those, where "auto" counts as 1.
-        ramp: of the batch, as `RunSettings` has it.
+        devices: replaces the recipe's trainer.devices and num_nodes. None: use those, where "auto" counts as 1.
+        ramp: the stages of the batch ramp, as in `RunSettings`.
 
     Raises:
-        UserError: a precision or a number of devices that cannot be planned.
+        UserError: the precision, the strategy or the number of devices cannot be planned.
     """
     trainer, compute = config["trainer"], config.get("compute") or {}
     precision = canonical_precision(trainer.get("precision"))
@@ -150,7 +152,9 @@ def from_recipe(
     if steps == -1:
         epochs = trainer.get("max_epochs")
         if not data.train_tokens or epochs in (None, -1):
-            raise UserError("the number of steps is not known without reading the data: give --trainer.max_steps")
+            raise UserError(
+                "The number of steps depends on the size of the dataset, which is unknown: set --trainer.max_steps."
+            )
         steps = steps_for(ramp or ((0, global_batch),), epochs * ((data.train_tokens - 1) // model.block_size))
     total = options.get("total_steps")
     decay = options.get("decay_steps") or max(1, round(options.get("decay_fraction", 0.2) * (total or steps)))
@@ -184,7 +188,7 @@ def from_recipe(
 
 
 def class_of(group: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Class name without its module, and its arguments, of a group with class_path and init_args."""
+    """(class name without its module, arguments) of a group with class_path and init_args."""
     return str(group.get("class_path", "")).rpartition(".")[2], group.get("init_args") or {}
 
 
@@ -199,20 +203,20 @@ def optimizer_of(group: Mapping[str, Any]) -> Optimizer:
 
 
 def canonical_precision(value: Any) -> str:
-    """Lightning's short names in full.
+    """A Trainer precision with Lightning's short forms spelled out.
 
     Raises:
-        UserError: a precision without a known memory layout.
+        UserError: the bytes per element are unknown for this precision.
     """
     short = {"None": "32-true", "32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
     precision = short.get(str(value), str(value))
     if precision not in BYTES:
-        raise UserError(f"precision {value} cannot be planned, only {', '.join(BYTES)} can (--trainer.precision)")
+        raise UserError(f"Cannot plan for precision {value}: use {', '.join(BYTES)} (--trainer.precision).")
     return precision
 
 
 def devices_of(devices: Any, nodes: int) -> int:
-    """trainer.devices as a number: a list counts its entries; auto, -1 and None are one device here."""
+    """The number of devices in trainer.devices. A list counts its entries; "auto", -1 and None count as one device."""
     if isinstance(devices, list):
         return len(devices) * nodes
     try:
@@ -223,13 +227,13 @@ def devices_of(devices: Any, nodes: int) -> int:
 
 
 def layout_from_strategy(strategy: Any, devices: int, devices_per_node: int) -> Layout:
-    """The layout of a Trainer strategy (its name, or class_path and init_args) or of a name in STRATEGIES.
+    """The layout of a Trainer strategy: a name, a name in STRATEGIES, or class_path and init_args.
 
     Raises:
-        UserError: an unknown strategy, or devices that do not divide; names what would.
+        UserError: the strategy is unknown, or its mesh does not fit the number of devices.
     """
     if devices < 1:
-        raise UserError(f"devices is {devices}, it must be at least 1 (--devices)")
+        raise UserError(f"devices must be at least 1, not {devices} (--devices).")
     options: Mapping[str, Any] = {}
     name = strategy
     if isinstance(strategy, Mapping):
@@ -240,11 +244,9 @@ def layout_from_strategy(strategy: Any, devices: int, devices_per_node: int) -> 
     if name == "MeshStrategy":
         return _mesh(options, devices)
     if name not in STRATEGIES:
-        raise UserError(
-            f"strategy {name!r} cannot be planned; known are {', '.join(STRATEGIES)}, MeshStrategy (--trainer.strategy)"
-        )
+        raise UserError(f"Cannot plan for strategy {name!r}: use {', '.join(STRATEGIES)} or MeshStrategy (--trainer.strategy).")
     if name == "single" and devices > 1:
-        raise UserError(f"strategy single uses one device, not {devices} (--devices 1, or another --trainer.strategy)")
+        raise UserError(f"Strategy single uses one device, not {devices}: set --devices 1 or another --trainer.strategy.")
     if devices == 1:
         return Layout(name if name != "ddp" else "single", cpu_offload=bool(options.get("cpu_offload")))
     if name == "ddp":

@@ -1,4 +1,4 @@
-"""The smallest hardware of the table that a recipe runs on, and the switches it needs there."""
+"""The smallest hardware in the table on which a recipe fits, and the flags it needs there."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from lit_llm.plan.plan import Options, peak_memory, usable_bytes
 from lit_llm.plan.settings import RunSettings, layout_from_strategy
 
 CPU_GB = 2.0
-"""What any computer has to spare: a recipe that needs no more as it stands asks for no accelerator."""
+"""Memory that any computer has free. A recipe that needs no more, unchanged, runs on a CPU."""
 MOST_DEVICES = 4096
 
 
 @dataclass(frozen=True)
 class Smallest:
-    """Devices of one kind, what was changed for them (flags of `fit`), and peak bytes on each."""
+    """Devices of one kind, the flags of `fit` that make the recipe fit, and the peak bytes per device."""
 
     hardware: Hardware
     devices: int
-    switches: tuple[str, ...]
+    flags: tuple[str, ...]
     bytes_per_device: int
 
     def __str__(self) -> str:
@@ -31,13 +31,16 @@ class Smallest:
 
 
 def smallest(settings: RunSettings) -> Smallest | None:
-    """The devices of least memory in all (then least price) that hold one rank's peak; None if not even MOST_DEVICES do.
+    """The devices with the least total memory, then the lowest price, on which the run fits.
 
-    A CPU where that takes CPU_GB at most. Else 1, 2, 4, … devices of one kind that share everything (FSDP2), as the recipe has
-    it or, where that does not fit, with micro-batches of one sequence, or full activation checkpointing, or both.
+    A CPU if the run needs at most CPU_GB. Otherwise 1, 2, 4, … devices of one kind with FSDP2. The recipe is tried unchanged,
+    then with micro-batches of one sequence, full activation checkpointing, or both.
 
     Args:
-        settings: the run; its layout is not looked at. The devices divide the batch at every time of a ramp.
+        settings: the run. Its layout is ignored. The devices must divide the batch of every stage of a ramp.
+
+    Returns:
+        None if the run does not fit on MOST_DEVICES devices of any kind.
     """
     options, known = Options(), hardware_table.table()
     alone = replace(settings, layout=layout_from_strategy("single", 1, 1))
@@ -60,16 +63,16 @@ def _fewest(alone: RunSettings, hardware: Hardware, options: Options) -> Smalles
     n = 1
     while n <= MOST_DEVICES:
         layout = layout_from_strategy("fsdp2", n, hardware.devices_per_node)
-        for switches, tried in _variants(replace(alone, layout=layout)):
+        for flags, tried in _variants(replace(alone, layout=layout)):
             if not tried.problems() and (needed := peak_memory(tried, hardware, options).total) <= usable_bytes(hardware):
                 sharding = ("--config strategy/fsdp2",) if n > 1 else ()
-                return Smallest(hardware, n, sharding + switches, needed)
+                return Smallest(hardware, n, sharding + flags, needed)
         n *= 2
     return None
 
 
 def _variants(settings: RunSettings) -> Iterator[tuple[tuple[str, ...], RunSettings]]:
-    """As it is, then with one switch or both, where they change something."""
+    """(flags, settings): unchanged, then with each flag that changes something, then with both."""
     one = ("--data.micro_batch_size 1",) if settings.sequences > 1 else ()
     full = ("--compute.activation_checkpointing full",) if settings.checkpointing != "full" else ()
     yield (), settings

@@ -1,4 +1,4 @@
-"""Many plans side by side, and the cheapest that meets a limit."""
+"""Compare the plans of many settings, and find the cheapest that meets given limits."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DEFAULT = {
     "micro_batch_size": ["1", "2", "4", "8", "16", "32", "64"],
     "activation_checkpointing": ["none", "full"],
 }
-"""What is looked through when a limit is given without a sweep."""
+"""The sweep that is used when a limit is given without one."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One combination: its values by key, and its plan or why there is none."""
+    """One combination of values by key, with its plan, or the problem that prevents a plan."""
 
     values: dict[str, str]
     plan: Plan | None
@@ -34,16 +34,16 @@ class Variant:
 
 
 def parse(words: list[str]) -> dict[str, list[str]]:
-    """`devices=1,8 strategy=ddp,fsdp2` as lists by key.
+    """Parse words such as `devices=1,8` and `strategy=ddp,fsdp2` into lists by key.
 
     Raises:
-        UserError: a word is no key=values, or the key cannot be swept; all of them at once.
+        UserError: one sentence per word that is not key=value,value or whose key cannot be swept.
     """
     found, problems = {}, []
     for word in words:
         key, equals, values = word.partition("=")
         if key not in KEYS or not equals or not values:
-            problems.append(f"{word!r} cannot be swept: it should be key=value,value with a key of {', '.join(KEYS)} (--sweep)")
+            problems.append(f"Cannot sweep {word!r}: use key=value,value with one of the keys {', '.join(KEYS)} (--sweep).")
         else:
             found[key] = values.split(",")
     if problems:
@@ -54,13 +54,13 @@ def parse(words: list[str]) -> dict[str, list[str]]:
 def variants(
     axes: dict[str, list[str]], base: RunSettings, strategy: Any, hardware: Hardware, options: Options
 ) -> Iterator[Variant]:
-    """The plan of every combination. What does not divide or fit together has a problem instead of a plan.
+    """Plan every combination. A combination whose sizes do not divide has a problem instead of a plan.
 
     Args:
-        strategy: the recipe's own, where the sweep does not vary it.
+        strategy: the strategy of the recipe, used where the sweep does not vary it.
 
     Raises:
-        UserError: a value that no combination can have (an unknown hardware, precision or strategy, no number).
+        UserError: a value is invalid in every combination (unknown hardware, precision or strategy, or not a number).
     """
     checked = {"hardware": hardware_table.find, "precision": canonical_precision, "strategy": _strategy}
     for key, check in checked.items():
@@ -69,10 +69,10 @@ def variants(
     for key in ("devices", "micro_batch_size", "chunk_size"):
         for value in axes.get(key, []):
             if not value.isdigit() or int(value) < 1:
-                raise UserError(f"{key}={value} is no number of at least 1 (--sweep)")
+                raise UserError(f"{key}={value} must be a whole number of at least 1 (--sweep).")
     for value in axes.get("activation_checkpointing", []):
         if value not in CHECKPOINTING and not value.isdigit():
-            raise UserError(f"activation_checkpointing={value} is none of {', '.join(CHECKPOINTING)} or a number (--sweep)")
+            raise UserError(f"activation_checkpointing={value} must be {', '.join(CHECKPOINTING)} or a number (--sweep).")
     for combination in itertools.product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         device = hardware_table.find(values["hardware"]) if "hardware" in values else hardware
@@ -83,9 +83,9 @@ def variants(
 
 
 def cheapest(found: list[Variant], *, max_memory_gb: float | None, deadline_hours: float | None) -> Variant | None:
-    """The variant of least device-hours (money where prices are known) that fits the device and the limits; None if none does.
+    """The variant with the lowest cost that fits the device and the limits; None if none does.
 
-    Where no time is known, fewest devices, then least memory.
+    Without known prices: the fewest device-hours. Without known times: the fewest devices, then the least memory.
     """
     fitting = []
     for variant in found:
@@ -106,7 +106,7 @@ HEADER = ("memory GB", "fits", "largest micro-batch", "step", "tokens/s", "run",
 
 
 def row(variant: Variant) -> list[str]:
-    """A line of the comparison: the values, then the columns of HEADER."""
+    """One row of the comparison: the values, then the columns of HEADER."""
     plan = variant.plan
     if plan is None:
         return [*variant.values.values(), *["–"] * len(HEADER)]
@@ -132,7 +132,7 @@ def row(variant: Variant) -> list[str]:
 
 def _strategy(name: str) -> str:
     if name not in STRATEGIES:
-        raise UserError(f"strategy={name} cannot be swept; known are {', '.join(STRATEGIES)} (--sweep)")
+        raise UserError(f"Cannot sweep strategy={name}: use {', '.join(STRATEGIES)} (--sweep).")
     return name
 
 

@@ -1,8 +1,7 @@
-"""A tape of sizes: what autograd holds at each moment of a step, without a tensor.
+"""A tape of sizes: the bytes that autograd holds during a step, computed without tensors.
 
-Operations are replayed in the order in which the program makes them. Each takes and frees bytes and puts a record on the tape;
-the backward pass plays the records in reverse. The tape keeps the bytes that are live, by kind, and how they were made up at
-the peak.
+Operations are replayed in program order. Each one allocates and frees bytes and records its backward operation; the backward
+pass plays the records in reverse. The tape tracks live bytes by kind, and their composition at the peak of each phase.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ KINDS = ("activations", "loss head", "gradients", "weight copies", "work")
 
 
 class Tensor:
-    """Bytes with an owner count: freed when nobody, neither a variable nor autograd, holds them any more."""
+    """Bytes with a reference count. They are freed when neither a variable nor autograd references them."""
 
-    __slots__ = ("holders", "kind", "size")
+    __slots__ = ("kind", "references", "size")
 
     def __init__(self, size: int, kind: str) -> None:
-        self.size, self.kind, self.holders = size, kind, 1
+        self.size, self.kind, self.references = size, kind, 1
 
 
 class Tape:
-    """Live bytes by kind, what they were when they were most in each phase of the step, and the records of the backward pass.
+    """Live bytes by kind, their composition at the peak of each phase, and the records of the backward pass.
 
-    `written` counts all bytes that were ever taken: each is written once, so it measures the traffic to memory.
+    `written` counts all allocated bytes. Each is written once, so it measures the write traffic to memory.
     """
 
     def __init__(self) -> None:
@@ -36,7 +35,7 @@ class Tape:
         self.enter("forward")
 
     def enter(self, phase: str) -> None:
-        """What comes belongs to `phase`."""
+        """Begin `phase`."""
         self.phase = phase
         self.phase_peak = sum(self.peaks.get(phase, {"": 0}).values())
 
@@ -49,31 +48,31 @@ class Tape:
         return Tensor(size, kind)
 
     def free(self, *tensors: Tensor | None) -> None:
-        """One holder of each lets go."""
+        """Drop one reference to each tensor."""
         for tensor in tensors:
             if tensor is None:
                 continue
-            assert tensor.holders > 0, "freed twice"
-            tensor.holders -= 1
-            if tensor.holders == 0:
+            assert tensor.references > 0, "freed twice"
+            tensor.references -= 1
+            if tensor.references == 0:
                 self.live[tensor.kind] -= tensor.size
                 self.total -= tensor.size
 
     def save(self, tensor: Tensor) -> Tensor:
-        """Autograd keeps it for the backward pass, unless nothing is recorded (inside a checkpointed region)."""
-        tensor.holders += self.recording
+        """Save a tensor for the backward pass, unless recording is off (inside a checkpointed region)."""
+        tensor.references += self.recording
         return tensor
 
-    def let_go(self, *tensors: Tensor | None) -> None:
-        """The backward pass has used what `save` kept."""
+    def release(self, *tensors: Tensor | None) -> None:
+        """Release tensors that `save` kept, once the backward pass has used them."""
         self.free(*tensors)
 
     def touch(self, size: int) -> None:
-        """Bytes that an operation needs while it runs."""
+        """Allocate temporary bytes of an operation and free them again."""
         self.free(self.new(size, "work"))
 
     def record(self, backward: Callable[[Tensor], Tensor]) -> None:
-        """`backward` turns the gradient of an operation's result into that of its input; it frees the former."""
+        """Record `backward`, which turns the gradient of an operation's output into that of its input and frees the former."""
         if self.recording:
             self.records.append(backward)
 

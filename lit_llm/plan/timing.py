@@ -1,10 +1,9 @@
-"""Seconds of a step from what it does, once a machine's speeds are known: calibrated on a few steps, then predicting others.
+"""Predict the seconds of a step from its work, with speeds fitted to a few measured steps of the same machine.
 
     t = matmul FLOPs / r1 + attention FLOPs / r2 + bytes written / r3 + logits / r4 + optimizer bytes / r5 + operations · r6
 
-Logits stand for the loss's exponentials and logarithms, which cost far more than the bytes they are written to. The
-coefficients hold for one device, precision and number of threads; they are fitted by least squares of the *relative* error
-with none of them negative.
+The logits term covers the exponentials and logarithms of the loss, which cost far more than writing them. The speeds hold for
+one device, precision and number of threads. They are fitted by non-negative least squares of the *relative* error.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from lit_llm.plan.settings import RunSettings
 
 WORK = ("matmul FLOPs", "attention FLOPs", "bytes written", "logits", "optimizer bytes", "operations")
 OPERATIONS_PER_BLOCK = 150
-"""Kernels of a block, forward and backward, roughly: only its product with a fitted coefficient is ever used."""
+"""Rough number of kernels per block, forward and backward. Only its product with a fitted speed matters."""
 
 
 def work_of(settings: RunSettings, *, cuda: bool) -> tuple[float, ...]:
-    """What one device does in an optimizer step, in the order of WORK."""
+    """The work of one device in one optimizer step, in the order of WORK."""
     model, accumulation = settings.model, settings.accumulation
     weight_bytes, compute_bytes = BYTES[settings.precision]
     tokens = settings.sequences * model.block_size * accumulation
@@ -45,7 +44,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> tuple[float, ...]:
     )
     written = micro_batch(step).written * accumulation
     weights = total_parameters(model) * weight_bytes
-    # Clipping reads and writes the gradients; the update reads them, and reads and writes weights and state.
+    # Clipping reads and writes gradients. The update reads gradients and reads and writes weights and state.
     updated = 5 * weights + 2 * state_bytes(settings.optimizer, model, weight_bytes)
     operations = (model.n_layer + 1) * OPERATIONS_PER_BLOCK * accumulation
     return matmul, attention * tokens, written, tokens * model.padded_vocab_size, updated, operations
@@ -58,16 +57,16 @@ class Speeds:
     seconds_per_unit: tuple[float, ...]
 
     def seconds(self, work: Sequence[float]) -> float:
-        """Of a step that does this much."""
+        """Seconds of a step with this work."""
         return sum(rate * amount for rate, amount in zip(self.seconds_per_unit, work, strict=True))
 
 
 def fit_speeds(works: Sequence[Sequence[float]], seconds: Sequence[float]) -> Speeds:
-    """Non-negative coefficients of least squared relative error, the best over all sets of them that are left at zero.
+    """Fit non-negative speeds by least squares of the relative error, trying every subset of non-zero speeds.
 
     Args:
-        works: what each measured step did, as `work_of` gives it.
-        seconds: how long each took.
+        works: the work of each measured step, as returned by `work_of`.
+        seconds: the measured time of each step.
     """
     import numpy as np
 

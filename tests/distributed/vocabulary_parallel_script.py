@@ -96,7 +96,7 @@ def run(case: Case, hidden: Tensor, weight: Tensor, targets: Tensor, ranks: int,
     """The sums and the gradients of 0.37 × the loss (what follows a loss in real life is a factor), None where frozen."""
     hidden = hidden.clone().requires_grad_(case.frozen != "hidden")
     weight = weight.clone().requires_grad_(case.frozen != "weight")
-    loss_module._SOFTMAX_NUMEL = case.softmax_rows * len(weight)
+    loss_module.SOFTMAX_NUMEL = case.softmax_rows * len(weight)
     evaluation = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}.get(case.frozen, torch.enable_grad)
     with evaluation(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=case.autocast):
         if case.chunk_size is None:

@@ -66,7 +66,7 @@ def test_values_and_gradients_equal_the_formulas_in_float64(
     softcap: float | None,
     z_loss: float,
 ) -> None:
-    monkeypatch.setattr(loss_module, "_SOFTMAX_NUMEL", 3 * padded)  # three rows: a chunk of four ends in a block of one
+    monkeypatch.setattr(loss_module, "SOFTMAX_NUMEL", 3 * padded)  # three rows: a chunk of four ends in a block of one
     hidden, weight, targets = inputs(rows, width, 11, padded, ignored=0.25 if rows > 1 else 0.0)
     options: dict[str, Any] = {"vocab_size": 11, "softcap": softcap, "z_loss": z_loss}
     expected_loss, expected_nll = reference(hidden, weight, targets, **options)

@@ -265,7 +265,7 @@ def test_a_group_keeps_its_own_learning_rate_and_a_schedule_drives_each() -> Non
 def test_batching_matrices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     muon = partial(MuonAdamW, ns_dtype="float32")
     together = trajectory(muon, MATRICES)[1]
-    monkeypatch.setattr(optim, "_BATCH_NUMEL", 1)
+    monkeypatch.setattr(optim, "MUON_BATCH_NUMEL", 1)
     for a, b in zip(together, trajectory(muon, MATRICES)[1], strict=True):
         for x, y in zip(a, b, strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-6)

@@ -6,8 +6,11 @@ import sys
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lit_llm.callbacks.throughput import PEAKS, peak_tflops
+from lit_llm.distributed.parallelize import split_tensors
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import parameter_groups
 from lit_llm.plan import ModelShape, parameters, table, total_parameters
@@ -66,11 +69,20 @@ def test_flops_are_those_that_throughput_reports(name):
     assert flops_per_token(ModelShape.of(config(name))).total == config(name).flops_per_token()
 
 
-def test_tensor_parallel_ranks_hold_halves_of_what_is_split():
-    shape = ModelShape.of(config("gpt2"))
-    parts = parameters(shape)
-    split = parts["token embedding"] + parts["attention"] + parts["mlp"]
-    assert local_parameters(shape, 2) == total_parameters(shape) - split // 2
+@pytest.fixture(scope="module")
+def two_ranks():
+    """A mesh of two ranks without communication: enough to split the tensors of a model and count them."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if config(name).kv_heads % 2 == config(name).n_head % 2 == 0])
+def test_a_tensor_parallel_rank_holds_the_parameters_of_the_split_model(name, two_ranks):
+    with torch.device("meta"):
+        model = GPT(config(name))
+    split_tensors(model, two_ranks)
+    assert local_parameters(ModelShape.of(config(name)), 2) == sum(p.to_local().numel() for p in model.parameters())
 
 
 def test_planning_imports_neither_torch_nor_lightning():

@@ -40,7 +40,7 @@ def test_names_and_classes_of_strategies_are_one_layout():
     ("strategy", "devices", "said"),
     [
         ("single", 2, "one device"),
-        ("nonsense", 2, "known are single, ddp"),
+        ("nonsense", 2, "use single, ddp"),
         ("fsdp2", 0, "at least 1"),
         ({"class_path": "x.MeshStrategy", "init_args": {"tensor_parallel": 4}}, 6, "use 4 or 8"),
         (
@@ -221,7 +221,11 @@ def test_the_page_and_the_json_hold_the_same_figures():
     assert f"{raw['parameters']['total']:,}" in page and raw["parameters"]["total"] == plan.parameters
     assert sum(raw["memory_per_rank"]["bytes_by_part"].values()) == raw["memory_per_rank"]["total_bytes"]
     assert size(raw["memory_per_rank"]["total_bytes"]) in page
-    assert raw["data"]["epochs"] == pytest.approx(1000 * 64 * 1024 / 1e7) and "6.55 epochs" in page and "repetition" in page
+    assert (
+        raw["data"]["epochs"] == pytest.approx(1000 * 64 * 1024 / 1e7)
+        and "6.55 epochs" in page
+        and "repeated data help less" in page
+    )
     assert raw["validation"]["passes"] == 10
     assert raw["validation"]["seconds_each"] == pytest.approx(plan.times.compute / 3 * 100_000 / 65_536)
     assert raw["checkpoint"]["bytes"] == 12 * plan.parameters
@@ -275,7 +279,7 @@ def test_the_cheapest_that_meets_the_limits_is_chosen():
     [
         (["colour=red", "devices"], "colour=red.*\n?.*devices"),
         (["devices=two"], "devices=two"),
-        (["strategy=magic"], "known are single"),
+        (["strategy=magic"], "use single"),
         (["hardware=h10"], "h100"),
         (["precision=fp4"], "fp4"),
         (["activation_checkpointing=some"], "some"),
@@ -287,5 +291,5 @@ def test_what_cannot_be_swept_is_refused(words, said):
 
 
 def test_unknown_hardware_lists_what_is_known_nearest_first():
-    with pytest.raises(ValueError, match=r"'H100' is not known; known are h100-(sxm|pcie), .*cpu.*auto"):
+    with pytest.raises(ValueError, match=r"Unknown hardware 'H100'\. Use --hardware auto .* one of: h100-(sxm|pcie), .*cpu"):
         find("H100")

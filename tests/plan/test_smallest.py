@@ -21,7 +21,7 @@ def run(model: ModelShape, **changes) -> RunSettings:
 def test_a_run_of_two_gigabytes_needs_no_accelerator():
     small = ModelShape(4, 4, 256, 256, 2048)
     found = smallest(run(small, global_batch=8, micro_batch=8, precision="32-true"))
-    assert (found.hardware.name, found.devices, found.switches) == ("cpu", 1, ())
+    assert (found.hardware.name, found.devices, found.flags) == ("cpu", 1, ())
     states = 16 * total_parameters(small)
     assert states < found.bytes_per_device < 2e9 and str(found) == f"a CPU: {found.bytes_per_device / 1e9:.2f} GB"
     # 124M parameters with AdamW in fp32 are 16 bytes each = 1.99 GB, so with activations more than two.
@@ -37,7 +37,7 @@ def test_one_card_is_taken_before_two_whose_memory_is_more():
 def test_among_equal_memory_the_cheapest_is_taken():
     # 774M x 16 bytes = 12.4 GB: a card of 24, of which an RTX 4090 is rented for less than an L4.
     found = smallest(run(ModelShape(36, 20, 1280, 1024, 50257, **GPT2)))
-    assert str(found) == "1 x rtx-4090" and found.switches == ()
+    assert str(found) == "1 x rtx-4090" and found.flags == ()
 
 
 def test_several_devices_share_everything():
@@ -45,7 +45,7 @@ def test_several_devices_share_everything():
     assert 205e9 < 16 * total_parameters(THIRTEEN) < 207e9
     found = smallest(run(THIRTEEN))
     assert str(found) == "2 x h200"
-    assert found.switches == ("--config strategy/fsdp2", "--compute.activation_checkpointing full")
+    assert found.flags == ("--config strategy/fsdp2", "--compute.activation_checkpointing full")
     plan = make_plan(run(THIRTEEN, checkpointing="full", layout=layout_from_strategy("fsdp2", 2, 8)), found.hardware)
     assert plan.fits and plan.memory.total == found.bytes_per_device
 
@@ -61,9 +61,9 @@ def test_a_switch_is_named_only_where_it_is_needed():
     settings = run(ModelShape(24, 16, 1024, 1024, 50257, **GPT2), micro_batch=64)
     assert make_plan(settings, card).fits is False and make_plan(replace(settings, micro_batch=1), card).fits is True
     found = smallest(settings)
-    assert (str(found), found.switches) == ("1 x rtx-4090", ("--data.micro_batch_size 1",))
+    assert (str(found), found.flags) == ("1 x rtx-4090", ("--data.micro_batch_size 1",))
     fits = next(micro for micro in (32, 16, 8, 4, 2, 1) if make_plan(replace(settings, micro_batch=micro), card).fits)
-    assert smallest(replace(settings, micro_batch=fits)).switches == ()
+    assert smallest(replace(settings, micro_batch=fits)).flags == ()
 
 
 @pytest.mark.parametrize("model", [XL, THIRTEEN], ids=["1.5b", "13b"])

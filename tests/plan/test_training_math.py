@@ -1,21 +1,29 @@
-"""Every number of the project's training-math notes that the planner stands for, against values worked out by hand."""
-
-import math
+"""The planner against published numbers and numbers worked out by hand."""
 
 import pytest
 
-from lit_llm.plan import Layout, ModelShape, Optimizer, checkpoints, communication, compute, memory_per_rank, total_parameters
-from lit_llm.plan.memory import (
-    flash_activation_bytes,
-    naive_activation_values,
-    sequences_that_fit,
-    zero_bytes_per_rank,
+from lit_llm.plan import (
+    Layout,
+    ModelShape,
+    Optimizer,
+    Options,
+    RunSettings,
+    checkpoints,
+    communication,
+    compute,
+    find,
+    make_plan,
+    memory_per_rank,
+    total_parameters,
 )
+from lit_llm.plan.activations import Step, micro_batch
 from lit_llm.plan.optimizer import state_bytes
 from lit_llm.plan.schedule import phases, sparkline
 
-# The textbook's GPT-2 XL: no biases, rotary positions, tied head, vocabulary not padded.
+# GPT-2 XL as textbooks count it: no biases, rotary positions, tied head, vocabulary not padded.
 GPT2_XL = ModelShape(48, 25, 1600, 1024, 50257, mlp="gelu", tie_embeddings=True, qk_norm=False, pad_vocab_to=1)
+
+LLAMA2_70B = ModelShape(80, 64, 8192, 4096, 32000, n_kv_head=8, mlp="swiglu", mlp_width=28672, qk_norm=False)
 
 
 def test_gpt2_xl_has_1_555_126_400_parameters():
@@ -50,27 +58,40 @@ def test_adafactor_keeps_a_number_a_row_and_one_a_column():
     assert state_bytes(Optimizer("Adafactor"), GPT2_XL, 4) == 4 * (layers * per_block + vocabulary + d + (2 * layers + 1) * d)
 
 
-def test_naive_activations_are_15_31_gb_a_sequence_and_three_sequences_fit_80_gb():
-    one = naive_activation_values(48, 1, 1024, 1600, 25, 50257) * 4
-    assert one == pytest.approx(15.31e9, rel=1e-3) and one / 2**30 == pytest.approx(14.26, rel=1e-3)
-    assert sequences_that_fit(80e9, 24.88e9, one) == 3
+def test_llama2_70b_has_its_published_number_of_parameters():
+    assert total_parameters(LLAMA2_70B) == 68_976_648_192
 
 
-def test_flash_attention_in_bf16_keeps_34_bytes_a_value():
-    assert flash_activation_bytes(1000, 64, 4 * 64) == 34 * 1000 * 64
+def test_gpt2_xl_takes_less_than_the_15_31_gb_per_sequence_of_naive_attention():
+    # Naive attention in fp32 holds L(16·BTd + 2·B·H·T²) + BTd + BTV values: 15.31 GB per sequence, so 3 fit in 80 GB.
+    fixed, naive = 24.88e9, 15.31e9
+    one, three = (memory_per_rank(GPT2_XL, sequences=n, optimizer=Optimizer("AdamW", fused=True)).total for n in (1, 3))
+    assert fixed < one < fixed + naive and three < fixed + 3 * naive < 80e9
 
 
-def test_70b_takes_1120_gb_per_rank_and_140_when_all_is_sharded_over_8():
-    assert zero_bytes_per_rank(70e9, 8, "nothing") == 1120e9
-    assert zero_bytes_per_rank(70e9, 8, "parameters") == 140e9
-    # in between: the state alone, then the gradients too
-    assert zero_bytes_per_rank(70e9, 8, "optimizer") == 70e9 * (4 + 4 + 1)
-    assert zero_bytes_per_rank(70e9, 8, "gradients") == 70e9 * (4 + 0.5 + 1)
+def test_a_bf16_block_with_fused_attention_keeps_32_bytes_per_value():
+    # Korthikanti et al. 2022, section 4.1, without dropout masks and T² attention weights, in bytes per value of the stream:
+    # norm inputs 2 + 2, input of q, k, v 2, q and k 4, v 2, input of the projection 2, of the MLP 2, of GELU 8, its output 8.
+    # In fp32 in addition: the logsumexp of each head, and the mean and deviation of two norms.
+    gpt2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "qk_norm": False}
+    six, five = (
+        micro_batch(Step(ModelShape(layers, 8, 512, 128, 1000, **gpt2), 4, parameter_bytes=2, compute_bytes=2)).peaks
+        for layers in (6, 5)
+    )
+    tokens = 4 * 128
+    assert six["loss head"]["activations"] - five["loss head"]["activations"] == tokens * (32 * 512 + 4 * 8 + 4 * 2 * 2)
 
 
-def test_70b_in_fp32_is_280_gb_of_weights_and_560_gb_of_adamw_state():
-    assert zero_bytes_per_rank(70e9, 1, "nothing", gradients=0, state=0) == 280e9
-    assert zero_bytes_per_rank(70e9, 1, "nothing", weights=0, gradients=0) == 560e9
+@pytest.mark.parametrize(
+    ("shards", "weights", "gradients", "state"),
+    [("nothing", 4, 4, 8), ("optimizer", 4, 4, 1), ("gradients", 4, 0.5, 1), ("parameters", 0.5, 0.5, 1)],
+)
+def test_zero_divides_16_bytes_per_parameter_over_8_ranks(shards, weights, gradients, state):
+    # Rajbhandari et al. 2020, figure 1. For 70e9 parameters: 1,120 GB per rank, and 140 GB with everything sharded.
+    layout = Layout(replicate=8) if shards == "nothing" else Layout(shard=8, shards=shards)
+    parts = memory_per_rank(LLAMA2_70B, sequences=1, optimizer=Optimizer("AdamW", fused=True), layout=layout).parts
+    found = {name: parts[name] / 68_976_648_192 for name in ("weights", "gradients", "optimizer state")}
+    assert found == pytest.approx({"weights": weights, "gradients": gradients, "optimizer state": state})
 
 
 def test_one_a100_needs_108_9_hours_for_gpt2_xl_and_a_hundred_1_6():
@@ -105,9 +126,10 @@ def test_full_recomputation_costs_about_a_third():
 
 def test_chinchilla():
     assert compute.chinchilla_multiple(1e9, 20e9) == 1
-    assert compute.chinchilla_loss(70e9, 1.4e12) == pytest.approx(1.69 + 406.4 / 70e9**0.34 + 410.7 / 1.4e12**0.28)
-    assert compute.chinchilla_loss(70e9, 1.4e12) == pytest.approx(1.94, abs=0.005)  # what the paper gives for Chinchilla
-    assert compute.lifetime_flops(1e9, 20e9, 60e9) == 2 * 6e9 * 20e9  # three tokens served cost one trained
+    # Published evaluations of the fit: Chinchilla 1.936 and Gopher 1.993 nats per token.
+    assert compute.chinchilla_loss(70e9, 1.4e12) == pytest.approx(1.936, abs=1e-3)
+    assert compute.chinchilla_loss(280e9, 300e9) == pytest.approx(1.993, abs=1e-3)
+    assert compute.lifetime_flops(1e9, 20e9, 60e9) == 2 * 6e9 * 20e9  # three served tokens cost as much as one trained token
 
 
 def test_ring_all_reduce():
@@ -125,37 +147,33 @@ def test_tensor_parallelism_makes_four_all_reduces_a_layer():
     assert communication.tensor_parallel_bytes(100, 64, 3, 2, 4) == 4 * 3 * 1.5 * 100 * 64 * 2
 
 
-def test_two_levels_are_a_ring_within_nodes_and_one_between():
+def test_an_all_reduce_over_two_levels_is_a_ring_within_nodes_and_one_between():
+    # 1 GB, 8 devices per node. Within a node 2·7/8 GB at 100 GB/s and 14 messages of 10 us: 17.5 + 0.14 ms.
+    # Between 4 nodes 2·3/4 of 1/8 GB at 10 GB/s and 6 messages: 18.75 + 0.06 ms.
     links = communication.Links(100, 10, 8)
-    inside = communication.ring_all_reduce_seconds(1e9, 8, 100, communication.LATENCY_SECONDS)
-    between = communication.ring_all_reduce_seconds(1e9 / 8, 4, 10, communication.LATENCY_SECONDS)
-    assert communication.all_reduce_seconds(1e9, 8, links) == inside
-    assert communication.all_reduce_seconds(1e9, 32, links) == inside + between
-    assert communication.gather_seconds(1e9, 32, links) == (inside + between) / 2
-    # neighbours a node apart have the network alone
-    assert communication.all_reduce_seconds(1e9, 4, links, stride=8) == communication.ring_all_reduce_seconds(
-        1e9, 4, 10, communication.LATENCY_SECONDS
-    )
+    assert communication.all_reduce_seconds(1e9, 8, links) == pytest.approx(0.01764)
+    assert communication.all_reduce_seconds(1e9, 32, links) == pytest.approx(0.01764 + 0.01881)
+    assert communication.gather_seconds(1e9, 32, links) == pytest.approx((0.01764 + 0.01881) / 2)
+    # Neighbours that are a node apart use the network alone: 2·3/4 GB at 10 GB/s and 6 messages.
+    assert communication.all_reduce_seconds(1e9, 4, links, stride=8) == pytest.approx(0.15006)
 
 
-def test_pipeline_bubble_overlap_and_the_slowest_rank():
+def test_pipeline_bubble_and_overlap():
     assert communication.pipeline_bubble(4, 12) == 3 / 15 and communication.pipeline_bubble(1, 8) == 0
     assert communication.exposed_seconds(3, 2) == 1 and communication.exposed_seconds(2, 3) == 0
-    assert communication.synchronous_step_seconds([1.0, 1.0, 2.0, 1.0]) == (2.0, 1.25, pytest.approx(0.6))
 
 
-def test_scaling_rule_and_noise_scale():
-    assert compute.scaled_learning_rate(1e-3, 4, "SGD") == 4e-3 and compute.scaled_learning_rate(1e-3, 4, "AdamW") == 2e-3
-    # |G|^2 = 2, tr Sigma = 30: squared norms of means over B samples are 2 + 30/B
-    trace, squared, critical = compute.critical_batch(2 + 30 / 4, 2 + 30 / 64, 4, 64)
-    assert (trace, squared, critical) == (pytest.approx(30), pytest.approx(2), pytest.approx(15))
+def test_the_slowest_rank_sets_the_time_of_a_step():
+    settings = RunSettings(GPT2_XL, Optimizer("AdamW", fused=True), steps=10, global_batch=8, micro_batch=1)
+    even, uneven = (make_plan(settings, find("a100-80gb"), Options(slowest_rank=n)).times.step for n in (1.0, 1.6))
+    assert uneven == pytest.approx(1.6 * even)
 
 
 def test_youngs_interval():
-    # 60 s to save, a failure a day: every 54 minutes, 3.7 % lost, half of it to either cause
+    # 60 s to save and one failure per day: save every 54 minutes. 3.73 % are lost, half to each cause.
     interval = checkpoints.young_interval_seconds(60, 86400)
-    assert interval == pytest.approx(math.sqrt(2 * 60 * 86400)) and interval == pytest.approx(3220, rel=1e-3)
-    assert checkpoints.overhead_fraction(60, interval, 86400) == pytest.approx(2 * 60 / interval)
+    assert interval == pytest.approx(3219.94, abs=0.01)
+    assert checkpoints.overhead_fraction(60, interval, 86400) == pytest.approx(0.037268, abs=1e-6)
     for other in (0.8, 1.25):
         assert checkpoints.overhead_fraction(60, interval * other, 86400) > checkpoints.overhead_fraction(60, interval, 86400)
     assert checkpoints.cluster_mtbf_hours(50_000, 1000) == 50
@@ -194,16 +212,8 @@ def test_phases_of_wsd_and_a_sparkline():
     assert drawn[0] == "▁" == drawn[-1] and drawn[4] == "█" and drawn == drawn[::-1]
 
 
-def test_gpt2_xl_on_one_80_gb_device_with_our_own_model():
-    """The textbook's upper bound is naive attention and fp32: what this project trains with takes less."""
-    memory = memory_per_rank(GPT2_XL, sequences=1, optimizer=Optimizer("AdamW", fused=True), layout=Layout())
-    fixed = 16 * 1_555_126_400
-    assert fixed < memory.total < fixed + naive_activation_values(48, 1, 1024, 1600, 25, 50257) * 4
-    sharded = memory_per_rank(
-        GPT2_XL,
-        sequences=1,
-        optimizer=Optimizer("AdamW", fused=True),
-        layout=Layout("mesh", shard=8, shards="parameters"),
-    )
+def test_full_sharding_divides_weights_and_optimizer_state_of_gpt2_xl():
+    layout = Layout("mesh", shard=8, shards="parameters")
+    sharded = memory_per_rank(GPT2_XL, sequences=1, optimizer=Optimizer("AdamW", fused=True), layout=layout)
     assert sharded.parts["weights"] == 4 * 1_555_126_400 // 8
     assert sharded.parts["optimizer state"] == 8 * 1_555_126_400 // 8

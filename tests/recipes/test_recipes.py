@@ -97,8 +97,8 @@ def test_the_header_says_what_plan_says(name, tmp_path, monkeypatch):
     found = smallest(settings)
     assert facts["fits on"] == str(found)
     if found.hardware.is_gpu:
-        switches = " ".join(found.switches) or "as it is"
-        assert f"  {found}  ({switches}: {found.bytes_per_device / 1e9:.1f} GB each)" in text
+        flags = " ".join(found.flags) or "as it is"
+        assert f"  {found}  ({flags}: {found.bytes_per_device / 1e9:.1f} GB each)" in text
     # The machine that the header plans for, by the command that it gives.
     command = re.search(r"  plan  python -m lit_llm plan (.*?)  memory  ", text)[1]
     cli, plan = planned(command.split())
