@@ -20,6 +20,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 DISTRIBUTED = Path(__file__).parents[1] / "tests" / "distributed"
 sys.path.insert(0, str(DISTRIBUTED))
@@ -45,7 +46,12 @@ def worst(ours: list[float], reference: list[float]) -> float:
 
 def strategies(folder: Path, steps: int) -> None:
     """Every strategy and precision against one process."""
-    common = {"optimizer": "MuonAdamW", "steps": steps}
+    for optimizer in ("MuonAdamW", "MuonAdamW-bfloat16"):
+        print(f"\n{optimizer}")
+        strategies_with(folder, {"optimizer": optimizer, "steps": steps})
+
+
+def strategies_with(folder: Path, common: dict[str, Any]) -> None:
     alone = {p: layouts.train(folder, precision=p, **common) for p in PRECISIONS}
     print(f"{'one process':24s}", "loss from fp32's")
     for p in PRECISIONS:

@@ -14,8 +14,7 @@ import torch
 from tiny_model import Tiny, gradients
 from torch import Tensor, nn
 
-from lit_llm import optim
-from lit_llm.optim import Lion, MuonAdamW, newton_schulz, newton_schulz_dtype, parameter_groups
+from lit_llm.optim import Lion, MuonAdamW, muon, newton_schulz, parameter_groups
 
 
 def trajectory(
@@ -263,10 +262,10 @@ def test_a_group_keeps_its_own_learning_rate_and_a_schedule_drives_each() -> Non
 
 
 def test_batching_matrices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    muon = partial(MuonAdamW, ns_dtype="float32")
-    together = trajectory(muon, MATRICES)[1]
-    monkeypatch.setattr(optim, "MUON_BATCH_NUMEL", 1)
-    for a, b in zip(together, trajectory(muon, MATRICES)[1], strict=True):
+    make = partial(MuonAdamW, ns_dtype="float32")
+    together = trajectory(make, MATRICES)[1]
+    monkeypatch.setattr(muon, "MUON_BATCH_NUMEL", 1)
+    for a, b in zip(together, trajectory(make, MATRICES)[1], strict=True):
         for x, y in zip(a, b, strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
 
@@ -275,19 +274,18 @@ def test_batching_matrices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_default_dtype_of_the_iteration_depends_on_the_device_type_only(monkeypatch: pytest.MonkeyPatch, amx: bool) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     seen: list[torch.dtype] = []
-    iterate = optim.newton_schulz
 
     def recording(x: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:
         seen.append(dtype)
-        return iterate(x, steps=steps, dtype=dtype)
+        return newton_schulz(x, steps=steps, dtype=dtype)
 
-    monkeypatch.setattr(optim, "newton_schulz", recording)
+    monkeypatch.setattr(muon, "newton_schulz", recording)
     for options in ({}, {"ns_dtype": "float32"}, {"ns_dtype": "bfloat16"}):
         p = nn.Parameter(torch.eye(3))
         p.grad = torch.ones(3, 3)
         MuonAdamW([p], **options).step()
     assert seen == [torch.float32, torch.float32, torch.bfloat16]
-    assert [newton_schulz_dtype("auto", device) for device in ("cpu", "cuda", "mps")] == [
+    assert [muon.newton_schulz_dtype("auto", device) for device in ("cpu", "cuda", "mps")] == [
         torch.float32,
         torch.bfloat16,
         torch.bfloat16,

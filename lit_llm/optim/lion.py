@@ -1,0 +1,82 @@
+"""Lion, an optimizer that torch does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_llm.buffer_sizes import MUON_BATCH_NUMEL
+from lit_llm.dtensor import local_gradients, local_part
+from lit_llm.optim.found_inf import undone_if
+from lit_llm.optim.option_checks import check_below_one, check_not_negative
+
+
+class Lion(Optimizer):
+    """Lion (Chen et al. 2023, arXiv 2302.06675, algorithm 2): the sign of an interpolated momentum; one state.
+
+        u = sign(β1 m + (1 − β1) g);   θ ← (1 − η λ) θ − η u;   m ← β2 m + (1 − β2) g
+
+    Every coordinate moves by η, so η should be 3–10 times smaller than AdamW's, and λ larger by the same factor.
+
+    Raises:
+        UserError: if an option is out of range.
+    """
+
+    honours_found_inf = True
+    found_inf: Tensor | None = None
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        check_not_negative(lr=lr, weight_decay=weight_decay)
+        check_below_one(**{"betas[0]": betas[0], "betas[1]": betas[1]})
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            for p in params:
+                if not self.state[p]:
+                    self.state[p]["exp_avg"] = torch.zeros_like(p)
+            # A step that may be undone copies what it changes: in parts, so that the copies stay small.
+            for part in [params] if self.found_inf is None else _parts(params):
+                self._update(group, part)
+        return loss
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        local, grads = [local_part(p) for p in params], local_gradients(params)
+        averages = [local_part(self.state[p]["exp_avg"]) for p in params]
+        beta1, beta2 = group["betas"]
+        with undone_if(self.found_inf, local, averages):
+            updates = torch._foreach_lerp(averages, grads, 1 - beta1)
+            torch._foreach_sign_(updates)
+            torch._foreach_mul_(local, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(local, updates, alpha=-group["lr"])
+            torch._foreach_lerp_(averages, grads, 1 - beta2)
+
+
+def _parts(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """On a CPU one parameter at a time, whose copies stay in the cache; else up to MUON_BATCH_NUMEL elements together."""
+    part: list[Tensor] = []
+    for p in params:
+        if part and (p.device.type == "cpu" or sum(q.numel() for q in part) + p.numel() > MUON_BATCH_NUMEL):
+            yield part
+            part = []
+        part.append(p)
+    yield part

@@ -1,0 +1,17 @@
+"""Range checks of optimizer options. The messages name the flag."""
+
+from __future__ import annotations
+
+from lit_llm.errors import UserError
+
+
+def check_not_negative(**options: float) -> None:
+    for name, value in options.items():
+        if not value >= 0:
+            raise UserError(f"{name} is {value}, but must not be negative (--optimizer.{name}).")
+
+
+def check_below_one(**options: float) -> None:
+    for name, value in options.items():
+        if not 0 <= value < 1:
+            raise UserError(f"{name} is {value}, but must be in [0, 1) (--optimizer.{name.split('[')[0]}).")

@@ -1,0 +1,41 @@
+"""Parameter groups by role: hidden matrices, embeddings, vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from lit_llm.errors import UserError
+
+GROUPS = ("matrix", "embedding", "vector")
+
+
+def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict[str, Any]]:
+    """Sort the trainable parameters of a model by role. Each parameter appears once; empty groups are left out.
+
+    * ``embedding``: weights of ``nn.Embedding`` modules and of every module called ``head``, tied or not;
+    * ``matrix``: every other tensor of at least 2 dimensions, i.e. the hidden weights;
+    * ``vector``: the rest, biases and norm gains. Their ``weight_decay`` is 0; other groups use the optimizer's.
+
+    Args:
+        overrides: options of a group by its name, e.g. ``embedding={"lr": 3e-4}``.
+
+    Raises:
+        UserError: if an override names an unknown group.
+    """
+    if unknown := sorted(overrides.keys() - set(GROUPS)):
+        raise UserError(f"parameter group {unknown[0]!r} does not exist: the groups are {', '.join(GROUPS)}.")
+    embeddings = {p for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
+    # By default named_parameters yields a shared tensor once, under its first name: a tied head needs all names.
+    embeddings |= {p for name, p in model.named_parameters(remove_duplicate=False) if "head" in name.split(".")}
+    for p in model.parameters():
+        if p.requires_grad:
+            groups["vector" if p.ndim < 2 else "embedding" if p in embeddings else "matrix"].append(p)
+    options: dict[str, dict[str, Any]] = {"vector": {"weight_decay": 0.0}}
+    return [
+        {"name": name, "params": params} | options.get(name, {}) | overrides.get(name, {})
+        for name, params in groups.items()
+        if params
+    ]
