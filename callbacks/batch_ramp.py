@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.optim import Optimizer
 
+from ._lightning import data_parallel, micro_batches_begun, set_accumulation_window
 from .errors import ConfigurationError
 
 
@@ -143,8 +143,7 @@ class BatchRamp(Callback):
             problems.append(f"{type(pl_module).__name__} optimizes by hand, so BatchRamp has no say: remove --batch_ramp.")
         sources: tuple[Any, ...] = (getattr(trainer, "datamodule", None), pl_module)
         micro_batch_tokens = next((s.micro_batch_tokens for s in sources if hasattr(s, "micro_batch_tokens")), None)
-        sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
-        ranks = sampler["num_replicas"] if sampler else trainer.world_size
+        ranks = data_parallel(trainer)[1]
         if micro_batch_tokens is None:
             problems.append(
                 "BatchRamp needs an attribute micro_batch_tokens, the tokens of one micro-batch on one rank, of the data"
@@ -157,32 +156,29 @@ class BatchRamp(Callback):
             raise ConfigurationError("\n".join(problems))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._give_back()
-        loop = trainer.fit_loop.epoch_loop
-        automatic = loop.automatic_optimization
-        make_zero_grad = automatic._make_zero_grad_fn
+        self._undo()
         # Between two steps now: the window before is full, and the next micro-batch opens one.
-        self._seen, self._size, self._step = loop.batch_progress.total.ready, 0, -1
+        self._seen, self._size, self._step = micro_batches_begun(trainer), 0, -1
 
-        def window_is_full() -> bool:
-            self._look(trainer)
+        def is_full() -> bool:
+            self._update_window(trainer)
             return self._seen - self._begin >= self._size
 
-        def make_zero_grad_of_window(batch_idx: int, optimizer: Optimizer) -> Callable[[], None] | None:
-            self._look(trainer)
-            return make_zero_grad(self._seen - self._begin - 1, optimizer)  # 0 modulo the window's size: its first
+        def position() -> int:
+            self._update_window(trainer)
+            return self._seen - self._begin - 1
+
+        undo_window = set_accumulation_window(trainer, is_full, position)
 
         def restore() -> None:
-            del loop._accumulated_batches_reached, automatic._make_zero_grad_fn
+            undo_window()
             trainer.accumulate_grad_batches = 1
 
-        loop._accumulated_batches_reached = window_is_full  # type: ignore[method-assign]
-        automatic._make_zero_grad_fn = make_zero_grad_of_window  # type: ignore[method-assign]
         self._restore = restore
 
-    def _look(self, trainer: Trainer) -> None:
-        """Open a window if this is the first micro-batch after an optimizer step. Whoever asks first, of any micro-batch."""
-        seen = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+    def _update_window(self, trainer: Trainer) -> None:
+        """Open a window if this is the first micro-batch after an optimizer step. Called several times a micro-batch."""
+        seen = micro_batches_begun(trainer)
         if seen == self._seen:
             return
         self._seen = seen
@@ -193,15 +189,15 @@ class BatchRamp(Callback):
             trainer.accumulate_grad_batches = self._size
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._look(trainer)
+        self._update_window(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._give_back()
+        self._undo()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._give_back()
+        self._undo()
 
-    def _give_back(self) -> None:
+    def _undo(self) -> None:
         if self._restore is not None:
             self._restore()
             self._restore = None

@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from ._lightning import accumulates, validation_follows
 from .errors import ConfigurationError
 
 
@@ -169,7 +170,7 @@ class StepCheckpoint(Checkpoint):
     ) -> None:
         if self._saving is not None and trainer.is_global_zero:
             self._settle(trainer, wait=False)
-        if trainer.fit_loop._should_accumulate():
+        if accumulates(trainer):
             if trainer.should_stop:
                 trainer.should_stop, self._stop_at_boundary = False, True
             return
@@ -182,14 +183,14 @@ class StepCheckpoint(Checkpoint):
         at_once = any(getattr(callback, "save_now", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         if at_once or self._is_due(trainer, step):
             # Saved at once and validated all the same, it is saved again after: the second file replaces the first.
-            self._due = _validation_follows(trainer)
+            self._due = validation_follows(trainer)
             if at_once or not self._due:
                 self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
             return
-        if trainer.fit_loop._should_accumulate():
+        if accumulates(trainer):
             if not self._warned:
                 rank_zero_warn(
                     "Validation ran between two optimizer steps, where no checkpoint can be saved, so it does not count"
@@ -204,7 +205,7 @@ class StepCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step != self._saved_step:
-            if trainer.fit_loop._should_accumulate():
+            if accumulates(trainer):
                 rank_zero_warn(
                     f"Training was stopped between two optimizer steps, after step {trainer.global_step}, which is not"
                     f" saved: the newest checkpoint is {self.last_model_path or 'none'}."
@@ -346,11 +347,3 @@ class StepCheckpoint(Checkpoint):
 
 def _name(step: int) -> str:
     return f"step-{step:08d}.ckpt"
-
-
-def _validation_follows(trainer: Trainer) -> bool:
-    """Whether Lightning will validate right after this on_train_batch_end: its own test, asked one call earlier."""
-    loop = trainer.fit_loop.epoch_loop
-    fetcher = trainer.fit_loop._data_fetcher
-    assert fetcher is not None
-    return loop._should_check_val_fx(fetcher) and sum(loop.val_loop.max_batches) > 0

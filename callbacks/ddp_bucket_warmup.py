@@ -6,6 +6,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn.parallel import DistributedDataParallel
 
+from ._torch import prepare_reduction
+
 
 class DDPBucketWarmup(Callback):
     """Makes DDP reduce its first gradients as it reduces all later ones, so that a resumed run rounds as a straight one.
@@ -29,8 +31,7 @@ class DDPBucketWarmup(Callback):
         if not isinstance(ddp, DistributedDataParallel) or ddp.find_unused_parameters or ddp.static_graph:
             return
         parameters = [p for p in ddp.parameters() if p.requires_grad]
-        ddp.reducer.prepare_for_forward()
-        ddp.reducer.prepare_for_backward([])
+        prepare_reduction(ddp)
         # One by one: their gradients become ready in the opposite order, as in a model, from its last layer to its first.
         nothing = torch.zeros((), device=trainer.strategy.root_device)
         for parameter in parameters:

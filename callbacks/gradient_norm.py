@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from ._lightning import is_logged, write_row
+from ._torch import multiply_, unscales_by_itself
 from .errors import ConfigurationError
 
 
@@ -47,7 +49,7 @@ def scale_(grads: Iterable[Tensor], factor: Tensor) -> None:
         local = grad.to_local() if isinstance(grad, DTensor) else grad
         by_device[local.device].append(local)
     for device, group in by_device.items():
-        torch._foreach_mul_(group, factor.to(device))  # one fused launch, as in torch.nn.utils.clip_grads_with_norm_
+        multiply_(group, factor.to(device))
 
 
 class GradientNorm(Callback):
@@ -94,7 +96,7 @@ class GradientNorm(Callback):
             )
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             for optimizer in trainer.optimizers:
-                if getattr(optimizer, "_step_supports_amp_scaling", False):
+                if unscales_by_itself(optimizer):
                     raise ConfigurationError(
                         f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after they would"
                         " be clipped: use --trainer.precision bf16-mixed, or an optimizer with fused=False."
@@ -105,8 +107,7 @@ class GradientNorm(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         step = trainer.global_step + 1
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        logged = every > 0 and (step == 1 or step % every == 0)
+        logged = is_logged(trainer, step)
         self._steps += 1
         if self.clip is None and not logged:
             return
@@ -128,9 +129,7 @@ class GradientNorm(Callback):
                 "grad/clip_fraction": clipped / self._steps,
             }
         self._steps, self._clipped = 0, 0
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=step)
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+        write_row(trainer, row, step)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self._steps, "clipped": int(self._clipped)}

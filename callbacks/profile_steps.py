@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ._torch import start_memory_history, stop_memory_history
 from .errors import ConfigurationError
 
 _SNAPSHOT_ENTRIES = 100_000  # allocations and frees that a memory snapshot remembers
@@ -121,7 +121,7 @@ class Profile(Callback):
             return
         on_cuda = trainer.strategy.root_device.type == "cuda"
         if self.memory_snapshot:
-            torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_ENTRIES)
+            start_memory_history(_SNAPSHOT_ENTRIES)
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_cuda else [ProfilerActivity.CPU]
         self._profiler = profile(activities=activities, record_shapes=True)
         self._profiler.start()
@@ -154,6 +154,4 @@ class Profile(Callback):
         self._profiler.stop()  # waits for the device
         self._profiler = None
         if self.memory_snapshot:
-            if snapshot is not None:
-                torch.cuda.memory._dump_snapshot(str(snapshot))
-            torch.cuda.memory._record_memory_history(enabled=None)
+            stop_memory_history(snapshot)

@@ -11,6 +11,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
+from ._lightning import is_logged
+
 # What a line shows, where it is logged: metric, label, format.
 _SHOWN = (
     ("train/loss", "loss", "{:.4f}"),
@@ -131,8 +133,7 @@ class TrainingProgress(ProgressBar):
         if not self._enabled or step == self._step:
             return
         self._step = step
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        has_row = every > 0 and (step == 1 or step % every == 0)
+        has_row = is_logged(trainer, step)
         logged = has_row or step == trainer.max_steps
         now = time.monotonic()
         if self._first is None:

@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from ._lightning import SAMPLES
 from .errors import ConfigurationError
 
 
@@ -102,7 +103,7 @@ class TextSamples(Callback):
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if not loggers:
             return
-        with trainer.profiler.profile("generate_samples"):  # type: ignore[attr-defined]
+        with trainer.profiler.profile(SAMPLES):  # type: ignore[attr-defined]
             texts = self._generate(trainer, pl_module)
         if trainer.is_global_zero:
             for i, text in enumerate(texts):

@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
+from ._lightning import is_logged, write_row
 from .errors import ConfigurationError
 
 DecayShape = Literal["linear", "cosine", "one_minus_sqrt", "exponential"]
@@ -178,8 +179,7 @@ class Schedule(Callback, ABC):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         step = trainer.global_step + 1
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if every <= 0 or (step != 1 and step % every != 0):
+        if not is_logged(trainer, step):
             return
         row = {}
         for i, (group, peak) in enumerate(zip(optimizer.param_groups, self._peaks, strict=True)):
@@ -187,9 +187,7 @@ class Schedule(Callback, ABC):
                 row["lr"] = float(group["lr"])
             elif peak != self._peaks[0]:
                 row[f"lr/{group.get('name', i)}"] = float(group["lr"])
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=step)
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+        write_row(trainer, row, step)
 
 
 class _Horizon(Schedule):

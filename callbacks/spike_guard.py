@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +11,12 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from ._lightning import is_logged, wrap, write_row
+from ._torch import unscales_by_itself
 from .errors import ConfigurationError
+from .gradient_norm import total_norm
 
 _UNREAD_AT_MOST = 128
 _NAMED_AT_MOST = 3
@@ -104,7 +104,7 @@ class SpikeGuard(Callback):
                 "SpikeGuard judges a step once, but LBFGS evaluates it several times: remove --spike_guard."
             )
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if self._scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+        if self._scaler is not None and unscales_by_itself(optimizer):
             raise ConfigurationError(
                 f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after they would be judged:"
                 " use --trainer.precision bf16-mixed, or an optimizer with fused=False."
@@ -131,8 +131,7 @@ class SpikeGuard(Callback):
             observed = torch.stack([self._loss.to(device), norm.to(device, torch.float32)])
             self._loss = None
             self._judge(observed, step, getattr(getattr(trainer, "datamodule", None), "step_samples", None))
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        logged = every > 0 and (step == 1 or step % every == 0)
+        logged = is_logged(trainer, step)
         if logged or len(self._unread) >= _UNREAD_AT_MOST:
             self._read()
             if self._consecutive >= self.max_consecutive:
@@ -142,9 +141,7 @@ class SpikeGuard(Callback):
         if logged:
             row = {"spike/skipped": float(self._skipped)}
             self._skipped = 0
-            for logger in trainer.loggers:
-                logger.log_metrics(row, step=step)
-            trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+            write_row(trainer, row, step)
 
     def _judge(self, observed: Tensor, step: int, samples: range | None) -> None:
         """Decide about `observed`: (2,) loss and norm of this step. Nothing here waits for the device."""
@@ -192,11 +189,8 @@ class SpikeGuard(Callback):
     def _wrap(self, optimizer: Optimizer) -> None:
         """Make `optimizer.step` look at the decision between the closure (backward and all hooks) and the update."""
         self._restore()
-        original = optimizer.step
-        was_wrapped = "step" in vars(optimizer)  # by a torch LR scheduler
 
-        @functools.wraps(original)
-        def step(closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        def step(original: Callable[..., Any], closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
             result = None
             if closure is not None:
                 with torch.enable_grad():
@@ -216,14 +210,7 @@ class SpikeGuard(Callback):
                 original(**kwargs)
             return result
 
-        def unwrap() -> None:
-            if was_wrapped:
-                optimizer.step = original  # type: ignore[method-assign]
-            else:
-                del optimizer.step
-
-        optimizer.step = step  # type: ignore[method-assign]
-        self._unwrap = unwrap
+        self._unwrap = wrap(optimizer, "step", step, "SpikeGuard")
 
     def _restore(self) -> None:
         if self._unwrap is not None:
@@ -272,20 +259,6 @@ def honours_found_inf(optimizer: Optimizer) -> bool:
         for p in group["params"]
         if p.grad is not None
     )
-
-
-def total_norm(grads: Iterable[Tensor]) -> Tensor:
-    """Global L2 norm, at least in fp32: a plain 0-d tensor. Sharded gradients (DTensor) count with all their shards."""
-    groups: dict[Any, list[Tensor]] = defaultdict(list)  # norms of differently distributed tensors cannot be stacked
-    for grad in grads:
-        dtype = torch.float32 if grad.dtype in (torch.bfloat16, torch.float16) else None
-        layout = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else grad.device
-        groups[layout].append(torch.linalg.vector_norm(grad, dtype=dtype))
-    norms = [torch.linalg.vector_norm(torch.stack(group)) for group in groups.values()]
-    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    if not norms:
-        return torch.zeros(())
-    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 
 def _diagnosis(consecutive: int, step: int, last: str, finite: bool) -> str:

@@ -11,6 +11,8 @@ import numpy as np  # torchmetrics needs it too
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from ._lightning import data_parallel
+
 
 class StepSeed(Callback):
     """Seeds every generator anew for each micro-batch, from its position: dropout is then the same after a resume.
@@ -42,9 +44,7 @@ class StepSeed(Callback):
         self._micro_batch = 0  # counted, so that it is right for manual optimization too, which has no fixed window
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
-        self._rank = sampler["rank"] if sampler else trainer.global_rank
-        self._rank = getattr(trainer.strategy, "random_rank", self._rank)
+        self._rank = getattr(trainer.strategy, "random_rank", data_parallel(trainer)[0])
         device = trainer.strategy.root_device
         if device.type != "cpu":
             module = torch.get_device_module(device)

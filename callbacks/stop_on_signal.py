@@ -1,10 +1,11 @@
-"""Stops training at an optimizer step when the process is told to end."""
+"""Stops training cleanly when the process receives a signal to end."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -12,8 +13,23 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
+
+from ._lightning import (
+    ValidationInterrupted,
+    enter_finished_fit,
+    interruptible_validation,
+    note_sigterm_only,
+    skip_next_validation,
+    stop_now,
+    take_sigterm,
+    validate_when_resuming,
+    validation_batches,
+    validation_follows,
+    without_sigterm_broadcast,
+)
 
 _SIGNALS = tuple(
     getattr(signal, name)
@@ -23,41 +39,44 @@ _SIGNALS = tuple(
 
 
 class StopOnSignal(Callback):
-    """On SIGTERM, SIGINT or SIGUSR1, to any rank or several: finish the optimizer step, save, stop. A second SIGINT
-    interrupts at once (KeyboardInterrupt).
+    """On SIGTERM, SIGINT or SIGUSR1 to any rank: finish the optimizer step or validation batch, save, stop.
 
-    The handler sets a flag and nothing else. After each optimizer step the ranks ask each other whether any of them has
-    it, so all stop after the same one: on CPU that step, on accelerators the one after, where the answer to the question
-    of the step before is read, so that neither host nor device ever waits for it. A signal during validation waits until
-    the step that follows it. A validation that is due at the last step is made; that which Lightning adds to every early
-    stop is not. `min_steps` and `min_epochs` do not hold the stop up.
+    A second SIGINT interrupts at once (KeyboardInterrupt).
 
-    For the program around it: `stopped_by` is the signal's name after an interrupted `fit` and None after a complete one.
-    Then exit with `exit_code`: 75 (EX_TEMPFAIL of sysexits.h: try again), but 0 in processes that Lightning itself
-    started, because rank 0 kills itself when one of those fails. For callbacks that save: `save_now` is True from the
-    moment of the decision, in on_train_batch_end (StepCheckpoint saves then, or at the end of training at the latest).
+    The handler only sets a flag. After each optimizer step, and before each validation batch, one all-reduce tells all ranks
+    whether any of them has it, so all stop at the same place. On CPU that is the next such place. On accelerators it is the one
+    after: the result of the all-reduce before is read there, so neither host nor device waits for it. `min_steps` and
+    `min_epochs` do not delay the stop.
 
-    A signal to a whole process group (Ctrl-C, schedulers) also reaches the workers of data loaders, and a run cannot go on to
-    the end of its step without them: give the loaders `worker_init_fn=ignore_signals` from this file.
+    A validation that is due at the stop, or that the signal interrupts, is not finished: the resumed run makes all of it
+    before its first step. Two kinds of validation are finished first: those at the end of an epoch, unless training ends there
+    by `max_steps` (Lightning cannot resume there), and on several ranks those whose loaders do not know their length.
 
-    It takes the place of what Lightning does about signals (SIGTERM: exception, no checkpoint, exit code 0; SLURM
-    auto-requeue: saves inside a step), including the broadcast by which Lightning's ranks tell each other of a SIGTERM before
-    every micro-batch.
+    For the calling program: `stopped_by` is the signal's name after an interrupted `fit` and None after a complete one.
+    Exit with `exit_code` then: 75 (EX_TEMPFAIL of sysexits.h: try again), but 0 in processes that Lightning itself started,
+    because rank 0 kills itself when one of those fails. For callbacks that save: `save_now` is True from the moment of the
+    decision, in on_train_batch_end (StepCheckpoint saves then, or at the end of training).
+
+    A signal to a whole process group (Ctrl-C, schedulers) also reaches the workers of data loaders, which the run needs to
+    finish its step: give the loaders `worker_init_fn=ignore_signals` from this file.
+
+    It replaces Lightning's own handling of signals: SIGTERM (exception, no checkpoint, exit code 0), SLURM auto-requeue (saves
+    inside a step), and the broadcast before every micro-batch by which ranks tell each other of a SIGTERM.
 
     Logs: nothing.
 
     Contract:
-        setup: makes Lightning's own handler for SIGTERM, which is there shortly before ours, only take notice: it broadcasts,
-            which hangs when one rank alone is told.
-        on_train_start: installs the handlers over Lightning's. A SIGTERM that came in between counts. Lightning puts the
-            earlier handlers back when `fit` ends, after everything is saved: a signal while the last checkpoint is being
-            written does not break it off.
-        on_train_batch_end: after each optimizer step, the question and, when there is an answer, the stop.
-        on_train_end: nobody leaves while others ask.
-        teardown, on_exception: gives Lightning its broadcasts back.
-        State: none.
-    Cost: nothing on one process; on several one all-reduce a step, as long as each of the broadcasts that it removes (0.2 to
-    0.5 ms between two busy CPU processes), and no wait for it on accelerators.
+        setup: makes Lightning's SIGTERM handler, which is installed shortly before this one, set a flag only.
+        on_fit_start, on_train_start: repeat the validation that the run before interrupted.
+        on_train_start: installs the handlers over Lightning's. A SIGTERM between the two counts. Lightning restores the
+            earlier handlers when `fit` ends, after everything is saved: a signal does not interrupt the last save.
+        on_train_batch_end, on_validation_batch_start: the all-reduce and, if a rank has a signal, the stop.
+        on_validation_end: an interrupted validation is made up for.
+        on_train_end: waits for the pending all-reduce.
+        teardown, on_exception: restores Lightning's methods.
+        State: whether a validation was interrupted.
+    Cost: nothing on one process. On several, one all-reduce a step or validation batch, which takes as long as each of the
+    broadcasts that it replaces (0.2 to 0.5 ms between two busy CPU processes). On accelerators nothing waits for it.
 
     `fit` in a thread other than the main one cannot have handlers: a warning says so.
     """
@@ -72,21 +91,25 @@ class StopOnSignal(Callback):
         self._step = 0
         self._group: Any = None
         self._lags = False
-        self._question: tuple[Any, Tensor] | None = None  # all-reduce under way, and its result
-        self._minima: tuple[int | None, int | None] | None = None
+        self._pending: tuple[Any, Tensor] | None = None  # all-reduce under way, and its result
+        self._validation_is_due = False  # in the run that resumes
+        self._validation_batches = 0  # of the validation under way, before which all ranks still look for a signal
+        self._undo: list[Callable[[], None]] = []
+        self._restore_minima: Callable[[], None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit":
-            return
-        connector = trainer._signal_connector
+        if stage == "fit":
+            self._validation_is_due = False  # a checkpoint may say otherwise, which is loaded next
+            self._undo.append(note_sigterm_only(trainer))
 
-        def take_notice(signum: int, frame: FrameType | None) -> None:
-            connector.received_sigterm = True
-
-        connector._sigterm_notifier_fn = take_notice  # type: ignore[method-assign,assignment]
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._validation_is_due:
+            enter_finished_fit(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.stopped_by, self.save_now, self._received, self._question = None, False, 0, None
+        if self._validation_is_due:
+            validate_when_resuming(trainer)
+        self.stopped_by, self.save_now, self._received, self._pending = None, False, 0, None
         self._interrupted = False
         self._step = trainer.global_step
         self._installed = threading.current_thread() is threading.main_thread()
@@ -95,19 +118,17 @@ class StopOnSignal(Callback):
             return
         for signum in _SIGNALS:
             signal.signal(signum, self._handle)
-        connector = trainer._signal_connector
-        if connector.received_sigterm:
-            self._received, connector.received_sigterm = signal.SIGTERM, False
+        if take_sigterm(trainer):
+            self._received = signal.SIGTERM
+        self._undo.append(interruptible_validation(trainer))
         environment = getattr(trainer.strategy, "cluster_environment", None)
         started_by_lightning = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
         self.exit_code = 0 if started_by_lightning else 75
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            # Its own group of the CPU: the device has no part in it, and no order with other collectives to keep.
+            # A CPU group of its own: the device takes no part in it, and there is no order with other collectives to keep.
             self._group = dist.new_group(backend="gloo")
             self._lags = trainer.strategy.root_device.type != "cpu"
-            loop = trainer.fit_loop.epoch_loop
-            if hasattr(loop, "_broadcast_sigterm_tensor"):
-                loop._broadcast_sigterm_tensor = _no_broadcast  # type: ignore[method-assign]
+            self._undo.append(without_sigterm_broadcast(trainer))
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGINT:
@@ -126,67 +147,106 @@ class StopOnSignal(Callback):
         if not self._installed or self.save_now or trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        signum = self._ask()
-        if signum and self._step != trainer.max_steps:  # it was the last one anyway
-            self._stop(trainer, signum)
+        signum = self._any_signal()
+        if not signum:
+            return
+        follows = validation_follows(trainer)
+        deferred = follows and _can_be_deferred(trainer)
+        if self._step == trainer.max_steps and not deferred:
+            return  # training ends here anyway
+        if deferred or not follows:  # Lightning validates at every early stop
+            skip_next_validation(trainer)
+        self._validation_is_due = deferred
+        self._stop(trainer, signum)
 
-    def _ask(self) -> int:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_batches = 0
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING or not self._installed or self.save_now:
+            return
+        if not _can_be_deferred(trainer):
+            return
+        if self._group is None:
+            self._validation_batches = -1  # before all, however many there are
+            return
+        batches = torch.tensor(validation_batches(trainer))  # of this rank; all must take part equally often
+        dist.all_reduce(batches, dist.ReduceOp.MIN, group=self._group)
+        self._validation_batches = int(batches)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self._validation_batches == 0:
+            return
+        self._validation_batches -= 1
+        if signum := self._any_signal():
+            self._validation_is_due = True
+            self._stop(trainer, signum)
+            raise ValidationInterrupted
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self._validation_is_due = False
+
+    def _any_signal(self) -> int:
         """A signal that some rank has received, the same on all, or 0."""
         if self._group is None:
             return self._received
-        answered, mine = self._question, torch.tensor(self._received)
-        self._question = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True), mine
+        previous, mine = self._pending, torch.tensor(self._received)
+        self._pending = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True), mine
         if not self._lags:
-            answered, self._question = self._question, None
-        return _wait(answered)
+            previous, self._pending = self._pending, None
+        return _wait(previous)
 
     def _stop(self, trainer: Trainer, signum: int) -> None:
         self.stopped_by = signal.Signals(signum).name
         self.save_now = True
-        loop = trainer.fit_loop
-        assert loop._data_fetcher is not None
-        # Asked before should_stop is set, which would make every answer yes.
-        loop.epoch_loop._skip_next_val = not loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-        self._minima = loop.min_epochs, loop.epoch_loop.min_steps
-        loop.min_epochs, loop.epoch_loop.min_steps = None, None
-        trainer.should_stop = True
+        self._restore_minima = stop_now(trainer)
         rank_zero_info(f"{self.stopped_by}: training stops after optimizer step {trainer.global_step}.")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _wait(self._question)
-        self._question = None
-        if self._minima is not None:
-            trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = self._minima
-            self._minima = None
+        _wait(self._pending)
+        self._pending = None
+        if self._restore_minima is not None:
+            self._restore_minima()
+            self._restore_minima = None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._give_back(trainer)
+        self._restore()
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._give_back(trainer)
-        self._group = None  # another rank may be gone: no goodbye
+        self._restore()
+        self._group = None  # not destroyed: another rank may have ended already
 
-    def _give_back(self, trainer: Trainer) -> None:
-        vars(trainer.fit_loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
-        vars(trainer._signal_connector).pop("_sigterm_notifier_fn", None)
+    def _restore(self) -> None:
+        for undo in self._undo:
+            undo()
+        self._undo = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validation_is_due": True} if self._validation_is_due else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._validation_is_due = state_dict["validation_is_due"]
 
 
 def ignore_signals(worker_id: int) -> None:
-    """A DataLoader's `worker_init_fn`: the worker leaves signals to the process that it works for, and ends with it."""
+    """A DataLoader's `worker_init_fn`: the worker ignores signals, and ends with the process that it works for."""
     for signum in _SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def _no_broadcast() -> None:
-    """In place of Lightning's: `received_sigterm` is never set here."""
+def _can_be_deferred(trainer: Trainer) -> bool:
+    """Whether a run that is stopped here can begin with this step's validation when it resumes."""
+    ends_by_steps = trainer.global_step == trainer.max_steps and trainer.max_epochs in (None, -1)
+    return ends_by_steps or not trainer.is_last_batch
 
 
-def _wait(question: tuple[Any, Tensor] | None) -> int:
-    if question is None:
+def _wait(pending: tuple[Any, Tensor] | None) -> int:
+    if pending is None:
         return 0
-    work, result = question
+    work, result = pending
     work.wait()
     return int(result)

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._pytree import tree_leaves
+
+from ._lightning import accumulates, is_logged, write_row
+from ._torch import after_gradients, tensors_in
 
 
 class Stragglers(Callback):
@@ -83,7 +84,7 @@ class Stragglers(Callback):
 
         def before_fsdp_hooks_the_output(module: nn.Module, args: Any, output: Any) -> None:
             if self._step_began is not None and torch.is_grad_enabled():
-                outputs.extend(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad)
+                outputs.extend(tensor for tensor in tensors_in(output) if tensor.requires_grad)
                 for leaf in outputs:
                     leaf.register_hook(before_gathering)
 
@@ -128,15 +129,13 @@ class Stragglers(Callback):
             return
 
         def backward_began(grad: Tensor) -> None:
-            # Called when all gradients are computed, in order of queueing: before the strategy's own, which waits for them to
-            # be reduced, as it is queued later in the backward pass.
-            Variable._execution_engine.queue_callback(self._begin_wait)
+            after_gradients(self._begin_wait)  # the strategy then waits for the reduction
 
         loss.register_hook(backward_began)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end_wait()
-        if not self._several or trainer.fit_loop._should_accumulate():
+        if not self._several or accumulates(trainer):
             return
         if self._step_began is not None:
             self._step_ended = self._now()  # read when the row is written, which is next
@@ -163,13 +162,10 @@ class Stragglers(Callback):
             "rank/step_time_mean": sum(times) / len(times),
             "rank/straggler": float(times.index(max(times))),
         }
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=step)
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+        write_row(trainer, row, step)
 
     def _is_measured(self, trainer: Trainer, step: int) -> bool:
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return every > 0 and step % every == 0 and step >= self._first
+        return is_logged(trainer, step) and step >= self._first  # so never step 1
 
     def _forget(self) -> None:
         self._step_began = self._step_ended = self._wait_began = None

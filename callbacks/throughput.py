@@ -8,10 +8,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import lightning
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from ._lightning import (
+    FETCH,
+    SAMPLES,
+    SAVE,
+    LightningChanged,
+    around_validation,
+    data_parallel,
+    is_logged,
+    listen,
+    write_row,
+)
 from .errors import ConfigurationError
 
 try:
@@ -40,10 +52,8 @@ PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
     (r"AMD Instinct MI300X( OAM)?", 1307.4, 653.7, 163.4),
 )
 
-_FETCH = "[_TrainingEpochLoop].train_dataloader_next"
-# What is no training step, by the names under which the trainer's profiler hears of it. Callbacks that do long work of
-# their own may announce it under "generate_samples".
-_OUTSIDE = ("save_checkpoint", "generate_samples")
+# Announced actions that are not part of a training step. Other callbacks may announce long work as SAMPLES.
+_OUTSIDE = (SAVE, SAMPLES)
 
 
 def peak_tflops(device_name: str, precision: str, matmul_precision: str = "highest") -> float | None:
@@ -109,7 +119,7 @@ class Throughput(Callback):
         on_train_start: begins to listen to `trainer.profiler`, on which the trainer announces fetching and saving.
         on_train_batch_start: counts the batch's tokens: sizes only, nothing is read from the device.
         on_before_optimizer_step: writes the row, before on_train_batch_end hooks look for it.
-        on_validation_start, on_validation_end: stop and restart the clock.
+        on_save_checkpoint: warns once if saving cannot be left out.
         teardown, on_exception: stop listening.
         State: tokens consumed.
     All ranks are assumed to hold batches of equal size.
@@ -130,7 +140,8 @@ class Throughput(Callback):
         self._cuda = False
         self._flops_per_token: float | None = None
         self._peak: float | None = None  # FLOP/s of all devices
-        self._restore: Callable[[], None] | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._fetched = False  # whether the trainer has announced a fetch
         # The window since the last row:
         self._begin: float | None = None  # None until the first step is over
         self._begin_tokens = 0
@@ -140,11 +151,10 @@ class Throughput(Callback):
         self._outside_depth = 0
         self._outside_since = 0.0
         self._fetch_since = 0.0
+        self._warned = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Tensor-parallel ranks share their data: a strategy that knows says how many ranks do not.
-        sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
-        self._world = sampler["num_replicas"] if sampler else trainer.world_size
+        self._world = data_parallel(trainer)[1]
         self._cuda = trainer.strategy.root_device.type == "cuda"
         self._begin, self._outside_depth = None, 0
         self._find_peak(trainer, pl_module)
@@ -174,37 +184,32 @@ class Throughput(Callback):
         )
 
     def _listen(self, trainer: Trainer) -> None:
-        """Wrap the profiler's start and stop: the only place where the trainer says that it enters the loader."""
         self._stop_listening()
-        profiler = trainer.profiler  # type: ignore[attr-defined]
-        start, stop = profiler.start, profiler.stop
+        self._fetched = False
         clock = time.perf_counter
 
-        def timed_start(action_name: str) -> None:
-            start(action_name)
-            if action_name == _FETCH:
+        def started(action: str) -> None:
+            if action == FETCH:
                 self._fetch_since = clock()
-            elif action_name in _OUTSIDE:
+            elif action in _OUTSIDE:
                 self._enter_outside()
 
-        def timed_stop(action_name: str) -> None:
-            if action_name == _FETCH:
+        def stopped(action: str) -> None:
+            if action == FETCH:
+                self._fetched = True
                 self._data_seconds += clock() - self._fetch_since
-            elif action_name in _OUTSIDE:
+            elif action in _OUTSIDE:
                 self._leave_outside()
-            stop(action_name)
 
-        def restore() -> None:
-            # The instance attributes shadowed the class's methods, which is all there was before.
-            del profiler.start, profiler.stop
-
-        profiler.start, profiler.stop = timed_start, timed_stop
-        self._restore = restore
+        self._undo = [
+            listen(trainer, started, stopped, "Throughput"),
+            around_validation(trainer, self._enter_outside, self._leave_outside, "Throughput"),
+        ]
 
     def _stop_listening(self) -> None:
-        if self._restore is not None:
-            self._restore()
-            self._restore = None
+        for undo in self._undo:
+            undo()
+        self._undo = []
 
     def _enter_outside(self) -> None:
         if self._outside_depth == 0:
@@ -236,8 +241,7 @@ class Throughput(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         step = trainer.global_step + 1
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        logged = every > 0 and (step == 1 or step % every == 0)
+        logged = is_logged(trainer, step)
         first = self._begin is None
         if not logged and not first:
             return
@@ -245,6 +249,8 @@ class Throughput(Callback):
         now = time.perf_counter()
         row = {"progress/tokens": float(self._tokens), "memory/peak_gb": self._peak_memory() / 1e9}
         if self._begin is not None:
+            if not self._fetched:
+                raise LightningChanged(f"does not announce {FETCH!r} to its profiler", "Throughput")
             seconds = max(now - self._begin - self._outside_seconds, 1e-9)
             speed = (self._tokens - self._begin_tokens) / seconds
             row["throughput/tokens_per_second"] = speed
@@ -255,17 +261,15 @@ class Throughput(Callback):
         self._data_seconds = self._outside_seconds = 0.0
         if not logged:  # the first step after a resume only starts the clock
             return
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=step)
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+        write_row(trainer, row, step)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.validating and self._restore is not None:  # within fit, after on_train_start
-            self._enter_outside()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.validating and self._restore is not None:
-            self._leave_outside()
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._undo and self._outside_depth == 0 and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"Throughput counts the time of this save as training: lightning {lightning.__version__} does not announce"
+                f" {SAVE!r} to its profiler."
+            )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._stop_listening()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +13,17 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from ._lightning import (
+    LightningChanged,
+    around_validation,
+    is_logged,
+    is_optimizer_step,
+    listen,
+    missing_from,
+    part_of,
+    write_row,
+)
+from ._torch import is_profiling, profiler_events
 from .errors import ConfigurationError
 
 PARTS = ("data_stall", "forward", "backward", "communication", "optimizer", "checkpoint", "validation", "other")
@@ -89,7 +100,8 @@ class TimeBreakdown(Callback):
         self._sample_at = 0  # the next optimizer step to sample
         self._seen = 0  # the hook runs once a micro-batch
         self._waits: dict[str, float] | None = None  # share of each part, in the last sampled step
-        self._restore: Callable[[], None] | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._parts: dict[str, str | None] = {}  # of each action that the Trainer has announced
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
@@ -108,50 +120,26 @@ class TimeBreakdown(Callback):
 
     def _listen(self, trainer: Trainer) -> None:
         self._stop_listening()
-        profiler, loop = trainer.profiler, trainer.fit_loop.epoch_loop  # type: ignore[attr-defined]
-        announce, fetch, fetched, validate = profiler.profile, loop._on_before_fetch, loop._on_after_fetch, loop.val_loop.run
-        parts: dict[str, str | None] = {}  # by what is announced
+        parts = self._parts = {}
+        validation = partial(self._enter, "validation")
 
-        def listening(action: str) -> AbstractContextManager[Any]:
+        def started(action: str) -> None:
             if action not in parts:
-                parts[action] = _part(action)
+                parts[action] = part_of(action)
             part = parts[action]
-            return announce(action) if part is None else self._announced(part, action, announce(action))
+            if part is not None:
+                self._enter(part)
 
-        def before_fetch() -> None:
-            self._enter("data_stall")
-            fetch()
-
-        def after_fetch() -> None:
-            fetched()
-            self._leave()
-
-        def run_validation() -> Any:
-            self._enter("validation")
-            try:
-                return validate()
-            finally:
+        def stopped(action: str) -> None:
+            if parts.get(action) is not None:
                 self._leave()
+            if self._recording is not None and is_optimizer_step(action):
+                self._end_sample()
 
-        def restore() -> None:
-            # The instance attributes shadowed the classes' methods, which is all there was before.
-            del profiler.profile, loop._on_before_fetch, loop._on_after_fetch, loop.val_loop.run
-
-        profiler.profile = listening
-        loop._on_before_fetch, loop._on_after_fetch = before_fetch, after_fetch  # type: ignore[method-assign]
-        loop.val_loop.run = run_validation  # type: ignore[method-assign]
-        self._restore = restore
-
-    @contextmanager
-    def _announced(self, part: str, action: str, inner: AbstractContextManager[Any]) -> Iterator[Any]:
-        self._enter(part)
-        try:
-            with inner as value:
-                yield value
-        finally:
-            self._leave()
-        if self._recording is not None and action.endswith(".optimizer_step"):
-            self._end_sample()
+        self._undo = [
+            listen(trainer, started, stopped, "TimeBreakdown"),
+            around_validation(trainer, validation, self._leave, "TimeBreakdown"),
+        ]
 
     def _enter(self, part: str) -> None:
         self._mark()
@@ -185,7 +173,7 @@ class TimeBreakdown(Callback):
         if not self._several or step < self._sample_at or step == self._seen:
             return
         self._seen = step
-        if torch.autograd._profiler_enabled():
+        if is_profiling():
             return
         self._sample_at = step + self.communication_every_n_steps
         self._recorded = []
@@ -197,13 +185,12 @@ class TimeBreakdown(Callback):
         assert self._recording is not None
         recording, self._recording = self._recording, None
         recording.stop()
-        events = recording.profiler.kineto_results.events()  # type: ignore[union-attr]
+        events = profiler_events(recording)
         self._waits = _waits(*_intervals(events, on_device=isinstance(self._clock, _DeviceClock)), self._recorded)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         step = trainer.global_step + 1
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        logged = every > 0 and (step == 1 or step % every == 0)
+        logged = is_logged(trainer, step)
         if self._begun and (not logged or (self._several and self._waits is None)):
             return
         self._mark()
@@ -214,9 +201,9 @@ class TimeBreakdown(Callback):
         if not self._begun:  # the first step of a process compiles and warms up
             self._begun = True
             return
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=step)
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+        if missing := missing_from(self._parts):
+            raise LightningChanged(f"does not announce {', '.join(missing)} to its profiler", "TimeBreakdown")
+        write_row(trainer, row, step)
 
     def _fractions(self) -> dict[str, float]:
         seconds = dict(self._seconds)
@@ -237,21 +224,9 @@ class TimeBreakdown(Callback):
         if self._recording is not None:
             self._recording.stop()
             self._recording = None
-        if self._restore is not None:
-            self._restore()
-            self._restore = None
-
-
-def _part(action: str) -> str | None:
-    """The part that an action begins, by the name under which the Trainer announces it."""
-    if action == "save_checkpoint":
-        return "checkpoint"
-    if action.startswith("[LightningModule]"):
-        return "optimizer" if action.endswith((".optimizer_step", ".optimizer_zero_grad")) else None
-    if action.startswith("[Strategy]"):
-        hook = action.rpartition(".")[2]
-        return {"training_step": "forward", "backward": "backward", "batch_to_device": "data_stall"}.get(hook)
-    return None
+        for undo in self._undo:
+            undo()
+        self._undo = []
 
 
 class _HostClock:

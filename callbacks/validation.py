@@ -6,10 +6,9 @@ import sys
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.utilities import rank_zero_info
 
+from ._lightning import accumulates, check_after_validation, resumed_before_validation, validate_when_resuming
 from .errors import ConfigurationError
 
 
@@ -64,23 +63,18 @@ class ValidateEvery(Callback):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             # An EarlyStopping set up before us took check_val_every_n_epoch=1 to mean "look at the end of the epoch",
             # which for a run that is one long epoch is never. Set up after us it decides rightly by itself.
-            if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
-                callback._check_on_train_epoch_end = False
+            if check_after_validation(callback):
                 rank_zero_info("ValidateEvery: EarlyStopping looks after each validation, not at epoch ends.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         step = trainer.global_step
         due = step > 0 and self._due(trainer, step)
         self._set(trainer, due=due)
-        loop = trainer.fit_loop.epoch_loop
-        if due and loop.restarted_on_train_batch_end:
-            # As Lightning does with a validation that was cut off, but from its first batch.
-            loop.val_loop.restarting = False
-            loop.val_loop._restart_stage = RestartStage.RESTARTED_MID_EVALUATION
-            loop._batches_that_stepped -= 1  # the loop is about to count the step, and counts it again after validation
+        if due and resumed_before_validation(trainer):
+            validate_when_resuming(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        completes_a_step = not trainer.fit_loop._should_accumulate()
+        completes_a_step = not accumulates(trainer)
         self._set(trainer, due=completes_a_step and self._due(trainer, trainer.global_step + 1))
 
     def _due(self, trainer: Trainer, step: int) -> bool:

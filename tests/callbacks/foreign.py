@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 VOCAB, LENGTH, BATCH = 11, 5, 2
+IMPORTS = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[2])))  # PYTHONPATH of other processes
 
 
 class Batches(Dataset):
@@ -185,7 +186,7 @@ def run_ranks(script: str, tmp_path: Path, ranks: int = 2) -> list[dict[str, Any
     )
     from ports import free_port  # not at the top: the script imports this module without the tests' folder on its path
 
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": IMPORTS, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     reports = [json.loads((tmp_path / f"report-{rank}.json").read_text()) for rank in range(ranks)]

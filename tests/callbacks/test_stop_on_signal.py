@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from foreign import Foreign, fit, run_ranks
+from foreign import IMPORTS, Batches, Foreign, fit, make_trainer, run_ranks
+from lightning.pytorch.callbacks import EarlyStopping
 from ports import free_port
+from torch.utils.data import DataLoader
 
-from lit_llm.callbacks import StepCheckpoint, StopOnSignal, ValidateEvery
+from lit_llm.callbacks import GradientNorm, StepCheckpoint, StopOnSignal, Throughput, TimeBreakdown, ValidateEvery
 
 
 class Told(Foreign):
@@ -95,12 +97,93 @@ def test_the_validation_that_lightning_adds_to_a_stop_is_not_made(tmp_path):
     assert rest.validated == [8]
 
 
-def test_a_validation_that_is_due_at_the_last_step_is_made(tmp_path):
-    _, part, stop = run(tmp_path, Told({3: [signal.SIGTERM]}), [ValidateEvery(4)], limit_val_batches=1.0)
-    assert part.validated == [4] and part.ends == [4] and stop.stopped_by
-    resume = tmp_path / "checkpoints" / "last.ckpt"
-    _, rest, _ = run(tmp_path, Told(), [ValidateEvery(4)], resume=resume, limit_val_batches=1.0)
-    assert rest.validated == [8] and [step for step, _ in rest.seen] == [4, 5, 6, 7]
+@pytest.mark.parametrize("source", ["ValidateEvery", "val_check_interval"])
+def test_a_validation_that_is_due_at_the_stop_is_made_by_the_resumed_run_before_its_first_step(tmp_path, source):
+    callbacks, options = sources_of_validation(source)
+    _, part, stop = run(tmp_path, Told({3: [signal.SIGTERM]}), callbacks(), **options)
+    assert part.validated == [] and part.ends == [4] and stop.stopped_by
+    _, rest, _ = run(tmp_path, Told(), callbacks(), resume=tmp_path / "checkpoints" / "last.ckpt", **options)
+    assert rest.validated == [4, 8] and [step for step, _ in rest.seen] == [4, 5, 6, 7]
+
+
+class ToldInValidation(Foreign):
+    """Sends itself a SIGTERM in batch `at` = (optimizer steps made, batch) of a validation; `logged`: what it logs."""
+
+    def __init__(self, at=None, **kwargs):
+        super().__init__(**kwargs)
+        self.at, self.batches, self.modes = at, [], []
+
+    def val_dataloader(self):
+        return DataLoader(Batches(5), batch_size=None)
+
+    def validation_step(self, batch, batch_idx):
+        self.batches.append((self.trainer.global_step, batch_idx))
+        if self.batches[-1] == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        super().validation_step(batch, batch_idx)
+
+    def on_train_end(self):
+        super().on_train_end()
+        self.modes.append(self.training)
+
+
+def sources_of_validation(source):
+    if source == "ValidateEvery":
+        return lambda: [ValidateEvery(4)], {"limit_val_batches": 1.0}
+    return list, {"limit_val_batches": 1.0, "val_check_interval": 4, "check_val_every_n_epoch": None}
+
+
+def whole_validation(step):
+    return [(step, batch) for batch in range(5)]
+
+
+@pytest.mark.parametrize("source", ["ValidateEvery", "val_check_interval"])
+@pytest.mark.parametrize("step", [4, 8])  # 8 is the last
+def test_a_signal_during_validation_stops_before_its_next_batch_and_the_resumed_run_makes_it_exactly(tmp_path, source, step):
+    callbacks, options = sources_of_validation(source)
+
+    def trained(folder, at=None, resume=None):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        early = EarlyStopping("val/loss", patience=100)
+        best = StepCheckpoint(1000, dirpath=str(tmp_path / folder / "checkpoints"))
+        stop = StopOnSignal()
+        module = ToldInValidation(at)
+        callbacks_ = [*callbacks(), early, stop, GradientNorm(), Throughput(), TimeBreakdown(), best]
+        trainer, module, rows = fit(callbacks_, tmp_path / folder, module=module, resume=resume, **options)
+        rows = {x: {k: v for k, v in row.items() if k.startswith(("val", "grad"))} for x, row in rows.items()}
+        return module, stop, {x: row for x, row in rows.items() if row}, early.state_dict(), best.best_model_score, trainer
+
+    whole, _, rows, early, score, _ = trained("whole")
+    assert whole.batches == whole_validation(4) + whole_validation(8)
+    part, stop, rows_part, _, _, trainer = trained("part", at=(step, 1))
+    assert part.batches == [*whole_validation(4)[: 0 if step == 4 else 5], (step, 0), (step, 1)]
+    assert trainer.global_step == step and stop.stopped_by == "SIGTERM" and stop.exit_code == 75 and stop.save_now
+    assert part.modes == [True]
+    rest, stop, rows_rest, early_rest, score_rest, trainer = trained("part", resume=tmp_path / "part/checkpoints/last.ckpt")
+    assert stop.stopped_by is None and trainer.global_step == 8 == trainer.max_steps
+    assert rest.batches == [each for each in whole.batches if each[0] >= step]
+    assert part.seen + rest.seen == whole.seen and parameters(rest) == parameters(whole)
+    together = {x: rows_part.get(x, {}) | rows_rest.get(x, {}) for x in rows}
+    assert together == rows and not any(rows_part.get(x, {}).keys() & rows_rest.get(x, {}).keys() for x in rows)
+    assert early_rest == early and score_rest == score
+
+
+def test_a_signal_while_the_interrupted_validation_is_repeated_interrupts_it_again(tmp_path):
+    callbacks, options = sources_of_validation("ValidateEvery")
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    run(tmp_path, ToldInValidation((4, 0)), callbacks(), **options)
+    _, again, stop = run(tmp_path, ToldInValidation((4, 2)), callbacks(), resume=last, **options)
+    assert again.batches == whole_validation(4)[:3] and again.seen == [] and stop.stopped_by == "SIGTERM"
+    _, rest, _ = run(tmp_path, ToldInValidation(), callbacks(), resume=last, **options)
+    assert rest.batches == whole_validation(4) + whole_validation(8)
+
+
+def test_a_validation_at_the_end_of_an_epoch_that_is_not_the_end_of_training_is_finished(tmp_path):
+    module = ToldInValidation((4, 1), steps=4)  # micro-batches of an epoch
+    trainer = make_trainer([StopOnSignal()], tmp_path, steps=-1, limit_val_batches=1.0)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module)
+    assert module.batches == whole_validation(4) and module.validated == [4]
 
 
 def test_least_numbers_of_steps_do_not_hold_it_up(tmp_path):
@@ -141,7 +224,7 @@ def test_a_fit_in_another_thread_says_that_it_cannot(tmp_path):
 WORKERS = """
 import os, signal, sys
 from pathlib import Path
-from foreign import *
+from foreign import IMPORTS, *
 from lit_llm.callbacks import *
 
 class Told(Foreign):
@@ -162,7 +245,7 @@ print("stopped by", stop.stopped_by, "after", trainer.global_step)
 
 
 def test_loader_workers_outlive_a_signal_to_the_process_group(tmp_path):
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": IMPORTS, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", WORKERS, str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, start_new_session=True)
     assert "stopped by SIGTERM after 2" in done.stdout, done.stderr[-3000:]
@@ -184,11 +267,11 @@ class Told(Foreign):
             os.kill(os.getpid(), self.signum)
         return super().training_step(batch, batch_idx)
 
-def run(folder, module, resume=None, sort=StopOnSignal):
+def run(folder, module, resume=None, sort=StopOnSignal, others=(), limit_val_batches=1.0):
     stop = sort()
-    callbacks = [stop, StepSeed(), SpikeGuard(), StepCheckpoint(100, monitor=None, dirpath=str(OUT / folder))]
+    callbacks = [stop, *others, StepSeed(), SpikeGuard(), StepCheckpoint(100, monitor=None, dirpath=str(OUT / folder))]
     trainer = make_trainer(callbacks, OUT, steps=6, accumulate_grad_batches=2, strategy="ddp", devices=2,
-                           use_distributed_sampler=False, limit_val_batches=1.0)
+                           use_distributed_sampler=False, limit_val_batches=limit_val_batches)
     trainer.fit(module, ckpt_path=resume, weights_only=True if resume else None)
     trainer.strategy.barrier()
     return trainer, module, stop
@@ -214,7 +297,24 @@ class Early(Told):  # before our handlers are there, Lightning's are
 
 results["early"] = story(*run("early", Early([1], at=-1)))
 results["lagging"] = story(*run("lagging", Told([1]), sort=Lagging))
-last = run("last", Told([1], 11), sort=Lagging)
+class ToldInValidation(Told):  # rank 1 validates more batches than rank 0
+    def val_dataloader(self):
+        return DataLoader(Batches(4 + self.global_rank), batch_size=None)
+
+    def validation_step(self, batch, batch_idx):
+        if (self.trainer.global_step, batch_idx) == self.at and self.global_rank in self.who:
+            os.kill(os.getpid(), self.signum)
+        batches.append((self.trainer.global_step, batch_idx))
+        super().validation_step(batch, batch_idx)
+
+for sort in (StopOnSignal, Lagging):
+    name = f"validation {sort.__name__}"
+    told = [[], (0, 0)], [[1], (3, 1)], [[], (0, 0)]
+    for part, who_at, resume in zip(("whole", "part", "rest"), told, (None, None, OUT / f"{name} part" / "last.ckpt")):
+        batches = []
+        found = story(*run(f"{name} {part}", ToldInValidation(*who_at), resume, sort, [ValidateEvery(3)]))
+        results[f"{name} {part}"] = [*found, batches]
+last = run("last", Told([1], 11), sort=Lagging, limit_val_batches=0)
 results["last"] = story(*last)
 loop = last[0].fit_loop.epoch_loop
 own = [*vars(loop), *vars(last[0]._signal_connector)]
@@ -245,6 +345,15 @@ def test_where_the_host_runs_ahead_of_the_device_all_stop_one_step_later(ranks):
         assert each["results"]["lagging"][:2] == [4, "SIGTERM"]
         assert each["results"]["last"][:2] == [6, None]  # and nobody hangs when the answer comes after the end
         assert each["own"] == []  # Lightning has its broadcasts back
+
+
+@pytest.mark.parametrize(("sort", "batches"), [("StopOnSignal", 2), ("Lagging", 3)])
+def test_a_signal_to_one_rank_during_validation_stops_it_on_all_at_the_same_batch_and_it_is_made_again(ranks, sort, batches):
+    for rank, each in enumerate(ranks):
+        whole, part, rest = (each["results"][f"validation {sort} {name}"] for name in ("whole", "part", "rest"))
+        assert whole[5] == [[step, batch] for step in (3, 6) for batch in range(4 + rank)]
+        assert part[:2] == [3, "SIGTERM"] and part[4] == 0 and part[5] == whole[5][:batches]
+        assert rest[:2] == [6, None] and part[3] + rest[3] == whole[3] and rest[4:] == whole[4:]
 
 
 def test_a_term_to_one_rank_before_the_first_step_stops_all_after_it(ranks):
@@ -289,7 +398,7 @@ def test_signalled_from_outside_it_exits_with_75_and_leaves_nobody_behind(tmp_pa
         "def report(trainer, **values):\n"
         "    (OUT / f'report-{trainer.global_rank}.json').write_text(json.dumps(values))\n" + LAUNCHED
     )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": IMPORTS, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     pids = [tmp_path / "pid-0", tmp_path / "pid-1"]
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen([sys.executable, str(script)], env=env, stdout=log, stderr=log, start_new_session=True)

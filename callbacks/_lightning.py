@@ -1,0 +1,367 @@
+"""Lightning's internals behind functions, and the rules about steps and rows that all callbacks share.
+
+No other file of this folder names an attribute of Lightning that begins with an underscore, or replaces one of its methods.
+Written for lightning 2.6. What is missing in another version raises :class:`LightningChanged` instead of measuring zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loops.evaluation_loop import RestartStage
+
+
+class LightningChanged(RuntimeError):
+    """The installed Lightning lacks an internal that a callback needs."""
+
+    def __init__(self, what: str, need: str) -> None:
+        super().__init__(
+            f"lightning {lightning.__version__} {what}, which {need} needs: install a version that is allowed"
+            " (lightning>=2.6,<2.7)."
+        )
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------------
+
+
+def is_logged(trainer: Trainer, step: int) -> bool:
+    """Whether optimizer step `step` = 1, 2, … has a row: the first, and multiples of `Trainer(log_every_n_steps)`."""
+    every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return every > 0 and (step == 1 or step % every == 0)
+
+
+def write_row(trainer: Trainer, row: Mapping[str, float], step: int) -> None:
+    """Write `row` to every logger at optimizer step `step`, and to `trainer.callback_metrics`.
+
+    Not `self.log`: it costs 0.5 ms a value, and its x-axis is one step behind.
+    """
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(row), step=step)
+    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+
+
+# -- replacing methods --------------------------------------------------------------------------------------------------
+
+
+class _Layers:
+    """A method of one object, with layers around it that come and go in any order."""
+
+    def __init__(self, method: Callable[..., Any], replaced: bool) -> None:
+        functools.update_wrapper(self, method)  # attributes, too: torch's schedulers leave a mark on `optimizer.step`
+        self.method = method
+        self.replaced = replaced  # by somebody else before, so that it was an attribute of the object, not of its class
+        self.layers: list[Callable[..., Any]] = []
+        self.call = method
+
+    def set(self, layers: list[Callable[..., Any]]) -> None:
+        self.layers, self.call = layers, self.method
+        for layer in layers:
+            self.call = partial(layer, self.call)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+
+def wrap(owner: Any, name: str, layer: Callable[..., Any], need: str) -> Callable[[], None]:
+    """Call `layer(inner, *args)` wherever `owner.name(*args)` is called. Returns the function that undoes it.
+
+    Several layers of one method call each other, the newest first. They are undone in any order, and twice is once.
+
+    Args:
+        need: who needs it, for the message.
+
+    Raises:
+        LightningChanged: `owner` has no such method.
+    """
+    method = getattr(owner, name, None)
+    if not callable(method):
+        raise LightningChanged(f"has no method {type(owner).__name__}.{name}", need)
+    layers = method if isinstance(method, _Layers) else _Layers(method, name in vars(owner))
+    setattr(owner, name, layers)
+    mine = partial(layer)  # one object of its own, however often the same layer is added
+    layers.set([*layers.layers, mine])
+
+    def undo() -> None:
+        layers.set([each for each in layers.layers if each is not mine])
+        if not layers.layers and vars(owner).get(name) is layers:  # else somebody replaced it since: the layers pass calls on
+            if layers.replaced:
+                setattr(owner, name, layers.method)
+            else:
+                delattr(owner, name)
+
+    return undo
+
+
+def _undo_all(undo: list[Callable[[], None]]) -> None:
+    for each in undo:
+        each()
+
+
+# -- accumulation -------------------------------------------------------------------------------------------------------
+
+
+def accumulates(trainer: Trainer) -> bool:
+    """Whether the current micro-batch is not the last one of its optimizer step."""
+    return trainer.fit_loop._should_accumulate()
+
+
+def micro_batches_begun(trainer: Trainer) -> int:
+    """Micro-batches of all epochs up to the current one, also those before a resume."""
+    return trainer.fit_loop.epoch_loop.batch_progress.total.ready
+
+
+def set_accumulation_window(trainer: Trainer, is_full: Callable[[], bool], position: Callable[[], int]) -> Callable[[], None]:
+    """Replace the fixed accumulation by a window of any length. Returns the function that undoes it.
+
+    Args:
+        is_full: whether the current micro-batch completes the optimizer step.
+        position: number of the current micro-batch in its window, from 0. Gradients are zeroed before number 0.
+    """
+    loop = trainer.fit_loop.epoch_loop
+
+    def zero_grad(inner: Callable[..., Any], batch_idx: int, optimizer: Any) -> Any:
+        return inner(position(), optimizer)  # Lightning zeroes where this is 0 modulo accumulate_grad_batches
+
+    undo = [
+        wrap(loop, "_accumulated_batches_reached", lambda inner: is_full(), "BatchRamp"),
+        wrap(loop.automatic_optimization, "_make_zero_grad_fn", zero_grad, "BatchRamp"),
+    ]
+    return partial(_undo_all, undo)
+
+
+# -- validation ---------------------------------------------------------------------------------------------------------
+
+
+def validation_follows(trainer: Trainer) -> bool:
+    """Whether Lightning validates right after this on_train_batch_end: its own test, one call earlier."""
+    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+    return fetcher is not None and loop._should_check_val_fx(fetcher) and sum(loop.val_loop.max_batches) > 0
+
+
+def skip_next_validation(trainer: Trainer) -> None:
+    """Leave out the validation that would follow this on_train_batch_end."""
+    trainer.fit_loop.epoch_loop._skip_next_val = True
+
+
+def validation_batches(trainer: Trainer) -> int:
+    """Batches of one validation on this rank, over all loaders; 0 where a loader does not know its length."""
+    batches = sum(trainer.fit_loop.epoch_loop.val_loop.max_batches)
+    return 0 if batches == float("inf") else int(batches)
+
+
+def resumed_before_validation(trainer: Trainer) -> bool:
+    """In on_train_start: whether the checkpoint was saved in on_train_batch_end, so before a validation of its step."""
+    return trainer.fit_loop.epoch_loop.restarted_on_train_batch_end
+
+
+def validate_when_resuming(trainer: Trainer) -> None:
+    """Begin the resumed run with the validation of the step resumed from, if it is due there. Twice is once.
+
+    Call in on_train_start. Lightning leaves out a validation whose step was saved before it.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    validation = loop.val_loop
+
+    def begin_with_validation(inner: Callable[..., Any], fetcher: Any) -> None:
+        undo()
+        inner(fetcher)
+        if not loop._should_check_val_fx(fetcher):  # asked here, when all callbacks have had their on_train_start
+            return
+        if validation.restarted_mid_evaluation and not validation.restarting:
+            return
+        # As Lightning continues a validation that was interrupted, but from its first batch.
+        validation.restarting = False
+        validation._restart_stage = RestartStage.RESTARTED_MID_EVALUATION
+        loop._batches_that_stepped -= 1  # counted once before the validation and once after it
+
+    undo = wrap(loop, "on_run_start", begin_with_validation, "validation after a resume")
+
+
+def enter_finished_fit(trainer: Trainer) -> None:
+    """Let `fit` enter its loop although `max_steps` is reached, for a validation that is still to be made.
+
+    Call in on_fit_start. The loop makes no step: it validates (:func:`validate_when_resuming`) and ends.
+    """
+    fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+
+    def raise_limit_by(steps: int) -> None:
+        loop.max_steps += steps
+
+    def setup_data(inner: Callable[[], Any]) -> None:  # the last thing that `fit` does before it looks at the limit
+        undo_setup()
+        inner()
+        if loop.max_steps == -1 or loop.global_step < loop.max_steps:
+            return
+        raise_limit_by(1)
+        undos.append(wrap(fit, "on_run_start", on_run_start, "StopOnSignal"))
+        undos.append(wrap(loop.val_loop, "on_run_start", on_validation, "StopOnSignal"))
+
+    def on_run_start(inner: Callable[[], Any]) -> None:
+        raise_limit_by(-1)  # what on_train_start hooks see
+        inner()
+        raise_limit_by(1)
+
+    def on_validation(inner: Callable[[], Any]) -> None:
+        raise_limit_by(-1)
+        for undo in undos:
+            undo()
+        inner()
+
+    undos: list[Callable[[], None]] = []
+    undo_setup = wrap(fit, "setup_data", setup_data, "StopOnSignal")
+
+
+class ValidationInterrupted(Exception):
+    """Raised in on_validation_batch_start to end a validation without a result; see :func:`interruptible_validation`."""
+
+
+def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
+    """Let `fit` go on after a validation that :class:`ValidationInterrupted` ended, as if it had not begun.
+
+    Nothing is logged, and no on_validation_epoch_end or on_validation_end is called. Returns the function that undoes it.
+    """
+    loop = trainer.fit_loop.epoch_loop.val_loop
+
+    def run(inner: Callable[[], Any]) -> Any:
+        module = trainer.lightning_module
+        hook = module._current_fx_name
+        try:
+            return inner()
+        except ValidationInterrupted:
+            module._current_fx_name = hook
+            loop._logged_outputs = []
+            loop._on_evaluation_model_train()  # back into train mode
+            trainer._logger_connector.reset_results()
+            return []
+
+    return wrap(loop, "run", run, "StopOnSignal")
+
+
+def check_after_validation(callback: Callback) -> bool:
+    """Make an EarlyStopping look after each validation instead of at the end of an epoch. Returns whether that is a change."""
+    if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
+        callback._check_on_train_epoch_end = False
+        return True
+    return False
+
+
+# -- stopping and signals -----------------------------------------------------------------------------------------------
+
+
+def stop_now(trainer: Trainer) -> Callable[[], None]:
+    """Set `should_stop`, which `min_steps` and `min_epochs` do not delay. Returns the function that puts these back."""
+    fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    min_epochs, min_steps = fit.min_epochs, loop.min_steps
+    fit.min_epochs = loop.min_steps = None
+    trainer.should_stop = True
+
+    def restore() -> None:
+        fit.min_epochs, loop.min_steps = min_epochs, min_steps
+
+    return restore
+
+
+def note_sigterm_only(trainer: Trainer) -> Callable[[], None]:
+    """Make Lightning's SIGTERM handler set a flag and nothing else. Returns the function that undoes it.
+
+    The original also broadcasts from inside the handler, which hangs when only one rank receives the signal.
+    """
+    connector = trainer._signal_connector
+
+    def note(inner: Callable[..., Any], signum: int, frame: Any) -> None:
+        connector.received_sigterm = True
+
+    return wrap(connector, "_sigterm_notifier_fn", note, "StopOnSignal")
+
+
+def take_sigterm(trainer: Trainer) -> bool:
+    """Whether Lightning's handler has received a SIGTERM; the flag is cleared."""
+    received = trainer._signal_connector.received_sigterm
+    trainer._signal_connector.received_sigterm = False
+    return received
+
+
+def without_sigterm_broadcast(trainer: Trainer) -> Callable[[], None]:
+    """Remove the broadcast before every micro-batch by which ranks tell each other of a SIGTERM. Returns its undoing."""
+    return wrap(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda inner: None, "StopOnSignal")
+
+
+# -- what the Trainer announces to its profiler -------------------------------------------------------------------------
+
+FETCH = "[_TrainingEpochLoop].train_dataloader_next"
+SAVE = "save_checkpoint"
+SAMPLES = "generate_samples"  # of TextSamples
+_STRATEGY = {"training_step": "forward", "backward": "backward", "batch_to_device": "data_stall"}
+_MODULE = {"optimizer_step": "optimizer", "optimizer_zero_grad": "optimizer"}
+_ESSENTIAL = frozenset({"forward", "backward", "optimizer"})
+
+
+def part_of(action: str) -> str | None:
+    """The part of training that an announced action belongs to, None for others."""
+    if action == FETCH:
+        return "data_stall"
+    if action == SAVE:
+        return "checkpoint"
+    hook = action.rpartition(".")[2]
+    if action.startswith("[Strategy]"):
+        return _STRATEGY.get(hook)
+    return _MODULE.get(hook) if action.startswith("[LightningModule]") else None
+
+
+def missing_from(actions: Collection[str]) -> list[str]:
+    """What the Trainer announces in every step of automatic optimization, and has not, given all it has announced."""
+    missing = [] if FETCH in actions else [FETCH]
+    return missing + sorted(_ESSENTIAL - {part_of(action) for action in actions})
+
+
+def is_optimizer_step(action: str) -> bool:
+    """Whether the action is the optimizer step with its closure (forward and backward of the last micro-batch)."""
+    return action.startswith("[LightningModule]") and action.endswith(".optimizer_step")
+
+
+def listen(trainer: Trainer, started: Callable[[str], None], stopped: Callable[[str], None], need: str) -> Callable[[], None]:
+    """Call `started(action)` and `stopped(action)` for what the Trainer announces to its profiler. Returns the undoing.
+
+    Any number of callbacks listen at once. They stop in any order, and the profiler works as before.
+    """
+    profiler = trainer.profiler  # type: ignore[attr-defined]
+
+    def start(inner: Callable[[str], None], action_name: str) -> None:
+        inner(action_name)
+        started(action_name)
+
+    def stop(inner: Callable[[str], None], action_name: str) -> None:
+        stopped(action_name)
+        inner(action_name)
+
+    undo = [wrap(profiler, "start", start, need), wrap(profiler, "stop", stop, need)]
+    return partial(_undo_all, undo)
+
+
+def around_validation(trainer: Trainer, began: Callable[[], None], ended: Callable[[], None], need: str) -> Callable[[], None]:
+    """Call `began()` before each validation within `fit` and `ended()` after it, whatever ends it. Returns the undoing."""
+
+    def run(inner: Callable[[], Any]) -> Any:
+        began()
+        try:
+            return inner()
+        finally:
+            ended()
+
+    return wrap(trainer.fit_loop.epoch_loop.val_loop, "run", run, need)
+
+
+# -- what other objects tell about themselves ---------------------------------------------------------------------------
+
+
+def data_parallel(trainer: Trainer) -> tuple[int, int]:
+    """(rank, number of ranks) along the data-parallel axis: tensor-parallel ranks share their data."""
+    sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
+    return (sampler["rank"], sampler["num_replicas"]) if sampler else (trainer.global_rank, trainer.world_size)

@@ -1,0 +1,66 @@
+"""Private names of torch that the callbacks use. No other file of this folder names one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.profiler import profile
+from torch.utils._pytree import tree_leaves
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts, depth first."""
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
+    """Multiply tensors of one device in place by a 0-d tensor, in one fused launch (as `clip_grads_with_norm_` does)."""
+    torch._foreach_mul_(tensors, factor)
+
+
+def after_gradients(call: Callable[[], None]) -> None:
+    """During a backward pass: call when all gradients are computed, before calls that are queued later.
+
+    DDP and FSDP2 queue theirs, which wait for the reduction, later in the backward pass.
+    """
+    Variable._execution_engine.queue_callback(call)
+
+
+def is_profiling() -> bool:
+    """Whether some torch.profiler records now."""
+    return torch.autograd._profiler_enabled()
+
+
+def profiler_events(recording: profile) -> Any:
+    """The events of a stopped profiler as kineto has them: ten times faster than `recording.events()`."""
+    return recording.profiler.kineto_results.events()  # type: ignore[union-attr]
+
+
+def unscales_by_itself(optimizer: Optimizer) -> bool:
+    """Whether the optimizer (a fused one) takes gradients that fp16 loss scaling has scaled, and unscales them itself."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def start_memory_history(entries: int) -> None:
+    """Remember the last `entries` allocations and frees of CUDA memory."""
+    torch.cuda.memory._record_memory_history(max_entries=entries)
+
+
+def stop_memory_history(file: Path | None) -> None:
+    """Write what was remembered to `file`, if one is given, and stop remembering."""
+    if file is not None:
+        torch.cuda.memory._dump_snapshot(str(file))
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def prepare_reduction(ddp: DistributedDataParallel) -> None:
+    """Make DDP reduce the gradients of the next backward pass, as its forward pass would."""
+    ddp.reducer.prepare_for_forward()
+    ddp.reducer.prepare_for_backward([])
