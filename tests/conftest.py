@@ -1,6 +1,8 @@
 """Isolation of tests from each other, time limits by tier, and the folder in which command line tests run."""
 
 import pytest
+import torch
+from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from process_state import restored_process_state
 from recipe_runs import RECIPE, TEXT
 
@@ -37,3 +39,11 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "tiny.yaml").write_text(RECIPE)
     return tmp_path
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """Lightning and torch find no accelerator, whatever this machine has."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    for accelerator in (CUDAAccelerator, MPSAccelerator):
+        monkeypatch.setattr(accelerator, "is_available", staticmethod(lambda: False))

@@ -112,9 +112,7 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
         ([*overlay("strategy/fsdp2"), "--trainer.devices", "3"], "is not a multiple of micro_batch_size"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused_in_one_sentence(folder, capsys, flags, said):
-    if "gpu" in flags and torch.accelerator.is_available():
-        pytest.skip("there is one")
+def test_a_layout_that_cannot_be_is_refused_in_one_sentence(folder, no_gpu, capsys, flags, said):
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *flags)
     assert code == 2 and said in err and "Traceback" not in err, err
     assert all(line.startswith("error: ") for line in err.splitlines())

@@ -196,12 +196,12 @@ MISTAKES = {
     "a precision that is none": (
         ["--trainer.precision", "bf17"], "", ["trainer.precision is 'bf17', it must be one of", "(nearest: bf16)", "bf16-mixed"]
     ),
-    "a strategy key": (["--trainer.accelerator", "gpu"], "", ["gpu"]),
+    "a GPU where there is none": (["--trainer.accelerator", "gpu"], "", ["trainer.accelerator is gpu", "0 GPUs"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_sentence_and_exit_code_2_and_touches_nothing(folder, capsys, name):
+def test_a_mistake_is_one_sentence_and_exit_code_2_and_touches_nothing(folder, no_gpu, capsys, name):
     flags, overlay, expected = MISTAKES[name]
     (folder / "empty.txt").write_text("")
     (folder / "short.txt").write_text("x\n" * 6)
