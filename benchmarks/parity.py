@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/parity.py
 
-The models are the tests' (tests/hugging_face/folders.py): every variant of a family, of 2 and 3 layers and width 32, with
+The models are the tests' (tests/hf/folders.py): every variant of a family, of 2 and 3 layers and width 32, with
 random weights in fp32 on a CPU. In: made by transformers, saved by it and imported; out: made here and exported. Prints for
 each family how many variants there are in and out, the greatest absolute difference of any of their logits (3 texts of 64
 random ids), and in how many of them all 40 tokens of the greedy continuations of 5 prompts are the same; and last the least

@@ -276,6 +276,16 @@ def test_every_mention_of_the_command_line_is_collected():
         assert page.read_text().count("-m lit_llm") == collected, f"{page}: a command inside a file's block is not tested"
 
 
+@pytest.mark.parametrize("page", [page for page in pages() if page.suffix == ".md"], ids=lambda page: page.name)
+def test_files_and_pages_that_a_page_names_exist(page):
+    text = page.read_text()
+    named = re.findall(r"`((?:lit_llm|callbacks|recipes|tests|benchmarks|docs)/[\w./*-]*\w)[:`]", text)
+    missing = [name for name in named if "NAME" not in name and not list(ROOT.glob(name))]
+    linked = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
+    missing += [target for target in linked if target and not (page.parent / target).exists()]
+    assert not missing
+
+
 FLAGS = [(page.name, words) for page in pages() if page.suffix == ".md" for words in flag_lines(page)]
 
 
