@@ -283,19 +283,24 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def newest_good(folder: str | Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint of a folder that is good, and a sentence for each that is not and is, or may be, newer.
+def checkpoints_in(folder: str | Path) -> list[Path]:
+    """The checkpoints of a folder from newest to oldest, good or not; only manifests are read.
 
-    Newest is the one that was saved last (the manifest counts saves); of plain Lightning files, the highest step.
+    The newest is the one that was saved last (the manifest counts saves). Plain Lightning files are sorted by step.
     """
     folder = Path(folder)
-    candidates = {p for p in folder.glob("*.ckpt") if not p.is_symlink()}
-    candidates |= {p for p in folder.glob(".*.ckpt.replaced") if not os.path.lexists(_shown(p))}
+    found = {p for p in folder.glob("*.ckpt") if not p.is_symlink()}
+    found |= {p for p in folder.glob(".*.ckpt.replaced") if not os.path.lexists(_shown(p))}
     last = folder / "last.ckpt"
-    if last.exists() and last.resolve() not in {p.resolve() for p in candidates}:
-        candidates.add(last.resolve())  # in another folder
+    if last.exists() and last.resolve() not in {p.resolve() for p in found}:
+        found.add(last.resolve())  # in another folder
+    return sorted(found, key=_age, reverse=True)
+
+
+def newest_good(folder: str | Path) -> tuple[Path | None, list[str]]:
+    """The newest undamaged checkpoint of a folder, and one sentence for each damaged one that is, or may be, newer."""
     damaged: list[str] = []
-    for candidate in sorted(candidates, key=_age, reverse=True):
+    for candidate in checkpoints_in(folder):
         problem = verify(candidate)
         if problem is None:
             return candidate, damaged

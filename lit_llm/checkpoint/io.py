@@ -1,4 +1,4 @@
-"""How Lightning saves and loads our checkpoints: at once, or in the background."""
+"""Lightning's CheckpointIO for checkpoint folders: synchronous, or in a background thread."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from lightning.fabric.plugins.io import CheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm.checkpoint import format
 from lit_llm.checkpoint.snapshot import Snapshots
+from lit_llm.errors import UserError
 
 
 class FolderCheckpointIO(CheckpointIO):
     """Saves checkpoints as folders with a manifest (`lit_llm.checkpoint.format`); loads those and plain Lightning files.
 
-    A save that the disk refuses (full, read-only, …) is reported in one warning and the run goes on: whatever was on disk
-    is still there. `finished` tells callbacks how a save ended, so that they delete and link only after a good one.
+    A save that fails with an OSError (disk full, read-only, …) is reported in one warning and the run goes on: earlier
+    checkpoints are kept. `finished` tells callbacks how a save ended, so that they delete and link only after a good one.
 
     Lightning calls `save_checkpoint` and `remove_checkpoint` on rank 0 only, `load_checkpoint` on every rank. For ranks that
-    write their parts together, `save_checkpoint` takes on each of them what `sharded.split` gave, and their process group
+    write their parts together, each calls `save_checkpoint` with its result of `sharded.split`, and with their process group
     as `storage_options`.
+
+    Args:
+        verified: A checkpoint that rank 0 has verified already; loading it does not read it a second time for that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, verified: str | Path | None = None) -> None:
+        self._verified = None if verified is None else Path(verified)
         self._failed: set[Path] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
@@ -40,25 +46,42 @@ class FolderCheckpointIO(CheckpointIO):
     def finished(self, path: str | Path, *, wait: bool = False) -> bool | None:
         """How the last save to `path` ended: True on disk, False failed (and reported), None still being written.
 
-        Ask on the main thread of rank 0. With `wait` the answer is never None.
+        For the main thread of rank 0. With `wait` the result is never None.
         """
         return Path(path) not in self._failed and Path(path).exists()
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None, *, lazy: bool = False
     ) -> dict[str, Any]:
-        """The verified checkpoint at `path`; with `weights_only=True` whatever the caller asked for.
+        """The checkpoint at rank 0's `path`, verified by rank 0; always loaded with `weights_only=True`.
 
-        It is mapped, not read, so that ranks share its pages. On a CPU the optimizer goes on using them: deleted later, the
-        file gives its disk space back only when the process ends.
+        Where a process group exists all its ranks call this together. Rank 0 broadcasts its path, so that all ranks load the
+        same checkpoint even if a link was changed meanwhile, and whether it is damaged.
+
+        The file is memory-mapped, so that ranks share its pages. On a CPU the optimizer keeps using them: if the file is
+        deleted later, its disk space is freed when the process ends.
 
         Raises:
-            UserError: it is missing, in someone else's format, or damaged.
+            UserError: It is missing, in another format, or damaged; on every rank.
         """
-        return format.read(path, map_location=map_location or "cpu", lazy=lazy)
+        path = self._verified_on_rank_zero(Path(path))
+        return format.read(path, map_location=map_location or "cpu", verify=False, lazy=lazy)
+
+    def _verified_on_rank_zero(self, path: Path) -> Path:
+        together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        problem = None
+        if (not together or dist.get_rank() == 0) and path != self._verified:
+            problem = format.verify(path)
+        if together:
+            choice: list[Any] = [path, problem]
+            dist.broadcast_object_list(choice)
+            path, problem = choice
+        if problem is not None:
+            raise UserError(problem)
+        return path
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint; one that cannot be deleted is reported."""
+        """Delete a checkpoint; a failure is reported in a warning."""
         error = None
         try:
             format.remove(path)
@@ -86,22 +109,22 @@ class FolderCheckpointIO(CheckpointIO):
 
 
 class AsyncFolderCheckpointIO(FolderCheckpointIO):
-    """The same checkpoints, written by one background thread: training waits only for a copy in host memory.
+    """Writes the same checkpoints in one background thread: training waits only for a copy to host memory.
 
-    Costs host memory of the size of one checkpoint, kept for the next save, which waits for the one before. Errors appear
-    on the main thread, at the next call of any method here. `teardown`, which Lightning calls when a run ends in
-    whatever way, waits for the thread.
+    Costs host memory of the size of one checkpoint, which the next save reuses; it waits for the save before it. Errors are
+    raised on the main thread, in the next call of any method. Lightning calls `teardown` when a run ends in any way; it
+    waits for the thread.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, verified: str | Path | None = None) -> None:
+        super().__init__(verified)
         self._snapshots = Snapshots()
         self._thread: ThreadPoolExecutor | None = None
         self._jobs: list[tuple[Path, Callable[[Path, BaseException | None], None], Future[None]]] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Copy a checkpoint and return; the thread writes it to the local folder `path`."""
-        self._collect(wait=True)  # until then the copy's memory is in use
+        self._collect(wait=True)  # the memory of the last copy is in use until then
         self._submit(Path(path), self._report_save, _write, self._snapshots.take(checkpoint), path, storage_options)
 
     def finished(self, path: str | Path, *, wait: bool = False) -> bool | None:
@@ -117,11 +140,11 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
         return super().load_checkpoint(path, map_location, weights_only, lazy=lazy)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint, after what was asked for before; on the thread, since deleting gigabytes takes its time."""
+        """Delete a checkpoint in the thread, after the jobs before it: deleting gigabytes takes time."""
         self._submit(Path(path), self._report_removal, format.remove, path)
 
     def teardown(self) -> None:
-        """Wait until everything is on disk, and give the memory back. The next save starts anew."""
+        """Wait until everything is on disk, and free the memory. A later save starts a new thread."""
         try:
             self._collect(wait=True)
         finally:
@@ -135,7 +158,7 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
         self._jobs.append((path, report, self._thread.submit(work, *args)))
 
     def _collect(self, *, wait: bool) -> None:
-        """Report the jobs that are done; they are done in the order they were asked for."""
+        """Report finished jobs; they finish in the order of their submission."""
         while self._jobs and (wait or self._jobs[0][2].done()):
             path, report, future = self._jobs[0]
             error = future.exception()  # waits

@@ -46,8 +46,7 @@ from lit_llm.models.custom import Architecture, class_problem
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
-from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
-from lit_llm.runs.run_folder import steps_made
+from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit, steps_made
 from lit_llm.training.fit import fit, print_metrics
 from lit_llm.training.language_model import LanguageModel, class_name
 from lit_llm.training.save_config import SaveRunFolder
@@ -257,8 +256,7 @@ class RecipeCLI(LightningCLI):
         config.run_dir = str(self.run_dir)
         if self.command in ("validate", "test"):
             self.start = start_of_evaluation(self.run_dir, config.ckpt_path)
-        # Other processes start after rank 0 has begun to write the folder; only rank 0 judges what was there before.
-        elif self.command == "fit" and (getattr(rank_zero_only, "rank", 0) == 0 or resume != "never"):
+        elif self.command == "fit":
             self.start = start_of_fit(self.run_dir, resume, replace=config.replace, additional_steps=config.additional_steps)
             config.resume = self.start.resume
             if self.start.max_steps is not None:
@@ -305,7 +303,8 @@ class RecipeCLI(LightningCLI):
             )
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not one the user chose
             in_background = self.command == "fit" and self.config.async_checkpoints
-            trainer.strategy.checkpoint_io = AsyncFolderCheckpointIO() if in_background else FolderCheckpointIO()
+            io = AsyncFolderCheckpointIO if in_background else FolderCheckpointIO
+            trainer.strategy.checkpoint_io = io(verified=self.start.checkpoint)
         return trainer
 
     # -- running ----------------------------------------------------------------------------------------------------

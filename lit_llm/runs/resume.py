@@ -1,29 +1,54 @@
-"""Where a launch starts: its run folder, the checkpoint that it goes on from, and whether what is asked for now fits that."""
+"""Where a launch starts: its run folder, its checkpoint, and whether the current settings fit that checkpoint.
+
+Rank 0 decides. It takes the run folder's lock into account, verifies the checkpoint (which reads all of it once) and compares
+the settings. The other ranks parse the same command line before a process group exists. They only determine that there is a
+checkpoint to resume from; `FolderCheckpointIO.load_checkpoint` then gives them the path that rank 0 has chosen.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import lit_llm.data
 from lit_llm.checkpoint.compatibility import model_changes, same_class
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.format import checkpoints_in, newest_good, read, verify
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
     branch_run_dir,
     default_run_dir,
     existing_checkpoint,
     find_checkpoint,
-    find_start,
-    is_path,
-    steps_made,
+    holds_run,
+    origin_of,
 )
 
 
+def is_rank_zero() -> bool:
+    """Whether this process is global rank 0; also known before a process group exists.
+
+    Lightning reads the rank from RANK, LOCAL_RANK and SLURM_PROCID. The first process of a node that was started by hand has
+    none of these, only NODE_RANK.
+    """
+    return getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"
+
+
+def is_path(resume: str) -> bool:
+    """Whether `--resume` names a checkpoint."""
+    return resume not in ("auto", "never")
+
+
 def choose_run_dir(named: str | None, resume: str, config_files: list[str]) -> Path:
-    """The run folder: the one that `--run_dir` names, that of a branch with `--resume PATH`, or that of the recipe."""
+    """The run folder: the one given by `--run_dir`, that of a branch with `--resume PATH`, or that of the recipe."""
     if named is not None:
         return Path(named)
     return branch_run_dir(config_files, Path(resume)) if is_path(resume) else default_run_dir(config_files)
@@ -31,16 +56,21 @@ def choose_run_dir(named: str | None, resume: str, config_files: list[str]) -> P
 
 @dataclass(frozen=True)
 class RunStart:
-    """What a launch goes on from, or evaluates."""
+    """The checkpoint that a launch continues from or evaluates."""
 
     checkpoint: Path | None = None
-    """None: there is none, training begins at step 0."""
+    """None: there is none; training starts at step 0. On ranks above 0 the path itself means nothing: rank 0's is loaded."""
     step: int | None = None
-    """Optimizer steps behind the checkpoint that training goes on from; None when it begins, or nothing is trained."""
+    """Optimizer steps behind the checkpoint that training continues from. None: training starts at step 0, this is an
+    evaluation, or this rank is not rank 0."""
     resume: str = "auto"
-    """What config.yaml says of it: the checkpoint of another run where this one branched off, or that it began at step 0."""
+    """The `resume` of config.yaml: the checkpoint of another run where this one branched off, or "auto"."""
     max_steps: int | None = None
-    """The end that `--additional_steps` gives the run; None: the recipe's."""
+    """The trainer.max_steps that follows from `--additional_steps`; None: the recipe's."""
+    lock: RunLock | None = None
+    """The lock of the run folder, checked but not yet acquired; None for evaluations and on ranks above 0."""
+    folder_state: tuple[object, ...] = field(default=(), repr=False)
+    """The state of the run folder when the decision was made."""
 
     def changes(
         self,
@@ -51,16 +81,16 @@ class RunStart:
         *,
         accepted: bool,
     ) -> list[str]:
-        """What the checkpoint does not fit, or what would make another run of it: one sentence each, with what can be done.
+        """How the settings differ from the checkpoint's, one sentence each, with the flag that resolves it.
 
         Args:
-            model, architecture, optimizer_class, data: what is asked for now; None where that is wrong in itself.
-            accepted: changes that only make another run of it are wanted (`--accept_changes`).
+            model, architecture, optimizer_class, data: The current settings; None where they are invalid in themselves.
+            accepted: Ignore differences that only lead to a different run (`--accept_changes`).
         """
-        if self.checkpoint is None:
+        if self.checkpoint is None or not is_rank_zero():
             return []
         resumes = self.step is not None
-        saved = read(self.checkpoint, verify=not resumes, lazy=True)  # what is resumed from has been verified
+        saved = read(self.checkpoint, verify=False, lazy=True)  # it has been verified
         if "model_config" not in saved:
             flag = "--resume" if resumes else "--ckpt_path"
             return [f"{self.checkpoint} is a checkpoint of another program: it has no model_config ({flag})"]
@@ -77,7 +107,7 @@ class RunStart:
         return found
 
     def data_changes(self, data: lit_llm.data.TokenDataModule, vocab_size: int | None, *, accepted: bool) -> list[str]:
-        """The same of what is known once the data are open: their fingerprint and, where the model follows it, vocabulary."""
+        """The differences that show once the data are open: their fingerprint, and the vocabulary if the model follows it."""
         if self.checkpoint is None:
             return []
         saved = read(self.checkpoint, verify=False, lazy=True)
@@ -90,48 +120,169 @@ class RunStart:
             )
         return found
 
+    def refuse_if_outdated(self, run_dir: Path) -> None:
+        """Called when the lock has been acquired: the folder must be as it was when the start was decided.
+
+        Raises:
+            UserError: Another process has written into the run folder in between.
+        """
+        if self.folder_state and self.folder_state != _state_of(run_dir):
+            raise UserError(f"another run wrote into {run_dir} while this one was starting: start it again")
+
 
 def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps: int | None) -> RunStart:
-    """Where `fit` begins, with `--resume never|auto|PATH`.
+    """Where `fit` starts, with `--resume never|auto|PATH`.
 
     Raises:
-        UserError: the checkpoint does not exist, is damaged or has no state of training, a run would be overwritten, or
-            `additional_steps` has nothing to count from.
+        UserError: The run folder is in use; the checkpoint does not exist, is damaged or has no training state; a run would
+            be overwritten; `additional_steps` has no checkpoint to count from.
     """
     _refuse_a_file(run_dir)
-    checkpoint, origin = find_start(run_dir, resume, replace=replace)
-    if checkpoint is not None and "optimizer_states" not in read(checkpoint, verify=False, lazy=True):
-        raise UserError(
-            f"{checkpoint} holds weights only, no state of training to resume; start a run from it with "
-            f"--init_from {checkpoint} --run_dir DIR"
-        )
+    lock: RunLock | None = None
+    folder_state: tuple[object, ...] = ()
+    if not is_rank_zero():
+        checkpoint = _any_checkpoint(run_dir, resume)
+        origin = Path(resume) if is_path(resume) else None
+    else:
+        lock = RunLock(run_dir)
+        lock.refuse_if_held()
+        folder_state = _state_of(run_dir)
+        checkpoint, origin = find_start(run_dir, resume, replace=replace)
+    step = None
+    if checkpoint is not None and is_rank_zero():
+        if "optimizer_states" not in read(checkpoint, verify=False, lazy=True):
+            raise UserError(
+                f"{checkpoint} holds weights only, no training state to resume; start a run from it with "
+                f"--init_from {checkpoint} --run_dir DIR"
+            )
+        step = steps_made(checkpoint)
     max_steps = None
     if additional_steps is not None:
-        if not is_path(resume):
-            raise UserError(
-                "additional_steps counts from the checkpoint that --resume PATH names; "
-                f"--resume {resume} names none (--resume PATH, or --trainer.max_steps)"
-            )
-        if origin is None or origin != Path(resume).resolve():
-            raise UserError(
-                f"additional_steps makes a branch of {resume}, which needs a folder of its own: {run_dir} "
-                "is that of the checkpoint (--run_dir DIR, or --trainer.max_steps to continue it there)"
-            )
-        # Not from where a branch that was interrupted goes on: its end must not move.
-        max_steps = steps_made(origin) + additional_steps
-    step = None if checkpoint is None else steps_made(checkpoint)
-    return RunStart(checkpoint, step, "auto" if origin is None else str(origin), max_steps)
+        max_steps = _end_of_branch(run_dir, resume, origin, additional_steps)
+    return RunStart(checkpoint, step, "auto" if origin is None else str(origin), max_steps, lock, folder_state)
+
+
+def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_steps: int) -> int:
+    """The last step of a branch with `--additional_steps`."""
+    if not is_path(resume):
+        raise UserError(
+            "additional_steps counts from the checkpoint that --resume PATH names; "
+            f"--resume {resume} names none (--resume PATH, or --trainer.max_steps)"
+        )
+    if origin is None or origin.resolve() != Path(resume).resolve():
+        raise UserError(
+            f"additional_steps makes a branch of {resume}, which needs a folder of its own: {run_dir} "
+            "is that of the checkpoint (--run_dir DIR, or --trainer.max_steps to continue it there)"
+        )
+    # Counted from the origin, not from the newest checkpoint of an interrupted branch: the end must not move.
+    return steps_made(origin) + additional_steps
 
 
 def start_of_evaluation(run_dir: Path, ckpt_path: str) -> RunStart:
-    """The weights that `validate` and `test` look at: last, best, or a checkpoint's path.
+    """The weights that `validate` and `test` evaluate: last, best, or a checkpoint's path.
 
     Raises:
-        UserError: there is no such checkpoint.
+        UserError: There is no such checkpoint, or it is damaged.
     """
     _refuse_a_file(run_dir)
     named = ckpt_path in ("last", "best")
-    return RunStart(find_checkpoint(run_dir, ckpt_path) if named else existing_checkpoint(ckpt_path))
+    checkpoint = _target(find_checkpoint(run_dir, ckpt_path) if named else existing_checkpoint(ckpt_path))
+    if is_rank_zero() and (damage := verify(checkpoint)):
+        raise UserError(damage)
+    return RunStart(checkpoint)
+
+
+def find_start(run_dir: Path, resume: str, *, replace: bool) -> tuple[Path | None, Path | None]:
+    """The verified checkpoint to start from (None: at step 0), and the checkpoint of another run where this one branched off.
+
+    A PATH in the run folder continues the run from there. A PATH of another run starts a branch, or continues it if the folder
+    already holds that branch. With auto, damaged checkpoints are skipped, with a warning on stderr for each.
+
+    Raises:
+        UserError: PATH is missing, damaged or not a checkpoint; a run would be overwritten; every checkpoint is damaged.
+    """
+    if resume == "never":
+        if holds_run(run_dir) and not replace:
+            raise UserError(
+                f"run folder {run_dir} already holds a run; continue it with --resume auto, "
+                "set it aside with --replace true, or write elsewhere with --run_dir DIR"
+            )
+        return None, None
+    if resume == "auto":
+        if replace:
+            raise UserError("--resume auto continues the run folder and --replace true sets it aside: give one of them")
+        origin = origin_of(run_dir)
+    else:
+        path = Path(resume)
+        if path.absolute().is_relative_to(run_dir.absolute()):
+            if replace:
+                raise UserError(f"{path} is in the run folder that --replace true would set aside (--run_dir DIR)")
+            return _verified(path), origin_of(run_dir)
+        origin = path.resolve()  # a link such as stable.ckpt may be changed later
+        if replace or origin_of(run_dir) != origin:
+            checkpoint = _verified(path)
+            if holds_run(run_dir) and not replace:
+                raise UserError(
+                    f"run folder {run_dir} already holds another run than a branch of {path}; continue that with --run "
+                    f"{run_dir} --resume auto, set it aside with --replace true, or write elsewhere with --run_dir DIR"
+                )
+            return checkpoint, origin
+    newest = _newest_good(run_dir)
+    if newest is None and origin is not None:
+        newest = _verified(origin)
+    return newest, origin
+
+
+def steps_made(checkpoint: Path) -> int:
+    """Optimizer steps behind a verified checkpoint."""
+    return int(read(checkpoint, verify=False, lazy=True)["global_step"])
+
+
+def _any_checkpoint(run_dir: Path, resume: str) -> Path | None:
+    """Some checkpoint if `find_start` finds one on rank 0, else None; nothing is verified."""
+    if resume == "never":
+        return None
+    if is_path(resume):
+        return Path(resume)
+    return next(iter(checkpoints_in(run_dir / CHECKPOINTS)), None) or origin_of(run_dir)
+
+
+def _newest_good(run_dir: Path) -> Path | None:
+    good, damaged = newest_good(run_dir / CHECKPOINTS)
+    if good is None and damaged:
+        raise UserError("\n".join([*damaged, f"no checkpoint of {run_dir} can be read; start again with --replace true"]))
+    for problem in damaged:
+        print(f"warning: {problem} It is skipped.", file=sys.stderr)
+    return good
+
+
+def _verified(path: Path) -> Path:
+    path = _target(path)
+    if not path.exists():
+        raise UserError(f"there is no checkpoint {path} to resume from (--resume PATH, or --resume auto)")
+    if path.is_dir() and holds_run(path):
+        raise UserError(
+            f"{path} is a run folder: continue that run with --run {path} --resume auto, or begin another one from one of its "
+            f"checkpoints with --resume {path / CHECKPOINTS / 'last.ckpt'}"
+        )
+    if path.name == CHECKPOINTS and path.is_dir():
+        raise UserError(f"{path} holds the checkpoints of a run: name one of them (--resume {path / 'last.ckpt'})")
+    if damage := verify(path):
+        raise UserError(f"{damage} (--resume auto takes the newest good one)")
+    return path
+
+
+def _target(path: Path) -> Path:
+    """The checkpoint that a link such as last.ckpt names now: a running `fit` may change the link before it is loaded."""
+    return path.parent / path.readlink() if path.is_symlink() else path
+
+
+def _state_of(run_dir: Path) -> tuple[object, ...]:
+    """Changes with every checkpoint and with every config.yaml that is written."""
+    return tuple(
+        (path.name, path.stat().st_mtime_ns) if path.exists() else (path.name, None)
+        for path in (run_dir / CONFIG, run_dir / CHECKPOINTS)
+    )
 
 
 def _refuse_a_file(run_dir: Path) -> None:

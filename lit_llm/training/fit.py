@@ -1,14 +1,15 @@
-"""Training as a command: what is judged once the data are open, the run itself, and what is left and said at its end."""
+"""Training as a command: checks that need the data, the run itself, and its result."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
@@ -16,13 +17,17 @@ from rich.table import Table
 
 import lit_llm.data
 from lit_llm import callbacks
-from lit_llm.errors import UserError
+from lit_llm.checkpoint.crash_safe import delete
+from lit_llm.errors import UserError, is_user_error
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.lock import LOCK, RunLock
 from lit_llm.runs.logged_curve import logged
-from lit_llm.runs.resume import RunStart
-from lit_llm.runs.run_folder import CHECKPOINTS, holds_run, set_aside
+from lit_llm.runs.resume import RunStart, is_rank_zero
+from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, holds_run, set_aside
+from lit_llm.training.ending import reason_for_end, require_monitors
 from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.lost_peer import is_lost_peer
 
 
 def fit(
@@ -36,73 +41,37 @@ def fit(
     replace: bool,
     accept_changes: bool,
 ) -> int:
-    """Train, and evaluate what was trained; returns the exit code: 1 when training was given up, on this rank or a lost one.
+    """Train, then evaluate; returns the exit code. It is 1 when training was given up, on this rank or on a lost one.
 
     Args:
-        initial: the weights to begin with, instead of random ones.
-        replace: set the run that is in the folder aside.
-        accept_changes: go on with other data than the checkpoint's.
+        initial: The weights to begin with, instead of random ones.
+        replace: Set the run that is in the folder aside.
+        accept_changes: Continue with other data than the checkpoint's.
 
     Raises:
-        UserError: the data are not what the run or its weights need; the folder is then as it was.
-        KeyboardInterrupt: as Lightning's SystemExit means it.
+        UserError: The data do not fit the run or its weights, or the folder is in use. The folder is then left as it was.
+        KeyboardInterrupt: Instead of Lightning's SystemExit.
     """
-    existed, aside = True, None
+    require_monitors(trainer)
     follower = next((logger for logger in trainer.loggers if isinstance(logger, CurveFollower)), None)
-    if getattr(rank_zero_only, "rank", 0) == 0:
-        if isinstance(data, lit_llm.data.TokenDataModule):
-            # Lightning opens the event file before it looks at the data: what is wrong with the data must come first.
-            data.prepare_data()
-            data.setup()
-            problem = None if initial is None else initial.tokenizer_problem(data.tokenizer)
-            if problem is not None:
-                raise UserError(problem)
-            changes = start.data_changes(data, model.config.vocab_size, accepted=accept_changes)
-            if changes:
-                raise UserError("\n".join(changes))
-        if follower is not None and start.step is not None and holds_run(run_dir):
-            follower.catch_up(logged(run_dir), start.step)
-        if start.checkpoint is not None:
-            print(f"resume: from step {start.step}, {start.checkpoint}")
-        existed = run_dir.exists() and not replace
-        aside = set_aside(run_dir) if replace else None
-    try:
-        trainer.fit(model, datamodule=data, ckpt_path=start.checkpoint, weights_only=True)
-    except SystemExit:  # what Lightning makes of it
-        raise KeyboardInterrupt from None
-    except (ValueError, RuntimeError) as error:
-        if trainer.global_step in (0, start.step) and not existed:  # a run that broke later keeps its curves
-            _leave_as_it_was(run_dir, aside)
-        if str(error).startswith("Early stopping conditioned on metric"):  # the user's own, through trainer.callbacks+
-            raise UserError(f"{' '.join(str(error).split())} (monitor of EarlyStopping)") from None
-        if not _says_that_a_peer_ended(error):
-            raise
-        last = run_dir / CHECKPOINTS / "last.ckpt"
-        there = "there is no checkpoint yet, start again with --resume auto"
-        if last.exists():
-            there = (
-                f"the last checkpoint is {last.resolve()}, continue with: python -m lit_llm fit --run {run_dir} --resume auto"
-            )
-        who = f"rank {trainer.global_rank}: another process of this run ended, its own output says why"
-        print(f"{who}; {there}", file=sys.stderr)
-        return 1
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
-            if trainer.is_global_zero:
-                print(
-                    f"stopped by {callback.stopped_by} after step {trainer.global_step}; continue with: "
-                    f"python -m lit_llm fit --run {run_dir} --resume auto"
-                )
-            return callback.exit_code
-        if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
-            return 0 if _started_by_rank_zero(trainer) else 1
-    if "val/loss" not in trainer.callback_metrics:  # a finished run that was resumed, or --validation null
-        loggers, trainer.loggers = trainer.loggers, []  # Lightning would write at a step of its own
-        evaluated = trainer.validate(model, datamodule=data, verbose=False)
-        trainer.loggers = loggers
-        if trainer.global_step != start.step:  # else it is in the curves
-            for metrics in evaluated:  # none with limit_val_batches 0
-                model.log_row(dict(metrics), trainer.global_step)
+    if is_rank_zero() and isinstance(data, lit_llm.data.TokenDataModule):
+        _check_data(data, model, start, initial, accept_changes=accept_changes)
+    existed = run_dir.exists()
+    with start.lock or contextlib.nullcontext():
+        folder = None
+        if start.lock is not None:
+            start.refuse_if_outdated(run_dir)
+            folder = _FolderBefore(run_dir, start.lock, existed=existed, replace=replace)
+            trainer.callbacks.append(_SaveAsOwner(start.lock))  # type: ignore[attr-defined]
+        if is_rank_zero():
+            if follower is not None and start.step is not None and holds_run(run_dir):
+                follower.catch_up(logged(run_dir), start.step)
+            if start.checkpoint is not None:
+                print(f"resume: from step {start.step}, {start.checkpoint}")
+        code = _train(trainer, model, data, start, run_dir, folder)
+        if code is not None:
+            return code
+        _evaluate(trainer, model, data, start)
     print_metrics(trainer, "val", run_dir, trainer.global_step)
     if follower is None or not trainer.is_global_zero:
         return 0
@@ -110,9 +79,77 @@ def fit(
     return 0 if follower.followed else 1
 
 
+def _check_data(
+    data: lit_llm.data.TokenDataModule,
+    model: LanguageModel,
+    start: RunStart,
+    initial: InitialWeights | None,
+    *,
+    accept_changes: bool,
+) -> None:
+    """Raises a UserError if the data do not fit. Lightning would open the event file before the data."""
+    data.prepare_data()
+    data.setup()
+    problem = None if initial is None else initial.tokenizer_problem(data.tokenizer)
+    if problem is not None:
+        raise UserError(problem)
+    changes = start.data_changes(data, model.config.vocab_size, accepted=accept_changes)
+    if changes:
+        raise UserError("\n".join(changes))
+
+
+def _train(
+    trainer: Trainer,
+    model: LanguageModel,
+    data: LightningDataModule,
+    start: RunStart,
+    run_dir: Path,
+    folder: _FolderBefore | None,
+) -> int | None:
+    """Train; returns the exit code of a run that did not come to its end, and None after a complete one."""
+    try:
+        trainer.fit(model, datamodule=data, ckpt_path=start.checkpoint, weights_only=True)
+    except SystemExit:  # Lightning turns a KeyboardInterrupt into it
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        if is_user_error(error) and folder is not None and trainer.global_step in (0, start.step):
+            folder.restore()
+        if not is_lost_peer(error):
+            raise
+        last = run_dir / CHECKPOINTS / "last.ckpt"
+        how = "there is no checkpoint yet, start again with --resume auto"
+        if last.exists():
+            how = f"the last checkpoint is {last.resolve()}, continue with: {_continue(run_dir)}"
+        rank = f"rank {trainer.global_rank}"
+        print(f"{rank}: another process of this run ended, see its output for the reason; {how}", file=sys.stderr)
+        return 1
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
+            if trainer.is_global_zero:
+                print(f"stopped by {callback.stopped_by} after step {trainer.global_step}; continue with: {_continue(run_dir)}")
+            return callback.exit_code
+        if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
+            return 0 if _started_by_rank_zero(trainer) else 1
+    if trainer.is_global_zero:
+        print(f"training ended after step {trainer.global_step}: {reason_for_end(trainer)}")
+    return None
+
+
+def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule, start: RunStart) -> None:
+    """Validate the final weights if training did not: after resuming a finished run, or with `--validation null`."""
+    if "val/loss" in trainer.callback_metrics:
+        return
+    loggers, trainer.loggers = trainer.loggers, []  # Lightning would log at a step of its own
+    evaluated = trainer.validate(model, datamodule=data, verbose=False)
+    trainer.loggers = loggers
+    if trainer.global_step != start.step:  # else it has been logged
+        for metrics in evaluated:  # empty with limit_val_batches 0
+            model.log_row(dict(metrics), trainer.global_step)
+
+
 @rank_zero_only
 def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Path, steps: int) -> None:
-    """A table of what evaluating the weights after so many optimizer steps gave."""
+    """Print a table of the metrics of an evaluation after that many optimizer steps."""
     metrics = trainer.callback_metrics
     table = Table("metric", "value", title=f"{run_dir} at step {steps}", title_justify="left")
     for name in (f"{prefix}/loss", f"{prefix}/perplexity", f"{prefix}/bits_per_byte"):
@@ -121,22 +158,59 @@ def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Pat
     Console(file=sys.stdout).print(table)
 
 
-def _says_that_a_peer_ended(error: Exception) -> bool:
-    """Whether gloo lost its connection to another process; NCCL does not say that much, and ends this process by itself."""
-    said = str(error)
-    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-    return isinstance(error, RuntimeError) and "gloo/transport" in said and any(words in said for words in lost)
+class _SaveAsOwner(Callback):
+    """Checks before each save that this run still owns its folder."""
+
+    def __init__(self, lock: RunLock) -> None:
+        self.lock = lock
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.lock.check()
+
+
+class _FolderBefore:
+    """The run folder as it was before this launch, to restore it if the configuration is refused.
+
+    Args:
+        lock: Owned; it moves along if the folder is replaced.
+        existed: Whether the folder existed before the lock was acquired.
+        replace: Set the folder aside if it existed.
+    """
+
+    def __init__(self, run_dir: Path, lock: RunLock, *, existed: bool, replace: bool) -> None:
+        self.run_dir, self.existed = run_dir, existed
+        self.aside: Path | None = None
+        self.names: set[str] = set()
+        self.config: bytes | None = None
+        if existed and replace:
+            self.aside, self.existed = set_aside(run_dir), False
+            lock.acquire()  # in the new folder
+            assert self.aside is not None
+            delete(self.aside / LOCK)
+        if self.existed:
+            self.names = {path.name for path in run_dir.iterdir()}
+            self.config = (run_dir / CONFIG).read_bytes() if CONFIG in self.names else None
+
+    def restore(self) -> None:
+        """Delete what this launch made. Never a folder with checkpoints of its own."""
+        if not self.existed:
+            if not (self.run_dir / CHECKPOINTS).exists():
+                shutil.rmtree(self.run_dir, ignore_errors=True)
+                if self.aside is not None:
+                    self.aside.rename(self.run_dir)
+            return
+        for path in self.run_dir.iterdir():
+            if path.name not in {*self.names, CHECKPOINTS}:
+                delete(path)
+        if self.config is not None:
+            (self.run_dir / CONFIG).write_bytes(self.config)
+
+
+def _continue(run_dir: Path) -> str:
+    return f"python -m lit_llm fit --run {run_dir} --resume auto"
 
 
 def _started_by_rank_zero(trainer: Trainer) -> bool:
-    """Whether Lightning started this process: its rank 0 kills itself when one of those fails, so speaks for all."""
+    """Whether Lightning started this process: its rank 0 kills itself when one of those fails, so only its exit code counts."""
     environment = getattr(trainer.strategy, "cluster_environment", None)
     return isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
-
-
-def _leave_as_it_was(run_dir: Path, aside: Path | None) -> None:
-    """After a start that was refused: a folder that this launch made holds nothing yet, and must not look like a run."""
-    if not (run_dir / CHECKPOINTS).exists():
-        shutil.rmtree(run_dir, ignore_errors=True)
-        if aside is not None:
-            aside.rename(run_dir)

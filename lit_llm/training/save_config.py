@@ -14,7 +14,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lit_llm.data import TokenDataModule
 from lit_llm.hf.tokenizer_files import copy_companions
 from lit_llm.runs.initial_weights import InitialWeights
-from lit_llm.runs.run_folder import CONFIG, is_path
+from lit_llm.runs.resume import is_path
+from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.language_model import LanguageModel
 
 LAUNCH_ONLY = ("base", "replace", "accept_changes", "additional_steps", "check_against", "check_tolerance")

@@ -12,7 +12,7 @@ import pytest
 from matrix import Cell
 
 from lit_llm.commands.verify_resume import differences
-from lit_llm.runs.run_folder import find_start
+from lit_llm.runs.resume import find_start
 
 TIMES = 20
 LAYOUTS = {
@@ -42,7 +42,7 @@ def test_the_newest_is_named_and_the_one_before_it_used(finished, kind, capsys):
     run_dir = finished[-1]
     kept = sorted(path.name for path in (run_dir / "checkpoints").iterdir() if not path.is_symlink())
     newest, before = run_dir / "checkpoints" / kept[-1], run_dir / "checkpoints" / kept[-2]
-    assert find_start(run_dir, "auto", replace=False).checkpoint == newest
+    assert find_start(run_dir, "auto", replace=False)[0] == newest
     rng = random.Random(kind)
     for _ in range(TIMES):
         file, byte = place(rng, newest)
@@ -53,11 +53,11 @@ def test_the_newest_is_named_and_the_one_before_it_used(finished, kind, capsys):
         else:
             bad[byte] ^= 1 << rng.randrange(8)
         file.write_bytes(bad)
-        assert find_start(run_dir, "auto", replace=False).checkpoint == before
+        assert find_start(run_dir, "auto", replace=False)[0] == before
         said = capsys.readouterr().err
         assert len(said.splitlines()) == 1 and re.match(f"warning: checkpoint {newest} is damaged: .*{file.name}", said), said
         file.write_bytes(good)
-    assert find_start(run_dir, "auto", replace=False).checkpoint == newest
+    assert find_start(run_dir, "auto", replace=False)[0] == newest
 
 
 def test_continued_from_the_one_before_the_run_is_the_same(finished, launcher, folder):

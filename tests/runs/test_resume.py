@@ -123,7 +123,7 @@ def of_others(folder: Path) -> dict[str, tuple[str, str]]:
         "hugging face": ("hf", "hf is not a checkpoint of lit_llm: it has no manifest.json of one"),
         "another program": ("nanogpt.pt", "is not a checkpoint of lit_llm or of Lightning: it has no 'state_dict'"),
         "code": ("evil.ckpt", "evil.ckpt cannot be loaded without running code from it"),
-        "weights": ("weights.ckpt", "weights.ckpt holds weights only, no state of training to resume"),
+        "weights": ("weights.ckpt", "weights.ckpt holds weights only, no training state to resume"),
         "another model": ("lightning.ckpt", "lightning.ckpt is a checkpoint of another program: it has no model_config"),
         "a run": ("runs/tiny", "is a run folder: continue that run with --run runs/tiny --resume auto, or begin another"),
         "its folder": ("runs/tiny/checkpoints", "holds the checkpoints of a run: name one of them"),

@@ -63,6 +63,6 @@ def test_one_sentence_names_the_checkpoint_and_how_to_continue(folder, strategy,
     (code, _, err), (killed, *_) = fit(folder, "--config", "dies.yaml", "--trainer.strategy", strategy, dies_at=dies_at)
     assert killed == -signal.SIGKILL and code == 1
     what = what.format(runs=folder.resolve() / "runs", command="python -m lit_llm fit")
-    said = f"rank 0: another process of this run ended, its own output says why; {what}"
+    said = f"rank 0: another process of this run ended, see its output for the reason; {what}"
     assert err.splitlines().count(said) == 1, err
     assert "Traceback" not in err and "GLHF" not in err

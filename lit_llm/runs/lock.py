@@ -1,0 +1,224 @@
+"""The lock of a run folder: at most one `fit` writes into it.
+
+The lock is the file `lock.json` in the folder, with process, host and time. Its owner updates the file's modification time
+(the heartbeat) every few seconds and deletes the file at the end. A process that is killed leaves the file behind, so whoever
+finds one has to know whether its owner still runs:
+
+- Owner on the same machine (same boot, same PID namespace): it runs if that PID exists, is not a zombie and started when the
+  lock says. A reused PID has another start time. The heartbeat does not matter: a stopped process still owns its folder.
+- Owner elsewhere: the owner runs if its heartbeat changes within `PATIENCE` seconds of watching. No clocks are compared.
+
+Why a kernel lock (flock, fcntl) is not enough: it is released when a process dies, but it is not reliable across hosts. Some
+file systems refuse it (Lustre without the `flock` mount option). Others accept it and exclude only processes of one host
+(BeeGFS by default, Linux NFS with `local_lock`). flock is also inherited by forked loader workers, which outlive a killed
+parent. So flock protects only the moment in which the file is read and written. Where it is not supported, two launches in
+the same millisecond may both acquire the lock; `check` then stops one of them before it saves a checkpoint.
+
+Sources: flock(2), fcntl(2); proc(5), start time in field 22 of /proc/PID/stat; nfs(5), opening a file revalidates its
+attributes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from lit_llm.errors import UserError
+
+LOCK = "lock.json"
+HEARTBEAT = 10.0
+"""Seconds between two updates of the modification time."""
+PATIENCE = 60.0
+"""Seconds without a heartbeat after which an owner on another machine is considered dead."""
+
+
+class _Owner(NamedTuple):
+    """What lock.json says, and when it was modified."""
+
+    pid: int
+    host: str
+    machine: str
+    """Two owners with the same value share one table of PIDs."""
+    started: str
+    """When the process started, in the machine's own unit."""
+    since: str
+    """When it acquired the lock, ISO 8601."""
+    token: str
+    """Unique for each acquisition."""
+    modified: int = 0
+    """Nanoseconds; not in the file."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} (since {self.since})"
+
+
+class RunLock:
+    """The lock of one run folder, for rank 0 of one `fit`. A context manager: acquires it, and releases it at the end."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.path = run_dir / LOCK
+        self._token = uuid.uuid4().hex
+        self._dead: _Owner | None = None  # an owner that was found not to run
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def refuse_if_held(self) -> None:
+        """Return if the lock is free or its owner no longer runs.
+
+        Raises:
+            UserError: Another process owns the lock.
+        """
+        owner = _read(self.path)
+        if owner is None or self._is_dead(owner):
+            return
+        running = _is_running(owner)
+        if running is None:
+            running = self._watch(owner)
+        if running:
+            raise UserError(
+                f"run folder {self.run_dir} is in use by {owner}: stop that process, or write elsewhere with --run_dir DIR"
+            )
+        self._dead = owner
+
+    def acquire(self) -> None:
+        """Write lock.json, in place of that of a dead owner if there is one.
+
+        Raises:
+            UserError: Another process owns the lock.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        while not self._try_to_write():
+            self.refuse_if_held()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
+            self._thread.start()
+
+    def release(self) -> None:
+        """Delete lock.json if it is still this lock's."""
+        self._stop.set()
+        if self._owns():
+            self.path.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Called before a checkpoint is written.
+
+        Raises:
+            RuntimeError: Another process has taken the lock over, because this one did not answer for a long time.
+        """
+        owner = _read(self.path)
+        if owner is not None and owner.token != self._token:
+            raise RuntimeError(
+                f"run folder {self.run_dir} is now in use by {owner}, which found no sign of life of this process for "
+                f"{PATIENCE:.0f} s. This process stops without saving."
+            )
+
+    def __enter__(self) -> RunLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+    def _try_to_write(self) -> bool:
+        """Write the lock if nobody or a dead process owns it."""
+        with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="utf-8") as file:
+            with contextlib.suppress(OSError):  # not supported here
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not self.path.exists() or not os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
+                return False  # released, and perhaps acquired by another process, while this one waited
+            owner = _read(self.path)
+            if owner is not None and owner.token != self._token:
+                if not self._is_dead(owner):
+                    return False
+                print(f"{owner} no longer runs: its lock of {self.run_dir} is taken over.", file=sys.stderr)
+            mine = _Owner(os.getpid(), socket.gethostname(), _machine(), _start_time(os.getpid()) or "", _now(), self._token)
+            entries = mine._asdict()
+            del entries["modified"]
+            file.truncate(0)
+            file.write(json.dumps(entries, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return True
+
+    def _is_dead(self, owner: _Owner) -> bool:
+        return self._dead == owner  # with the same modification time: no heartbeat since
+
+    def _owns(self) -> bool:
+        owner = _read(self.path)
+        return owner is not None and owner.token == self._token
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT):
+            with contextlib.suppress(OSError):
+                if self._owns():
+                    os.utime(self.path)
+
+    def _watch(self, owner: _Owner) -> bool:
+        """Whether an owner on another machine runs."""
+        print(f"{self.run_dir} is locked by {owner}; waiting up to {PATIENCE:.0f} s for a sign of life.", file=sys.stderr)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            time.sleep(min(0.5, PATIENCE / 4))
+            now = _read(self.path)
+            if now is None:
+                return False
+            if now != owner:
+                return True
+        return False
+
+
+def _read(path: Path) -> _Owner | None:
+    """The owner in a lock file; None if there is no file, or if its owner was killed while writing it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _Owner(**json.load(file))._replace(modified=os.fstat(file.fileno()).st_mtime_ns)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _is_running(owner: _Owner) -> bool | None:
+    """Whether the owner's process exists; None if that cannot be known from here."""
+    if owner.machine != _machine():
+        return None
+    if Path("/proc/self/stat").exists():
+        return _start_time(owner.pid) == owner.started
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return None  # the PID may have been reused
+
+
+def _machine() -> str:
+    """Identifies this boot of this machine and this PID namespace; the host's name where the kernel does not tell them."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()
+
+
+def _start_time(pid: int) -> str | None:
+    """Clock ticks between boot and the start of a process; None for a zombie and where there is no such process."""
+    with contextlib.suppress(OSError):
+        # The second field is the program's name in parentheses, which may contain spaces and parentheses.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
+    return None
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
