@@ -1,0 +1,95 @@
+"""What a failed start leaves in the run folder, and the line that says why training ended."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Callback
+from recipe_runs import run
+
+
+class Fails(Callback):
+    """Raises in the first micro-batch, as a model that does not fit into memory, or has a bug, would."""
+
+    def __init__(self, error: str) -> None:
+        self.error = {"memory": torch.OutOfMemoryError("CUDA out of memory"), "bug": RuntimeError("mat1 and mat2")}[error]
+
+    def on_train_batch_start(self, *_) -> None:
+        raise self.error
+
+
+class StopsAfter(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        trainer.should_stop = trainer.global_step >= self.step
+
+
+def overlay(class_path: str, **arguments: object) -> list[str]:
+    callback = {"class_path": class_path, "init_args": arguments}
+    Path("more.yaml").write_text(yaml.dump({"trainer": {"callbacks+": [callback]}}))
+    return ["--config", "more.yaml"]
+
+
+@pytest.mark.parametrize(("error", "kind"), [("memory", torch.OutOfMemoryError), ("bug", RuntimeError)])
+def test_a_failure_inside_the_first_step_keeps_the_run_folder(folder, capsys, error, kind):
+    with pytest.raises(kind):
+        run(capsys, "fit", "--config", "tiny.yaml", *overlay("test_fit.Fails", error=error))
+    assert Path("runs/tiny/config.yaml").is_file() and list(Path("runs/tiny").glob("events.*"))
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "2")
+    assert code == 0
+
+
+def test_a_replacement_that_fails_in_the_first_step_keeps_both_folders(folder, capsys):
+    run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "2")
+    with pytest.raises(RuntimeError):
+        run(capsys, "fit", "--config", "tiny.yaml", "--replace", "true", *overlay("test_fit.Fails", error="bug"))
+    assert Path("runs/tiny.1/checkpoints").is_dir() and Path("runs/tiny/config.yaml").is_file()
+
+
+def test_a_refused_configuration_removes_only_what_this_launch_made(folder, capsys):
+    refused = ["--trainer.gradient_clip_val", "1"]
+    assert run(capsys, "fit", "--config", "tiny.yaml", *refused)[0] == 2
+    assert not Path("runs/tiny").exists()
+    Path("runs/tiny").mkdir(parents=True)
+    Path("runs/tiny/notes.txt").write_text("mine")
+    assert run(capsys, "fit", "--config", "tiny.yaml", *refused)[0] == 2
+    assert [path.name for path in Path("runs/tiny").iterdir()] == ["notes.txt"]
+    assert run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "2")[0] == 0
+    before = {str(path): path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()}
+    assert run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", *refused)[0] == 2
+    assert {str(path): path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()} == before
+
+
+# -- why training ended -------------------------------------------------------------------------------------------------
+
+
+def ended(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith("training ended")]
+
+
+def test_the_last_step_says_that_it_was_the_last(folder, capsys):
+    _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "4", "--trainer.log_every_n_steps", "3")
+    assert ended(out) == ["training ended after step 4: reached trainer.max_steps=4"]
+    _, out, _ = run(capsys, "fit", "--run", "runs/tiny", "--resume", "auto")
+    assert ended(out) == ["training ended after step 4: reached trainer.max_steps=4"]
+
+
+def test_early_stopping_is_named_with_its_metric_and_value(folder, capsys):
+    stop = overlay("lightning.pytorch.callbacks.EarlyStopping", monitor="val/loss", patience=1, min_delta=100.0)
+    _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "2")
+    losses = [float(line.split("val/loss ")[1].split()[0]) for line in out.splitlines() if "validation after" in line]
+    (line,) = ended(out)
+    assert line.startswith("training ended after step 4: early stopping: val/loss is ") and line.endswith("patience 1")
+    assert float(line.split(" is ")[1].split(",")[0]) == pytest.approx(losses[1], rel=1e-4)
+    assert float(line.split("best ")[1].split(",")[0]) == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_a_time_limit_an_epoch_limit_and_a_callback_are_named(folder, capsys):
+    _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *overlay("test_fit.StopsAfter", step=2))
+    assert ended(out) == ["training ended after step 2: a callback stopped it"]
+    limit = ["--trainer.max_time", "{seconds: 0}", "--trainer.max_steps", "100000"]
+    _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/time", *limit)
+    assert len(ended(out)) == 1 and ended(out)[0].endswith(": reached trainer.max_time")
