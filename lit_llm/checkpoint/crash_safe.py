@@ -1,4 +1,4 @@
-"""Files and folders that a power cut does not take back."""
+"""Crash-safe file writes (fsync)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 class HashingFile:
-    """A new file that hashes what goes through it, and is on the disk once it is closed.
+    """A new file that computes the SHA-256 of its content while it is written, and is fsynced when it is closed.
 
-    An OSError is raised at the end: raised inside torch's C++ writer it would come out as an unrelated RuntimeError.
+    An OSError is raised on closing: torch's C++ writer would turn it into an unrelated RuntimeError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,7 +22,7 @@ class HashingFile:
         self._file = open(path, "xb")  # noqa: SIM115  # closed by __exit__
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write bytes; after an error, only pretend to."""
+        """Write bytes. After an error, does nothing."""
         if self._error is None:
             try:
                 self._file.write(data)
@@ -33,7 +33,7 @@ class HashingFile:
         return len(data)
 
     def flush(self) -> None:
-        """torch.save asks for it; `__exit__` does more."""
+        """torch.save calls it. `__exit__` flushes and fsyncs."""
 
     def __enter__(self) -> HashingFile:
         return self
@@ -57,7 +57,7 @@ def sha256_of(path: Path) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and the missing ones above it."""
+    """Make a folder and its missing parents, and fsync their entries."""
     missing = [f for f in (folder, *folder.parents) if not f.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for new in missing:
@@ -65,7 +65,7 @@ def make_folder(folder: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """The names in a folder are data of the folder: without this a power cut can undo a rename."""
+    """fsync a folder's entries. Without this a power failure can undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -74,7 +74,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file, link or folder as far as that is possible; no error if it is not."""
+    """Delete a file, link or folder; errors are ignored."""
     try:
         path.unlink(missing_ok=True)
     except OSError:  # a folder

@@ -1,17 +1,17 @@
-"""A checkpoint on disk: a folder that is there whole or not at all, and says itself whether it is still intact.
+"""The checkpoint format: a folder that is either complete or absent, with checksums of its files.
 
     step-00000500.ckpt/
         checkpoint.pt    torch.save of Lightning's dict
-        shard-….pt       the parts of distributed tensors, a file for each rank (lit_llm.checkpoint.sharded), if so wished
+        shard-….pt       with --sharded_checkpoints: each rank's parts of distributed tensors (lit_llm.checkpoint.sharded)
         manifest.json    step, tokens, versions, size and SHA-256 of every file, and a checksum of the manifest itself
 
-It is written as `.step-00000500.ckpt.partial`, every file is fsynced, and one rename publishes it. An older folder of the
-same name is first renamed to `.step-00000500.ckpt.replaced`, where readers find it until the new one is in place. A
-deletion first renames to `.step-00000500.ckpt.removed`. So a process can be killed between any two system calls: what
-has the visible name is complete, and what it left hidden is cleared by the next save.
+A save writes `.step-00000500.ckpt.partial`, fsyncs every file and renames the folder. A folder of the same name is renamed to
+`.step-00000500.ckpt.replaced` first; readers find it there until the new one is in place. A deletion starts by renaming to
+`.step-00000500.ckpt.removed`. So a process can be killed between any two system calls: a visible checkpoint is always complete,
+and the next save clears hidden leftovers.
 
-One run at a time writes to a folder (its rank 0, or all its ranks together); a second one would clear the first one's
-partial folder, and the first would report a failed save.
+Only one run at a time may write to a folder (its rank 0, or all its ranks together): a second one would delete the first one's
+partial folder. `lit_llm.runs.lock` ensures that.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ T = TypeVar("T")
 
 
 def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any] | None = None, group: Any = None) -> None:
-    """Put `checkpoint` at `path`; returns when it is on the disk, not merely in its cache.
+    """Write `checkpoint` to `path`; returns when it is on the disk, not only in its cache.
 
     Args:
-        parts: this rank's parts of distributed tensors, for which `checkpoint` holds placeholders (`sharded.split`).
-        group: the process group of the ranks that write together, all of which call this; its rank 0 writes `checkpoint`.
-            Whatever backend computes, give it one for the CPU that nothing else uses at the time.
+        checkpoint: Lightning's dict. Its entries `global_step` and `tokens` are copied to the manifest.
+        parts: This rank's parts of distributed tensors, for which `checkpoint` holds placeholders (`sharded.split`).
+        group: The process group of the ranks that write together. All of them call this function; rank 0 of the group writes
+            `checkpoint`. It has to be a CPU group (gloo) that nothing else uses at the same time, whatever the device.
 
     Raises:
-        OSError: the disk is full, read-only, …, for any of the ranks; `path` holds what it held before, and nothing partial is
-            left.
-        UserError: `checkpoint` holds objects that `weights_only` loading refuses; `path` is left as it was.
+        OSError: The disk is full, read-only, … for one of the ranks. `path` is unchanged and nothing partial remains.
+        UserError: `checkpoint` holds objects that `weights_only` loading refuses. `path` is unchanged.
     """
     path = Path(path)
     partial = _hidden(path, "partial")
@@ -81,7 +81,7 @@ def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any]
         for name, content in contents.items():
             with HashingFile(partial / name) as file:
                 torch.save(content, cast(IO[bytes], file))
-            _load(partial / name, path)  # what loading would refuse must be known now, not when the run is to be resumed
+            _load(partial / name, path)  # raises now, not when the run is resumed, if loading refuses the content
             saved[name] = {"bytes": file.size, "sha256": file.sha256.hexdigest()}
         return saved
 
@@ -103,10 +103,10 @@ def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any]
 
 
 def _together(group: Any, work: Callable[[], T]) -> list[T]:
-    """Do `work` on every rank of a group; what it returned on each.
+    """Call `work` on every rank of a group and gather the results.
 
     Raises:
-        OSError: on every rank, when it failed on one; on that one its own error, of whatever kind.
+        OSError: On every rank if `work` failed on one of them. The failing rank raises its own error.
     """
     if group is None:
         return [work()]
@@ -126,10 +126,10 @@ def _together(group: Any, work: Callable[[], T]) -> list[T]:
 
 
 def remove(path: str | Path) -> None:
-    """Delete a checkpoint, folder or file; a kill in the middle leaves no half of it under its name.
+    """Delete a checkpoint, folder or file. A kill in between leaves nothing incomplete under its name.
 
     Raises:
-        OSError: it cannot be renamed, as on a read-only disk.
+        OSError: It cannot be renamed, as on a read-only disk.
     """
     path = Path(path)
     if not os.path.lexists(path):
@@ -141,15 +141,15 @@ def remove(path: str | Path) -> None:
 
 
 def _manifest(checkpoint: dict[str, Any], files: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
-    # The number of the save, not the clock and not the step, says which checkpoint is newest: clocks go back, and a run
-    # that was resumed from an early step on purpose must not be continued from a later step of the time line it left.
+    # A counter of saves decides which checkpoint is newest. Clocks can go back. Steps can, too: a run that was resumed from an
+    # early step on purpose must not continue from a later step of its former time line.
     serial = 1 + max((m["serial"] for p in folder.glob("*.ckpt") if (m := _intact_manifest(p)) is not None), default=0)
     return {
         "format": FORMAT,
         "version": VERSION,
         "serial": serial,
         "step": checkpoint.get("global_step"),
-        "tokens": _tokens(checkpoint),
+        "tokens": checkpoint.get("tokens"),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": versions(),
         "files": files,
@@ -157,21 +157,13 @@ def _manifest(checkpoint: dict[str, Any], files: dict[str, dict[str, Any]], fold
 
 
 def versions() -> dict[str, str | None]:
-    """Of what computes here."""
+    """Versions of the software that affects the numbers."""
     return {
         "lit_llm": _lit_llm_version(),
         "torch": str(torch.__version__),
         "lightning": lightning.__version__,
         "python": platform.python_version(),
     }
-
-
-def _tokens(checkpoint: dict[str, Any]) -> int | None:
-    """Training tokens behind the weights, if a data module of ours said so: it is saved under its class's name."""
-    for part in checkpoint.values():
-        if isinstance(part, dict) and {"consumed_samples", "block_size"} <= part.keys():
-            return int(part["consumed_samples"]) * int(part["block_size"])
-    return None
 
 
 def _lit_llm_version() -> str | None:
@@ -182,7 +174,7 @@ def _lit_llm_version() -> str | None:
 
 
 def _encode(manifest: dict[str, Any]) -> bytes:
-    """The manifest as text, with a checksum of that text in it. Any other bytes with the same meaning are not valid."""
+    """The manifest as JSON that contains its own checksum. Only these exact bytes are valid."""
     checksum = hashlib.sha256(json.dumps(manifest, indent=2).encode()).hexdigest()
     return (json.dumps({**manifest, "checksum": checksum}, indent=2) + "\n").encode()
 
@@ -212,7 +204,7 @@ def _shown(hidden: Path) -> Path:
 
 
 def _clear_leftovers(path: Path) -> None:
-    """Finish or undo what a killed process began in this folder."""
+    """Finish or undo what a killed process started in this folder."""
     found = {role: {*path.parent.glob(f".*.ckpt.{role}"), _hidden(path, role)} for role in ("partial", "removed", "replaced")}
     for aside in found["replaced"]:
         if os.path.lexists(aside) and not os.path.lexists(_shown(aside)):
@@ -227,17 +219,17 @@ def _clear_leftovers(path: Path) -> None:
 def read(
     path: str | Path, *, map_location: Any = "cpu", mmap: bool = True, verify: bool = True, lazy: bool = False
 ) -> dict[str, Any]:
-    """The dict of a checkpoint folder, or of a plain Lightning `.ckpt` file; tensors and plain values, never code.
+    """Load the dict of a checkpoint folder, or of a plain Lightning `.ckpt` file, with `weights_only=True`.
 
     Args:
-        path: the checkpoint, or a link to it.
-        map_location: as in torch.load.
-        mmap: map the file instead of reading it, so that processes on one machine share its pages.
-        verify: check it first, which reads the file once (see :func:`verify`).
-        lazy: leave tensors that are in shards on disk, as `sharded.TensorOnDisk`.
+        path: The checkpoint, or a link to it.
+        map_location: As in torch.load.
+        mmap: Memory-map the file, so that processes on one machine share its pages.
+        verify: Check it first, which reads all its files once (see :func:`verify`).
+        lazy: Leave tensors that are in shards on disk, as `sharded.TensorOnDisk`.
 
     Raises:
-        UserError: it is missing, in someone else's format, or damaged.
+        UserError: It is missing, in another format, or damaged.
     """
     location = _locate(path)
     problem = _problem(location) if verify else None
@@ -255,10 +247,10 @@ def read(
 
 
 def verify(path: str | Path) -> str | None:
-    """One sentence that says what is wrong with the checkpoint at `path`; None when it is good.
+    """Check the checkpoint at `path`; returns the problem as a sentence, or None.
 
-    A folder is compared with its manifest to the last bit. A plain Lightning file has no manifest; the checksums inside the zip
-    cover its tensors and its structure.
+    The files of a folder are compared with the checksums of its manifest. A plain Lightning file has no manifest; the
+    checksums inside the zip archive cover its tensors and its structure.
     """
     try:
         return _problem(_locate(path))
@@ -267,10 +259,10 @@ def verify(path: str | Path) -> str | None:
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """The manifest of a checkpoint folder, checked against its own checksum; the other files are not looked at.
+    """The manifest of a checkpoint folder, checked against its own checksum. Other files are not read.
 
     Raises:
-        UserError: there is no such folder, or its manifest is missing, damaged or of a later version of the format.
+        UserError: There is no such folder, or its manifest is missing, damaged or of a later version of the format.
     """
     location = _locate(path)
     manifest = _intact_manifest(location)
@@ -278,7 +270,8 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         raise UserError(_manifest_problem(location))
     if manifest["version"] > VERSION:
         raise UserError(
-            f"checkpoint {path} is in version {manifest['version']} of the format, this lit_llm knows {VERSION}; update it."
+            f"checkpoint {path} has format version {manifest['version']}, this lit_llm reads versions up to {VERSION}: "
+            "update lit_llm."
         )
     return manifest
 
@@ -315,7 +308,7 @@ def _age(path: Path) -> tuple[float, int]:
     if path.is_dir():
         manifest = _intact_manifest(path)
         if manifest is None:
-            return math.inf, step  # may be the newest: it is not good, but must not be passed over in silence
+            return math.inf, step  # it may be the newest, so it has to be reported
         return manifest["serial"], step if manifest["step"] is None else manifest["step"]
     with contextlib.suppress(ValueError):
         step = _load(path, path).get("global_step", step)
@@ -323,7 +316,7 @@ def _age(path: Path) -> tuple[float, int]:
 
 
 def _load(file: Path, name: Path, *, map_location: Any = "cpu", mmap: bool = True) -> dict[str, Any]:
-    """The dict in `file`, which belongs to the checkpoint called `name` in error messages."""
+    """The dict in `file`. Error messages call the checkpoint `name`."""
     try:
         content = torch.load(file, map_location=map_location, mmap=mmap, weights_only=True)
     except pickle.UnpicklingError as error:
@@ -332,7 +325,7 @@ def _load(file: Path, name: Path, *, map_location: Any = "cpu", mmap: bool = Tru
             f"{name} cannot be loaded without running code from it: it holds {unsafe[1] if unsafe else 'something'} where only "
             "tensors and plain values (numbers, strings, lists, dicts) are allowed."
         ) from error
-    except Exception as error:  # torch has no type of its own for a damaged zip, a missing record, …
+    except Exception as error:  # torch raises several types for a damaged archive
         raise UserError(f"{name} cannot be loaded: {_first_line(error)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{name} is not a checkpoint of lit_llm or of Lightning: it holds no dict.")
@@ -375,7 +368,7 @@ def _problem_of_folder(folder: Path) -> str | None:
 
 def _problem_of_file(file: Path) -> str | None:
     if not zipfile.is_zipfile(file):
-        return f"{file} is not a checkpoint, or it is damaged: torch.save writes zip files and this is none."
+        return f"{file} is not a checkpoint, or it is damaged: torch.save writes zip files and this is not one."
     try:
         with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()
@@ -402,7 +395,7 @@ def _intact_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _manifest_problem(folder: Path) -> str:
-    """Why `_intact_manifest` found none."""
+    """Why `_intact_manifest` returned None."""
     if not (folder / MANIFEST).is_file():
         if (folder / DATA).is_file():
             return f"checkpoint {folder} is damaged: {MANIFEST} is missing."

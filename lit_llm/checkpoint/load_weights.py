@@ -1,4 +1,4 @@
-"""A checkpoint's weights into a model that has memory, on one process or on a mesh of them."""
+"""Loads a checkpoint's weights into a model, on one process or on a mesh of processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lit_llm.errors import UserError
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Copy a checkpoint's weights into a model, each rank its part of what is distributed, in the model's dtype.
+    """Copy a checkpoint's weights into a model, in the model's dtype. Each rank copies its part of distributed parameters.
 
     Raises:
-        UserError: they are not this model's.
+        UserError: The weights belong to another model.
     """
     saved = read(checkpoint, verify=False, lazy=True)["state_dict"]
     saved = {name.removeprefix("model."): tensor for name, tensor in saved.items() if name.startswith("model.")}
@@ -26,14 +26,14 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
 
 
 def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: str, *, strict: bool = True) -> None:
-    """Copy tensors by name; of those in shards on disk (`sharded.TensorOnDisk`) a rank reads what it keeps.
+    """Copy tensors by name. Of tensors in shards on disk (`sharded.TensorOnDisk`) a rank reads only its part.
 
     Args:
-        source: where they are from, and the flag that said so, for messages.
-        strict: both have the same names; otherwise what one of them lacks stays as it is.
+        source: For messages: where the tensors come from, and the flag that named it.
+        strict: Require the same names on both sides. Otherwise tensors without a counterpart are skipped.
 
     Raises:
-        UserError: names, unless not `strict`, or shapes differ.
+        UserError: Shapes differ, or with `strict`, names differ.
     """
     if problem := mismatch(own, saved, source, strict=strict):
         raise UserError(problem)
@@ -42,12 +42,12 @@ def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: st
 
 
 def mismatch(own: Mapping[str, Any], saved: Mapping[str, Any], source: str, *, strict: bool = True) -> str | None:
-    """Why saved weights are not a model's, by their names and shapes; None if they are. Arguments as for `copy_weights`."""
+    """How saved weights differ from a model's in names and shapes; None if they fit. Arguments as for `copy_weights`."""
     missing, unexpected = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
     if strict and (missing or unexpected):
         return (
-            f"the weights are not this model's: they lack {missing[:3] or 'nothing'}, and have {unexpected[:3] or 'nothing'} "
-            f"besides, in {source}"
+            f"the weights are not this model's: missing {missing[:3] or 'nothing'}, unexpected {unexpected[:3] or 'nothing'}, "
+            f"in {source}"
         )
     for name in sorted(own.keys() & saved.keys()):
         here, there = tuple(own[name].shape), tuple(saved[name].shape)

@@ -1,13 +1,13 @@
-"""Checkpoints that every rank writes its part of: the same folder, with a file for each rank beside the rest.
+"""Sharded checkpoints: every rank writes its parts of distributed tensors into the same checkpoint folder.
 
     step-00000500.ckpt/
         checkpoint.pt                 Lightning's dict, with a placeholder for each distributed tensor
         shard-00000-of-00004.pt, …    name → offset in the whole tensor and this rank's part of it
-        manifest.json                 as ever
+        manifest.json                 as in every checkpoint
 
-Not torch.distributed.checkpoint: its metadata is a pickle that loading executes, it writes in place, and its background
-saves need collectives in a thread beside training's. Parts here are plain tensors (`weights_only`), found by the index that
-the files themselves are, mapped and not read, so a rank reads what it needs of a checkpoint from any other layout.
+Why not torch.distributed.checkpoint: loading executes its metadata, which is a pickle, and it writes in place, so a killed
+save leaves an incomplete checkpoint. Here the parts are plain tensors (loaded with `weights_only`). Each file is its own index
+and is memory-mapped, so a rank reads only what it needs from a checkpoint of any layout.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from lit_llm.dtensor import holds_first_copy, local_slice
 from lit_llm.errors import UserError
 
 PLACEHOLDER = "sharded tensor"
-"""Key of the dict that stands for a distributed tensor in checkpoint.pt; its value is the tensor's name."""
+"""Key of the dict that replaces a distributed tensor in checkpoint.pt; its value is the tensor's name."""
 
 
 def split(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """{"rest": nested dict with placeholders, "parts": this rank's parts}; plain tensors stay in the rest."""
+    """{"rest": nested dict with placeholders, "parts": this rank's parts}. Plain tensors stay in "rest"."""
     parts: dict[str, dict[str, Any]] = {}
 
     def visit(value: Any, name: str) -> Any:
@@ -49,24 +49,24 @@ def split(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 class Part(NamedTuple):
-    """A box of a whole tensor: where it begins, and its values."""
+    """A box of a whole tensor: its offset in each dimension, and its values."""
 
     offset: tuple[int, ...]
     values: Tensor
 
 
 class TensorOnDisk:
-    """A tensor whose parts are mapped files; indexing it by one slice a dimension, or by `...`, reads that much of it.
+    """A tensor whose parts are in memory-mapped files. Indexing with one slice per dimension, or `...`, reads only that box.
 
     Raises:
-        UserError: the parts do not make up the whole tensor.
+        UserError: The parts do not cover the whole tensor.
     """
 
     def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, parts: list[Part]) -> None:
         self.shape, self.dtype, self.parts = shape, dtype, parts
         there = sum(part.values.numel() for part in parts)
-        if there != math.prod(shape):  # parts never overlap: each is written by the first rank that has it
-            raise UserError(f"{name} has {there} of its {math.prod(shape)} values in the checkpoint's shards")
+        if there != math.prod(shape):  # parts never overlap: only the first rank that holds a part writes it
+            raise UserError(f"the checkpoint's shards hold {there} of the {math.prod(shape)} values of {name}")
 
     def __getitem__(self, box: Any) -> Tensor:
         wanted = [slice(0, n) for n in self.shape] if box is ... else list(box)
@@ -82,11 +82,11 @@ class TensorOnDisk:
 
 
 def join(rest: dict[str, Any], files: list[Path], load: Callable[[Path], dict[str, Any]], *, lazy: bool) -> dict[str, Any]:
-    """The checkpoint that `split` took apart, from the files of all ranks.
+    """Undo `split`: the checkpoint, from the files of all ranks.
 
     Args:
-        load: reads one file of parts, mapped.
-        lazy: leave tensors on disk, as `TensorOnDisk`, for readers who want a part of each.
+        load: Loads one file of parts, memory-mapped.
+        lazy: Leave tensors on disk, as `TensorOnDisk`, for ranks that need a part of each.
     """
     parts: dict[str, list[Part]] = {}
     for file in files:

@@ -1,4 +1,4 @@
-"""A copy of a checkpoint in host memory, so that it can be written while training changes the original."""
+"""Copies of checkpoints in host memory: they can be written while training changes the original."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _Kind = tuple[int, bool]  # bytes, pinned
 
 
 class Snapshots:
-    """Copies checkpoints into host memory that it keeps: from the second on, a copy of the same sizes allocates nothing.
+    """Copies checkpoints into reused host memory: a second copy of the same sizes allocates nothing.
 
-    Costs host memory of the size of the checkpoint, pinned if the tensors are on a CUDA device. Storages are copied, not
-    tensors: tied weights stay tied, and a file of the copy holds what a file of the original would.
+    Costs host memory of the size of the checkpoint, pinned if the tensors are on a CUDA device. Whole storages are copied, so
+    tied weights stay tied, and a saved copy has the size of the saved original.
     """
 
     def __init__(self) -> None:
         self._buffers: list[tuple[_Kind, UntypedStorage]] = []
 
     def take(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """The copy. The one before becomes invalid: its memory is used again."""
+        """Copy a checkpoint. The previous copy becomes invalid: its memory is reused."""
         free: defaultdict[_Kind, list[UntypedStorage]] = defaultdict(list)
         for kind, buffer in reversed(self._buffers):
             free[kind].append(buffer)
         self._buffers = []
         copying = _Copy(free)
         result: dict[str, Any] = copying.any(checkpoint)
-        self._buffers = copying.used  # what this copy had no use for is let go
+        self._buffers = copying.used  # memory that this copy did not use is freed
         for device in copying.cuda_devices:
             torch.cuda.current_stream(device).synchronize()
         return result
@@ -65,7 +65,7 @@ class _Copy:
     def tensor(self, tensor: Tensor) -> Tensor:
         ordinary = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
         if not ordinary or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-            return tensor.detach().to("cpu", copy=True)  # has more to it than a storage, sizes and strides
+            return tensor.detach().to("cpu", copy=True)  # not defined by storage, sizes and strides alone
         storage = self.storage(tensor.untyped_storage())
         view = torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
         return view.requires_grad_(tensor.requires_grad)

@@ -108,5 +108,5 @@ def test_a_later_version_of_the_format_asks_for_a_later_lit_llm(tmp_path, monkey
     monkeypatch.setattr(format, "VERSION", 3)
     save(tmp_path, 1)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="version 3 of the format, this lit_llm knows 2; update it"):
+    with pytest.raises(ValueError, match="format version 3, this lit_llm reads versions up to 2: update lit_llm"):
         format.read(step_path(tmp_path, 1))
