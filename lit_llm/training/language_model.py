@@ -332,7 +332,7 @@ class LanguageModel(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["model_config"] = model_settings(self.config, self.architecture)  # plain values: loading stays weights_only
         checkpoint["optimizer_class"] = class_name(self.trainer.optimizers[0])
-        data = getattr(self.trainer, "datamodule", None)
+        data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "consumed_samples"):
             checkpoint["tokens"] = data.consumed_samples * data.block_size  # for the manifest
         for logger in self.trainer.loggers:
