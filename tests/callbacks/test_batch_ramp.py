@@ -65,7 +65,7 @@ def test_the_functions_are_those_of_a_walk_through_the_steps(seed):
 
 
 @pytest.mark.parametrize("ramp_first", [True, False])
-def test_windows_gradients_and_tokens_of_a_loader_of_ones_own(tmp_path, ramp_first):
+def test_windows_gradients_and_tokens_with_a_custom_loader(tmp_path, ramp_first):
     callbacks = [Throughput(), ValidateEvery(3), StepCheckpoint(4, monitor=None)]
     callbacks = [BatchRamp(RAMP), *callbacks] if ramp_first else [*callbacks, BatchRamp(RAMP)]
     trainer, module, rows = fit(callbacks, tmp_path, module=Ramped(), limit_val_batches=1.0)
@@ -150,7 +150,7 @@ def test_what_cannot_be_a_ramp_is_refused():
         assert "--batch_ramp.tokens_per_batch" in str(caught.value)
 
 
-def test_sizes_that_do_not_divide_are_told_with_the_nearest():
+def test_sizes_that_do_not_divide_are_reported_with_the_nearest():
     ramp = BatchRamp([(0, 3), (5, 12), (9, 17), (40, 3)])
     assert ramp.size_problems(4, 1) == [
         "batch_ramp: 3 tokens per batch is not a multiple of 4 tokens per micro-batch x 1 data-parallel rank = 4: the nearest"

@@ -40,6 +40,6 @@ report(trainer, results=results)
 """
 
 
-def test_a_resumed_run_on_three_ranks_is_the_straight_one_bit_for_bit(tmp_path):
+def test_a_resumed_run_on_three_ranks_equals_the_uninterrupted_run_bit_for_bit(tmp_path):
     for each in run_ranks(SCRIPT, tmp_path, ranks=3):
         assert each["results"] == {"without": False, "with": True, "views": True, "unused": True}

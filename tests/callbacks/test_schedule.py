@@ -148,7 +148,7 @@ def test_a_resumed_run_takes_its_rates_from_the_step_not_from_the_checkpoint(tmp
     assert make().state_dict() == {}
 
 
-def test_wsd_takes_the_last_fifth_unless_told(tmp_path):
+def test_wsd_decays_over_the_last_fifth_by_default(tmp_path):
     rows = fit([WSD(shape="linear", final_ratio=0.0)], tmp_path, steps=10)[2]
     assert [round(rows[t]["lr"] / 0.2, 6) for t in range(6, 11)] == [1, 1, 1, 0.5, 0]
     rows = fit([WSD(shape="linear", final_ratio=0.0, decay_steps=4)], tmp_path, steps=10)[2]

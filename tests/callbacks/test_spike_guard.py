@@ -415,7 +415,7 @@ def test_manual_optimization_is_guarded_too(tmp_path):
     assert everything(sick) == everything(well)
 
 
-def test_a_batch_without_loss_is_nobodys_business(tmp_path):
+def test_a_batch_without_a_loss_is_ignored(tmp_path):
     class Nothing(Foreign):
         def training_step(self, batch, batch_idx):
             return None

@@ -93,7 +93,7 @@ CASES = [f"{kind} {name}" for kind in ("ddp", "fsdp") for name in ("adamw fused"
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_spike_on_one_rank_is_no_step_on_any(ranks, case):
+def test_a_spike_on_one_rank_skips_the_step_on_all(ranks, case):
     for each in ranks:
         (sick, sick_state, skipped), (well, well_state, _) = each["results"][case]
         assert sick == well
@@ -105,5 +105,5 @@ def test_a_spike_on_one_rank_is_no_step_on_any(ranks, case):
         assert ranks[0]["results"][case][0] == ranks[1]["results"][case][0]
 
 
-def test_rank_zero_alone_says_so(ranks):
+def test_only_rank_zero_warns(ranks):
     assert len(ranks[0]["said"]) == 3 * len(CASES) and not ranks[1]["said"]

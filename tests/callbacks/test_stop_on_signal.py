@@ -192,7 +192,7 @@ def test_least_numbers_of_steps_do_not_hold_it_up(tmp_path):
     assert trainer.min_steps == 6 and trainer.min_epochs == 3
 
 
-def test_a_signal_at_the_last_step_is_no_interruption(tmp_path):
+def test_a_signal_at_the_last_step_does_not_count_as_an_interruption(tmp_path):
     trainer, _, stop = run(tmp_path, Told({7: [signal.SIGTERM]}))
     assert trainer.global_step == 8 and stop.stopped_by is None
 
@@ -330,7 +330,7 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize(
     ("case", "name"), [("0", "SIGTERM"), ("1", "SIGTERM"), ("01", "SIGTERM"), ("int", "SIGINT"), ("usr", "SIGUSR1")]
 )
-def test_whichever_rank_is_told_all_stop_after_the_same_step_and_go_on_exactly(ranks, case, name):
+def test_whichever_rank_gets_the_signal_all_stop_after_the_same_step_and_continue_exactly(ranks, case, name):
     for rank, each in enumerate(ranks):
         step, stopped_by, exit_code, seen, validations = each["results"][case]
         assert (step, stopped_by, validations) == (3, name, 0)
@@ -390,7 +390,7 @@ def wait_for(condition, seconds=90.0):
 @pytest.mark.parametrize(
     "whom", [pytest.param("parent", marks=pytest.mark.slow), pytest.param("group", marks=pytest.mark.soak)]
 )
-def test_signalled_from_outside_it_exits_with_75_and_leaves_nobody_behind(tmp_path, whom):
+def test_a_run_started_by_lightning_exits_with_75_and_leaves_no_process_behind(tmp_path, whom):
     script = tmp_path / "launched.py"
     script.write_text(
         "import json, os\nfrom pathlib import Path\nfrom foreign import *\n"

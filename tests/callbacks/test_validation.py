@@ -14,7 +14,7 @@ def test_validation_runs_after_every_n_optimizer_steps_and_the_last(tmp_path, ac
     assert module.validated == expected
 
 
-def test_the_sanity_check_still_runs_and_is_no_validation(tmp_path):
+def test_the_sanity_check_still_runs_and_does_not_count_as_a_validation(tmp_path):
     module = fit([ValidateEvery(4)], tmp_path, **{**VAL, "num_sanity_val_steps": 1})[1]
     assert module.validated == [4, 8]
 
@@ -43,7 +43,7 @@ def test_early_stopping_looks_after_each_validation_wherever_it_stands_in_the_li
     assert trainer.global_step == 6
 
 
-def test_a_run_told_to_stop_is_validated_once_more(tmp_path):
+def test_a_run_that_is_asked_to_stop_is_validated_once_more(tmp_path):
     class StopAtFive(Callback):
         def on_train_batch_end(self, trainer, *args):
             trainer.should_stop = trainer.global_step == 5

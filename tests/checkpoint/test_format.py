@@ -26,7 +26,7 @@ def test_what_is_read_is_what_was_written_and_shared_tensors_are_stored_once(tmp
     assert (tmp_path / "deep/er/step-00000007.ckpt/checkpoint.pt").stat().st_size < 2 * 50 * 40 * 4
 
 
-def test_the_manifest_tells_step_tokens_versions_and_what_is_in_the_file(tmp_path):
+def test_the_manifest_has_step_tokens_versions_and_files(tmp_path):
     # Only the entry `tokens` counts, whatever the others look like.
     content = checkpoint(7, tokens=224 * 128, Other={"consumed_samples": 1, "block_size": 2})
     format.write(content, tmp_path / "a.ckpt")

@@ -18,7 +18,7 @@ def run(*arguments):
 
 @pytest.mark.parametrize("kills", [pytest.param(30, id="30-kills"), pytest.param(200, id="200-kills", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", [pytest.param("sync", marks=pytest.mark.slow), "async"])
-def test_killed_at_random_moments_the_newest_saved_is_found_and_loads(kind, kills, tmp_path):
+def test_after_kills_at_random_moments_the_newest_checkpoint_is_found_and_loads(kind, kills, tmp_path):
     """One process after the other continues from the newest good one and saves on, some steps twice, deleting older ones."""
     seen = run("random", kind, kills, 17, tmp_path)
     assert seen["lost"] == []  # saved, and known to be saved, yet not found
@@ -35,7 +35,7 @@ def killed_at_each(tmp_path_factory):
     ("what", "before", "after"),
     [("new", 1, 2), ("again", 1, 2), ("remove", 1, None)],
 )
-def test_killed_before_any_operation_on_the_disk_the_old_or_the_new_one_is_there(what, before, after, killed_at_each):
+def test_a_kill_before_any_disk_operation_leaves_the_old_or_the_new_checkpoint(what, before, after, killed_at_each):
     seen = killed_at_each[what]
     found = seen["found"]
     turn = found.index(after)

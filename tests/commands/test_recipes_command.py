@@ -110,7 +110,7 @@ def test_a_recipe_is_copied_with_its_base_and_not_with_those_of_others(tmp_path)
     assert resolved(["--config", str(tmp_path / "recipes/gpt2-124m.yaml")]) == resolved(["--config", "gpt2-124m"])
 
 
-def test_a_recipe_of_ones_own_is_not_copied(tmp_path, monkeypatch, capsys):
+def test_a_users_own_recipe_is_not_copied(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("recipes").mkdir()
     Path("recipes/mine.yaml").write_text("model: {n_layer: 1}")
@@ -146,7 +146,7 @@ def test_what_was_changed_is_not_overwritten_unless_asked(tmp_path, capsys):
         (["show", "quickstart", "--model.n_lair", "2"], "unknown key model.n_lair; did you mean model.n_layer?"),
     ],
 )
-def test_mistakes_are_told_in_one_line(capsys, arguments, said):
+def test_mistakes_are_reported_in_one_line(capsys, arguments, said):
     assert main(["recipes", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line

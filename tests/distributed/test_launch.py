@@ -58,7 +58,7 @@ def test_a_seed_that_an_earlier_test_left_reaches_no_rank(tmp_path: Path, monkey
     ("how", "timeout", "message"),
     [("raise", 60, "rank 1, exit code 1:\n.*the reason"), ("wait", 4, "rank 1, killed:\nwaiting for")],
 )
-def test_nobody_is_left_behind_by_a_failure_or_the_time(how: str, timeout: float, message: str, tmp_path: Path) -> None:
+def test_no_process_outlives_a_failure_or_the_timeout(how: str, timeout: float, message: str, tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(AssertionError, match=f"(?s){message}"):
         run_ranks(WAIT, 2, tmp_path, how, timeout=timeout)

@@ -126,11 +126,11 @@ def test_a_confident_prediction_keeps_its_small_loss_and_gradient(reports: list[
     assert gradient[1] == pytest.approx(math.expm1(-nll), rel=1e-6)  # p - 1 of a p that was rounded is 2e-4 off
 
 
-def test_what_is_no_number_on_one_rank_is_none_on_all(reports: list[dict[str, Any]]) -> None:
+def test_nan_on_one_rank_is_nan_on_all(reports: list[dict[str, Any]]) -> None:
     assert all(torch.stack(each["nan"]).isnan().all() for each in reports)
 
 
-def test_a_target_outside_the_vocabulary_is_an_error_on_every_rank_and_nobody_waits(reports: list[dict[str, Any]]) -> None:
+def test_a_target_outside_the_vocabulary_is_an_error_on_every_rank_and_no_rank_hangs(reports: list[dict[str, Any]]) -> None:
     size = Case().vocab_size(len(reports))
     expected = [
         f"Target {target} is out of bounds: the vocabulary has {size} tokens." for target in (size, SHARD * len(reports), -1)

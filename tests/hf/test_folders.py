@@ -152,7 +152,7 @@ def test_a_config_in_the_words_of_version_4_is_read(tmp_path):
 # -- what is wrong ------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_no_model(tmp_path):
+def test_a_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "hf").mkdir()
     assert refused(tmp_path / "hf", tmp_path / "run") == [
         f"{tmp_path}/hf is no Hugging Face model: it has no config.json (--from)"
@@ -191,7 +191,7 @@ def test_what_a_config_has_and_we_have_not_is_named(changes, hf, tmp_path):
     assert line.startswith(f"{hf}/config.json: ") and f"'{key}'" in line
 
 
-def test_all_that_is_wrong_with_a_config_is_told_at_once(tmp_path):
+def test_all_problems_of_a_config_are_reported_together(tmp_path):
     theirs("gpt2").save_pretrained(tmp_path / "hf")
     edit_json(tmp_path / "hf/config.json", activation_function="gelu", scale_attn_by_inverse_layer_idx=True, n_head=None)
     assert len(refused(tmp_path / "hf", tmp_path / "run")) == 3

@@ -90,7 +90,7 @@ def test_an_imported_folder_is_evaluated_and_tuned_and_exported(folder, capsys):
     assert AutoTokenizer.from_pretrained("out")("line")["input_ids"] == list(b"line")
 
 
-def test_an_interrupted_tuning_goes_on_and_does_not_begin_again(folder, capsys):
+def test_an_interrupted_tuning_continues_and_does_not_start_again(folder, capsys):
     Path("tune.yaml").write_text(RECIPE + "init_from: runs/base\n")  # as a key of the recipe
     flags = ["--config", "tune.yaml", "--trainer.max_steps"]
     assert run(capsys, "fit", *flags, "4", "--run_dir", "runs/straight")[0] == 0

@@ -250,7 +250,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_left(folder, capsys, name):
     assert not Path("runs/own").exists()
 
 
-def test_what_needs_the_own_model_of_lit_llm_says_so(folder, capsys):
+def test_what_needs_the_built_in_model_is_refused(folder, capsys):
     assert fit("--trainer.max_steps", "2") == 0
     capsys.readouterr()
     assert main(["plan", "--config", "own.yaml"]) == 2

@@ -28,7 +28,7 @@ def bits(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[Any]]:
     [MuonAdamW, lambda params: MuonAdamW(params, nesterov=False), Lion],
     ids=["muon", "muon without nesterov", "lion"],
 )
-def test_a_step_with_found_inf_is_no_step_and_one_without_is_the_ordinary_one(make: Any, dtype: torch.dtype) -> None:
+def test_a_step_with_found_inf_changes_nothing_and_a_step_without_it_is_ordinary(make: Any, dtype: torch.dtype) -> None:
     model = Tiny().to(dtype)
     with torch.no_grad():
         for p in model.parameters():

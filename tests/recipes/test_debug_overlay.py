@@ -18,7 +18,7 @@ def debug(recipe, capsys, *arguments):
 
 
 @pytest.mark.parametrize("recipe", ["gpt2-124m", "mistral-7b", "gpt3-125m", "minicpm-2.4b"])
-def test_a_recipe_keeps_its_kind_and_runs_small(tmp_path, monkeypatch, capsys, recipe):
+def test_a_recipe_keeps_its_architecture_and_runs_small(tmp_path, monkeypatch, capsys, recipe):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
     lines = debug(recipe, capsys)

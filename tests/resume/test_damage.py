@@ -38,7 +38,7 @@ def place(rng: random.Random, checkpoint: Path) -> tuple[Path, int]:
 
 
 @pytest.mark.parametrize("kind", ["truncated", "one bit flipped"])
-def test_the_newest_is_named_and_the_one_before_it_used(finished, kind, capsys):
+def test_a_damaged_newest_checkpoint_is_named_and_the_previous_one_used(finished, kind, capsys):
     run_dir = finished[-1]
     kept = sorted(path.name for path in (run_dir / "checkpoints").iterdir() if not path.is_symlink())
     newest, before = run_dir / "checkpoints" / kept[-1], run_dir / "checkpoints" / kept[-2]
@@ -60,7 +60,7 @@ def test_the_newest_is_named_and_the_one_before_it_used(finished, kind, capsys):
     assert find_start(run_dir, "auto", replace=False)[0] == newest
 
 
-def test_continued_from_the_one_before_the_run_is_the_same(finished, launcher, folder):
+def test_a_run_continued_from_the_previous_checkpoint_is_the_same(finished, launcher, folder):
     cell, flags, run_dir = finished
     again = folder / f"{run_dir.name}-again"
     shutil.copytree(run_dir, again, symlinks=True)

@@ -41,7 +41,7 @@ def known():
 
 
 @pytest.mark.parametrize(("layout", "micro", "then", "then_micro"), PAIRS)
-def test_continued_elsewhere_the_samples_are_the_same_and_the_losses_differ_by_rounding(
+def test_a_run_continued_on_another_layout_reads_the_same_samples_and_its_losses_differ_by_rounding(
     launcher: Launcher, folder, known, layout, micro, then, then_micro
 ):
     first = f"{layout} {micro}".replace(" ", "-")

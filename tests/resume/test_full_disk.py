@@ -22,7 +22,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("cell", "rank", "flags"), CASES)
-def test_saves_that_find_no_room_are_told_and_the_run_goes_on_with_the_older_ones(launcher, folder, cell, rank, flags):
+def test_a_save_to_a_full_disk_is_reported_and_the_run_continues_with_older_checkpoints(launcher, folder, cell, rank, flags):
     names = {"straight": [], "full": overlay(folder, "full.yaml", ("FullDisk", {"rank": rank, "steps": [6, 7, 8]}))}
     for name, more in names.items():
         run_dir = f"{name}-{len(flags)}"

@@ -20,14 +20,14 @@ def known():
 
 
 @pytest.mark.parametrize("cell", QUICK, ids=str)
-def test_killed_again_and_again_a_run_is_the_straight_one_bit_for_bit(launcher, folder, known, cell):
+def test_a_run_killed_repeatedly_equals_the_uninterrupted_run_bit_for_bit(launcher, folder, known, cell):
     result = matrix.run_cell(launcher, cell, folder, known, kills=2, rng=random.Random(str(cell)))
     assert result.differing == 0, "\n".join(result.found)
     assert result.kills >= 1 and result.values > 400
 
 
 @pytest.mark.slow
-def test_windows_over_several_steps_a_growing_batch_and_other_callbacks_too(launcher, tmp_path):
+def test_a_run_with_log_windows_a_batch_ramp_and_other_callbacks_is_bit_exact_too(launcher, tmp_path):
     """Rows are written every 3 steps, saves are made after 3, 4, 6, 8, …: counts since the last row are cut by the kills."""
     matrix.prepare(tmp_path)
     recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())

@@ -80,7 +80,7 @@ def stopped_at(run: Run, folder: Path, name: str, by: str) -> int:
         pytest.param(signal.SIGINT, None, id="Ctrl-C", marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_goes_on_exactly(launcher, folder, straight, signum, rank):
+def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_continues_exactly(launcher, folder, straight, signum, rank):
     name = f"ddp-{signum.name}-{rank}"
     run = start_slow(launcher, folder, DDP, name)
     run.signal_all(signum) if rank is None else run.signal(signum, rank)
@@ -90,7 +90,9 @@ def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_goes_on_exactly(laun
 
 
 @pytest.mark.parametrize("cell", [pytest.param(SINGLE, id="one"), pytest.param(DDP, id="two", marks=pytest.mark.soak)])
-def test_a_second_interrupt_ends_at_once_with_130_and_the_run_goes_on_from_what_was_saved(launcher, folder, straight, cell):
+def test_a_second_interrupt_exits_at_once_with_130_and_the_run_continues_from_its_last_checkpoint(
+    launcher, folder, straight, cell
+):
     name = f"twice-{cell.ranks}"
     run = start_slow(launcher, folder, cell, name, seconds=1.5)
     run.signal_all(signal.SIGINT)
@@ -118,7 +120,7 @@ def slurm(folder):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
-def test_preempted_by_slurm_a_task_saves_between_two_steps_and_leaves_the_requeue_to_slurm(
+def test_a_task_preempted_by_slurm_saves_between_two_steps_and_leaves_the_requeue_to_slurm(
     launcher, folder, straight, slurm, signum
 ):
     name = f"slurm-{signum.name}"
@@ -158,7 +160,7 @@ def started_by_lightning(folder: Path, name: str, *flags: str) -> Iterator[tuple
 
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1])
-def test_started_by_lightning_a_run_told_through_any_rank_exits_with_75(folder, straight, rank):
+def test_a_run_started_by_lightning_exits_with_75_whichever_rank_is_signalled(folder, straight, rank):
     name = f"lightning-{rank}"
     slow = overlay(folder, "slow.yaml", ("Slow", {"seconds": 0.1}))
     with started_by_lightning(folder, name, *slow) as (process, pids, log):
@@ -172,7 +174,7 @@ def test_started_by_lightning_a_run_told_through_any_rank_exits_with_75(folder, 
 
 
 @pytest.mark.soak
-def test_started_by_lightning_a_second_interrupt_ends_at_once_with_130(folder):
+def test_a_run_started_by_lightning_exits_at_once_with_130_after_a_second_interrupt(folder):
     slow = overlay(folder, "slow.yaml", ("Slow", {"seconds": 2.0}))
     with started_by_lightning(folder, "lightning-twice", *slow) as (process, pids, log):
         os.killpg(process.pid, signal.SIGINT)
@@ -184,7 +186,7 @@ def test_started_by_lightning_a_second_interrupt_ends_at_once_with_130(folder):
 
 
 @pytest.mark.soak
-def test_started_by_lightning_a_run_that_goes_wrong_exits_with_1(folder):
+def test_a_run_started_by_lightning_exits_with_1_when_it_fails(folder):
     sick = overlay(folder, "sick.yaml", ("Spoil", {"factors": {}, "forever_from": 8}))
     with started_by_lightning(folder, "lightning-sick", *sick, "--spike_guard.max_consecutive", "4") as (process, _, log):
         assert process.wait(100) == 1, log.read_text()

@@ -30,7 +30,7 @@ def bits(checkpoint, part: str) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(("cell", "flags"), CELLS)
-def test_spoilt_steps_leave_no_trace_in_weights_moments_and_counters(launcher, folder, cell, flags):
+def test_skipped_steps_leave_no_trace_in_weights_moments_and_counters(launcher, folder, cell, flags):
     name = f"{cell.straight}-{len(flags)}"
     runs = {
         "guarded": [*overlay(folder, "spoil.yaml", ("Spoil", {"factors": SPOILT})), *flags, "--spike_guard.sigma", "20"],
@@ -56,7 +56,7 @@ SICK = [
 
 
 @pytest.mark.parametrize("cell", SICK)
-def test_too_many_in_a_row_end_the_run_with_1_a_diagnosis_and_the_last_good_weights(launcher, folder, cell):
+def test_too_many_skipped_steps_in_a_row_exit_with_1_a_diagnosis_and_the_last_good_weights(launcher, folder, cell):
     name = f"{cell.straight}-sick"
     sick = overlay(folder, "sick.yaml", ("Spoil", {"factors": {}, "forever_from": 12}))
     run = launcher.run(

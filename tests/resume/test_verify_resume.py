@@ -44,7 +44,7 @@ ONE = ["--trainer.devices", "1", "--data.num_workers", "1"]
         pytest.param(FSDP2, [], id="SIGTERM-fsdp2", marks=pytest.mark.soak),
     ],
 )
-def test_an_interrupted_run_with_dropout_gets_its_certificate(forked, capsys, flags, kill):
+def test_an_interrupted_run_with_dropout_gets_a_certificate(forked, capsys, flags, kill):
     code = main([*RECIPE, *flags, *kill])
     out, err = capsys.readouterr()
     assert code == 0, out + err
@@ -56,7 +56,7 @@ def test_an_interrupted_run_with_dropout_gets_its_certificate(forked, capsys, fl
 
 @pytest.mark.parametrize("flags", [[], DDP], ids=["one", "ddp"])
 @pytest.mark.soak
-def test_processes_from_the_start_get_it_too(launcher, folder, monkeypatch, capsys, flags):
+def test_fresh_processes_get_a_certificate_too(launcher, folder, monkeypatch, capsys, flags):
     monkeypatch.chdir(folder)
     code = main([*RECIPE, "--kill", *flags])
     out, err = capsys.readouterr()
@@ -72,7 +72,7 @@ class Forgetful(verify_resume.SampleLedger):
             next(pl_module.parameters()).data.mul_(1.001)
 
 
-def test_a_run_that_is_not_the_same_gets_none_and_the_first_difference_is_named(forked, capsys, monkeypatch):
+def test_a_run_that_differs_gets_no_certificate_and_the_first_difference_is_named(forked, capsys, monkeypatch):
     monkeypatch.setattr(random, "randint", lambda low, high: 6)
     code = main([*RECIPE, "--trainer.devices", "1", "--trainer.callbacks+", "test_verify_resume.Forgetful"])
     out, _ = capsys.readouterr()
@@ -81,14 +81,14 @@ def test_a_run_that_is_not_the_same_gets_none_and_the_first_difference_is_named(
     assert "Likely: weights, optimizer state or random draws were not restored" in out
 
 
-def test_a_run_without_checkpoints_gets_none(forked, capsys):
+def test_a_run_without_checkpoints_gets_no_certificate(forked, capsys):
     code = main([*RECIPE, "--trainer.devices", "1", "--checkpoint", "null"])
     out, err = capsys.readouterr()
     assert code == 2 and "certificate" not in out
     assert "error: no checkpoint was left to continue from: verify-resume needs them saved (--checkpoint)" in err
 
 
-def test_what_a_verification_cannot_be_made_of_is_said(forked, capsys, folder):
+def test_what_cannot_be_verified_is_refused(forked, capsys, folder):
     before = sorted(folder.iterdir())
     for flags, said in (
         (["--run_dir", "runs/a"], "leave out --run_dir"),

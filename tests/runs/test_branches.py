@@ -156,7 +156,7 @@ def test_a_branch_can_take_the_place_of_a_run_that_is_set_aside(stable, capsys):
     assert sorted(curve(Path("runs/x-decay"), "train/loss")) == [8, 9, 10, 11]
 
 
-def test_a_schedule_that_does_not_go_on_where_the_checkpoint_was_says_so(folder, capsys):
+def test_a_schedule_that_jumps_from_the_checkpoints_rate_warns(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml")
     with pytest.warns(
         UserWarning, match=r"step 8 was made at 0\.001, .* as if it had been 0\.00\d+\. The schedule, its end or"

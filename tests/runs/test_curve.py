@@ -114,7 +114,7 @@ def test_a_run_folders_own_configuration_goes_by_the_recipes_name():
         CurveFollower.named("auto", ["runs/other/config.yaml"], 0.02)
 
 
-def test_a_run_may_leave_by_being_no_number():
+def test_nan_leaves_the_curve():
     follower = CurveFollower(Curve({}, [Row(1, loss=2.0), Row(2, loss=2.0), Row(3, loss=2.0)]), "it", 0.1)
     follower.log_metrics({"train/loss": 2.19}, step=1)
     follower.log_metrics({"throughput/mfu": 0.5}, step=2)  # not in curves
@@ -139,7 +139,7 @@ def test_nothing_in_common_is_not_following():
         ("# seed: 1\nstep,loss\n1,2\n2,x\n", "line 4 holds something else than numbers"),
     ],
 )
-def test_what_is_no_curve_is_told_before_training(there, capsys, text, said):
+def test_an_invalid_curve_is_reported_before_training(there, capsys, text, said):
     Path("odd.csv").unlink(missing_ok=True)
     if text is not None:
         Path("odd.csv").write_text(text)

@@ -59,7 +59,7 @@ NONE = "there is no checkpoint yet, start again with --resume auto"
         pytest.param("ddp", 1, NONE, marks=pytest.mark.slow),
     ],
 )
-def test_one_sentence_names_the_checkpoint_and_how_to_continue(folder, strategy, dies_at, what):
+def test_the_surviving_rank_names_the_last_checkpoint_and_how_to_continue(folder, strategy, dies_at, what):
     (folder / "dies.py").write_text(DIES)
     (folder / "dies.yaml").write_text("trainer:\n  callbacks+:\n  - class_path: dies.Dies\n")
     (code, _, err), (killed, *_) = fit(folder, "--config", "dies.yaml", "--trainer.strategy", strategy, dies_at=dies_at)
