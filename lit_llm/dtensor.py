@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from lit_llm._torch import local_box
 from lit_llm.errors import UserError
 
 
@@ -17,7 +17,7 @@ def local_slice(tensor: DTensor) -> tuple[slice, ...]:
 
     Sharding in contiguous chunks, once (FSDP2 or tensor parallelism) or twice (both), always gives one box.
     """
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    shape, offset = local_box(tensor)
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 

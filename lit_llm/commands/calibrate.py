@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from lit_llm._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
 from lit_llm.callbacks.gradient_norm import scale_, total_norm
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallelize import parallelize
@@ -37,10 +38,8 @@ from lit_llm.plan.timing import fit_speeds, work_of
 from lit_llm.training.language_model import LossConfig
 
 _UNKNOWN_TO_TORCH: dict[Any, Any] = {  # takes shapes, as torch's own formulas do
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda grad, q, k, v, *_, **__: (
-        sdpa_backward_flop_count(grad, q, k, v)
-    ),
+    CPU_ATTENTION: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    CPU_ATTENTION_BACKWARD: lambda grad, q, k, v, *_, **__: sdpa_backward_flop_count(grad, q, k, v),
     torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
 }
 

@@ -99,7 +99,7 @@ def split(arguments: list[str]) -> Request:
         problems.append(f"mfu is {own.mfu:g}, a share of the peak is at most 1 (--mfu)")
     if own.slowest_rank < 1:
         problems.append(f"slowest_rank is {own.slowest_rank:g}, its time over the mean is at least 1 (--slowest_rank)")
-    flags = [option for action in parser._actions for option in action.option_strings]
+    flags = re.findall(r"--[a-z_-]+", parser.format_usage())
     for argument in recipe:
         flag = argument.partition("=")[0]
         if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, flags, n=1, cutoff=0.85)):

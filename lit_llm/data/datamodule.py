@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule
-from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lit_llm._lightning import set_max_steps, set_micro_batches_made
 from lit_llm.batch_sizes import accumulation_steps
 from lit_llm.callbacks import BatchRamp, ignore_signals
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutBlocks, HeldOutOrder, ResumableLoader, TrainBlocks
@@ -204,7 +204,7 @@ class TokenDataModule(LightningDataModule, ABC):
         blocks = self._train_blocks()
         rank, world_size = self._data_parallel()
         if self.trainer is not None:
-            self._count_in_steps(self.micro_batches_before(self.trainer.global_step))
+            set_micro_batches_made(self.trainer, self.micro_batches_before(self.trainer.global_step))
 
         def batches() -> int:
             steps = self._max_steps()
@@ -360,24 +360,7 @@ class TokenDataModule(LightningDataModule, ABC):
             else:
                 steps = self.ramp.steps_for(samples * self._block_size)
             limit = steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
-            trainer.fit_loop.epoch_loop.max_steps = limit
-
-    def _count_in_steps(self, done: int) -> None:
-        """Make Lightning count the ``done`` micro-batches that its steps imply, by which it finds where windows begin.
-
-        They disagree when a run resumes with another accumulation (other ranks or micro-batches), or from a
-        checkpoint taken inside a window: unless mended, its first step would average over a part of a batch.
-        """
-        assert self.trainer is not None
-        loop = self.trainer.fit_loop
-        progress = loop.epoch_loop.batch_progress
-        # When `limit_train_batches` cut the run into several Lightning epochs, the two counts are not comparable.
-        if loop.restarting and progress.total.ready == progress.current.ready != done:
-            for count in (progress.total, progress.current):
-                assert isinstance(count, _ProcessedTracker)  # has all four
-                in_hook = min(done, count.processed - count.completed)  # 1 if saved while a batch's hooks ran
-                count.ready = count.started = count.processed = done
-                count.completed = done - in_hook
+            set_max_steps(trainer, limit)
 
     def _data_parallel(self) -> tuple[int, int]:
         """(rank, world size) along the data-parallel axis; strategies with one device do not have the property."""

@@ -18,6 +18,14 @@ from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from lit_llm._lightning import (
+    checkpoints_activations,
+    connect_processes,
+    saves_shards,
+    set_device_mesh,
+    set_process_group_backend,
+)
+from lit_llm._torch import HYBRID_SHARD_GRAD_OP, flatten_mesh
 from lit_llm.checkpoint.io import FolderCheckpointIO
 from lit_llm.checkpoint.load_weights import copy_weights
 from lit_llm.checkpoint.sharded import split
@@ -30,7 +38,7 @@ _RESHARD = {  # of FSDP1's strategies, whether weights are freed between forward
     ShardingStrategy.FULL_SHARD: True,
     ShardingStrategy.HYBRID_SHARD: True,
     ShardingStrategy.SHARD_GRAD_OP: False,
-    ShardingStrategy._HYBRID_SHARD_ZERO2: False,
+    HYBRID_SHARD_GRAD_OP: False,
 }
 # FSDP1's settings about things that FSDP2 does by itself or that parallel.py decides for a GPT.
 _OF_NO_MATTER = {
@@ -102,7 +110,7 @@ class MeshStrategy(ModelParallelStrategy):
             return cls(cpu_offload=strategy == "fsdp_cpu_offload")
         others = {
             "an activation checkpointing policy": (
-                strategy._activation_checkpointing_kwargs,
+                checkpoints_activations(strategy),
                 "--compute.activation_checkpointing",
             ),
             "mixed_precision": (strategy.mixed_precision, "--trainer.precision"),
@@ -122,7 +130,7 @@ class MeshStrategy(ModelParallelStrategy):
             reshard_after_forward=_RESHARD[kind],
             cpu_offload=strategy.cpu_offload is not None and strategy.cpu_offload.offload_params,
         )
-        mesh.sharded_checkpoints = strategy._state_dict_type == "sharded"
+        mesh.sharded_checkpoints = saves_shards(strategy)
         return mesh
 
     # -- the mesh ---------------------------------------------------------------------------------------------------
@@ -138,16 +146,13 @@ class MeshStrategy(ModelParallelStrategy):
     def setup_environment(self) -> None:
         assert self.accelerator is not None and self.parallel_devices is not None
         if self.cpu_offload and self.root_device.type == "cuda":
-            self._process_group_backend = "cpu:gloo,cuda:nccl"  # norms of gradients that are in host memory
-        self.accelerator.setup_device(self.root_device)
-        self._setup_distributed()
-        self._device_mesh = init_device_mesh(self.root_device.type, self.sizes(self.world_size), mesh_dim_names=DIMENSIONS)
-        # Flattened under the name that Lightning's users know.
-        self._data_parallel_mesh = self._device_mesh["replicate", "shard"]._flatten("data_parallel")
+            set_process_group_backend(self, "cpu:gloo,cuda:nccl")  # norms of gradients that are in host memory
+        connect_processes(self)
+        mesh = init_device_mesh(self.root_device.type, self.sizes(self.world_size), mesh_dim_names=DIMENSIONS)
+        set_device_mesh(self, mesh)
+        self._data_parallel_mesh = flatten_mesh(mesh["replicate", "shard"], "data_parallel")  # the name that Lightning uses
         if self.tensor_parallel > 1:
-            self._device_mesh["shard", "tensor_parallel"]._flatten()  # norms are then reduced at once over both
-        assert self.lightning_module is not None
-        self.lightning_module._device_mesh = self._device_mesh
+            flatten_mesh(mesh["shard", "tensor_parallel"])  # norms are then reduced at once over both
         if self.sharded_checkpoints:
             self._writers = dist.new_group(backend="gloo", timeout=_WRITING)
 

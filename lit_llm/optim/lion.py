@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lit_llm._torch import foreach_add_, foreach_lerp, foreach_lerp_, foreach_mul_, foreach_sign_
 from lit_llm.buffer_sizes import MUON_BATCH_NUMEL
 from lit_llm.dtensor import local_gradients, local_part
 from lit_llm.optim.found_inf import undone_if
@@ -64,11 +65,11 @@ class Lion(Optimizer):
         averages = [local_part(self.state[p]["exp_avg"]) for p in params]
         beta1, beta2 = group["betas"]
         with undone_if(self.found_inf, local, averages):
-            updates = torch._foreach_lerp(averages, grads, 1 - beta1)
-            torch._foreach_sign_(updates)
-            torch._foreach_mul_(local, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(local, updates, alpha=-group["lr"])
-            torch._foreach_lerp_(averages, grads, 1 - beta2)
+            updates = foreach_lerp(averages, grads, 1 - beta1)
+            foreach_sign_(updates)
+            foreach_mul_(local, 1 - group["lr"] * group["weight_decay"])
+            foreach_add_(local, updates, alpha=-group["lr"])
+            foreach_lerp_(averages, grads, 1 - beta2)
 
 
 def _parts(params: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from lit_llm._torch import foreach_lerp, foreach_lerp_, foreach_mul_
 from lit_llm.buffer_sizes import MUON_BATCH_NUMEL
 from lit_llm.dtensor import gather_like, local_gradients, local_part, local_slice
 from lit_llm.errors import UserError
@@ -158,8 +159,8 @@ class MuonAdamW(Optimizer):
         buffers = [local_part(self.state[p]["momentum_buffer"]) for p in params]
         momentum, lr = group["momentum"], group["lr"]
         with undone_if(self.found_inf, local, buffers):
-            torch._foreach_lerp_(buffers, grads, 1 - momentum)
-            updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
+            foreach_lerp_(buffers, grads, 1 - momentum)
+            updates = foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
             whole = [gather_like(u, p) for u, p in zip(updates, params, strict=True)]  # (r, c) or (c, r) each
             wide = torch.stack([u.mT if _is_tall(u) else u for u in whole])  # (k, r ≤ c, c)
             dtype = newton_schulz_dtype(group["ns_dtype"], wide.device.type)
@@ -167,7 +168,7 @@ class MuonAdamW(Optimizer):
                 wide = newton_schulz_on_mesh(wide, params[0].device_mesh, steps=group["ns_steps"], dtype=dtype)
             else:
                 wide = newton_schulz(wide, steps=group["ns_steps"], dtype=dtype)
-            torch._foreach_mul_(local, 1 - lr * group["weight_decay"])
+            foreach_mul_(local, 1 - lr * group["weight_decay"])
             for p, part, o in zip(params, local, wide.unbind(), strict=True):  # o: (r, c), r ≤ c
                 o = o.mT if _is_tall(p) else o  # the parameter's shape
                 o = o[local_slice(p)] if isinstance(p, DTensor) else o  # the local part's shape

@@ -16,6 +16,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lit_llm._lightning import trainer_of
+from lit_llm._torch import take_unscaled_gradients
 from lit_llm.checkpoint.compatibility import model_settings
 from lit_llm.checkpoint.load_weights import load_weights, mismatch
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -113,7 +115,8 @@ class LanguageModel(L.LightningModule):
         """Build the model once the data is known. Lightning may call this more than once."""
         if self.model is not None:
             return
-        data = getattr(self._trainer, "datamodule", None) if self._trainer is not None else None
+        trainer = trainer_of(self)
+        data = getattr(trainer, "datamodule", None)
         self.tokenizer = getattr(data, "tokenizer", None)
         self.token_bytes = getattr(data, "token_bytes", None)
         data_vocab_size = getattr(data, "vocab_size", None)
@@ -131,7 +134,7 @@ class LanguageModel(L.LightningModule):
                 "model.mask_documents needs to know the end-of-document id, and the data's tokenizer has none; "
                 "give --model.eos_id or set --model.mask_documents false"
             )
-        strategy = self._trainer.strategy if self._trainer is not None else None
+        strategy = None if trainer is None else trainer.strategy
         mesh = strategy if isinstance(strategy, MeshStrategy) else None
         device = torch.device("cpu") if strategy is None else strategy.root_device
         model: GPT | CustomModel
@@ -155,7 +158,7 @@ class LanguageModel(L.LightningModule):
         optimizer = self.optimizer_factory(parameter_groups(self.model))
         if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
             # A fused optimizer would unscale fp16 gradients itself, after they were clipped and judged.
-            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+            take_unscaled_gradients(optimizer)
         return optimizer
 
     @property

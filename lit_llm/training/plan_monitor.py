@@ -9,6 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lit_llm._lightning import ddp_option
+from lit_llm.callbacks._lightning import accumulates
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError
@@ -62,7 +64,7 @@ class PlanMonitor(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if self.predicted_bytes is None or step < 2 or step % every or trainer.fit_loop._should_accumulate():
+        if self.predicted_bytes is None or step < 2 or step % every or accumulates(trainer):
             return
         row = {"plan/peak_gb": self.predicted_bytes / 1e9}
         device = trainer.strategy.root_device
@@ -147,7 +149,7 @@ def layout_of(trainer: Trainer) -> Layout:
             cpu_offload=strategy.cpu_offload,
         )
     if isinstance(strategy, DDPStrategy):
-        view = strategy._ddp_kwargs.get("gradient_as_bucket_view")
+        view = ddp_option(strategy, "gradient_as_bucket_view")
         return Layout("ddp", replicate=world_size, bucket_copies=not view)
     if isinstance(strategy, SingleDeviceStrategy):
         return Layout()

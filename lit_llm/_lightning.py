@@ -1,0 +1,75 @@
+"""Lightning's internals that lit_llm needs, behind functions; those that callbacks need are in `lit_llm.callbacks._lightning`.
+
+No other module of lit_llm names an attribute of Lightning that begins with an underscore. Written for lightning 2.6;
+tests/contracts holds every function to what it promises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loops.progress import _ProcessedTracker
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from torch.distributed.device_mesh import DeviceMesh
+
+
+def trainer_of(module: LightningModule) -> Trainer | None:
+    """The module's trainer; None where `module.trainer` would raise."""
+    return module._trainer
+
+
+def set_max_steps(trainer: Trainer, steps: int) -> None:
+    """End `fit` after `steps` optimizer steps, whatever `Trainer(max_steps)` says."""
+    trainer.fit_loop.epoch_loop.max_steps = steps
+
+
+def set_micro_batches_made(trainer: Trainer, made: int) -> None:
+    """Set the number of micro-batches that a resumed run has made, from which Lightning finds where accumulation begins.
+
+    It disagrees with the optimizer steps when a run resumes with another accumulation (other ranks or micro-batches), or from
+    a checkpoint taken between two steps: the first step would then average over a part of a batch.
+    """
+    loop = trainer.fit_loop
+    progress = loop.epoch_loop.batch_progress
+    # When `limit_train_batches` cut the run into several Lightning epochs, the two counts are not comparable.
+    if loop.restarting and progress.total.ready == progress.current.ready != made:
+        for count in (progress.total, progress.current):
+            assert isinstance(count, _ProcessedTracker)  # has all four
+            in_hook = min(made, count.processed - count.completed)  # 1 if saved while a batch's hooks ran
+            count.ready = count.started = count.processed = made
+            count.completed = made - in_hook
+
+
+def ddp_option(strategy: DDPStrategy, name: str) -> Any:
+    """An option that a DDPStrategy passes on to DistributedDataParallel; None if it was not given."""
+    return strategy._ddp_kwargs.get(name)
+
+
+def saves_shards(strategy: FSDPStrategy) -> bool:
+    """Whether an FSDPStrategy was given `state_dict_type="sharded"`."""
+    return strategy._state_dict_type == "sharded"
+
+
+def checkpoints_activations(strategy: FSDPStrategy) -> bool:
+    """Whether an FSDPStrategy was given an activation checkpointing policy."""
+    return bool(strategy._activation_checkpointing_kwargs)
+
+
+def set_process_group_backend(strategy: ModelParallelStrategy, backend: str) -> None:
+    """Before processes are connected: the backend of torch.distributed."""
+    strategy._process_group_backend = backend
+
+
+def connect_processes(strategy: ModelParallelStrategy) -> None:
+    """The first half of `ModelParallelStrategy.setup_environment`: device, process group, ranks. The mesh is the other half."""
+    assert strategy.accelerator is not None
+    strategy.accelerator.setup_device(strategy.root_device)
+    strategy._setup_distributed()
+
+
+def set_device_mesh(strategy: ModelParallelStrategy, mesh: DeviceMesh) -> None:
+    """The mesh that `strategy.device_mesh` and, in `configure_model`, `LightningModule.device_mesh` return."""
+    strategy._device_mesh = mesh
+    assert strategy.lightning_module is not None
+    strategy.lightning_module._device_mesh = mesh
