@@ -1,4 +1,4 @@
-"""recipes/debug.yaml: any recipe in twenty small steps, the same ones each time."""
+"""recipes/debug.yaml: twenty small steps of any recipe, deterministic."""
 
 import re
 
@@ -31,7 +31,7 @@ def test_a_recipe_keeps_its_architecture_and_runs_small(tmp_path, monkeypatch, c
     assert ran["optimizer"] == whole["optimizer"] and ran["schedule"]["class_path"] == whole["schedule"]["class_path"]
 
 
-def test_two_runs_are_the_same_bit_for_bit(tmp_path, monkeypatch, capsys):
+def test_two_runs_are_equal_bit_for_bit(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
     weights = []

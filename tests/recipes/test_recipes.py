@@ -1,4 +1,4 @@
-"""The shipped recipes: headers that say what `plan` says, models that can be built, and ten real steps of each, shrunk."""
+"""The shipped recipes: headers agree with `plan` and with the built model, and each recipe trains for ten small steps."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ from lit_llm.runs.run_folder import default_run_dir
 
 NAMES = [name for name, header in shipped().items() if not header.is_overlay]
 OVERLAYS = [name for name, header in shipped().items() if header.is_overlay]
-PLANNED = [name for name in NAMES if name != "finetune"]  # which has no model of its own
+PLANNED = [name for name in NAMES if name != "finetune"]  # which takes its model from a checkpoint
 
 
 def test_every_file_is_a_recipe_an_overlay_or_the_base_of_a_recipe():
@@ -38,19 +38,19 @@ def test_every_file_is_a_recipe_an_overlay_or_the_base_of_a_recipe():
 
 
 @pytest.mark.parametrize("name", ["gpt2-1.5b", "recipes/gpt2-1.5b.yaml", "./gpt2-1.5b.yml"])
-def test_a_point_in_a_recipes_name_stays_in_its_run_folders(name):
+def test_a_dot_in_a_recipes_name_stays_in_its_run_folder(name):
     assert default_run_dir([name, "strategy/fsdp2"]) == Path("runs/gpt2-1.5b")
 
 
 @pytest.mark.parametrize("file", sorted(SHIPPED.glob("base/*.yaml")), ids=lambda path: path.stem)
-def test_a_base_is_parsed_alone_and_is_no_recipe(file):
+def test_a_base_is_parsed_alone_and_is_not_a_recipe(file):
     assert not Header.of(file).facts.keys() & {"parameters", "tokens", "fits on"}
     values = yaml.safe_load(resolved(["--config", str(file)]))
     assert values["model"]["qk_norm"] is False and values["optimizer"]["init_args"]["weight_decay"] == 0.1
 
 
 @pytest.mark.parametrize("overlay", [name for name in OVERLAYS if "/" not in name])  # the others: test_plan_command.py
-def test_an_overlay_on_a_recipe_with_a_base_changes_the_groups_it_names_and_no_other(overlay):
+def test_an_overlay_changes_only_the_groups_it_names(overlay):
     before, after = (yaml.safe_load(resolved(["--config", "llama2-7b", *more])) for more in ([], ["--config", overlay]))
     named = yaml.safe_load((SHIPPED / f"{overlay}.yaml").read_text())
     assert {key for key in after if before.get(key) != after[key]} <= named.keys()
@@ -61,7 +61,7 @@ def test_an_overlay_on_a_recipe_with_a_base_changes_the_groups_it_names_and_no_o
 
 
 def comment(name: str) -> str:
-    """A recipe's opening comment as one line, without the marks."""
+    """A recipe's opening comment as one line, without the `#`."""
     lines = re.match(r"(#.*\n)+", (SHIPPED / f"{name}.yaml").read_text())[0].splitlines()
     return re.sub(r" \\? +", "  ", " ".join(line.removeprefix("#") for line in lines))
 
@@ -75,7 +75,7 @@ def planned(arguments: list[str]) -> tuple[PlannedCLI, Plan]:
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_header_says_what_plan_says(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # no data here, whatever the machine has
+    monkeypatch.chdir(tmp_path)  # no data here, whatever this machine has
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path))
     cli, plan = planned(["--config", name])
     facts, text, settings = Header.of(SHIPPED / f"{name}.yaml").facts, comment(name), plan.settings
@@ -99,7 +99,7 @@ def test_the_header_says_what_plan_says(name, tmp_path, monkeypatch):
     if found.hardware.is_gpu:
         flags = " ".join(found.flags) or "as it is"
         assert f"  {found}  ({flags}: {found.bytes_per_device / 1e9:.1f} GB each)" in text
-    # The machine that the header plans for, by the command that it gives.
+    # The header's own `plan` command gives its memory and time.
     command = re.search(r"  plan  python -m lit_llm plan (.*?)  memory  ", text)[1]
     cli, plan = planned(command.split())
     assert cli.config.run_dir is None and f"--config {name}" in command
@@ -113,7 +113,7 @@ def test_the_header_says_what_plan_says(name, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Shards with structure to learn (runs of consecutive ids) in the vocabulary of each recipe, and a cache for texts."""
+    """Learnable shards (runs of consecutive ids) in the vocabulary of each recipe, a text, and a cache."""
     folder = tmp_path_factory.mktemp("data")
     stream = (np.arange(6_000) % 500 + 1000 * (np.arange(6_000) // 3_000)).astype(np.int64)
     for vocab_size in (32000, 50257, 122753):
@@ -134,7 +134,7 @@ def fit(run, data, monkeypatch, capsys, *arguments):
 
 
 def shrunk(name: str, data: Path, folder: Path) -> str:
-    """An overlay for ten steps: width, depth, heads, context, batch and data are small, the rate suits them; all else stays."""
+    """An overlay for ten steps: small width, depth, heads, context, batch and data, and a rate to match; the rest stays."""
     settings = yaml.safe_load(resolved(["--config", name]))
     model, source, schedule = settings["model"], settings["data"]["init_args"], settings["schedule"]["init_args"]
     small = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 32}
@@ -145,13 +145,13 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
     if "vocab_size" in source:
         batch |= {part: str(data / f"{source['vocab_size']}_{part}_*.bin") for part in ("train", "val")}
     elif name == "quickstart":
-        batch["tokenizer"] = "Bytes"  # learning its BPE takes longer than the rest of these tests
+        batch["tokenizer"] = "Bytes"  # training its BPE takes longer than the rest of these tests
     changes = {
         "model": small,
         "data": {"init_args": batch},
         "schedule": {"init_args": {"warmup_steps": 2} | ({"total_steps": 8} if schedule.get("total_steps") else {})},
         "optimizer": {"init_args": {"lr": 0.05}},
-        "compute": {"compile": False},  # its own tests: test_layouts.py
+        "compute": {"compile": False},  # tested in tests/cli/test_layouts.py
         "trainer": {"max_steps": 10, "limit_val_batches": 4},
         "samples": None,
     }
@@ -164,7 +164,7 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
     return str(path)
 
 
-VOCABULARY = {"quickstart": 257, "bytes": 257, "chars": 128}  # where it follows the data
+VOCABULARY = {"quickstart": 257, "bytes": 257, "chars": 128}  # these follow the data
 
 
 # Those that two cores can finish, and one of each family: GPT-2, batch ramp, WSD, grouped queries with a window, Muon.
@@ -172,7 +172,7 @@ QUICK = ("quickstart", "bytes", "chars", "gpt2-124m", "gpt3-125m", "minicpm-2.4b
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in PLANNED])
-def test_ten_steps_of_each_recipe_begin_at_ln_v_and_learn(name, data, tmp_path, monkeypatch, capsys):
+def test_ten_steps_of_each_recipe_start_at_ln_v_and_learn(name, data, tmp_path, monkeypatch, capsys):
     losses, val = fit(tmp_path / "run", data, monkeypatch, capsys, "--config", name, "--config", shrunk(name, data, tmp_path))
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     vocab_size = VOCABULARY.get(name) or saved["data"]["init_args"]["vocab_size"]
@@ -180,7 +180,7 @@ def test_ten_steps_of_each_recipe_begin_at_ln_v_and_learn(name, data, tmp_path, 
     assert losses[-1] < losses[0] - 0.3 and val < losses[0]
 
 
-def test_ten_steps_of_finetune_go_on_from_the_weights_they_are_given(data, tmp_path, monkeypatch, capsys):
+def test_ten_steps_of_finetune_continue_from_the_given_weights(data, tmp_path, monkeypatch, capsys):
     text = ["--data.paths", str(data / "text.txt")]
     base = ["--model.n_layer", "2", "--model.n_head", "2", "--model.n_embd", "32", "--model.block_size", "64"]
     base += ["--data", "TextFiles", *text, "--data.global_batch_size", "4", "--trainer.max_steps", "20"]
