@@ -1,4 +1,4 @@
-"""Tokenise documents into a folder of shards: the one implementation behind the text cache and ``prepare``."""
+"""Tokenise documents into a folder of shards, for the token cache and for ``prepare``."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from lit_llm.data.shards import ShardWriter
 from lit_llm.data.tokenizer import Learned, Tokenizer
 
 META_FILE = "meta.json"
-_BATCH_BYTES = 2**22  # tokenised at once, by several threads where the tokenizer can; bounds the memory it takes
+_BATCH_BYTES = 2**22  # tokenised at once, by several threads if the tokenizer can; limits memory
 
 
 def build(documents: Mapping[str, Sequence[Document]], tokenizer: Tokenizer, out: Path, *, shard_tokens: int) -> dict[str, Any]:
     """Write ``<split>_000000.bin``, ..., ``tokenizer.json`` and ``meta.json`` into the existing folder ``out``.
 
-    Every document is followed by the tokenizer's end-of-text token, if it has one. A vocabulary that is
-    to be learned is learned from the documents of "train", and from nothing else. On a terminal, a progress bar counts the
-    bytes of text.
+    The tokenizer's end-of-text token, if it has one, follows every document. A vocabulary is learned from the documents of
+    "train" only. On a terminal, a progress bar counts the bytes of text.
 
     Args:
         documents: split name -> documents, in order.
         shard_tokens: tokens per shard.
 
     Returns:
-        What ``meta.json`` holds: {"tokenizer": identity, "vocab_size": int,
+        The content of ``meta.json``: {"tokenizer": identity, "vocab_size": int,
         "splits": {name: {"documents": int, "bytes": int, "tokens": int}}}.
     """
     sizes = {name: sum(document.size for document in split) for name, split in documents.items()}
     splits: dict[str, dict[str, int]] = {}
     with _progress() as progress:
         if isinstance(tokenizer, Learned) and not tokenizer.trained:
-            tokenizer = copy(tokenizer)  # the one asked for stays untrained: its identity is part of the cache's key
+            tokenizer = copy(tokenizer)  # the configured one stays untrained: its identity is part of the cache key
             task = progress.add_task("Learning the vocabulary", total=sizes["train"])
             tokenizer.train(_texts(documents["train"], lambda size: progress.advance(task, size)))
         eos = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], dtype=np.int64)
@@ -66,21 +65,21 @@ def _progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _texts(documents: Sequence[Document], done: Callable[[int], None]) -> Iterator[str]:
+def _texts(documents: Sequence[Document], advance: Callable[[int], None]) -> Iterator[str]:
     for document in documents:
         for piece in document.pieces():
             text = piece.decode("utf-8", errors="replace")
             if "\N{REPLACEMENT CHARACTER}" in text and text.encode() != piece:
                 rank_zero_warn(
-                    f"{document.path} is not UTF-8 throughout: what is not is read as U+FFFD, three bytes for one, so bits per "
-                    "byte come out too low. Convert it, or take --data.tokenizer Bytes, which keeps every byte."
+                    f"{document.path} is not valid UTF-8: invalid bytes are read as U+FFFD, which has three bytes, so bits per "
+                    "byte are too low. Convert the file, or use --data.tokenizer Bytes, which keeps every byte."
                 )
             yield text
-            done(len(piece))
+            advance(len(piece))
 
 
 def _batches(documents: Sequence[Document]) -> Iterator[tuple[list[bytes], list[bool]]]:
-    """Pieces of consecutive documents, about ``_BATCH_BYTES`` at a time, each with whether it ends its document."""
+    """Batches of about ``_BATCH_BYTES``: pieces of consecutive documents, and whether each piece ends its document."""
     pieces: list[bytes] = []
     ends: list[bool] = []
     size = 0
@@ -90,7 +89,7 @@ def _batches(documents: Sequence[Document]) -> Iterator[tuple[list[bytes], list[
             ends.append(False)
             size += len(piece)
             if size >= _BATCH_BYTES:
-                # The last piece is kept back: only the next one tells whether its document ends with it.
+                # Hold back the last piece until it is known whether it ends its document.
                 yield pieces[:-1], ends[:-1]
                 pieces, ends, size = pieces[-1:], ends[-1:], len(pieces[-1])
         ends[-1] = True

@@ -1,7 +1,7 @@
-"""What all data modules share: batch sizes, the order of samples, the held-out pass, and the position in the data.
+"""The base of all data modules: batch sizes, the order of samples, held-out loaders, and the position in the data.
 
-The Lightning "epoch" is the whole run. The training loader is as long as ``max_steps`` optimizer steps, and passes over
-the data ("data epochs") exist only inside the order (``lit_llm.data.order``).
+One Lightning epoch is the whole run: the training loader has the length of ``max_steps`` optimizer steps. Passes over the
+data ("data epochs") exist only inside the order (``lit_llm.data.order``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lit_llm.errors import UserError
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokenised data, opened. ``streams`` has the keys "train" and "val", and "test" where there is such a part."""
+    """Opened token streams with the keys "train", "val" and optionally "test", and their vocabulary."""
 
     streams: dict[str, TokenStream]
     vocab_size: int
@@ -37,7 +37,7 @@ class Corpus:
 
 
 class TokenDataModule(LightningDataModule, ABC):
-    """Base of the data modules: subclasses say what is wrong with their sources and open them, the rest is here.
+    """Base of the data modules. Subclasses check and open their sources.
 
     Batches are dicts of int64 ``input_ids`` and ``targets``, both (B, block_size); see ``lit_llm.data.batches``.
 
@@ -45,19 +45,17 @@ class TokenDataModule(LightningDataModule, ABC):
     id, or None without a tokenizer), ``train_tokens``, ``val_tokens``, and ``fingerprint`` (counts and a hash of the
     tokens).
 
-    A ``BatchRamp`` among the trainer's callbacks says how many samples each step takes; it leads up to
-    ``global_batch_size``.
+    A ``BatchRamp`` among the trainer's callbacks sets the samples of each step, up to ``global_batch_size``.
 
     Args:
         micro_batch_size: sequences in one forward pass of one rank. None: the rank's whole share of the global batch.
-        global_batch_size: sequences per optimizer step over all ranks. Accumulation follows from it; it is never
-            configured.
-        block_size: tokens predicted per sequence (T). None: the command line takes it from the model.
-        seed: names the order of the training samples.
-        num_workers: processes that read ahead. Reading is cheap: 0 is right unless the disk is slow.
+        global_batch_size: sequences per optimizer step over all ranks. Accumulation is derived from it.
+        block_size: tokens predicted per sequence (T). None: the block size of the model.
+        seed: seed of the order of the training samples.
+        num_workers: processes that read ahead. Reading is cheap, so 0 is right unless the disk is slow.
     """
 
-    # Whether no training target is ever ignored (-100), so that a step's tokens need not be counted.
+    # Whether no training target is ignored (-100), so that the tokens of a step need not be counted.
     every_target_counts = True
 
     def __init__(
@@ -72,28 +70,28 @@ class TokenDataModule(LightningDataModule, ABC):
         super().__init__()
         self.micro_batch_size, self.global_batch_size, self.block_size = micro_batch_size, global_batch_size, block_size
         self.seed, self.num_workers = seed, num_workers
-        self.ramp: BatchRamp | None = None  # the trainer's, see `find_ramp`
+        self.ramp: BatchRamp | None = None  # set by `find_ramp`
         self._corpus: Corpus | None = None
-        # The sample and step counts where this process took over: zero, or what a checkpoint says.
+        # The sample and step counts at which this process started: zero, or those of a checkpoint.
         self._base_samples, self._base_step = 0, 0
 
-    # ---- What a subclass provides -------------------------------------------------------------------------------
+    # ---- Implemented by subclasses -------------------------------------------------------------------------------
 
     @abstractmethod
     def source_problems(self) -> list[str]:
-        """Cheap checks of the subclass's own arguments: one sentence per mistake."""
+        """Cheap checks of the subclass's arguments: one sentence per problem."""
 
     @abstractmethod
     def open_corpus(self) -> Corpus:
-        """Open the tokens, which exist by now. Called once, on every rank."""
+        """Open the tokens, which exist at this point. Called once on every rank."""
 
     # ---- Checks and set-up --------------------------------------------------------------------------------------
 
     def problems(self, world_size: int = 1) -> list[str]:
-        """Everything that can be known to be wrong before any work is done, one sentence each.
+        """One sentence for each problem that can be found before any work is done.
 
         Args:
-            world_size: data-parallel ranks the run is meant for.
+            world_size: data-parallel ranks of the run.
         """
         found = []
         for name in ("micro_batch_size", "global_batch_size", "block_size"):
@@ -113,34 +111,34 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _ramp_problems(self, ramp: BatchRamp, world_size: int) -> list[str]:
         if self.micro_batch_size is None:
-            return ["batch_ramp accumulates micro-batches of one size: give it (--data.micro_batch_size)."]
-        if self.block_size is None:  # `setup` says so
+            return ["batch_ramp needs a fixed micro-batch size: set --data.micro_batch_size."]
+        if self.block_size is None:  # `setup` reports it
             return []
         found = ramp.size_problems(self.micro_batch_size * self.block_size, world_size)
         final = ramp.stages[-1].size
         if not found and final != self.global_batch_size * self.block_size:
             found.append(
                 f"batch_ramp ends with {final} tokens per batch, but global_batch_size {self.global_batch_size} x block_size "
-                f"{self.block_size} = {self.global_batch_size * self.block_size}: a ramp leads up to the recipe's own batch "
+                f"{self.block_size} = {self.global_batch_size * self.block_size}: the two must be equal "
                 f"(--data.global_batch_size {final // self.block_size})."
             )
         return found
 
     def find_ramp(self, callbacks: Iterable[Callback | None]) -> None:
-        """Follow the ``BatchRamp`` among the callbacks of a trainer, if there is one."""
+        """Use the ``BatchRamp`` among a trainer's callbacks, if there is one."""
         self.ramp = next((callback for callback in callbacks if isinstance(callback, BatchRamp)), None)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the data and, for "fit", tell the trainer how to accumulate and when to stop.
+        """Open the data and, for "fit", set the trainer's accumulation and last step.
 
         Raises:
-            UserError: one sentence a line for everything that is wrong.
+            UserError: all problems, one sentence per line.
         """
         if stage == "fit" and self.trainer is not None:
             self.find_ramp(self.trainer.callbacks)  # type: ignore[attr-defined]
         self.raise_problems()
         if self.block_size is None:
-            raise UserError("The data need a block size: set --data.block_size (the command line takes --model.block_size).")
+            raise UserError("No block size: set --data.block_size (the command line uses --model.block_size).")
         if self._corpus is None:
             corpus = self.open_corpus()
             hashes = [f"{name}={len(s)}:{s.scan(corpus.vocab_size)}" for name, s in corpus.streams.items()]
@@ -148,14 +146,14 @@ class TokenDataModule(LightningDataModule, ABC):
             self._corpus = corpus
         if self.train_tokens < self.block_size + 1:
             raise UserError(
-                f"The training text has {self.train_tokens} tokens, but one block needs {self.block_size + 1} "
-                f"({self.block_size} and the one after): give more text, or a smaller --model.block_size."
+                f"The training text has {self.train_tokens} tokens, but a block needs {self.block_size + 1} "
+                f"({self.block_size} and the next one): give more text, or lower --model.block_size."
             )
         if stage == "fit" and self.trainer is not None:
             self._direct_trainer()
 
     def raise_problems(self) -> None:
-        """Raise one ValueError that holds all ``problems``, if there are any."""
+        """Raise a ``UserError`` with all ``problems``, if there are any."""
         if found := self.problems(self._data_parallel()[1]):
             raise UserError("\n".join(found))
 
@@ -180,7 +178,7 @@ class TokenDataModule(LightningDataModule, ABC):
     def token_bytes(self) -> Tensor | None:
         if self.tokenizer is None:
             return None
-        sizes = torch.zeros(self.vocab_size, dtype=torch.int64)  # (V,): ids that the tokenizer does not know stand for nothing
+        sizes = torch.zeros(self.vocab_size, dtype=torch.int64)  # (V,): ids outside the tokenizer have no bytes
         known = torch.from_numpy(self.tokenizer.token_bytes())
         sizes[: len(known)] = known
         return sizes
@@ -235,7 +233,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _held_out_loader(self, name: str) -> DataLoader:
         if name not in self.corpus.streams:
-            raise UserError(f"There is no {name} text to evaluate on: give some with --data.{name}.")
+            raise UserError(f"No {name} text: give --data.{name}.")
         rank, world_size = self._data_parallel()
         blocks = HeldOutBlocks(self.corpus.streams[name], block_size=self._block_size, vocab_size=self.vocab_size)
         micro = self._micro_batch_size(world_size)
@@ -249,7 +247,7 @@ class TokenDataModule(LightningDataModule, ABC):
             batch_size=None,  # the sampler yields whole micro-batches
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            worker_init_fn=ignore_signals,  # Ctrl-C and SLURM signal the whole group: the run stops its workers itself
+            worker_init_fn=ignore_signals,  # Ctrl-C and SLURM signal the process group; the main process stops its workers
             pin_memory=on_cuda,
         )
 
@@ -257,16 +255,16 @@ class TokenDataModule(LightningDataModule, ABC):
 
     @property
     def consumed_samples(self) -> int:
-        """Global samples whose gradients are in the weights: the only state of the data, and the trainer counts it."""
+        """Global samples trained on so far: the only state of the data, derived from the trainer's step count."""
         return self._base_samples + self.samples_before(self._step) - self.samples_before(self._base_step)
 
     @property
     def step_samples(self) -> range:
-        """Global numbers of the samples in the optimizer step that is made next."""
+        """Global numbers of the samples in the next optimizer step."""
         return range(self.consumed_samples, self.consumed_samples + self.batch_samples(self._step))
 
     def batch_samples(self, step: int) -> int:
-        """Global samples in the step that is made after ``step`` steps."""
+        """Global samples in step ``step``, counted from 0."""
         return self.global_batch_size if self.ramp is None else self.ramp.batch_tokens(step) // self._block_size
 
     def samples_before(self, step: int) -> int:
@@ -285,7 +283,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     @property
     def _step(self) -> int:
-        """Optimizer steps made so far."""
+        """Optimizer steps so far."""
         return self._base_step if self.trainer is None else self.trainer.global_step
 
     def state_dict(self) -> dict[str, Any]:
@@ -298,34 +296,34 @@ class TokenDataModule(LightningDataModule, ABC):
             changed = [f"{k} {before} -> {identity[k]}" for k, before in self._changed(state_dict).items()]
             if changed:
                 rank_zero_warn(
-                    "The data are not those of the checkpoint, so the run goes on with other batches than it would have: "
+                    "The data differ from those of the checkpoint, so the run continues with different batches: "
                     f"{', '.join(changed)}."
                 )
 
     def changes_since(self, checkpoint: dict[str, Any]) -> list[str]:
-        """What decides which batches come next, and is not as in a checkpoint: one sentence each.
+        """One sentence for each setting that affects the next batches and differs from a checkpoint's.
 
-        The data's fingerprint is compared once they are open (after `setup`).
+        The fingerprint of the data is compared only after `setup`, which opens them.
         """
         if type(self).__qualname__ not in checkpoint:
             return [
                 f"the checkpoint was not trained with {type(self).__qualname__}, so the position in the data is unknown "
-                "(--data, or --accept_changes true to begin with the first sample)"
+                "(--data, or --accept_changes true to start with the first sample)"
             ]
-        names = {"fingerprint": "the text", "batch_ramp": "batch_ramp.tokens_per_batch"}
+        names = {"fingerprint": "the fingerprint of the text", "batch_ramp": "batch_ramp.tokens_per_batch"}
         identity = self._identity()
         return [
-            f"{names.get(name, f'data.{name}')} is not as in the checkpoint: it was {before} and is {identity[name]}"
-            " (--accept_changes true continues with it)"
+            f"{names.get(name, f'data.{name}')} was {before} in the checkpoint and is {identity[name]} "
+            "(--accept_changes true continues with it)"
             for name, before in self._changed(checkpoint[type(self).__qualname__]).items()
         ]
 
     def _changed(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """What was another in a saved state, and what it was; "none" where it was not saved."""
+        """The settings that differ from a saved state, with their saved values ("none" if not saved)."""
         return {name: saved.get(name, "none") for name, now in self._identity().items() if saved.get(name, "none") != now}
 
     def _identity(self) -> dict[str, Any]:
-        """What decides, beside the position, which batches come next."""
+        """The settings that, with the position, determine the next batches."""
         identity = {
             "global_batch_size": self.global_batch_size,
             "batch_ramp": "none" if self.ramp is None else [list(pair) for pair in self.ramp.tokens_per_batch],
@@ -341,15 +339,15 @@ class TokenDataModule(LightningDataModule, ABC):
         assert trainer is not None
         if trainer.overfit_batches:  # type: ignore[attr-defined]  # set in Trainer.__init__ through a connector
             raise UserError(
-                "Trainer(overfit_batches=...) has no effect on this data: "
-                "to overfit on purpose, train on a small file (remove --trainer.overfit_batches)."
+                "overfit_batches has no effect on this data: remove --trainer.overfit_batches. "
+                "To overfit on purpose, train on a small file."
             )
-        if self.ramp is None:  # which accumulates otherwise
+        if self.ramp is None:  # a ramp sets the accumulation itself
             world_size = self._data_parallel()[1]
             accumulate = accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
             if trainer.accumulate_grad_batches not in (1, accumulate):
                 raise UserError(
-                    f"accumulate_grad_batches {trainer.accumulate_grad_batches} contradicts the batch sizes, which make it "
+                    f"accumulate_grad_batches {trainer.accumulate_grad_batches} contradicts the batch sizes, which give "
                     f"{accumulate}: remove --trainer.accumulate_grad_batches, or change --data.global_batch_size."
                 )
             trainer.accumulate_grad_batches = accumulate
@@ -363,7 +361,7 @@ class TokenDataModule(LightningDataModule, ABC):
             set_max_steps(trainer, limit)
 
     def _data_parallel(self) -> tuple[int, int]:
-        """(rank, world size) along the data-parallel axis; strategies with one device do not have the property."""
+        """(data-parallel rank, world size). Single-device strategies lack the property."""
         if self.trainer is None:
             return 0, 1
         kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)

@@ -1,4 +1,4 @@
-"""Text on disk as documents: which files or parts of files are held out, and how they are read piece by piece."""
+"""Text files as documents: hold out files or parts of files for validation, and read documents in pieces."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from lit_llm.errors import UserError
 
-PIECE_BYTES = 2**18  # read, tokenised and written at a time; a few of them are tokenised in parallel
+PIECE_BYTES = 2**18  # read, tokenised and written at a time; several pieces are tokenised in parallel
 MIN_FILES_TO_HOLD_OUT = 10
 
-_LONGEST_LINE = 2**20  # how far to look for a line end
+_LONGEST_LINE = 2**20  # how many bytes to search for a line end
 
-# A newline with words on both sides: no word-splitting rule in use looks across it, so cutting there changes no token.
+# A newline between two words. No pre-tokenizer in use joins text across it, so cutting there changes no token.
 _SAFE_CUT = re.compile(rb"\S\n(?=\S)")
 
 
@@ -36,17 +36,17 @@ class Document:
         return self.stop - self.start
 
     def pieces(self) -> Iterator[bytes]:
-        """The text in pieces of about ``PIECE_BYTES``, cut where no token straddles, else at a line or character."""
+        """The text in pieces of about ``PIECE_BYTES``, cut between tokens if possible, else at a line end or a character."""
         with open(self.path, "rb") as file:
             file.seek(self.start)
-            left, rest = self.size, b""
-            while left:
-                read = file.read(min(left, PIECE_BYTES))
+            unread, rest = self.size, b""
+            while unread:
+                read = file.read(min(unread, PIECE_BYTES))
                 if not read:
-                    raise UserError(f"{self.path} became shorter while it was read: prepare the data again.")
-                left -= len(read)
+                    raise UserError(f"{self.path} became shorter while it was being read: prepare the data again.")
+                unread -= len(read)
                 rest += read
-                if left:
+                if unread:
                     cut = _cut(rest)
                     yield rest[:cut]
                     rest = rest[cut:]
@@ -55,16 +55,16 @@ class Document:
 
 
 def path_hash(tail: str) -> float:
-    """A number in [0, 1) that depends on nothing but ``tail``: alike on every machine, in every process, for ever."""
+    """A hash of ``tail`` in [0, 1): the same on every machine and in every process."""
     return int.from_bytes(hashlib.blake2b(tail.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 def hold_out(files: Sequence[Path], fraction: float) -> tuple[list[Document], list[Document]]:
     """Split ``files`` into training and held-out text, the latter about ``fraction`` of all bytes.
 
-    With ten files or more, whole files are held out: in the order of a hash of their last two path components, until
-    the fraction is reached, passing over files so large that they would take it beyond twice the fraction. With fewer
-    files, or if that leaves nothing, the end of every file is held out, cut behind a line end where there is one.
+    With ten files or more, whole files are held out in the order of a hash of their last two path components until the
+    fraction is reached. Files that would exceed twice the fraction are skipped. With fewer files, or if no file is held out,
+    the end of every file is held out, starting after a line end if there is one.
 
     Returns:
         Training and held-out documents, in the order of ``files``.
@@ -87,21 +87,21 @@ def hold_out(files: Sequence[Path], fraction: float) -> tuple[list[Document], li
 
 
 def _tail_cut(document: Document, fraction: float) -> int:
-    """Where the last ``fraction`` of a document begins: behind the first line end from there, else at a character."""
+    """Where the last ``fraction`` of a document starts: after the first line end from there, else at a character."""
     wanted = document.stop - round(document.size * fraction)
-    before = max(wanted - 1, document.start)  # if a line ends right there, so be it
+    before = max(wanted - 1, document.start)  # a line may end exactly there
     with open(document.path, "rb") as file:
         file.seek(before)
         text = file.read(min(document.stop - before, _LONGEST_LINE))
     line_end = text.find(b"\n") + 1
-    if 0 < line_end < document.stop - before:  # the end of the last line would leave nothing
+    if 0 < line_end < document.stop - before:  # cutting after the last line would leave nothing
         return before + line_end
     return wanted + _character_start(text[wanted - before :])
 
 
 def _cut(text: bytes) -> int:
-    """Where to cut ``text``, of which more follows: as late as possible, by preference at a safe line end."""
-    window = max(0, len(text) - 2**16)  # far enough back for any usual line
+    """Where to cut ``text``, which continues: as late as possible, preferably at a line end between two words."""
+    window = max(0, len(text) - 2**16)  # far enough back to contain a line end
     safe = None
     for match in _SAFE_CUT.finditer(text, window):
         safe = match.end()
@@ -110,7 +110,7 @@ def _cut(text: bytes) -> int:
     newline = text.rfind(b"\n", 0, len(text)) + 1
     if newline:
         return newline
-    # Text without lines: cut before the last character, which may be incomplete. Four continuation bytes are no UTF-8.
+    # Text without lines: cut before the last character, which may be incomplete. UTF-8 has at most three continuation bytes.
     for back in range(1, 5):
         if len(text) > back and text[-back] & 0xC0 != 0x80:
             return len(text) - back
@@ -118,5 +118,5 @@ def _cut(text: bytes) -> int:
 
 
 def _character_start(text: bytes) -> int:
-    """How many bytes at the beginning continue a UTF-8 character that began before (at most 3)."""
+    """How many leading bytes continue a UTF-8 character that started earlier (at most 3)."""
     return next((n for n in range(min(4, len(text))) if text[n] & 0xC0 != 0x80), 0)

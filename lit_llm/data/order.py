@@ -1,9 +1,9 @@
-"""The order in which training samples are read: a pure function of (seed, epoch, position), O(1), stored nowhere.
+"""The order of training samples: a pure function of (seed, epoch, position), computed in O(1) and never stored.
 
 Global sample number ``g`` = 0, 1, 2, ... counts the samples of the whole run over all ranks. It lies in data epoch
-``g // samples``, at position ``g % samples``, and the sample it stands for is that position under the epoch's own
-permutation. Because the stream is defined globally, it does not change with the number of ranks, workers or the
-micro-batch size, and the only state of a run is how many samples it has consumed.
+``g // samples`` at position ``g % samples``. The epoch's permutation maps that position to a sample. The order is global, so
+it does not depend on the number of ranks, workers or the micro-batch size. The only state of a run is the number of samples
+it has consumed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the odd step of SplitMix64
 
 
 def permute(index: np.ndarray, *, size: int, seed: int, epoch: int | np.ndarray) -> np.ndarray:
-    """Apply the pseudo-random permutation of ``range(size)`` that ``(seed, epoch)`` names.
+    """Apply the pseudo-random permutation of ``range(size)`` for ``(seed, epoch)``.
 
-    A Feistel network over the smallest power of two that holds ``size``: whatever its round function, it is a
-    bijection. Results outside ``range(size)`` are encrypted again until they fall inside ("cycle-walking"), which keeps
-    it a bijection on ``range(size)`` and takes fewer than two passes on average. (A linear congruence would be cheaper,
-    but strides.)
+    A Feistel network over the smallest power of two that is at least ``size``. It is a bijection for any round function.
+    Results outside ``range(size)`` are mapped again until they fall inside ("cycle-walking"), which keeps the map a bijection
+    on ``range(size)`` and takes fewer than two passes on average. (A linear congruential map would be cheaper, but its output
+    has regular strides.)
 
     Args:
         index: (n,) integers in [0, size).
@@ -52,7 +52,7 @@ def permute(index: np.ndarray, *, size: int, seed: int, epoch: int | np.ndarray)
 
 
 def sample_index(g: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
-    """Which of the ``samples`` samples each global sample number ``g`` stands for.
+    """The index of the sample that each global sample number ``g`` reads.
 
     Args:
         g: (n,) non-negative integers; they may span any number of data epochs.
@@ -69,7 +69,7 @@ def sample_index(g: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
 def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
     """Permute (n,) uint64 in [0, 2**bits).
 
-    The halves take turns instead of swapping, because they differ in width when ``bits`` is odd.
+    The rounds update the halves in turn instead of swapping them, because their widths differ if ``bits`` is odd.
     """
     low_bits = np.uint64(bits // 2)
     low_mask = np.uint64((1 << (bits // 2)) - 1)
@@ -86,7 +86,7 @@ def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
 
 def _mix(x: np.ndarray) -> np.ndarray:
     """SplitMix64's finaliser on (n,) uint64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
-    x = x + np.uint64(_GOLDEN)  # arrays of uint64 wrap around, which is what is wanted
+    x = x + np.uint64(_GOLDEN)  # uint64 arrays wrap around, as intended
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

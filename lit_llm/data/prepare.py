@@ -1,4 +1,4 @@
-"""Tokenise text into shards that ``TokenShards`` reads, here or on another machine."""
+"""Tokenise text into shards for ``TokenShards``, on this machine or another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def prepare(datamodule: TokenDataModule, out: str | Path, *, shard_tokens: int =
     """Write ``train_000000.bin``, ..., ``val_000000.bin``, ..., ``tokenizer.json`` and ``meta.json`` into ``out``.
 
     Args:
-        datamodule: one that begins with text (``TextFiles``, ``PythonStdlib``).
+        datamodule: a data module of text (``TextFiles``, ``PythonStdlib``).
         out: a folder that does not exist or is empty.
         shard_tokens: tokens per shard.
 
@@ -23,13 +23,13 @@ def prepare(datamodule: TokenDataModule, out: str | Path, *, shard_tokens: int =
         "splits": {name: {"documents": int, "bytes": int, "tokens": int}}}.
 
     Raises:
-        UserError: if ``out`` has something in it, or the data module has problems or no text.
+        UserError: if ``out`` is not empty, or the data module has problems or no text.
     """
     if not isinstance(datamodule, TextDataModule):
-        raise UserError(f"{type(datamodule).__name__} has no text to tokenise: use --data TextFiles or PythonStdlib.")
+        raise UserError(f"{type(datamodule).__name__} has no text to tokenise: use --data TextFiles or --data PythonStdlib.")
     out = Path(out).expanduser()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not an empty folder: choose another place for the shards (--out).")
+        raise UserError(f"{out} exists and is not an empty folder: choose another folder for the shards (--out).")
     datamodule.raise_problems()
     out.mkdir(parents=True, exist_ok=True)
     summary = build(datamodule.documents(), datamodule.source_tokenizer, out, shard_tokens=shard_tokens)

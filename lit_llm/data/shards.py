@@ -1,11 +1,10 @@
-"""Token shards on disk: the layout of llm.c, so that published GPT-2-tokenised FineWeb shards can be read as they are.
+"""Token shards on disk, in the layout of llm.c, so that its published FineWeb shards can be read unchanged.
 
 A shard is a header of 256 little-endian int32, [magic, version, number of tokens, 0, ...], then the tokens:
 
     magic 20240520, version 1: uint16        magic 20240801, version 7: uint32
 
-nanoGPT's ``.bin`` files are bare uint16 without a header; nothing in them says so, hence ``headerless`` is for the user
-to state.
+nanoGPT's ``.bin`` files are bare uint16 without a header. They cannot be recognised, so the user sets ``headerless``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from lit_llm.errors import UserError
 HEADER_INTS = 256
 HEADER_BYTES = HEADER_INTS * 4
 MAX_SHARD_TOKENS = 2**31 - 1  # the header counts in int32
-FULL_SCAN_TOKENS = 64_000_000  # what scan() reads in a fraction of a second
+FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second
 _LAYOUTS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic -> version, token type
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
@@ -36,12 +35,12 @@ _LAYOUTS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic -> version, token ty
 class ShardWriter:
     """Stream tokens into ``<folder>/<name>_000000.bin``, ``_000001.bin``, ...
 
-    A shard is written under a temporary name beside its place, synced to disk and renamed, so that a file that bears
-    its final name is complete. Use as a context manager: on an exception the unfinished shard is removed.
+    A shard is written to a temporary file in the same folder, synced to disk and renamed, so a file with its final name is
+    complete. Use as a context manager: an exception removes the unfinished shard.
 
     Args:
-        vocab_size: ids fit in uint16 up to 65,536; beyond, shards hold uint32.
-        shard_tokens: tokens per shard; the last one is shorter.
+        vocab_size: up to 65,536, shards hold uint16; above, uint32.
+        shard_tokens: tokens per shard; the last shard may be shorter.
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: str, *, vocab_size: int, shard_tokens: int) -> None:
@@ -70,7 +69,7 @@ class ShardWriter:
                 self._finish()
 
     def close(self) -> None:
-        """Finish the last shard. Without a single token nothing is written."""
+        """Finish the last shard. Without any token, no file is written."""
         if self._file is not None:
             self._finish()
 
@@ -88,7 +87,7 @@ class ShardWriter:
         self._path = self._folder / f"{self._name}_{len(self.paths):06d}.bin"
         self._temporary = self._path.with_suffix(".bin.tmp")
         self._file = open(self._temporary, "wb")  # noqa: SIM115 - stays open across write() calls
-        self._file.write(bytes(HEADER_BYTES))  # filled in when the count is known
+        self._file.write(bytes(HEADER_BYTES))  # written when the count is known
         self._in_shard = 0
 
     def _finish(self) -> None:
@@ -105,13 +104,12 @@ class ShardWriter:
 
 
 class TokenStream:
-    """The tokens of several shards, one after the other, as one array on disk.
+    """The tokens of several shards, concatenated.
 
-    Files are mapped into memory on first use, in each process for itself: pickling (to a data worker) carries only
-    names.
+    Each process maps the files into memory on first use; pickling (to a data worker) transfers only their names.
 
     Raises:
-        UserError: listing every file that is missing, empty, cut short, or not a shard.
+        UserError: one sentence for each file that is missing, empty, truncated, or not a shard.
     """
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], *, headerless: bool = False) -> None:
@@ -128,7 +126,7 @@ class TokenStream:
                 problems.append(str(error))
         if problems:
             raise UserError("\n".join(problems))
-        # First token of each shard, then the total.
+        # The position of each shard's first token, then the total.
         self._starts = [0, *accumulate(count for _, count in self._layouts)]
 
     def __len__(self) -> int:
@@ -138,7 +136,7 @@ class TokenStream:
         return self.__dict__ | {"_maps": {}}
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """Tokens [start, start + length), unsigned integers (length,); read-only if they lie within one shard."""
+        """Tokens [start, start + length), unsigned integers (length,); read-only if they come from one shard."""
         if not 0 <= start <= start + length <= len(self):
             raise IndexError(f"tokens [{start}, {start + length}) of a stream of {len(self)}")
         shard = bisect_right(self._starts, start) - 1
@@ -155,11 +153,11 @@ class TokenStream:
     def scan(self, vocab_size: int) -> str:
         """Check token ids against the vocabulary and return a hash of the content (hex).
 
-        Up to 64 million tokens are read in full. Of a longer stream, 1,024 evenly spaced windows are (their hash tells
-        corpora apart, and the datasets check every batch they serve anyway).
+        Up to 64 million tokens are read in full. Of a longer stream, 1,024 evenly spaced windows are read: enough to
+        distinguish datasets, and every batch is checked when it is read.
 
         Raises:
-            UserError: naming shard, position and id of the first token beyond the vocabulary.
+            UserError: the shard, position and id of the first token outside the vocabulary.
         """
         window = 2**16
         starts = np.arange(0, len(self), window)
@@ -173,12 +171,12 @@ class TokenStream:
             digest.update(tokens.astype("<u4").tobytes())  # the hash does not depend on how ids are stored
         return digest.hexdigest()
 
-    def bad_token(self, position: int, vocab_size: int) -> ValueError:
-        """The error that says that the token at ``position`` is not in the vocabulary."""
+    def bad_token(self, position: int, vocab_size: int) -> UserError:
+        """The error for a token outside the vocabulary at ``position``."""
         shard = bisect_right(self._starts, position) - 1
-        return ValueError(
+        return UserError(
             f"{self.paths[shard]} holds token id {int(self.read(position, 1)[0])} at position "
-            f"{position - self._starts[shard]}, but the vocabulary has {vocab_size} ids, from 0 (--data.vocab_size)."
+            f"{position - self._starts[shard]}, but the vocabulary has {vocab_size} ids, starting at 0 (--data.vocab_size)."
         )
 
     def _map(self, shard: int) -> np.ndarray:
@@ -197,21 +195,21 @@ def _layout(path: Path) -> tuple[np.dtype, int]:
     if magic not in _LAYOUTS:
         expected = " or ".join(str(known) for known in _LAYOUTS)
         raise UserError(
-            f"{path} is not a token shard: it begins with {magic} instead of the magic number {expected} "
+            f"{path} is not a token shard: it starts with {magic} instead of the magic number {expected} "
             "(if it holds bare uint16 tokens, as nanoGPT writes them, set --data.headerless true)."
         )
     version, dtype = _LAYOUTS[magic]
     if header.size < HEADER_INTS:
-        raise UserError(f"{path} is cut short: {size} bytes do not even hold the header of {HEADER_BYTES}.")
+        raise UserError(f"{path} is truncated: it has {size} bytes, but the header alone takes {HEADER_BYTES}.")
     if header[1] != version:
-        raise UserError(f"{path} is a token shard of version {header[1]}, but only version {version} can be read.")
+        raise UserError(f"{path} is a token shard of version {header[1]}: only version {version} is supported.")
     count = int(header[2])
     expected_size = HEADER_BYTES + count * dtype.itemsize
     if count < 1:
-        raise UserError(f"{path} is a token shard that states {count} tokens: it needs at least one.")
+        raise UserError(f"{path} has {count} tokens in its header: a shard needs at least one.")
     if size != expected_size:
-        what = "cut short" if size < expected_size else "too long"
-        raise UserError(f"{path} is {what}: {count} tokens in the header make {expected_size} bytes, it has {size}.")
+        what = "truncated" if size < expected_size else "too long"
+        raise UserError(f"{path} is {what}: its header says {count} tokens = {expected_size} bytes, but it has {size}.")
     return dtype, count
 
 
@@ -219,7 +217,7 @@ def _bare_layout(path: Path) -> tuple[np.dtype, int]:
     """Token type and count of a file of bare uint16."""
     size = _size(path)
     if size == 0 or size % 2:
-        raise UserError(f"{path} does not hold bare uint16 tokens: it has {size} bytes.")
+        raise UserError(f"{path} does not hold bare uint16 tokens: its size is {size} bytes, which must be even and not 0.")
     if size >= HEADER_BYTES and int(np.fromfile(path, dtype="<i4", count=1)[0]) in _LAYOUTS:
         raise UserError(f"{path} is a token shard with a header: set --data.headerless false.")
     return np.dtype("<u2"), size // 2
@@ -227,5 +225,5 @@ def _bare_layout(path: Path) -> tuple[np.dtype, int]:
 
 def _size(path: Path) -> int:
     if not path.is_file():
-        raise UserError(f"There is no token shard {path}.")
+        raise UserError(f"Token shard not found: {path}.")
     return path.stat().st_size

@@ -1,4 +1,4 @@
-"""Train on text files: tokenised once, kept as shards in a cache, read like any other shards."""
+"""Train on text files. They are tokenised once into a cache of token shards."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ from lit_llm.data.shards import TokenStream
 from lit_llm.data.tokenizer import Bytes, Tokenizer, load_tokenizer
 from lit_llm.errors import UserError
 
-_CACHE_VERSION = 1  # raise when the same text and tokenizer would give other shards
+_CACHE_VERSION = 1  # increment when the same text and tokenizer would give different shards
 _SHARD_TOKENS = 100_000_000
 
 
 class TextDataModule(TokenDataModule):
-    """Base of the data modules that begin with text. Subclasses say which documents there are.
+    """Base of the data modules that tokenise text. A subclass returns the documents.
 
-    Shards are cached in ``cache_dir``, else ``$LIT_LLM_CACHE``, else ``~/.cache/lit_llm``, under a key made of the
-    documents' paths, sizes and modification times, their split, and the tokenizer.
+    Tokens are cached as shards in ``<cache_dir>/tokens``. The cache key depends on the documents (paths, sizes, modification
+    times), their split, and the tokenizer.
 
     Args:
-        tokenizer: None for ``Bytes``.
-        cache_dir: where the shards are kept.
-        base: the arguments of ``TokenDataModule``.
+        tokenizer: ``Bytes`` (the default), ``Characters``, ``BPE`` or ``TokenizerJSON``.
+        cache_dir: folder of the token cache. None: ``$LIT_LLM_CACHE``, else ``~/.cache/lit_llm``.
+        kwargs: the arguments of ``TokenDataModule``.
     """
 
-    def __init__(self, *, tokenizer: Tokenizer | None = None, cache_dir: str | None = None, **base: Any) -> None:
-        super().__init__(**base)
+    def __init__(self, *, tokenizer: Tokenizer | None = None, cache_dir: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self._source_tokenizer = tokenizer or Bytes()
         self.cache_dir = cache_dir
 
     @abstractmethod
     def documents(self) -> dict[str, list[Document]]:
-        """Documents of "train", "val" and perhaps "test". Called only when there are no source problems."""
+        """The documents of "train", "val" and optionally "test". Called only if there are no source problems."""
 
     @property
     def source_tokenizer(self) -> Tokenizer:
-        """The tokenizer asked for. After set-up, ``tokenizer`` is the one in use (a vocabulary is learned in between)."""
+        """The configured tokenizer. After ``setup``, ``tokenizer`` is the one in use, whose vocabulary has been learned."""
         return self._source_tokenizer
 
     def prepare_data(self) -> None:
-        """Tokenise, unless the cache has it. Safe to run in several processes at once."""
+        """Tokenise into the cache, unless it has the tokens. Several processes may run this at the same time."""
         self.raise_problems()
         folder = self._cache_folder()
         if folder.exists():
             return
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.parent / f"tmp-{uuid.uuid4().hex}"
-        temporary.mkdir()  # not tempfile's: several users may share a cache
+        temporary.mkdir()  # not tempfile's: users may share a cache
         try:
             build(self.documents(), self.source_tokenizer, temporary, shard_tokens=_SHARD_TOKENS)
             os.replace(temporary, folder)
         except OSError:
-            if not folder.exists():  # else another process was first, with the same content
+            if not folder.exists():  # otherwise another process has written the same content
                 raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -77,14 +77,14 @@ class TextDataModule(TokenDataModule):
         for name, split in meta["splits"].items():
             if split["tokens"] < 2:
                 raise UserError(
-                    f"The {name} text has {split['bytes']} bytes, {split['tokens']} tokens: too short to predict anything; "
-                    "give more text (--data.paths, or --data.train and --data.val)."
+                    f"The {name} text has only {split['bytes']} bytes = {split['tokens']} tokens: give more text "
+                    "(--data.paths, or --data.train and --data.val)."
                 )
             streams[name] = TokenStream(sorted(folder.glob(f"{name}_*.bin")))
         return Corpus(streams, meta["vocab_size"], load_tokenizer(folder))
 
     def held_out_text(self) -> Iterator[bytes]:
-        """The validation text as it is on disk, piece by piece, to compare its compression by other means."""
+        """The bytes of the validation text in pieces, for comparing its compression with other programs."""
         for document in self.documents()["val"]:
             yield from document.pieces()
 
@@ -101,27 +101,21 @@ class TextDataModule(TokenDataModule):
 
 
 class TextFiles(TextDataModule):
-    """Text files of your own.
+    """Your own text files.
 
-    Give either ``paths``, of which a part is held out for validation, or ``train`` and ``val``. Each is a file, a
-    folder (every file below it that is not hidden), a glob (``**`` goes through folders), or a list of these.
+    Give either ``paths``, part of which is held out for validation, or ``train`` and ``val``. Each is a file, a folder (every
+    file below it that is not hidden), a glob (``**`` descends into folders), or a list of these.
 
-    With ten files or more, whole files are held out, about ``val_fraction`` of the bytes; with fewer, the end of each,
-    from a line end on. A file is a document: an end-of-text token follows it.
+    With ten files or more, whole files are held out, about ``val_fraction`` of the bytes. With fewer, the end of each file is
+    held out, from a line end on. A file is one document, followed by an end-of-text token.
 
     Args:
-        paths: text to train on and validate with.
-        train: text to train on alone.
-        val: text to validate with, beside ``train``. None: ``val_fraction`` of ``train``.
+        paths: text for training and validation.
+        train: text for training only.
+        val: text for validation, used with ``train``. None: ``val_fraction`` of ``train``.
         test: text for ``test``.
-        val_fraction: share of the bytes held out when ``val`` is not given.
-        tokenizer: ``Bytes`` (the default), ``Characters``, ``BPE`` or ``TokenizerJSON``.
-        cache_dir: where tokenised text is kept. None: ``$LIT_LLM_CACHE``, else ``~/.cache/lit_llm``.
-        micro_batch_size: sequences in one forward pass of one rank. None: the rank's whole share of the global batch.
-        global_batch_size: sequences per optimizer step over all ranks.
-        block_size: tokens predicted per sequence. None: the model's.
-        seed: names the order of the training samples.
-        num_workers: processes that read ahead.
+        val_fraction: fraction of the bytes to hold out if ``val`` is not given.
+        kwargs: the arguments of ``TextDataModule``.
     """
 
     def __init__(
@@ -132,23 +126,9 @@ class TextFiles(TextDataModule):
         val: str | list[str] | None = None,
         test: str | list[str] | None = None,
         val_fraction: float = 0.1,
-        tokenizer: Tokenizer | None = None,
-        cache_dir: str | None = None,
-        micro_batch_size: int | None = None,
-        global_batch_size: int = 32,
-        block_size: int | None = None,
-        seed: int = 0,
-        num_workers: int = 0,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            tokenizer=tokenizer,
-            cache_dir=cache_dir,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            block_size=block_size,
-            seed=seed,
-            num_workers=num_workers,
-        )
+        super().__init__(**kwargs)
         self.paths, self.train, self.val, self.test = paths, train, val, test
         self.val_fraction = val_fraction
 
@@ -157,15 +137,15 @@ class TextFiles(TextDataModule):
         if not 0 < self.val_fraction < 1:
             problems.append(f"val_fraction must lie between 0 and 1, not {self.val_fraction} (--data.val_fraction).")
         if self.paths is None and self.train is None:
-            problems.append("There is no text to train on: give --data.paths, or --data.train and --data.val.")
+            problems.append("No training text: give --data.paths, or --data.train and --data.val.")
         if self.paths is not None and (self.train is not None or self.val is not None):
-            problems.append("--data.paths is split into train and val: give it, or --data.train and --data.val, not both.")
+            problems.append("--data.paths cannot be combined with --data.train or --data.val: it is split into both.")
         files, path_problems = self._files()
         problems += path_problems
         for held_out in ("val", "test"):
             both = sorted(set(files.get("train", [])) & set(files.get(held_out, [])))
             if both:
-                problems.append(f"{both[0]} is in both --data.train and --data.{held_out}: held-out text must be unseen.")
+                problems.append(f"{both[0]} is in both --data.train and --data.{held_out}: remove it from one of them.")
         return problems
 
     def documents(self) -> dict[str, list[Document]]:
@@ -180,7 +160,7 @@ class TextFiles(TextDataModule):
         return found
 
     def _files(self) -> tuple[dict[str, list[Path]], list[str]]:
-        """Files of each split that was named ("train" for ``paths``), and what is wrong with the names."""
+        """The files of each given split ("train" for ``paths``), and the problems with their paths."""
         files, problems = {}, []
         for flag, name in (("paths", "train"), ("train", "train"), ("val", "val"), ("test", "test")):
             patterns = getattr(self, flag)

@@ -246,7 +246,7 @@ def test_a_truncated_shard_is_refused(folder, capsys):
         capsys, "fit", "--config", "tiny.yaml", "--data", "TokenShards", "--data.train", "shards/train_*.bin",
         "--data.val", "shards/val_*.bin", "--data.vocab_size", "257",
     )  # fmt: skip
-    assert code == 2 and "train_000000.bin" in err and "cut short" in err
+    assert code == 2 and "train_000000.bin" in err and "truncated" in err
 
 
 def test_commands_that_train_nothing_explain_their_mistakes(folder, capsys):

@@ -33,7 +33,7 @@ def test_a_batch_larger_than_the_data_takes_samples_twice(tmp_path, shards):
     assert sample_numbers(module.seen) == expected_samples(0, 120)
 
 
-def test_the_order_is_computed_ahead_without_a_seam(tmp_path, shards, monkeypatch):
+def test_computing_the_order_in_chunks_changes_nothing(tmp_path, shards, monkeypatch):
     monkeypatch.setattr("lit_llm.data.batches._AHEAD", 13)  # two steps of six at a time
     module, _ = fit(tmp_path, shards(micro_batch_size=2), max_steps=7)
     assert sample_numbers(module.seen) == expected_samples(0, 42)
@@ -152,7 +152,7 @@ def test_resuming_on_other_data_is_not_silent(tmp_path, shards):
     path = tmp_path / "x.ckpt"
     fit(tmp_path, shards(), max_steps=3, callbacks=[SaveAt(2, path)])
     write(tmp_path, "train", np.arange(TOKENS) % 100)
-    with pytest.warns(UserWarning, match=r"not those of the checkpoint.*seed 3 -> 4.*fingerprint"):
+    with pytest.warns(UserWarning, match=r"differ from those of the checkpoint.*seed 3 -> 4.*fingerprint"):
         fit(tmp_path, shards(seed=4), ckpt_path=path, max_steps=3)
 
 
@@ -185,7 +185,7 @@ def test_every_held_out_token_but_the_first_is_predicted_once(tmp_path, shards, 
 def test_validation_sees_the_whole_set_and_testing_without_a_set_is_explained(tmp_path, shards):
     module, run = fit(tmp_path, shards(), max_steps=2, limit_val_batches=1.0, num_sanity_val_steps=0)
     assert sum(int((b["targets"] != -100).sum()) for b in module.validated) == 29
-    with pytest.raises(ValueError, match=r"no test text .*--data\.test"):
+    with pytest.raises(ValueError, match=r"No test text: .*--data\.test"):
         data = shards()
         data.setup()
         data.test_dataloader()
@@ -231,7 +231,7 @@ def test_a_vocabulary_larger_than_the_tokenizer_has_ids_of_no_bytes(tmp_path, sh
     data.setup()
     assert data.vocab_size == 257
     assert shards(vocab_size=100, tokenizer=Bytes()).problems() == [
-        "vocab_size 100 is smaller than the tokenizer's 257: leave --data.vocab_size out."
+        "vocab_size 100 is smaller than the tokenizer's 257: remove --data.vocab_size."
     ]
 
 
@@ -255,9 +255,9 @@ def test_problems_of_shards_and_sizes_are_reported_together(tmp_path, shards):
     problems = data.problems(world_size=2)
     for words in (
         "use 4 or 8",
-        "no val shards: give --data.val",
+        "No val shards: give --data.val",
         "No non-empty file matches " + str(tmp_path / "nothing_*.bin"),
-        "test shards hold one token",
+        "test shards hold a single token",
     ):
         assert sum(words in problem for problem in problems) == 1, words
     assert len(problems) == 4  # the broken shard shows once the pattern is mended
@@ -290,7 +290,7 @@ def test_a_token_that_the_first_scan_did_not_see_is_never_served(shards):
 
 def test_accumulation_configured_by_hand_must_agree(tmp_path, shards):
     fit(tmp_path, shards(micro_batch_size=2), max_steps=1, accumulate_grad_batches=3)
-    with pytest.raises(ValueError, match=r"accumulate_grad_batches 2 contradicts .* make it 3: remove"):
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches 2 contradicts .* give 3: remove"):
         fit(tmp_path, shards(micro_batch_size=2), max_steps=1, accumulate_grad_batches=2)
     with pytest.raises(ValueError, match="overfit_batches"):
         fit(tmp_path, shards(), max_steps=1, overfit_batches=1)

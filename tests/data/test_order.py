@@ -72,7 +72,7 @@ def test_there_is_no_fixed_stride():
     assert np.unique(steps, return_counts=True)[1].max() < 15  # a linear congruence has two steps, thousands of times
 
 
-def test_every_place_of_a_small_set_is_equally_likely():
+def test_every_position_of_a_small_set_is_equally_likely():
     counts = np.zeros((5, 5))
     for seed in range(2000):
         counts[np.arange(5), permute(np.arange(5), size=5, seed=seed, epoch=seed % 7)] += 1

@@ -50,7 +50,7 @@ def test_samples_windows_and_position_of_every_step(tmp_path, shards, micro, wor
     assert list(run.train_dataloader) == []
 
 
-def test_the_order_is_computed_ahead_without_a_seam(tmp_path, shards, monkeypatch):
+def test_computing_the_order_in_chunks_changes_nothing(tmp_path, shards, monkeypatch):
     monkeypatch.setattr("lit_llm.data.batches._AHEAD", 7)
     module, _ = fit(tmp_path, shards(global_batch_size=12, micro_batch_size=2), max_steps=9, callbacks=[BatchRamp(RAMP)])
     assert sample_numbers(module.seen) == expected_samples(0, 70)
@@ -232,7 +232,7 @@ def test_a_changed_ramp_is_noticed(tmp_path, shards):
     other.find_ramp([Throughput(), BatchRamp([(0, 12 * T)])])
     assert same.changes_since(saved) == []
     assert without.changes_since(saved) == [
-        "batch_ramp.tokens_per_batch is not as in the checkpoint: it was [[0, 16], [40, 64], [160, 96]] and is none"
+        "batch_ramp.tokens_per_batch was [[0, 16], [40, 64], [160, 96]] in the checkpoint and is none"
         " (--accept_changes true continues with it)"
     ]
     assert other.changes_since(saved)[0].endswith("and is [[0, 96]] (--accept_changes true continues with it)")
@@ -241,28 +241,26 @@ def test_a_changed_ramp_is_noticed(tmp_path, shards):
         module, _ = fit(tmp_path, without, ckpt_path=path, max_steps=6)
     assert sample_numbers(module.seen) == expected_samples(14, 38)
     del state["batch_ramp"]  # as a file from before there were ramps
-    assert "it was none and is [[" in same.changes_since(saved)[0]
+    assert "was none in the checkpoint and is [[" in same.changes_since(saved)[0]
     assert without.changes_since(saved) == []
 
 
-def test_mistakes_are_told_together_with_the_nearest_sizes(shards):
+def test_all_problems_of_a_ramp_are_reported_together(shards):
     def problems(ramp, ranks=1, **arguments):
         data = shards(**({"global_batch_size": 12, "micro_batch_size": 2} | arguments))
         data.find_ramp([BatchRamp(ramp)])
         return data.problems(ranks)
 
     assert problems(RAMP) == []
-    assert problems(RAMP, micro_batch_size=None) == [
-        "batch_ramp accumulates micro-batches of one size: give it (--data.micro_batch_size)."
-    ]
+    assert problems(RAMP, micro_batch_size=None) == ["batch_ramp needs a fixed micro-batch size: set --data.micro_batch_size."]
     assert problems([(0, 100), (200, 96)]) == [
         "batch_ramp: 100 tokens per batch is not a multiple of 16 tokens per micro-batch x 1 data-parallel rank = 16: the"
         " nearest that divide are 96 and 112 (--batch_ramp.tokens_per_batch)."
     ]
     assert "= 32: the nearest that divide are 32 " in problems(RAMP, ranks=2)[0]
     assert problems(RAMP, global_batch_size=24) == [
-        "batch_ramp ends with 96 tokens per batch, but global_batch_size 24 x block_size 8 = 192: a ramp leads up to the"
-        " recipe's own batch (--data.global_batch_size 12)."
+        "batch_ramp ends with 96 tokens per batch, but global_batch_size 24 x block_size 8 = 192: the two must be"
+        " equal (--data.global_batch_size 12)."
     ]
     assert len(problems([(0, 100), (200, 96)], global_batch_size=7, val=None)) == 3
 

@@ -63,7 +63,7 @@ def test_any_range_reads_as_if_the_shards_were_one_array(tmp_path):
             stream.read(start, length)
 
 
-def test_an_interrupted_writer_leaves_no_shard_and_no_rubbish(tmp_path):
+def test_an_interrupted_writer_leaves_no_files(tmp_path):
     with pytest.raises(KeyError), ShardWriter(tmp_path, "x", vocab_size=300, shard_tokens=4) as writer:
         writer.write(np.arange(6))
         raise KeyError
@@ -83,7 +83,7 @@ def test_bare_uint16_needs_headerless_and_then_reads(tmp_path):
     tokens = np.arange(700, dtype="<u2")
     path = tmp_path / "nanogpt.bin"
     tokens.tofile(path)
-    with pytest.raises(ValueError, match=r"begins with 65536 instead of .*20240520.*--data\.headerless true"):
+    with pytest.raises(ValueError, match=r"starts with 65536 instead of .*20240520.*--data\.headerless true"):
         TokenStream([path])
     np.testing.assert_array_equal(TokenStream([path], headerless=True).read(0, 700), tokens)
 
@@ -114,13 +114,13 @@ def test_every_broken_file_is_named_with_what_is_wrong(tmp_path):
     for line, words in zip(
         lines,
         [
-            "cut.bin is cut short: 5 tokens in the header make 1034 bytes, it has 1030.",
-            "long.bin is too long: 2 tokens in the header make 1028 bytes, it has 1030.",
-            "version.bin is a token shard of version 2, but only version 1",
-            "none.bin is a token shard that states 0 tokens",
-            "header.bin is cut short: 100 bytes do not even hold the header of 1024",
-            "empty.bin is not a token shard: it begins with None",
-            "no token shard " + str(tmp_path / "missing.bin"),
+            "cut.bin is truncated: its header says 5 tokens = 1034 bytes, but it has 1030.",
+            "long.bin is too long: its header says 2 tokens = 1028 bytes, but it has 1030.",
+            "version.bin is a token shard of version 2: only version 1 is supported",
+            "none.bin has 0 tokens in its header",
+            "header.bin is truncated: it has 100 bytes, but the header alone takes 1024",
+            "empty.bin is not a token shard: it starts with None",
+            "Token shard not found: " + str(tmp_path / "missing.bin"),
         ],
         strict=True,
     ):

@@ -144,7 +144,7 @@ def test_everything_wrong_with_the_sources_is_reported_together(tmp_path):
     for words in (
         "micro_batch_size must be at least 1, not 0 (--data.micro_batch_size)",
         "val_fraction must lie between 0 and 1, not 1.5",
-        "not both",
+        "cannot be combined with --data.train",
         "missing.txt (--data.train)",
         "empty.txt is empty: give a file with content (--data.train)",
         "*.nothing (--data.paths)",
@@ -155,15 +155,13 @@ def test_everything_wrong_with_the_sources_is_reported_together(tmp_path):
     with pytest.raises(ValueError) as error:
         data.prepare_data()
     assert str(error.value) == "\n".join(problems)
-    assert text_files(tmp_path).problems() == [
-        "There is no text to train on: give --data.paths, or --data.train and --data.val."
-    ]
+    assert text_files(tmp_path).problems() == ["No training text: give --data.paths, or --data.train and --data.val."]
 
 
 def test_text_shorter_than_a_block_says_how_many_tokens_are_needed(tmp_path):
     (tmp_path / "t.txt").write_text("0123456789" * 3)
     data = text_files(tmp_path, paths=str(tmp_path / "t.txt"), block_size=64)
-    with pytest.raises(ValueError, match=r"28 tokens, but one block needs 65 .*--model\.block_size"):
+    with pytest.raises(ValueError, match=r"28 tokens, but a block needs 65 .*--model\.block_size"):
         opened(data)
     with pytest.raises(ValueError, match=r"--data\.block_size"):
         text_files(tmp_path, paths=str(tmp_path / "t.txt"), block_size=None).setup()
@@ -350,6 +348,6 @@ def test_prepare_refuses_a_folder_in_use_and_data_without_text(tmp_path):
         prepare(text, tmp_path / "t.txt")
     with pytest.raises(ValueError, match="TokenShards has no text"):
         prepare(TokenShards(), tmp_path / "out")
-    with pytest.raises(ValueError, match="There is no text"):
+    with pytest.raises(ValueError, match="No training text"):
         prepare(text_files(tmp_path), tmp_path / "out")
     assert not (tmp_path / "out").exists()

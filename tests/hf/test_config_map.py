@@ -97,7 +97,7 @@ LACKING = {
 
 
 @pytest.mark.parametrize("name", LACKING)
-def test_what_has_no_equivalent_is_named_all_at_once_and_nothing_is_left(name, tmp_path):
+def test_all_settings_without_equivalent_are_named_and_no_files_remain(name, tmp_path):
     changes, flags = LACKING[name]
     save(ours(**changes), tmp_path / "a.ckpt")
     with pytest.raises(ValueError, match="has no equivalent in") as caught:

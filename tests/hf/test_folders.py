@@ -135,7 +135,7 @@ def test_folders_of_the_model_without_its_head_and_with_old_masks_are_read(tmp_p
     assert same_tensors(state(tmp_path / "run"), state(tmp_path / "expected"))
 
 
-def test_a_config_in_the_words_of_version_4_is_read(tmp_path):
+def test_a_config_of_transformers_4_is_read(tmp_path):
     theirs("llama 3.1").save_pretrained(tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "expected")
     file = tmp_path / "hf/config.json"
@@ -183,7 +183,7 @@ def test_an_unknown_family_names_those_that_are_known(hf, tmp_path):
     ],
     ids=lambda changes: ",".join(changes),
 )
-def test_what_a_config_has_and_we_have_not_is_named(changes, hf, tmp_path):
+def test_unsupported_settings_of_a_config_are_named(changes, hf, tmp_path):
     edit_json(hf / "config.json", **changes)
     key = [key for key in changes if key != "model_type"][-1]
     key = {"rope_parameters": "rope_type", "rope_scaling": "rope_type"}.get(key, key)
@@ -283,7 +283,7 @@ def test_without_safetensors_the_error_names_the_pip_command(command, hf, tmp_pa
     assert not (tmp_path / "x").exists()
 
 
-def test_no_file_of_ours_imports_an_extra_before_it_is_used():
+def test_extras_are_imported_only_when_used():
     extras = {"transformers", "safetensors", "torchao", "lm_eval"}
     root = Path(__file__).parents[2]
     files = [*(root / "lit_llm").rglob("*.py"), *(root / "callbacks").rglob("*.py")]

@@ -14,7 +14,7 @@ from lit_llm.data.tokenizer import Bytes
 DOCS = Path(__file__).parents[2] / "docs/hugging-face.md"
 
 
-def test_the_commands_of_the_page_run_as_they_stand_there(tmp_path, monkeypatch, capsys):
+def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
     page = DOCS.read_text()

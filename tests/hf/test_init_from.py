@@ -145,7 +145,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line_and_no_run_is_begun(name, folder, capsys):
+def test_a_mistake_is_one_line_and_starts_no_run(name, folder, capsys):
     arguments, expected = MISTAKES[name]
     code, _, err = run(capsys, "fit", "--config", "tune.yaml", "--run_dir", "runs/new", *arguments)
     assert code == 2 and expected in err, err
@@ -167,7 +167,7 @@ def test_damaged_weights_are_refused(folder, capsys):
     assert code == 2 and "checkpoint.pt have changed since it was written" in err and not Path("runs/new").exists()
 
 
-def test_opening_ids_are_put_before_the_prompt_when_asked_for(folder, capsys):
+def test_prefix_token_ids_precede_the_prompt_on_request(folder, capsys):
     tokenizer = load_tokenizer("hf")
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     backend.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)])

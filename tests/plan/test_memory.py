@@ -79,7 +79,7 @@ def test_a_step_takes_the_memory_and_makes_the_flops_that_were_planned(name):
 @pytest.mark.parametrize("checkpointing", ["none", "full", "attention", "cheap"])
 @pytest.mark.parametrize("chunk_size", [None, 64])
 @pytest.mark.parametrize("accumulated", [False, True])
-def test_many_layers_are_told_from_three_and_four(checkpointing, chunk_size, accumulated):
+def test_many_layers_are_extrapolated_from_three_and_four(checkpointing, chunk_size, accumulated):
     model = ModelShape(11, 4, 64, 128, 1000)
     step = Step(model, 4, 4, 2, chunk_size, checkpointing=checkpointing, gradients_exist=accumulated)
     replayed = _Replay(step).run()
@@ -88,7 +88,7 @@ def test_many_layers_are_told_from_three_and_four(checkpointing, chunk_size, acc
     assert micro_batch(step).written == replayed.written
 
 
-def test_what_is_left_after_a_backward_pass_is_the_gradients():
+def test_only_gradients_remain_after_a_backward_pass():
     model = ModelShape(2, 4, 64, 128, 1000, tie_embeddings=True, position="learned")
     tape = _Replay(Step(model, 4)).run()
     left = {kind: size for kind, size in tape.live.items() if size}

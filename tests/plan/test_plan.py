@@ -50,7 +50,7 @@ def test_names_and_classes_of_strategies_are_one_layout():
         ),
     ],
 )
-def test_layouts_that_cannot_be_say_what_could(strategy, devices, said):
+def test_an_impossible_layout_names_possible_ones(strategy, devices, said):
     with pytest.raises(ValueError, match=said):
         layout_from_strategy(strategy, devices, 8)
 
@@ -76,7 +76,7 @@ def test_numbers_of_devices_and_precisions_as_lightning_takes_them():
         canonical_precision("transformer-engine")
 
 
-def test_batches_that_do_not_divide_name_the_nearest_that_do():
+def test_a_batch_that_does_not_divide_names_sizes_that_do():
     with pytest.raises(ValueError, match=r"use 56 or 112 .*lower --data\.micro_batch_size to 4\."):
         make_plan(run(micro_batch=7, layout=Layout("ddp", replicate=8)), find("h200"))
 
@@ -187,7 +187,7 @@ def test_recomputation_costs_time_and_not_mfu():
     assert full.flops == plain.flops
 
 
-def test_what_does_not_fit_is_said_with_what_would_help():
+def test_a_run_that_does_not_fit_gets_flags_that_save_memory():
     settings = run(micro_batch=64, chunk_size=None, precision="32-true")
     plan = make_plan(settings, find("l4"))
     capacity = (24 - RESERVED_GB) * 1e9
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_said_with_what_would_help():
         assert saved > 0, flag
 
 
-def test_what_is_not_known_is_not_made_up():
+def test_unknown_figures_are_none():
     plan = make_plan(run(precision="32-true"), find("cpu"))
     assert plan.times.step is None and plan.usd is None and plan.fits is None and plan.times.limit is None
     assert "unknown" in markdown(plan)

@@ -46,7 +46,7 @@ def test_phases_begin_and_end_where_the_rates_do(kind, warmup_steps, total_steps
 
 @pytest.mark.parametrize("kind", [Constant, InverseSquareRoot])
 @pytest.mark.parametrize("warmup_steps", [5, 60])
-def test_schedules_without_an_end_go_on_to_the_runs(kind, warmup_steps):
+def test_schedules_without_an_end_last_until_the_run_ends(kind, warmup_steps):
     options = {"warmup_steps": warmup_steps, "total_steps": None, "decay_steps": 0}
     found = phases(kind.__name__, steps=STEPS, **options, tokens_before=lambda step: step)
     assert [(phase.name, phase.steps) for phase in found] == by_the_rates(kind(warmup_steps), warmup_steps)

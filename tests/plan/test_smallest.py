@@ -50,13 +50,13 @@ def test_several_devices_share_everything():
     assert plan.fits and plan.memory.total == found.bytes_per_device
 
 
-def test_devices_divide_the_batch_at_every_time():
+def test_devices_divide_the_batch_of_every_stage():
     assert smallest(run(THIRTEEN, ramp=((0, 1), (5, 512)))) is None  # no single device holds 206 GB
     assert smallest(run(THIRTEEN, ramp=((0, 2), (3, 8), (5, 512)))).devices == 2
     assert smallest(run(THIRTEEN, global_batch=3)) is None
 
 
-def test_a_switch_is_named_only_where_it_is_needed():
+def test_a_flag_is_named_only_if_needed():
     card = table()["rtx-4090"]
     settings = run(ModelShape(24, 16, 1024, 1024, 50257, **GPT2), micro_batch=64)
     assert make_plan(settings, card).fits is False and make_plan(replace(settings, micro_batch=1), card).fits is True
