@@ -7,16 +7,18 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.dtensor import fill_
 from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
+
+if TYPE_CHECKING:
+    from lit_llm.distributed.compute_config import ComputeConfig
 
 SETTINGS = ("block_size", "vocab_size", "eos_id")
 """Of `GPTConfig`, what means something for every architecture."""
