@@ -133,16 +133,15 @@ class TrainingProgress(ProgressBar):
         if not self._enabled or step == self._step:
             return
         self._step = step
-        has_row = is_logged(trainer, step)
-        logged = has_row or step == trainer.max_steps
         now = time.monotonic()
         if self._first is None:
             self._first = (step, now)
-        if not logged:
-            if self._bar is not None and now - self._drawn >= _REFRESH_SECONDS:
-                self._draw(step, now, None)
+        if not is_logged(trainer, step):
+            is_last = step == trainer.max_steps
+            if self._bar is not None and (is_last or now - self._drawn >= _REFRESH_SECONDS):
+                self._draw(step, now, "" if is_last else None)  # the bar must not end with the numbers of an earlier step
             return
-        metrics = _floats(trainer) if has_row else {}  # the last step may have no row: an older one's numbers are not its own
+        metrics = _floats(trainer)
         eta = self._eta(step, trainer.max_steps, now)
         if self._bar is None:
             self.print(format_line(step, trainer.max_steps, metrics, eta))

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's weights can go on under another configuration."""
+"""Compares a checkpoint's model with the configured one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INITIAL = ("init_std", "zero_init_projections")  # matter before the first step 
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
-    """What a checkpoint says of its model, in plain values: all settings of a GPT; of others what counts and the class."""
+    """The settings that a checkpoint stores, as plain values: all of a GPT's; of another model's the class and what counts."""
     if architecture is None:
         return asdict(model)
     return {name: getattr(model, name) for name in SETTINGS} | {"architecture": asdict(architecture)}
@@ -34,19 +34,19 @@ def same_class(saved: str, now: str) -> bool:
 
 
 def saved_architecture(content: dict[str, Any]) -> Architecture | None:
-    """The class whose weights a checkpoint of lit_llm holds; None: a GPT."""
+    """The model class of a checkpoint of lit_llm; None for a GPT."""
     saved = content["model_config"].get("architecture")
     return None if saved is None else Architecture(**saved)
 
 
 def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> GPTConfig:
-    """The settings of the model whose weights a checkpoint holds; beside them there may be a `saved_architecture`.
+    """The model settings in a checkpoint. There may be a `saved_architecture`, too.
 
     Args:
-        flag: how the user named the checkpoint.
+        flag: The flag that named the checkpoint, for messages.
 
     Raises:
-        UserError: it is not one of lit_llm, or of a version with other settings.
+        UserError: It is not a checkpoint of lit_llm, or of a version with other settings.
     """
     if "model_config" not in content:
         raise UserError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config ({flag})")
@@ -59,11 +59,11 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
 def model_changes(
     saved: dict[str, Any], model: GPTConfig, architecture: Architecture | None = None, *, accepted: bool
 ) -> list[str]:
-    """One sentence for each setting of the model that is not the checkpoint's; null follows the data, so it is no change.
+    """One sentence for each model setting that differs from the checkpoint's. A null that follows the data is no difference.
 
     Args:
-        accepted: pass over what does not decide the shapes of the weights. Of an architecture of the user's only its code knows
-            what does: all of it is passed over, and judged when the weights are loaded.
+        accepted: Ignore settings that do not determine the shapes of the weights. All arguments of a custom architecture are
+            ignored then, because only its code knows what they determine; loading the weights compares the shapes.
     """
     was, found = saved.get("architecture"), []
     if (was is None) != (architecture is None):

@@ -1,4 +1,4 @@
-"""The curve of a run as a small CSV: one line a logged step, opened by comment lines that say how it came about. No torch."""
+"""The curve of a run as a small CSV: one line per logged step, after comment lines about the run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METRICS = {
 
 @dataclass
 class Row:
-    """What was logged at one optimizer step; None where nothing was."""
+    """The logged values of one optimizer step; None where a value was not logged."""
 
     step: int
     tokens: float | None = None
@@ -37,13 +37,13 @@ class Row:
 
 @dataclass
 class Curve:
-    """Rows by rising step, and facts about the run, such as its versions, seed, hardware and command."""
+    """Rows in the order of their steps, and facts about the run, such as versions, seed, hardware and command."""
 
     facts: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
-        """Seven digits a value: what fp32 holds."""
+        """Write the CSV, with seven digits per value: the precision of fp32."""
         text = io.StringIO()
         for name, value in self.facts.items():
             text.write(f"# {name}: {value}\n")
@@ -58,14 +58,15 @@ class Curve:
 
     @classmethod
     def read(cls, path: Path) -> Curve:
-        """
+        """Read a CSV that `write` has written.
+
         Raises:
-            UserError: no such file, or no curve.
+            UserError: There is no such file, or it is not a curve.
         """
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"curve {path} cannot be read: {getattr(error, 'strerror', None) or 'no text'}") from None
+            raise UserError(f"curve {path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
         facts = {}
         while lines and lines[0].startswith("#"):
             name, _, value = lines.pop(0)[1:].partition(":")
@@ -73,25 +74,25 @@ class Curve:
         reader = csv.DictReader(lines)
         known = {f.name for f in fields(Row)}
         if "step" not in (reader.fieldnames or []) or not known >= set(reader.fieldnames or []):
-            raise UserError(f"{path} is no curve: its columns should be {', '.join(f.name for f in fields(Row))}")
+            raise UserError(f"{path} is not a curve: its columns must be {', '.join(f.name for f in fields(Row))}")
         try:
             rows = [
                 Row(int(line.pop("step")), **{name: float(value) for name, value in line.items() if value}) for line in reader
             ]
         except (TypeError, ValueError):
             raise UserError(
-                f"{path} is no curve: line {reader.line_num + len(facts)} holds something else than numbers"
+                f"{path} is not a curve: line {reader.line_num + len(facts)} contains a value that is not a number"
             ) from None
         if not rows:
-            raise UserError(f"{path} is no curve: it has no rows")
+            raise UserError(f"{path} is not a curve: it has no rows")
         return cls(facts, sorted(rows, key=lambda row: row.step))
 
 
 def columns_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What of some logged metrics stands in a curve, by column."""
+    """The logged metrics that belong in a curve, by column."""
     return {column: float(metrics[name]) for column, name in METRICS.items() if name in metrics}
 
 
 def as_text(versions: Mapping[str, str | None]) -> str:
-    """Versions by program, as the head of a curve has them."""
+    """Versions as the header of a curve shows them."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -1,4 +1,4 @@
-"""`fit --check_against`: says where a run leaves the curve of another one."""
+"""`fit --check_against`: compares a run with the curve of an earlier run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ EXACT = 1e-5
 
 
 class CurveFollower(Logger):
-    """Compares what is logged with a curve, row by row, and warns once, where it is first left.
+    """Compares every logged row with a curve and warns once, at the first difference above the tolerance.
 
-    A logger and no callback: it sees the numbers that TensorBoard gets, whoever logs them, and reads nothing on the device.
+    It is a logger, not a callback: it sees the same numbers as TensorBoard, whatever logs them, and reads nothing from the
+    device.
 
     Args:
-        reference: the curve to follow.
-        name: what it is called in messages.
-        tolerance: relative difference allowed in training and validation loss. Gradient norms are not judged.
+        reference: The curve to compare with.
+        name: The curve's name in messages.
+        tolerance: Allowed relative difference of training and validation loss. Gradient norms are not compared.
     """
 
     def __init__(self, reference: Curve, name: str, tolerance: float) -> None:
@@ -37,7 +38,7 @@ class CurveFollower(Logger):
         self._versions = reference.facts.get("versions", "")
         self.tolerance = tolerance
         self.left: str | None = None
-        """Where the curve was first left, a sentence; None while it is followed."""
+        """The first difference above the tolerance, as a sentence; None if there is none."""
         self.compared: set[int] = set()
         self._largest = (0.0, 0, "")
 
@@ -73,22 +74,22 @@ class CurveFollower(Logger):
         return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: settings are not compared, what they do is."""
+        """Does nothing: only metrics are compared, not settings."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if step not in self._reference:
             return
         if values := columns_of(metrics):
-            self._judge(Row(step, **values))
+            self._compare(Row(step, **values))
 
     def catch_up(self, curve: Curve, step: int) -> None:
-        """Judge what a run did before it is resumed after `step`."""
+        """Compare the rows that a run logged up to `step`, where it is resumed."""
         for row in curve.rows:
             if row.step <= step and row.step in self._reference:
-                self._judge(row)
+                self._compare(row)
 
-    def _judge(self, row: Row) -> None:
+    def _compare(self, row: Row) -> None:
         step = row.step
         self.compared.add(step)
         for column, allowed in (
@@ -105,8 +106,8 @@ class CurveFollower(Logger):
                 self._largest = (difference, step, column)
             if not difference <= allowed and self.left is None:  # NaN leaves it too
                 self.left = (
-                    f"leaves {self._name} at step {step}: {column.replace('_', ' ')} {ours:.6g}, there {theirs:.6g} "
-                    f"({difference:.2%} apart, allowed {allowed:.3%}){self._other_versions()}"
+                    f"leaves {self._name} at step {step}: {column.replace('_', ' ')} {ours:.6g}, expected {theirs:.6g} "
+                    f"(difference {difference:.2%}, allowed {allowed:.3%}){self._other_versions()}"
                 )
                 rank_zero_warn(f"This run {self.left}.")
 
@@ -121,7 +122,7 @@ class CurveFollower(Logger):
         return self.left is None and bool(self.compared)
 
     def summary(self) -> str:
-        """One sentence about the whole run."""
+        """The result for the whole run, as a sentence."""
         if self.left is not None:
             return f"this run {self.left}"
         if not self.compared:

@@ -1,4 +1,4 @@
-"""Where a run's first weights come from when they are not drawn: `--init_from`, another run's or imported ones."""
+"""`--init_from`: a run starts with the weights of another run, or with imported ones, instead of random weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class InitialWeights:
     checkpoint: Path
     model: GPTConfig
     architecture: Architecture | None
-    """What the weights are of instead of a GPT."""
+    """The custom model that the weights belong to; None for a GPT."""
     tokenizer_file: Path | None
-    """What its run folder reads and writes text with."""
+    """The tokenizer in its run folder."""
 
     @classmethod
     def named_in(cls, arguments: list[str]) -> InitialWeights | None:
@@ -42,7 +42,7 @@ class InitialWeights:
         """The checkpoint at `path`, or the last one of the run folder `path`.
 
         Raises:
-            UserError: it is neither, or not one of lit_llm.
+            UserError: It is neither, or not a checkpoint of lit_llm.
         """
         if (path / "config.json").is_file():
             raise UserError(
@@ -60,12 +60,12 @@ class InitialWeights:
         return cls(checkpoint, model, saved_architecture(content), file if file.is_file() else None)
 
     def defaults(self) -> dict[str, Any]:
-        """Settings that follow from the weights unless a recipe or a flag says otherwise: the model's, and the tokenizer."""
+        """Defaults that follow from the weights, for the model and the tokenizer. Recipes and flags override them."""
         model = self.model
         if self.tokenizer_file is None:
             return self._model_defaults(model)
         if load_tokenizer(self.tokenizer_file).eos_id is not None:
-            model = replace(model, eos_id=None)  # documents end as the data says, whatever ended a turn of a chat
+            model = replace(model, eos_id=None)  # the data's end of document, not a chat model's end of turn
         tokenizer = {"class_path": "lit_llm.data.TokenizerJSON", "init_args": {"path": str(self.tokenizer_file)}}
         data = {"class_path": "lit_llm.data.PythonStdlib", "init_args": {"tokenizer": tokenizer}}
         return {"data": data, **self._model_defaults(model)}
@@ -76,8 +76,9 @@ class InitialWeights:
         return {"architecture": architecture, **{f"model.{name}": value for name, value in settings.items()}}
 
     def model_problems(self, model: GPTConfig, architecture: Architecture | None) -> list[str]:
-        """Why the weights do not fit a model, a sentence each. Rotary positions fit any length; of an architecture of the
-        user's its own weights say what fits.
+        """Why the weights do not fit a model, one sentence each.
+
+        Rotary positions fit any length. For a custom model only loading shows whether weights fit.
         """
         saved = model_settings(self.model, self.architecture)
         if model.position == "rope" or architecture is not None:
@@ -85,12 +86,12 @@ class InitialWeights:
         return model_changes(saved, model, architecture, accepted=True)
 
     def tokenizer_problem(self, tokenizer: Tokenizer | None) -> str | None:
-        """Whether the data has other ids than the weights were made for; what has no tokenizer cannot be known."""
+        """A sentence if the data use another tokenizer than the weights. None also if one of them has no tokenizer."""
         if tokenizer is None or self.tokenizer_file is None:
             return None
         if tokenizer.identity() == load_tokenizer(self.tokenizer_file).identity():
             return None
         return (
-            f"the data's tokenizer is not that of the weights in {self.checkpoint}: "
+            f"the data's tokenizer is not that of the weights in {self.checkpoint}: use "
             f"--data.tokenizer TokenizerJSON --data.tokenizer.path {self.tokenizer_file}"
         )

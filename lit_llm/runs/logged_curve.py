@@ -1,4 +1,4 @@
-"""The curve of a run folder, out of its TensorBoard events."""
+"""The curve of a run folder, read from its TensorBoard events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_llm.runs.run_folder import config_of, find_checkpoint
 
 
 def logged(run: Path) -> Curve:
-    """Every logged step of a run folder, without facts; no rows where nothing was logged."""
+    """The logged steps of a run folder, without facts; no rows if nothing was logged."""
     # Sizes of 0 keep every row; an interrupted run's overwritten rows are dropped by the purge step.
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
     events.Reload()
@@ -27,17 +27,17 @@ def logged(run: Path) -> Curve:
 
 
 def curve_of(run: Path) -> Curve:
-    """The same, with seed, precision and versions as the run's config and last checkpoint have them.
+    """The same, with seed, precision and versions from the run's config and last checkpoint.
 
-    What it ran on and which command it was are not known here: notes of `curve` add them.
+    The folder does not record hardware and command: the notes of `curve` add them.
 
     Raises:
-        UserError: no run folder, or one without curves.
+        UserError: It is not a run folder, or nothing was logged.
     """
     config = yaml.safe_load(config_of(run).read_text(encoding="utf-8"))
     curve = logged(run)
     if not curve.rows:
-        raise UserError(f"{run} holds no curves: it was run without a TensorBoard logger, or not at all (--run)")
+        raise UserError(f"{run} has no curves: it was run without a TensorBoard logger, or not at all (--run)")
     curve.facts = {
         "versions": as_text(read_manifest(find_checkpoint(run, "last"))["versions"]),
         "seed": str(config["seed_everything"]),

@@ -1,8 +1,8 @@
-"""Metrics of language modelling as torchmetrics: sums first, over batches and ranks, and one division at the end.
+"""Perplexity and bits per byte as torchmetrics: sums over batches and ranks, and one division at the end.
 
-Averaging per-batch or per-rank values is wrong as soon as two of them count different numbers of tokens, as the last
-batch of a held-out set does. States and results are 0-d float64 tensors (float32 on MPS, which has no more): a float32
-sum of a billion nats has lost the digits that are compared. A result is NaN as long as nothing was counted.
+Averaging per-batch or per-rank values is wrong if they have different numbers of tokens, as in the last batch of a validation
+set. States and results are 0-d float64 tensors (float32 on MPS, which has no float64): a float32 sum of a billion nats is too
+coarse to compare losses. A result is NaN before the first update.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchmetrics import Metric
 
 
 class _Ratio(Metric):
-    """Sum of NLL over sum of what it is counted in; subclasses say in what, and what is made of it."""
+    """Sum of NLL divided by a sum of sizes. Subclasses define the unit of the size and transform the ratio."""
 
     is_differentiable = False
     higher_is_better = False
@@ -32,7 +32,7 @@ class _Ratio(Metric):
         self.add_state("size", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> _Ratio:
-        # Module.to(bfloat16), as bf16-true precision does to all that a LightningModule holds, would round the sums.
+        # bf16-true precision calls to(bfloat16) on everything in a LightningModule, which would round the sums.
         def without_cast(t: Tensor) -> Tensor:
             try:
                 moved = fn(t)
@@ -52,10 +52,10 @@ class _Ratio(Metric):
 
 
 class Perplexity(_Ratio):
-    """exp(nats per token): of how many equally likely tokens the model is choosing among."""
+    """exp(nats per token): the number of equally likely tokens that would be as hard to predict."""
 
     def update(self, nll_sum: Tensor | float, count: Tensor | int) -> None:
-        """Add a batch: its summed negative log-likelihood in nats, and the number of tokens in the sum."""
+        """Add a batch: its summed negative log-likelihood in nats, and the number of tokens in that sum."""
         self._add(nll_sum, count)
 
     def compute(self) -> Tensor:
@@ -63,10 +63,10 @@ class Perplexity(_Ratio):
 
 
 class BitsPerByte(_Ratio):
-    """NLL / (ln 2 · bytes of the decoded text): comparable across tokenizers, and with a compressor's ratio times 8."""
+    """NLL in nats / (ln 2 · UTF-8 bytes of the decoded text): comparable across tokenizers; 8 times a compression ratio."""
 
     def update(self, nll_sum: Tensor | float, num_bytes: Tensor | int) -> None:
-        """Add a batch: its summed negative log-likelihood in nats, and how many UTF-8 bytes its targets decode to."""
+        """Add a batch: its summed negative log-likelihood in nats, and the number of UTF-8 bytes that its targets decode to."""
         self._add(nll_sum, num_bytes)
 
     def compute(self) -> Tensor:

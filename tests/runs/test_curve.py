@@ -73,7 +73,7 @@ def test_the_same_run_follows_its_curve_and_another_rate_does_not(there, capsys)
     assert main([*again, "--run_dir", "again"]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
     assert said.startswith("this run follows small.csv: 7 rows of 7; largest difference 0.000%")
-    with pytest.warns(UserWarning, match=r"This run leaves small.csv at step 1: learning rate 0.002, there 0.001"):
+    with pytest.warns(UserWarning, match=r"This run leaves small.csv at step 1: learning rate 0.002, expected 0.001"):
         assert main([*again, "--run_dir", "rate", "--optimizer.lr", "0.02"]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("this run leaves small.csv at step 1: learning rate")
 
@@ -82,7 +82,7 @@ def test_other_losses_and_other_batches_are_noticed(there, capsys):
     again = ["fit", "--config", "small.yaml", "--check_against", "small.csv"]
     with pytest.warns(UserWarning, match=r"leaves small.csv at step \d+: (validation )?loss"):
         assert main([*again, "--run_dir", "wide", "--model.n_embd", "8", "--check_tolerance", "0.01"]) == 1
-    with pytest.warns(UserWarning, match=r"leaves small.csv at step 1: tokens 256, there 128 \(100.00% apart"):
+    with pytest.warns(UserWarning, match=r"leaves small.csv at step 1: tokens 256, expected 128 \(difference 100.00%"):
         assert main([*again, "--run_dir", "batch", "--data.global_batch_size", "16"]) == 1
 
 
@@ -120,7 +120,7 @@ def test_nan_leaves_the_curve():
     follower.log_metrics({"throughput/mfu": 0.5}, step=2)  # not in curves
     follower.log_metrics({"train/loss": 9.0}, step=7)  # not in this one
     assert follower.followed and "1 rows of 3; largest difference 9.500%" in follower.summary()
-    with pytest.warns(UserWarning, match="leaves it at step 3: loss nan, there 2"):
+    with pytest.warns(UserWarning, match="leaves it at step 3: loss nan, expected 2"):
         follower.log_metrics({"train/loss": math.nan}, step=3)
     assert not follower.followed
 
@@ -134,9 +134,9 @@ def test_nothing_in_common_is_not_following():
     "text, said",
     [
         (None, "cannot be read: No such file"),
-        ("step,loss\n", "is no curve: it has no rows"),
-        ("a,b\n1,2\n", "is no curve: its columns should be step, tokens, loss"),
-        ("# seed: 1\nstep,loss\n1,2\n2,x\n", "line 4 holds something else than numbers"),
+        ("step,loss\n", "is not a curve: it has no rows"),
+        ("a,b\n1,2\n", "is not a curve: its columns must be step, tokens, loss"),
+        ("# seed: 1\nstep,loss\n1,2\n2,x\n", "line 4 contains a value that is not a number"),
     ],
 )
 def test_an_invalid_curve_is_reported_before_training(there, capsys, text, said):
