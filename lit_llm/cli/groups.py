@@ -22,8 +22,8 @@ from lit_llm.cli.preflight import concrete_subclasses
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.loss import LossConfig
 from lit_llm.renamed_classes import flags_with_current_names, with_current_names
-from lit_llm.training.language_model import LossConfig
 from lit_llm.training.plan_monitor import PlanMonitor
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)  # GPTConfig's comments are the flags' help

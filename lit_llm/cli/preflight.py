@@ -11,9 +11,10 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch.optim import Optimizer
 
 from lit_llm import callbacks
-from lit_llm.distributed.compute_config import ComputeConfig, float8_problem
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.float8 import float8_problem
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.distributed.parallelize import tensor_parallel_problems
+from lit_llm.distributed.tensor_parallel import tensor_parallel_problems
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 

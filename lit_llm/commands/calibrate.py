@@ -26,7 +26,7 @@ from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallelize import parallelize
 from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPT, GPTConfig
-from lit_llm.models.loss import chunked_cross_entropy, cross_entropy
+from lit_llm.models.loss import LossConfig, chunked_cross_entropy, cross_entropy
 from lit_llm.optim import parameter_groups
 from lit_llm.plan.compute import executed_flops_per_token, flops_per_token, newton_schulz_flops
 from lit_llm.plan.hardware import Hardware
@@ -35,7 +35,6 @@ from lit_llm.plan.optimizer import matrix_shapes
 from lit_llm.plan.parameters import ModelShape, total_parameters
 from lit_llm.plan.settings import RunSettings
 from lit_llm.plan.timing import fit_speeds, work_of
-from lit_llm.training.language_model import LossConfig
 
 _UNKNOWN_TO_TORCH: dict[Any, Any] = {  # takes shapes, as torch's own formulas do
     CPU_ATTENTION: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
@@ -247,6 +246,7 @@ def compare(
     settings = single_device(settings)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda = device.type == "cuda"
+    torch.set_float32_matmul_precision(compute.matmul_precision)
     parameters, peak_bytes, flops = predict(settings, cuda=cuda)
     if hardware.memory_gb is not None and peak_bytes > hardware.memory_gb * 1e9:
         raise UserError(

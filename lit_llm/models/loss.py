@@ -27,6 +27,7 @@ was slower on two AMX cores, N 8192, V 50304, d 768. Median ratio of time, and p
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,24 @@ from lit_llm.errors import UserError
 
 CHUNK_SIZE = 1024
 """Rows of a chunk. Each chunk reads W twice and adds to its gradient; smaller ones save little (512 in bf16: 0.63 GB)."""
+
+
+@dataclass
+class LossConfig:
+    """How the loss is computed."""
+
+    chunk_size: int | None = None
+    """Tokens whose logits are held at a time. None: all at once. Chunks save memory when the vocabulary is large."""
+    z_loss: float = 0.0
+    """Weight of logsumexp(logits)^2 in the training loss, which keeps logits from drifting (PaLM: 1e-4). Not in metrics."""
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.chunk_size is not None and self.chunk_size < 1:
+            found.append(f"loss.chunk_size is {self.chunk_size}, but must be at least 1 or null (--loss.chunk_size)")
+        if self.z_loss < 0:
+            found.append(f"loss.z_loss is {self.z_loss}, but must not be negative (--loss.z_loss)")
+        return found
 
 
 class LossSums(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,34 +27,16 @@ from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture, CustomModel
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.models.gpt import GPT, GPTConfig
-from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
+from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
 from lit_llm.optim import MuonAdamW, parameter_groups
 from lit_llm.training.metrics import BitsPerByte, Perplexity
 
-# Of a parameter group: the schedule sets the rate, and how a step is computed is a matter of the state that it has.
-_NOT_GIVEN = ("params", "lr", "fused", "foreach", "capturable", "differentiable")
-
-
-@dataclass
-class LossConfig:
-    """How the loss is computed."""
-
-    chunk_size: int | None = None
-    """Tokens whose logits are held at a time. None: all at once; chunks pay off when the vocabulary is large."""
-    z_loss: float = 0.0
-    """Weight of logsumexp(logits)^2 in the training loss, keeps logits from drifting (PaLM: 1e-4). Metrics leave it out."""
-
-    def problems(self) -> list[str]:
-        found = []
-        if self.chunk_size is not None and self.chunk_size < 1:
-            found.append(f"loss.chunk_size is {self.chunk_size}, it must be at least 1 or null (--loss.chunk_size)")
-        if self.z_loss < 0:
-            found.append(f"loss.z_loss is {self.z_loss}, it must not be negative (--loss.z_loss)")
-        return found
+# Entries of a parameter group that are no options: the schedule sets the rate, and the others must fit the restored state.
+_NOT_OPTIONS = ("params", "lr", "fused", "foreach", "capturable", "differentiable")
 
 
 class LanguageModel(L.LightningModule):
-    """Trains a GPT, or a user's architecture, with next-token cross-entropy.
+    """Trains a GPT, or a custom architecture, with next-token cross-entropy.
 
     Every mean is over the tokens of the *global* batch.
 
@@ -65,11 +47,11 @@ class LanguageModel(L.LightningModule):
     data knows its tokenizer, `val/bits_per_byte`.
 
     Args:
-        architecture: what is built instead of a GPT; `model` then says its block_size, vocab_size and eos_id only.
-        init_from: a checkpoint whose weights are the first ones, instead of random ones.
+        architecture: built instead of a GPT; of `model` only block_size, vocab_size and eos_id are then used.
+        init_from: a checkpoint whose weights replace the random initial ones.
 
     Raises:
-        UserError: the configuration cannot be built; every reason in one message.
+        UserError: if the configuration is invalid; the message lists every reason.
     """
 
     def __init__(
@@ -93,14 +75,13 @@ class LanguageModel(L.LightningModule):
         self.compute_config = compute
         self.init_from = init_from
         self.optimizer_factory = optimizer
+        self.loss_config = loss
         self.loss_function: Callable[..., LossSums] = partial(
             cross_entropy if architecture is None else cross_entropy_of_logits, z_loss=loss.z_loss
         )
         if loss.chunk_size is not None:
             self.loss_function = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
-        self.model: GPT | CustomModel | None = (
-            None  # built in configure_model, when the data's vocabulary and the strategy are known
-        )
+        self.model: GPT | CustomModel | None = None  # built in configure_model, which knows the vocabulary and the strategy
         self.perplexity = Perplexity()
         self.bits_per_byte = BitsPerByte()
         self.token_bytes: Tensor | None = None
@@ -111,8 +92,17 @@ class LanguageModel(L.LightningModule):
 
     # -- building ---------------------------------------------------------------------------------------------------
 
+    def setup(self, stage: str) -> None:
+        torch.set_float32_matmul_precision(self.compute_config.matmul_precision)  # of the process, so once a run
+
     def configure_model(self) -> None:
-        """Build the model once the data is known. Lightning may call this more than once."""
+        """Build the model once the data is known. Lightning may call this more than once.
+
+        `config` becomes a copy with the data's vocabulary; the caller's `GPTConfig` stays as it is.
+
+        Raises:
+            UserError: if the model does not fit the data's tokenizer.
+        """
         if self.model is not None:
             return
         trainer = trainer_of(self)
@@ -120,32 +110,34 @@ class LanguageModel(L.LightningModule):
         self.tokenizer = getattr(data, "tokenizer", None)
         self.token_bytes = getattr(data, "token_bytes", None)
         data_vocab_size = getattr(data, "vocab_size", None)
-        if self.config.vocab_size is None:
-            self.config.vocab_size = data_vocab_size
-        elif data_vocab_size is not None and data_vocab_size > self.config.vocab_size:
+        config = replace(self.config)
+        if config.vocab_size is None:
+            config.vocab_size = data_vocab_size
+        elif data_vocab_size is not None and data_vocab_size > config.vocab_size:
             raise UserError(
-                f"the data's tokenizer has {data_vocab_size} ids, model.vocab_size is {self.config.vocab_size}; "
-                "leave --model.vocab_size null to follow the data"
+                f"The data's tokenizer has {data_vocab_size} ids, but model.vocab_size is {config.vocab_size}. "
+                "Remove --model.vocab_size to follow the data."
             )
-        if self.config.eos_id is None:
-            self.config.eos_id = getattr(data, "eos_id", None)
-        if self.config.mask_documents and self.config.eos_id is None:
+        if config.eos_id is None:
+            config.eos_id = getattr(data, "eos_id", None)
+        if config.mask_documents and config.eos_id is None:
             raise UserError(
-                "model.mask_documents needs to know the end-of-document id, and the data's tokenizer has none; "
-                "give --model.eos_id or set --model.mask_documents false"
+                "model.mask_documents needs an end-of-document id, and the data's tokenizer has none. "
+                "Set --model.eos_id, or --model.mask_documents false."
             )
+        self.config = config
         strategy = None if trainer is None else trainer.strategy
         mesh = strategy if isinstance(strategy, MeshStrategy) else None
         device = torch.device("cpu") if strategy is None else strategy.root_device
         model: GPT | CustomModel
         if self.architecture is not None:
-            # With its weights: a class that was not written for it may not survive being built without memory.
-            model = CustomModel(self.config, self.architecture)
+            # With memory: a foreign class may not work on the meta device.
+            model = CustomModel(config, self.architecture)
             parallelize(model, self.compute_config, device, mesh)
         else:
-            # Split and sharded while it has no memory, so that no rank ever holds more of it than its part.
+            # Sharded on the meta device, so that no rank ever holds more than its part.
             with torch.device("meta"):
-                model = GPT(self.config)
+                model = GPT(config)
             parallelize(model, self.compute_config, device, mesh)
             model.to_empty(device="cpu" if mesh is None else mesh.parameter_device)
             model.init_weights()
@@ -157,32 +149,32 @@ class LanguageModel(L.LightningModule):
         assert self.model is not None
         optimizer = self.optimizer_factory(parameter_groups(self.model))
         if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
-            # A fused optimizer would unscale fp16 gradients itself, after they were clipped and judged.
+            # A fused optimizer would unscale fp16 gradients itself, after gradient clipping and the spike guard.
             take_unscaled_gradients(optimizer)
         return optimizer
 
     @property
     def flops_per_token(self) -> float | None:
-        """Training FLOPs per token, see `GPTConfig.flops_per_token`; None for what is no GPT: nobody knows."""
+        """Training FLOPs per token, see `GPTConfig.flops_per_token`. None for a custom architecture."""
         return self.config.flops_per_token() if self.architecture is None else None
 
     def on_fit_start(self) -> None:
-        self._given_options = [
-            {name: value for name, value in group.items() if name not in _NOT_GIVEN}
+        self._configured_options = [
+            {name: value for name, value in group.items() if name not in _NOT_OPTIONS}
             for group in self.trainer.optimizers[0].param_groups
         ]
 
     def on_train_start(self) -> None:
-        """Restoring an optimizer brings back the options it was trained with: what is given now holds, and says so."""
+        """Restoring an optimizer also restores its options: apply the configured ones again, with a warning if they differ."""
         changed = {}
-        for group, given in zip(self.trainer.optimizers[0].param_groups, self._given_options, strict=True):
-            for name, value in given.items():
+        for group, configured in zip(self.trainer.optimizers[0].param_groups, self._configured_options, strict=True):
+            for name, value in configured.items():
                 if group.get(name, value) != value:
                     changed[name] = f"{name} {group[name]} -> {value}"
                     group[name] = value
         if changed:
             rank_zero_warn(
-                f"The optimizer's options are not those of the checkpoint, from here on: {', '.join(changed.values())}."
+                f"The optimizer's options differ from the checkpoint's and apply from here on: {', '.join(changed.values())}."
             )
 
     # -- training ---------------------------------------------------------------------------------------------------
@@ -205,8 +197,8 @@ class LanguageModel(L.LightningModule):
         return sums.loss / self._divisor(batch["targets"])
 
     def _divisor(self, targets: Tensor) -> int:
-        # With ignored targets the token count of the global batch is not known before its last micro-batch, so each
-        # micro-batch divides by one constant, the same everywhere, and `optimizer_step` puts the exact count right.
+        # With ignored targets the token count of the global batch is only known after its last micro-batch. Each micro-batch
+        # divides by one constant, the same on all ranks, and `optimizer_step` rescales by the exact count.
         return targets.numel() if self.every_target_counts else self.config.block_size
 
     def optimizer_step(
@@ -228,7 +220,7 @@ class LanguageModel(L.LightningModule):
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
 
     def _divide_gradients_by_token_count(self) -> None:
-        # Lightning has divided by the number of micro-batches and the strategy by the number of ranks.
+        # The gradient is already divided: by Lightning by the micro-batches, by the strategy by the ranks.
         count = torch.as_tensor(
             self.window_count, device=self.trainer.strategy.root_device
         ).clone()  # some strategies reduce in place
@@ -253,8 +245,8 @@ class LanguageModel(L.LightningModule):
         self.log_row({"train/loss": loss, "train/perplexity": safe_exp(loss)}, step)
 
     def log_row(self, row: dict[str, float], step: int) -> None:
-        """Write numbers to every logger at an optimizer step, and where callbacks look for metrics."""
-        # Not self.log: it costs 0.5 ms a value, and its x-axis is one step behind in training, two ways in validation.
+        """Write a row to every logger at an optimizer step, and to `trainer.callback_metrics`."""
+        # Not self.log: it costs 0.5 ms per value, and its step is one behind in training and inconsistent in validation.
         for logger in self.trainer.loggers:
             logger.log_metrics(row, step=step)
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
@@ -289,8 +281,8 @@ class LanguageModel(L.LightningModule):
         row = {f"{prefix}/loss": math.log(perplexity), f"{prefix}/perplexity": perplexity}
         if self.token_bytes is not None:
             row[f"{prefix}/bits_per_byte"] = float(self.bits_per_byte.compute())
-        # For callback_metrics (EarlyStopping, checkpoints) and for what `trainer.validate` returns. While fitting, Lightning
-        # would write it one step early, so the row is written here.
+        # log_dict fills callback_metrics (EarlyStopping, checkpoints) and the result of `trainer.validate`. While fitting,
+        # Lightning would log one step early, so `log_row` logs instead.
         fitting = self.trainer.state.fn == "fit"
         self.log_dict(row, logger=not fitting)
         if fitting and not self.trainer.sanity_checking:
@@ -308,14 +300,14 @@ class LanguageModel(L.LightningModule):
         top_p: float | None = None,
         seed: int = 0,
     ) -> str:
-        """The prompt and its continuation; draws from a generator of its own, so training is not disturbed.
+        """The prompt and its continuation. Sampling has its own random generator, so it does not affect training.
 
         Raises:
-            UserError: the data has no tokenizer, or a sampling setting is out of range.
+            UserError: if the data has no tokenizer, or a sampling setting is out of range.
         """
         assert self.model is not None
         if self.tokenizer is None:
-            raise UserError("text cannot be generated without a tokenizer: give the data one (--data.tokenizer)")
+            raise UserError("Generating text needs a tokenizer: set --data.tokenizer.")
         ids = generate(
             self.model,
             prompt_ids(self.tokenizer, prompt),
@@ -326,7 +318,7 @@ class LanguageModel(L.LightningModule):
         return prompt + self.tokenizer.decode(list(ids))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Of an architecture of the user's no setting tells whether weights fit: its code may be another by now."""
+        """Check that the weights fit a custom architecture: its code may have changed since the checkpoint."""
         if self.architecture is not None:
             problem = mismatch(self.state_dict(), checkpoint["state_dict"], f"the checkpoint of {self.architecture.class_path}")
             if problem is not None:
@@ -339,14 +331,14 @@ class LanguageModel(L.LightningModule):
         if hasattr(data, "consumed_samples"):
             checkpoint["tokens"] = data.consumed_samples * data.block_size  # for the manifest
         for logger in self.trainer.loggers:
-            logger.save()  # a kill must not lose rows of steps that are in a checkpoint: nothing would write them again
+            logger.save()  # rows of steps in a checkpoint must survive a kill: a resumed run does not write them again
 
 
 def class_name(thing: object) -> str:
-    """Where the class of `thing` is found."""
+    """The class path of an object."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 def safe_exp(loss: float) -> float:
-    """exp that is infinity where a float overflows."""
+    """exp, infinity on overflow."""
     return math.exp(loss) if loss < 700 else math.inf

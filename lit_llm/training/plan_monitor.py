@@ -1,4 +1,4 @@
-"""What was planned against what happens, while `fit` runs."""
+"""Compares the plan of a run with what is measured while `fit` runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lit_llm._lightning import ddp_option
 from lit_llm.callbacks._lightning import accumulates
-from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError
 from lit_llm.plan.memory import Layout, memory_per_rank
@@ -19,47 +19,48 @@ from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import ModelShape
 from lit_llm.plan.plan import ASSUMED_MFU
 from lit_llm.plan.settings import canonical_precision
+from lit_llm.training.language_model import LanguageModel
 
 
 class PlanMonitor(Callback):
-    """Predicts peak memory when training starts, and says once, and in every row, how what is measured compares with it.
+    """Predicts peak memory when training starts, logs the prediction, and reports once how the measurement differs from it.
 
-    Measured is what CUDA's allocator had out at most on this rank. On a CPU there is only the process's resident memory
-    (`memory/peak_gb`), which holds libraries, buffers and freed pages beside tensors (0.98 to 1.94 times the tensors' peak in
-    six runs): it is shown beside the prediction and not judged. A run that cannot be planned (torch.compile, float8, strategies
-    the planner does not know) is left alone.
+    The measurement is the peak of CUDA's allocator on this rank. A CPU only has the process's resident memory
+    (`memory/peak_gb`), which also holds libraries, buffers and freed pages: 0.98 to 1.94 times the tensors' peak in six runs.
+    It is therefore not compared. A run that the planner does not support (torch.compile, float8, other strategies) gets no
+    prediction.
 
-    Logs at logged steps from the second step on: `plan/peak_gb` (predicted); on CUDA `plan/memory_ratio`, measured over
-    predicted; `plan/mfu_ratio`, `throughput/mfu` over the planned one, where the former exists. Both ratios are warned of
-    once, beyond `tolerance`.
+    Logs at logged steps from the second step on: `plan/peak_gb` (predicted); on CUDA `plan/memory_ratio` (measured by
+    predicted); `plan/mfu_ratio` (`throughput/mfu` by the planned MFU), if `throughput/mfu` is logged. The first ratio beyond
+    `tolerance` is a warning.
 
     Contract:
         on_train_start: predicts.
-        on_train_batch_end: writes the row; nothing is read from the device.
+        on_train_batch_end: writes the row; reads nothing from the device.
         State: none.
 
     Args:
-        mfu: what the run was planned with (`plan --mfu`); null: 0.4, which is an assumption.
-        tolerance: relative difference beyond which is warned.
+        mfu: the MFU that the run was planned with (`plan --mfu`). None: 0.4, an assumption.
+        tolerance: relative difference that causes a warning.
 
     Raises:
-        UserError: an argument out of range.
+        UserError: if an argument is out of range.
     """
 
     def __init__(self, mfu: float | None = None, tolerance: float = 0.1) -> None:
         if mfu is not None and not 0 < mfu <= 1:
-            raise UserError(f"mfu is {mfu}, a share of the peak lies in (0, 1] (--plan.mfu).")
+            raise UserError(f"mfu is {mfu}, but must be in (0, 1] (--plan.mfu).")
         if not tolerance > 0:
-            raise UserError(f"tolerance is {tolerance}, it must be above 0 (--plan.tolerance).")
+            raise UserError(f"tolerance is {tolerance}, but must be above 0 (--plan.tolerance).")
         self.mfu, self.tolerance = mfu, tolerance
         self.predicted_bytes: int | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.predicted_bytes, self._told = None, set()
+        self.predicted_bytes, self._reported = None, set()
         try:
             self.predicted_bytes = predicted_bytes(trainer, pl_module)
-        except (UserError, AttributeError) as reason:  # a module, data or strategy that the planner does not know
+        except UserError as reason:
             rank_zero_info(f"plan: peak memory is not predicted for this run ({reason}).")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -71,20 +72,20 @@ class PlanMonitor(Callback):
         if device.type == "cuda":
             measured = torch.cuda.max_memory_allocated(device)
             row["plan/memory_ratio"] = measured / self.predicted_bytes
-            self._judge("peak memory", "GB", self.predicted_bytes / 1e9, measured / 1e9, "")
+            self._compare("peak memory", "GB", self.predicted_bytes / 1e9, measured / 1e9, "")
         mfu = trainer.callback_metrics.get("throughput/mfu")
         if mfu is not None:
             planned = self.mfu or ASSUMED_MFU
             row["plan/mfu_ratio"] = float(mfu) / planned
-            self._judge("MFU", "", planned, float(mfu), " (assumed: --plan.mfu says better)" if self.mfu is None else "")
+            self._compare("MFU", "", planned, float(mfu), " (assumed: set --plan.mfu)" if self.mfu is None else "")
         for logger in trainer.loggers:
             logger.log_metrics(row, step=step)
 
-    def _judge(self, what: str, unit: str, predicted: float, measured: float, origin: str) -> None:
-        """Say once how a measurement compares with the plan; a warning where they are further apart than `tolerance`."""
-        if what in self._told:
+    def _compare(self, what: str, unit: str, predicted: float, measured: float, origin: str) -> None:
+        """Report once how a measurement differs from the plan, as a warning beyond `tolerance`."""
+        if what in self._reported:
             return
-        self._told.add(what)
+        self._reported.add(what)
         off = measured / predicted - 1
         text = f"plan: {what} {measured:.3g}{unit and ' ' + unit} measured, {predicted:.3g} planned{origin}: {off:+.1%}"
         if abs(off) > self.tolerance:
@@ -93,20 +94,23 @@ class PlanMonitor(Callback):
             rank_zero_info(text)
 
 
-def predicted_bytes(trainer: Trainer, module: Any) -> int:
-    """Peak memory of this rank by the planner, from what is about to train.
+def predicted_bytes(trainer: Trainer, module: LightningModule) -> int:
+    """The planner's peak memory of this rank, for the run that is about to start.
 
     Raises:
-        UserError: something the planner does not know.
-        AttributeError: a module or data module of another kind than `lit_llm`'s.
+        UserError: if the planner does not support the module, the data or the strategy.
     """
-    compute: ComputeConfig = module.compute_config
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    for part, supported in ((module, LanguageModel), (data, TokenDataModule)):
+        if not isinstance(part, supported):
+            raise UserError(f"the planner supports {supported.__name__}, not {type(part).__name__}")
+    assert isinstance(module, LanguageModel)
+    compute = module.compute_config
     if compute.compile or compute.float8:
-        raise UserError("compiled and float8 blocks keep other tensors")
+        raise UserError("the planner does not know which tensors compiled and float8 blocks keep")
     if module.architecture is not None:
-        raise UserError(f"{module.architecture.class_path} is not known to the planner")
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    layout = layout_of(trainer)
+        raise UserError(f"the planner does not know {module.architecture.class_path}")
+    layout = layout_of_trainer(trainer)
     group = trainer.optimizers[0].param_groups
     fused = all(g.get("fused") for g in group)
     sequences = data.micro_batch_size or data.global_batch_size // layout.data_parallel
@@ -122,18 +126,18 @@ def predicted_bytes(trainer: Trainer, module: Any) -> int:
             ns_dtype=next((g["ns_dtype"] for g in group if "ns_dtype" in g), "auto"),
         ),
         layout=layout,
-        chunk_size=module.loss_function.keywords.get("chunk_size"),
-        z_loss=bool(module.loss_function.keywords.get("z_loss")),
+        chunk_size=module.loss_config.chunk_size,
+        z_loss=bool(module.loss_config.z_loss),
         checkpointing=str(compute.activation_checkpointing),
         cuda=trainer.strategy.root_device.type == "cuda",
     ).total
 
 
-def layout_of(trainer: Trainer) -> Layout:
-    """How a live Trainer's ranks share the work.
+def layout_of_trainer(trainer: Trainer) -> Layout:
+    """How the ranks of a Trainer share the work.
 
     Raises:
-        UserError: a strategy the planner does not know.
+        UserError: if the planner does not know the strategy.
     """
     strategy, world_size = trainer.strategy, trainer.world_size
     if isinstance(strategy, MeshStrategy):
@@ -153,4 +157,4 @@ def layout_of(trainer: Trainer) -> Layout:
         return Layout("ddp", replicate=world_size, bucket_copies=not view)
     if isinstance(strategy, SingleDeviceStrategy):
         return Layout()
-    raise UserError(f"{type(strategy).__name__} is not known to the planner")
+    raise UserError(f"the planner does not know {type(strategy).__name__}")

@@ -29,8 +29,9 @@ from lit_llm.distributed.loss_scaling import loss_scaling
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
-from lit_llm.training.language_model import LanguageModel, LossConfig
+from lit_llm.training.language_model import LanguageModel
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(600))
 SIZE = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 32}

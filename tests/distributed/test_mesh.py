@@ -199,7 +199,7 @@ import torch, torch.distributed as dist
 from launch import report
 from torch.distributed.device_mesh import init_device_mesh
 from lit_llm.distributed.ddp import reduce_in_fp32
-from lit_llm.distributed.parallelize import shard
+from lit_llm.distributed.fsdp import apply_fsdp
 from lit_llm.models.gpt import GPT, GPTConfig
 
 dist.init_process_group("gloo")
@@ -221,8 +221,9 @@ ddp().backward()
 
 
 model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=4, vocab_size=4, pad_vocab_to=4)).to(torch.bfloat16)
-shard(model, SimpleNamespace(data_mesh=mesh, cpu_offload=False, root_device=torch.device("cpu"), reshard_after_forward=True,
-                             prefetch=1))
+strategy = SimpleNamespace(data_mesh=mesh, cpu_offload=False, root_device=torch.device("cpu"), reshard_after_forward=True,
+                           prefetch=1)
+apply_fsdp(model, strategy)
 # A loss whose gradient with respect to the head, and to no other weight, is `value` on this rank.
 model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long),
       loss=lambda x, weight, targets, **_: (weight * value).sum() + 0 * x.sum()).backward()

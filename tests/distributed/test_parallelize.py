@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from lit_llm.distributed.compute_config import ComputeConfig, no_compiler
-from lit_llm.distributed.parallelize import compile_blocks, multiply_in_float8, parallelize, tensor_parallel_problems
+from lit_llm.distributed.compile_blocks import compile_blocks, no_compiler
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.float8 import convert_to_float8
+from lit_llm.distributed.parallelize import parallelize
+from lit_llm.distributed.tensor_parallel import tensor_parallel_problems
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.loss import VocabularyShards
 
@@ -122,15 +125,12 @@ def test_tables_of_positions_stay_in_fp32():
         assert float(model.rope_sin[2049, i]) == pytest.approx(math.sin(angle), abs=2e-4)
 
 
-def test_matmul_precision_is_torchs_setting():
+def test_preparing_a_model_leaves_the_global_matmul_precision_alone():
     before = torch.get_float32_matmul_precision()
-    try:
-        with torch.device("meta"):
-            model = GPT(GPTConfig(**SIZE))
-        parallelize(model, ComputeConfig(matmul_precision="high"), torch.device("cpu"))
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with torch.device("meta"):
+        model = GPT(GPTConfig(**SIZE))
+    parallelize(model, ComputeConfig(matmul_precision="high"), torch.device("cpu"))
+    assert torch.get_float32_matmul_precision() == before == "highest"
 
 
 def test_float8_where_there_is_none_is_refused_by_name():
@@ -152,7 +152,7 @@ def test_float8_multiplies_the_matrices_of_the_blocks_and_no_others(monkeypatch)
     with torch.device("meta"):
         model = GPT(config)
     names = list(model.state_dict())
-    multiply_in_float8(model)
+    convert_to_float8(model)
     swapped = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, Float8Linear)}
     assert swapped == {"query", "key", "value", "project"} and type(model.head) is torch.nn.Linear
     assert all(type(block.mlp.up) is torch.nn.Linear for block in model.blocks)
@@ -177,7 +177,7 @@ def test_a_degree_that_does_not_divide_is_told_for_everything_it_splits():
     config = GPTConfig(n_layer=1, n_head=6, n_kv_head=3, n_embd=96, block_size=128, vocab_size=1000, mlp_width=100)
     problems = tensor_parallel_problems(config, 4)
     assert [p.split(" does not divide ")[1].split(";")[0] for p in problems] == ["model.n_head = 6", "model.n_kv_head = 3"]
-    assert "nearest smaller that does is 3" in problems[0] and "--model.n_head" in problems[0]
+    assert "nearest smaller number that does is 3" in problems[0] and "--model.n_head" in problems[0]
     assert tensor_parallel_problems(config, 3)[0].startswith("tensor_parallel=3 does not divide the MLP's hidden width = 100")
     config.block_size = 126
     assert any("model.block_size = 126" in p for p in tensor_parallel_problems(config, 4))

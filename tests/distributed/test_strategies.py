@@ -129,19 +129,21 @@ def test_losses_norms_and_weights_in_fp32_are_those_of_one_process(cells, alone)
 
 
 def test_with_a_bf16_newton_schulz_iteration_losses_differ_by_its_rounding(cells, alone):
-    """The normalised momentum is rounded to bf16, so a last bit of an fp32 gradient may move one of its elements by 2^-8, and
-    with it the direction of the update. Loss and norm change by that times the learning rate: 2.5e-5 and 2.9e-4 at most in 20
-    steps of any layout (docs/clusters.md). The first step precedes every update and agrees as in fp32."""
+    """The iteration rounds the normalised momentum to bf16, so the last bit of an fp32 gradient may move an element by 2^-8.
+
+    Loss and norm differ by that times the learning rate: by at most 5.4e-5 and 2.9e-4 in 20 steps of any layout
+    (docs/clusters.md). The tolerances leave a factor of 4. The first loss and norm precede every update: as in fp32.
+    """
     jobs = {name: job for name, job in cells[0].items() if job.get("optimizer") == BF16_ITERATION}
     assert jobs
     for name, job in jobs.items():
         ours, reference = cells[1][name], alone(**{k: v for k, v in job.items() if k != "strategy"})
         assert ours["train/loss"][0] == pytest.approx(reference["train/loss"][0], rel=2e-6), name
         assert ours["grad/norm"][0] == pytest.approx(reference["grad/norm"][0], rel=1e-6), name
-        assert worst(ours["train/loss"], reference["train/loss"]) < 1e-4, name
-        assert worst(ours["grad/norm"], reference["grad/norm"]) < 1e-3, name
+        assert worst(ours["train/loss"], reference["train/loss"]) < 2e-4, name
+        assert worst(ours["grad/norm"], reference["grad/norm"]) < 1.2e-3, name
         # The fp32 iteration is near as well, so what the layouts share is not a common mistake.
-        assert worst(ours["train/loss"], alone(optimizer="MuonAdamW")["train/loss"]) < 2e-4, name
+        assert worst(ours["train/loss"], alone(optimizer="MuonAdamW")["train/loss"]) < 4e-4, name
 
 
 def test_losses_in_narrow_precisions_are_those_of_one_process(cells, alone):

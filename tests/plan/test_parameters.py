@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lit_llm.callbacks.throughput import PEAKS, peak_tflops
-from lit_llm.distributed.parallelize import split_tensors
+from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import parameter_groups
 from lit_llm.plan import ModelShape, parameters, table, total_parameters
@@ -81,7 +81,7 @@ def two_ranks():
 def test_a_tensor_parallel_rank_holds_the_parameters_of_the_split_model(name, two_ranks):
     with torch.device("meta"):
         model = GPT(config(name))
-    split_tensors(model, two_ranks)
+    apply_tensor_parallel(model, two_ranks)
     assert local_parameters(ModelShape.of(config(name)), 2) == sum(p.to_local().numel() for p in model.parameters())
 
 

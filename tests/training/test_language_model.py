@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningDataModule, Trainer, seed_everything
 from torch.utils.data import DataLoader
 
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.training.language_model import LanguageModel, LossConfig
+from lit_llm.models.loss import LossConfig
+from lit_llm.training.language_model import LanguageModel
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 VOCABULARY, LENGTH = 23, 8
@@ -160,3 +162,18 @@ def test_document_masking_needs_a_document_end():
     data.eos_id = None
     with pytest.raises(ValueError, match="mask_documents needs"):
         fit(data, model=config(mask_documents=True))
+
+
+def test_the_callers_configuration_stays_as_it_is():
+    given = config()
+    module, _ = fit(Rows(4), steps=1, model=given)
+    assert given.vocab_size is None and module.config.vocab_size == VOCABULARY and module.model.config is module.config
+
+
+def test_a_run_sets_torchs_matmul_precision():
+    before = torch.get_float32_matmul_precision()
+    try:
+        fit(Rows(4), steps=1, compute=ComputeConfig(matmul_precision="high"))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -4,17 +4,19 @@ from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy
 
 from lit_llm.data import TextFiles
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
 from lit_llm.plan import ModelShape, Optimizer, memory_per_rank
-from lit_llm.training.language_model import LanguageModel, LossConfig
-from lit_llm.training.plan_monitor import PlanMonitor, layout_of
+from lit_llm.training import plan_monitor
+from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.plan_monitor import PlanMonitor, layout_of_trainer
 
 
 class Rows(Logger):
@@ -88,7 +90,7 @@ def test_muon_is_known_by_its_class(tmp_path):
     assert watch.predicted_bytes != adamw.total
 
 
-def test_a_run_the_planner_does_not_know_is_left_alone(tmp_path):
+def test_a_run_the_planner_does_not_support_gets_no_prediction(tmp_path):
     class Other(torch.optim.SGD):
         pass
 
@@ -100,13 +102,30 @@ def test_a_run_the_planner_does_not_know_is_left_alone(tmp_path):
     assert watch.predicted_bytes is None
 
 
-def test_differences_are_told_once_and_warned_of_beyond_the_tolerance():
+def test_differences_are_reported_once_and_as_a_warning_beyond_the_tolerance():
     watch = PlanMonitor(tolerance=0.1)
     with pytest.warns(UserWarning, match=r"peak memory 11\.2 GB measured, 10 planned: \+12\.0%, beyond 10%"):
-        watch._judge("peak memory", "GB", 10.0, 11.2, "")
-    watch._judge("peak memory", "GB", 10.0, 20.0, "")  # said before
-    watch._judge("MFU", "", 0.4, 0.41, "")  # near enough; a warning would be an error in this test
-    assert watch._told == {"peak memory", "MFU"}
+        watch._compare("peak memory", "GB", 10.0, 11.2, "")
+    watch._compare("peak memory", "GB", 10.0, 20.0, "")  # said before
+    watch._compare("MFU", "", 0.4, 0.41, "")  # near enough; a warning would be an error in this test
+    assert watch._reported == {"peak memory", "MFU"}
+
+
+class ForeignModule(LightningModule):
+    """Has the attributes of a `LanguageModel`, but its memory is unknown."""
+
+
+def test_a_foreign_module_gets_no_prediction_and_a_bug_keeps_its_traceback(tmp_path, monkeypatch):
+    watch = PlanMonitor()
+    watch.on_train_start(Trainer(accelerator="cpu", logger=False, enable_checkpointing=False), ForeignModule())
+    assert watch.predicted_bytes is None
+
+    def broken(*args, **kwargs):
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr(plan_monitor, "memory_per_rank", broken)
+    with pytest.raises(AttributeError, match="a bug"):
+        fit(watch, LanguageModel(GPTConfig(**CONFIG), MuonAdamW), tmp_path, steps=1)
 
 
 def test_settings_out_of_range_are_refused():
@@ -115,12 +134,12 @@ def test_settings_out_of_range_are_refused():
             PlanMonitor(**options)
 
 
-def test_live_strategies_are_laid_out():
+def test_the_layout_of_a_trainer_follows_its_strategy():
     class Fake:
         world_size = 8
         strategy = MeshStrategy(replicate=2, shard="auto", tensor_parallel=2, reshard_after_forward=False)
 
-    found = layout_of(Fake())
+    found = layout_of_trainer(Fake())
     assert (found.replicate, found.shard, found.tensor_parallel, found.reshard) == (2, 2, 2, False)
     Fake.strategy = DDPStrategy(gradient_as_bucket_view=True)
-    assert layout_of(Fake()).bucket_copies is False and layout_of(Fake()).replicate == 8
+    assert layout_of_trainer(Fake()).bucket_copies is False and layout_of_trainer(Fake()).replicate == 8
