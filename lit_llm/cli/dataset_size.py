@@ -42,6 +42,6 @@ def data_facts(data: Any) -> tuple[DataFacts, int | None]:
         return DataFacts(counts["train"], counts["val"], "counted: one per byte and document"), tokenizer.vocab_size
     per_token = 1.0 if isinstance(tokenizer, Characters) else BYTES_PER_TOKEN
     counts = {name: round(size / per_token) + len(documents[name]) for name, size in sizes.items()}
-    vocab_size = tokenizer.wanted if isinstance(tokenizer, Learned) else tokenizer.vocab_size
+    vocab_size = tokenizer.requested_size if isinstance(tokenizer, Learned) else tokenizer.vocab_size
     origin = f"estimated from {sum(sizes.values()):,} bytes at {per_token:g} a token"
     return DataFacts(counts["train"], counts["val"], origin, 2 if vocab_size <= 2**16 else 4), vocab_size

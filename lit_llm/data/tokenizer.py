@@ -1,8 +1,7 @@
-"""Tokenizers: bytes, characters or a byte-level BPE learned on the spot, or any Hugging Face ``tokenizer.json``.
+"""Tokenizers: bytes, characters, a byte-level BPE learned from the data, or any Hugging Face ``tokenizer.json``.
 
-Every tokenizer is saved as a ``tokenizer.json`` that the ``tokenizers`` library loads and that gives the same ids. Text
-that happens to contain the characters of a special token (``<|endoftext|>``) is encoded as ordinary text, never as that
-token.
+Every tokenizer is saved as a ``tokenizer.json`` with which the ``tokenizers`` library gives the same ids. The characters of
+a special token (``<|endoftext|>``) in a text are encoded as ordinary text, never as that token.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def eos_id(self) -> int | None:
-        """The id put after every document, or None if the vocabulary has no such token."""
+        """The id that follows every document, or None if the vocabulary has no such token."""
 
     @property
     def prefix_token_ids(self) -> list[int]:
-        """Ids that the model's makers put before every text, such as LLaMA's ``<s>``. ``encode`` never adds them."""
+        """Ids that the model expects before every text, such as LLaMA's ``<s>``. ``encode`` never adds them."""
         return []
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Ids (n,) of ``text`` as ordinary text: no special token is recognised or added."""
+        """Ids (n,) of ``text``. Special tokens are neither recognised nor added."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Text of the ids, special tokens by name. Bytes that are not UTF-8 become U+FFFD.
+        """The text of the ids, with special tokens by name. Invalid UTF-8 becomes U+FFFD.
 
         Raises:
             UserError: if an id lies outside [0, vocab_size).
@@ -63,7 +62,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_bytes(self) -> np.ndarray:
-        """(vocab_size,) int64: how many bytes of UTF-8 text each id stands for; 0 for special tokens."""
+        """(vocab_size,) int64: bytes of UTF-8 text per id; 0 for special tokens."""
 
     @abstractmethod
     def to_json(self) -> str:
@@ -74,11 +73,11 @@ class Tokenizer(ABC):
         return [self.encode(text) for text in texts]
 
     def encode_bytes(self, pieces: list[bytes]) -> list[np.ndarray]:
-        """``encode_batch`` of raw UTF-8. What is not UTF-8 becomes U+FFFD, except that ``Bytes`` keeps every byte."""
+        """``encode_batch`` of raw UTF-8. Invalid UTF-8 becomes U+FFFD, except that ``Bytes`` keeps every byte."""
         return self.encode_batch([piece.decode("utf-8", errors="replace") for piece in pieces])
 
     def identity(self) -> str:
-        """A string that differs whenever the ids of some text would: part of the token cache's key."""
+        """A string that differs if the ids of any text differ; part of the token cache's key."""
         return f"json-{hashlib.sha256(self.to_json().encode()).hexdigest()}"
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -91,12 +90,12 @@ class Tokenizer(ABC):
         array = np.asarray(ids, dtype=np.int64).reshape(-1)  # (n,)
         if array.size and not (array.min() >= 0 and array.max() < self.vocab_size):
             bad = array[(array < 0) | (array >= self.vocab_size)][0]
-            raise UserError(f"Token id {bad} cannot be decoded: the vocabulary has {self.vocab_size} ids, from 0.")
+            raise UserError(f"Token id {bad} cannot be decoded: the vocabulary has {self.vocab_size} ids, starting at 0.")
         return array
 
 
 class Bytes(Tokenizer):
-    """One id per byte of UTF-8 (0..255), and 256 for ``<|endoftext|>``. Needs no training and loses nothing."""
+    """One id per byte of UTF-8 (0..255), and 256 for ``<|endoftext|>``. Needs no training and is lossless."""
 
     @property
     def vocab_size(self) -> int:
@@ -114,7 +113,7 @@ class Bytes(Tokenizer):
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         array = self._checked(ids)
-        runs = np.split(array, np.flatnonzero(array == self.eos_id))  # each run but the first starts with the special id
+        runs = np.split(array, np.flatnonzero(array == self.eos_id))  # each run except the first starts with the special id
         parts = [bytes(run[run < 256].astype(np.uint8)).decode("utf-8", errors="replace") for run in runs]
         return END_OF_TEXT.join(parts)
 
@@ -148,13 +147,13 @@ class Bytes(Tokenizer):
 
 
 class _HuggingFace(Tokenizer):
-    """What every tokenizer of the ``tokenizers`` library shares; subclasses provide ``_backend``."""
+    """Base of the tokenizers that use the ``tokenizers`` library. Subclasses provide ``_backend``."""
 
     _backend: tokenizers.Tokenizer
 
     @property
     def vocab_size(self) -> int:
-        return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1  # ids may have holes
+        return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1  # ids may have gaps
 
     @property
     def eos_id(self) -> int | None:
@@ -163,7 +162,7 @@ class _HuggingFace(Tokenizer):
 
     @property
     def prefix_token_ids(self) -> list[int]:
-        encoding = self._backend.encode("a", add_special_tokens=True)  # what the file's post-processor adds is marked
+        encoding = self._backend.encode("a", add_special_tokens=True)  # the mask marks what the post-processor adds
         return encoding.ids[: next((i for i, added in enumerate(encoding.special_tokens_mask) if not added), 0)]
 
     def encode(self, text: str) -> np.ndarray:
@@ -186,7 +185,7 @@ class _HuggingFace(Tokenizer):
             if token in added:
                 sizes[token] = 0 if added[token]["special"] else len(symbol.encode())
             elif byte_level and symbols.issuperset(symbol):
-                sizes[token] = len(symbol)  # one character of the byte-level alphabet stands for one byte
+                sizes[token] = len(symbol)  # one character of the byte-level alphabet is one byte
             elif re.fullmatch(r"<0x[0-9A-F]{2}>", symbol):
                 sizes[token] = 1  # byte fallback of SentencePiece models
             else:
@@ -197,7 +196,7 @@ class _HuggingFace(Tokenizer):
         return self._backend.to_str(pretty=True)
 
     def _bytes_in_context(self, token: int) -> int:
-        # Decoders may strip a leading space, so the token is measured behind itself.
+        # Decoders may strip a leading space, so measure the second of two copies of the token.
         once, twice = (self._backend.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
         return len(twice.encode()) - len(once.encode())
 
@@ -206,11 +205,11 @@ class Learned(_HuggingFace):
     """A tokenizer whose vocabulary is learned from the training text when the data is prepared.
 
     Args:
-        vocab_size: ids wanted. A short text may not have that many.
+        vocab_size: number of ids. A short text may give fewer.
     """
 
     def __init__(self, vocab_size: int) -> None:
-        self.wanted = vocab_size
+        self.requested_size = vocab_size
         self._trained: tokenizers.Tokenizer | None = None
 
     @property
@@ -233,17 +232,17 @@ class Learned(_HuggingFace):
     def _learn(self, texts: Iterable[str]) -> tokenizers.Tokenizer: ...
 
     def identity(self) -> str:
-        # Before training the vocabulary is not known, but it follows from the text, which is in the cache key beside this.
-        return f"{type(self).__name__.lower()}-{self.wanted}" if self._trained is None else super().identity()
+        # Before training the vocabulary is unknown, but it follows from the text, which is part of the cache key.
+        return f"{type(self).__name__.lower()}-{self.requested_size}" if self._trained is None else super().identity()
 
 
 class Characters(Learned):
-    """One id per character: the most frequent ones of the training text, and all others are one id, U+FFFD.
+    """One id per character: the most frequent characters of the training text. All others share one id, U+FFFD.
 
-    What is unknown is lost: it decodes as U+FFFD, and counts as that character's three bytes in bits per byte.
+    Unknown characters are lost: they decode as U+FFFD and count as its three bytes in bits per byte.
 
     Args:
-        vocab_size: ids wanted, U+FFFD (id 0) and ``<|endoftext|>`` (the last) among them. A short text may not have that many.
+        vocab_size: number of ids, including U+FFFD (id 0) and ``<|endoftext|>`` (the last id). A short text may give fewer.
     """
 
     def __init__(self, vocab_size: int = 128) -> None:
@@ -259,8 +258,8 @@ class Characters(Learned):
         for text in texts:
             counts.update(text)
         del counts[_UNKNOWN]
-        # Ties are settled by the character, so that the order of the texts does not matter; so are the ids.
-        frequent = sorted(counts, key=lambda character: (-counts[character], character))[: self.wanted - 2]
+        # Ties are broken by the character, so the order of the texts does not matter.
+        frequent = sorted(counts, key=lambda character: (-counts[character], character))[: self.requested_size - 2]
         vocab = {character: i for i, character in enumerate([_UNKNOWN, *sorted(frequent)])}
         backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token=_UNKNOWN))
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(_ANY_CHARACTER), behavior="isolated")
@@ -269,13 +268,13 @@ class Characters(Learned):
         return backend
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        # The library gives the same ids, but took 154 s for the standard library's 12 MB; this takes less than one.
+        # The library gives the same ids, but takes 154 s for the 12 MB of the standard library instead of less than 1 s.
         codes = (np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32) for text in texts)
         return [self._ids[code] for code in codes]  # (n,) each
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Characters:
-        """One that was learned and saved before."""
+        """A tokenizer that was learned and saved earlier."""
         tokenizer = cls(len(backend.get_vocab(with_added_tokens=True)))
         tokenizer._trained = backend
         return tokenizer
@@ -307,7 +306,7 @@ class BPE(Learned):
     """A byte-level BPE with GPT-2's word splitting, trained on the training text when the data is prepared.
 
     Args:
-        vocab_size: ids wanted, ``<|endoftext|>`` and the 256 bytes among them. A short text may not have that many.
+        vocab_size: number of ids, including ``<|endoftext|>`` and the 256 bytes. A short text may give fewer.
     """
 
     def __init__(self, vocab_size: int = 4096) -> None:
@@ -323,9 +322,9 @@ class BPE(Learned):
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=self.wanted,
+            vocab_size=self.requested_size,
             special_tokens=[END_OF_TEXT],
-            initial_alphabet=sorted(_byte_symbols()),  # so that any byte can be written, seen in training or not
+            initial_alphabet=sorted(_byte_symbols()),  # so that every byte has a token, seen in training or not
             show_progress=False,
         )
         backend.train_from_iterator(texts, trainer=trainer)
@@ -336,7 +335,7 @@ class TokenizerJSON(_HuggingFace):
     """Any tokenizer of the Hugging Face ``tokenizers`` library.
 
     Args:
-        path: a ``tokenizer.json``, or the folder that holds one.
+        path: a ``tokenizer.json``, or the folder that contains it.
 
     Raises:
         UserError: if the file is missing or is not a tokenizer.
@@ -347,7 +346,7 @@ class TokenizerJSON(_HuggingFace):
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer saved at ``path`` (a ``tokenizer.json``, or the folder that holds one).
+    """The tokenizer saved at ``path`` (a ``tokenizer.json``, or the folder that contains it).
 
     Raises:
         UserError: if the file is missing or is not a tokenizer.
@@ -367,14 +366,14 @@ def _tokenizer_file(path: str | os.PathLike[str]) -> Path:
 
 def _read_backend(file: Path) -> tokenizers.Tokenizer:
     if not file.is_file():
-        raise UserError(f"There is no tokenizer at {file}: give a tokenizer.json or the folder that holds one.")
+        raise UserError(f"Tokenizer not found at {file}: give a tokenizer.json or the folder that contains it.")
     try:
         backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
+    except Exception as error:  # the library raises a bare Exception for invalid files
         raise UserError(f"{file} is not a tokenizer.json that the tokenizers library can read: {error}.") from error
     backend.no_truncation()
     backend.no_padding()
-    backend.encode_special_tokens = True  # not part of the file
+    backend.encode_special_tokens = True  # not stored in the file
     return backend
 
 

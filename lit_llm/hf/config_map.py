@@ -1,7 +1,7 @@
-"""Which config.json is which GPTConfig, both ways. What one side has and the other has not is refused, never dropped.
+"""Convert between config.json and GPTConfig. Settings without an equivalent are refused, never dropped.
 
-Names, meanings and defaults of the keys are those of the configuration classes of transformers (5.23). A key that stands in
-neither function here does not change what the model computes.
+Keys and their defaults are those of the configuration classes of transformers (5.23). Keys that are not read here do not
+change what the model computes.
 """
 
 from __future__ import annotations
@@ -20,57 +20,57 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-"""The families that can be imported and exported, by `model_type`."""
+"""The supported architectures by `model_type`."""
 
 _GATED = {"swiglu": "silu", "geglu": "gelu", "relu2": "relu"}
-"""Our MLP → hidden_act of a gated one. relu(Wx)² is relu(Wx)·(Wx): a ReLU-gated MLP whose gate is the matrix itself."""
+"""GPTConfig.mlp → hidden_act. relu(Wx)² = relu(Wx)·(Wx) is a ReLU-gated MLP whose gate and up matrices are equal."""
 _DROPOUTS = {"gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
 
 
 class Fields:
-    """The keys of a config.json, and everything found wrong with them."""
+    """The keys of a config.json, and the problems found in them."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
         self.problems: list[str] = []
 
     def size(self, name: str) -> int:
-        """A key that must be there, a whole number above 0."""
+        """The value of a required key, which must be a whole number above 0."""
         value = self.content.get(name)
         if isinstance(value, int) and value > 0:
             return value
         self.problems.append(
-            f"'{name}' is {value!r}, it must be a whole number above 0" if value is not None else f"no '{name}'"
+            f"'{name}' is missing" if value is None else f"'{name}' must be a whole number above 0, not {value!r}"
         )
         return 1
 
     def get(self, name: str, default: Any) -> Any:
-        """A key that may be missing or null."""
+        """The value of an optional key, or `default` if it is missing or null."""
         value = self.content.get(name)
         return default if value is None else value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
-        """A key of which lit_llm knows some values."""
+        """The value of an optional key, of which lit_llm supports only `known` values."""
         value = self.get(name, default)
         if value not in known:
-            self.problems.append(f"'{name}' is {value!r}, and lit_llm only has {' or '.join(repr(k) for k in known)}")
+            self.problems.append(f"'{name}' is {value!r}, but lit_llm supports only {' or '.join(repr(k) for k in known)}")
         return value
 
 
 def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
-    """The model that a parsed config.json describes, and notes on what training, not the model, would do differently.
+    """The model of a parsed config.json, and notes on settings that affect only training.
 
     Raises:
-        UserError: it is of no known family, or something in it has no equivalent; one sentence a line.
+        UserError: the architecture or some of its settings are not supported; one sentence per line.
     """
     family = content.get("model_type")
     if family is None:
-        raise UserError("it has no 'model_type', so it describes no model")
+        raise UserError("it has no 'model_type'")
     if family not in ARCHITECTURES:
-        raise UserError(f"'model_type' is {family!r}, and the families that can be imported are {', '.join(ARCHITECTURES)}")
+        raise UserError(f"'model_type' is {family!r}, but lit_llm can import only {', '.join(ARCHITECTURES)}")
     fields = Fields(content)
     if "quantization_config" in content:
-        fields.problems.append("'quantization_config': quantised weights cannot be trained on; take the original ones")
+        fields.problems.append("'quantization_config': quantised weights cannot be trained; import the original ones")
     settings = _read_gpt2(fields) if family == "gpt2" else _read_llama_like(fields, family)
     settings["vocab_size"] = fields.size("vocab_size")
     eos = fields.get("eos_token_id", None)
@@ -84,7 +84,7 @@ def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
     if len(set(dropouts.values())) == 1 and family == "gpt2":
         settings["dropout"] = dropouts["resid_pdrop"]
     elif any(dropouts.values()):
-        notes.append(f"dropout is 0, since lit_llm has one rate where config.json has {dropouts} (fit --model.dropout)")
+        notes.append(f"dropout is set to 0: lit_llm has a single rate, but config.json has {dropouts} (fit --model.dropout)")
     config = GPTConfig(**settings)
     problems = fields.problems or config.problems()
     if problems:
@@ -118,7 +118,7 @@ def _read_llama_like(fields: Fields, family: str) -> dict[str, Any]:
     head_dim = fields.get("head_dim", 128 if family == "qwen3" else None)
     bias = fields.only("attention_bias", (False, True) if family == "llama" else (False,), False)
     if family == "llama" and fields.get("mlp_bias", False) != bias:
-        fields.problems.append("'attention_bias' and 'mlp_bias' differ, and lit_llm has biases in both or in neither")
+        fields.problems.append("'attention_bias' and 'mlp_bias' differ, but lit_llm has biases in both or in neither")
     act = fields.only("hidden_act", _GATED.values(), "silu")
     settings = {
         "n_layer": n_layer,
@@ -141,7 +141,7 @@ def _read_llama_like(fields: Fields, family: str) -> dict[str, Any]:
 
 
 def _window(fields: Fields, family: str, n_layer: int) -> int | None:
-    if family == "mistral":  # null is "none" here and 4096 what is meant when the key is missing
+    if family == "mistral":  # null means no window; a missing key means 4096
         window: int | None = fields.content.get("sliding_window", 4096)
         return window
     if family == "llama" or not fields.get("use_sliding_window", False):
@@ -150,19 +150,21 @@ def _window(fields: Fields, family: str, n_layer: int) -> int | None:
     kinds = fields.get("layer_types", ["sliding_attention" if i >= first else "full_attention" for i in range(n_layer)])
     if len(set(kinds)) > 1:
         fields.problems.append(
-            "'max_window_layers' or 'layer_types' give some layers a sliding window, and lit_llm all or none"
+            "'max_window_layers' or 'layer_types' give some layers a sliding window, but lit_llm supports all or none"
         )
     return int(fields.get("sliding_window", 4096)) if kinds[0] == "sliding_attention" else None
 
 
 def _rope(fields: Fields) -> dict[str, Any]:
-    # Until version 4 rope_theta stood alone beside rope_scaling (whose rope_type was called type); now all is in one.
+    # Version 5 has everything in rope_parameters. Version 4 had rope_theta and rope_scaling (with rope_type or type).
     rope = fields.get("rope_parameters", None) or fields.get("rope_scaling", {})
     found: dict[str, Any] = {"rope_theta": float(rope.get("rope_theta", fields.get("rope_theta", 10000.0)))}
     if rope.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0)) != 1.0:
-        fields.problems.append("'partial_rotary_factor' is not 1, and lit_llm rotates whole heads")
+        fields.problems.append("'partial_rotary_factor' is not 1, but lit_llm rotates whole heads")
     kind = (
-        "one a layer" if any(isinstance(v, dict) for v in rope.values()) else rope.get("rope_type", rope.get("type", "default"))
+        "one per layer"
+        if any(isinstance(v, dict) for v in rope.values())
+        else rope.get("rope_type", rope.get("type", "default"))
     )
     if kind == "llama3":
         keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -171,15 +173,15 @@ def _rope(fields: Fields) -> dict[str, Any]:
         if not missing:
             found["rope_scaling"] = {key: float(rope[key]) for key in keys}
     elif kind != "default":
-        fields.problems.append(f"'rope_type' is {kind!r}, and lit_llm only has 'default' or 'llama3'")
+        fields.problems.append(f"'rope_type' is {kind!r}, but lit_llm supports only 'default' or 'llama3'")
     return found
 
 
 def write_config(config: GPTConfig) -> tuple[dict[str, Any], list[str]]:
-    """The config.json of the architecture that computes the same, and notes on where it does not quite.
+    """The config.json of the equivalent architecture, and notes on its remaining differences.
 
     Raises:
-        UserError: there is no such architecture; one sentence for each setting that has no equivalent.
+        UserError: no architecture is equivalent; one sentence for each setting without an equivalent.
     """
     family = _family(config)
     content = _write_gpt2(config) if family == "gpt2" else _write_llama_like(config, family)
@@ -193,45 +195,47 @@ def write_config(config: GPTConfig) -> tuple[dict[str, Any], list[str]]:
     notes = []
     if config.mask_documents:
         notes.append(
-            "model.mask_documents: transformers lets attention cross the end-of-document id, so logits differ behind one "
-            "(not where a text is one document)"
+            "model.mask_documents cannot be exported: in transformers attention crosses document boundaries, so logits differ "
+            "after an end-of-text token"
         )
     if family != "gpt2" and config.dropout:
-        notes.append(f"model.dropout {config.dropout} is left out: {ARCHITECTURES[family]} drops attention weights only")
+        notes.append(
+            f"model.dropout {config.dropout} cannot be exported: {ARCHITECTURES[family]} has dropout on attention weights only"
+        )
     if family != "gpt2" and config.mlp == "relu2":
-        notes.append("model.mlp relu2 is written as a ReLU-gated MLP with twice the same matrix: equal outputs, larger files")
+        notes.append("model.mlp relu2 is exported as a ReLU-gated MLP with two equal matrices: same outputs, larger files")
     return content, notes
 
 
 def _family(config: GPTConfig) -> str:
     found = []
 
-    def lacks(what: str, setting: str, instead: str) -> None:
+    def unsupported(what: str, setting: str, instead: str) -> None:
         found.append(f"model.{setting} {getattr(config, setting)} has no equivalent in {what} (--model.{setting} {instead})")
 
     if config.logit_softcap is not None:
-        lacks("any architecture of transformers that fits", "logit_softcap", "null")
+        unsupported("any matching architecture of transformers", "logit_softcap", "null")
     if config.position == "learned":
         what = "GPT2LMHeadModel, which has learned positions"
         for setting, wanted in (("norm", "layernorm"), ("mlp", "gelu"), ("qk_norm", False), ("window", None)):
             if getattr(config, setting) != wanted:
-                lacks(what, setting, "null" if wanted is None else str(wanted).lower())
+                unsupported(what, setting, "null" if wanted is None else str(wanted).lower())
         if config.kv_heads != config.n_head:
-            lacks(what, "n_kv_head", "null")
+            unsupported(what, "n_kv_head", "null")
         if config.head_width * config.n_head != config.n_embd:
-            lacks(what, "head_dim", "null")
+            unsupported(what, "head_dim", "null")
         family = "gpt2"
     else:
         what = "the architectures with rotary positions (LLaMA, Mistral, Qwen)"
         if config.norm != "rmsnorm":
-            lacks(what, "norm", "rmsnorm")
+            unsupported(what, "norm", "rmsnorm")
         if config.mlp not in _GATED:
-            lacks(what, "mlp", "swiglu, geglu or relu2")
+            unsupported(what, "mlp", "swiglu, geglu or relu2")
         some_bias = config.bias or bool(config.qkv_bias)
         if config.bias and config.qkv_bias is False:
-            lacks(what, "qkv_bias", "null")
+            unsupported(what, "qkv_bias", "null")
         elif config.bias and (config.qk_norm or config.window is not None):
-            lacks("Mistral and Qwen3 (model.qk_norm, model.window)", "bias", "false")
+            unsupported("Mistral and Qwen3 (model.qk_norm, model.window)", "bias", "false")
         family = "llama"
         if config.qk_norm:
             family = "qwen3"
@@ -269,7 +273,7 @@ def _write_llama_like(config: GPTConfig, family: str) -> dict[str, Any]:
         "max_position_embeddings": config.block_size,
         "rms_norm_eps": config.norm_eps,
         "attention_dropout": 0.0,
-        # As version 4 wrote it, which version 5 reads too.
+        # The keys of version 4, which version 5 reads too.
         "rope_theta": config.rope_theta,
         "rope_scaling": None if config.rope_scaling is None else {"rope_type": "llama3", **_whole(config.rope_scaling)},
     }
@@ -287,7 +291,7 @@ def _write_llama_like(config: GPTConfig, family: str) -> dict[str, Any]:
 
 
 def _whole(scaling: dict[str, float]) -> dict[str, float | int]:
-    """original_max_position_embeddings as the whole number that transformers insists on."""
+    """`scaling` with original_max_position_embeddings as an integer, which transformers requires."""
     return {
         key: int(value) if key.startswith("original") and math.floor(value) == value else value
         for key, value in scaling.items()

@@ -1,4 +1,4 @@
-"""The optional package that this folder needs, asked for when it is used."""
+"""Import the optional package of this folder when it is first used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def safetensors() -> Any:
     """The module `safetensors`.
 
     Raises:
-        UserError: it is not installed; says what installs it.
+        UserError: it is not installed. The message has the pip command.
     """
     try:
         importlib.import_module("safetensors.torch")

@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder, in one file or several: safetensors, or pickles of plain tensors."""
+"""Read the weights of a Hugging Face folder: safetensors, or pickles of plain tensors, in one file or several."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lit_llm.hf.tensor_map import VOCABULARY, Link
 CONFIG = "config.json"
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _NOT_WEIGHTS = re.compile(r"(^|\.)(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)$")
-"""Masks and rotary tables that old folders carry."""
+"""Masks and rotary tables in old folders."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        UserError: there is no such file, or it holds no JSON object.
+        UserError: the file does not exist or is not a JSON object.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -35,12 +35,12 @@ def read_json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{file} holds no JSON object")
+        raise UserError(f"{file} is not a JSON object")
     return content
 
 
 class WeightFiles:
-    """Tensors of a folder by name; each is read when it is asked for.
+    """The tensors of a folder by name, each read on access.
 
     Raises:
         UserError: the folder has no weights, a shard is missing or damaged.
@@ -49,27 +49,27 @@ class WeightFiles:
     def __init__(self, folder: Path) -> None:
         found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
         if found is None:
-            raise UserError(f"{folder} has no weights: none of {', '.join(_FILES)} is there (--from)")
+            raise UserError(f"{folder} has no weights: expected one of {', '.join(_FILES)} (--from).")
         self._open: dict[Path, Any] = {}
-        self.where: dict[str, Path] = {}
-        """Name of a tensor → the file that has it."""
+        self.files: dict[str, Path] = {}
+        """Tensor name → file."""
         if found.suffix == ".json":
             names = read_json(found).get("weight_map")
             if not isinstance(names, dict):
-                raise UserError(f"{found} has no 'weight_map' that says which file has which tensor")
-            self.where = {name: folder / file for name, file in names.items()}
-            missing = [file for file in dict.fromkeys(self.where.values()) if not file.is_file()]
+                raise UserError(f"{found} has no 'weight_map', which maps tensors to files")
+            self.files = {name: folder / file for name, file in names.items()}
+            missing = [file for file in dict.fromkeys(self.files.values()) if not file.is_file()]
             if missing:
-                raise UserError("\n".join(f"{file} is missing, and {found.name} says it holds weights" for file in missing))
-            for name, file in self.where.items():
+                raise UserError("\n".join(f"{file} is missing, but {found.name} lists it" for file in missing))
+            for name, file in self.files.items():
                 if name not in self._names(file):
-                    raise UserError(f"{file} has no tensor {name}, and {found.name} says it has")
+                    raise UserError(f"{file} has no tensor {name}, but {found.name} lists it there")
         else:
-            self.where = dict.fromkeys(self._names(found), found)
-        self.where = {name: file for name, file in self.where.items() if not _NOT_WEIGHTS.search(name)}
+            self.files = dict.fromkeys(self._names(found), found)
+        self.files = {name: file for name, file in self.files.items() if not _NOT_WEIGHTS.search(name)}
 
     def _content(self, file: Path) -> Any:
-        """A file that is open: mapped where that is possible."""
+        """An opened file, memory-mapped if possible."""
         if file not in self._open:
             library = safetensors() if file.suffix == ".safetensors" else None
             try:
@@ -77,81 +77,81 @@ class WeightFiles:
                     self._open[file] = library.safe_open(file, framework="pt")
                 else:
                     self._open[file] = torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=True)
-            except Exception as error:  # neither library has one type for all that can be wrong with a file
-                said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-                raise UserError(f"{file} cannot be read, it is damaged or holds more than tensors: {said}") from error
+            except Exception as error:  # the libraries raise many types for damaged files
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+                raise UserError(f"{file} cannot be read. It is damaged or contains more than tensors: {reason}") from error
         return self._open[file]
 
     def _names(self, file: Path) -> list[str]:
         return list(self._content(file).keys())
 
     def __getitem__(self, name: str) -> Tensor:
-        file = self.where[name]
+        file = self.files[name]
         content = self._content(file)
         tensor: Tensor = content[name] if isinstance(content, dict) else content.get_tensor(name)
         return tensor
 
 
 def read_weights(folder: Path, table: list[Link], shapes: dict[str, torch.Size], vocab_size: int) -> dict[str, Tensor]:
-    """Our state_dict from a folder's weights, each in the folder's own dtype and in memory of its own.
+    """Our state_dict from the weights of a folder, in the folder's dtype. No two tensors share memory.
 
     Args:
-        shapes: the shapes of our state_dict; its vocabulary may be padded (P rows), the folder's has `vocab_size` rows.
+        shapes: the shapes of our state_dict. Its vocabulary may be padded; the folder's has `vocab_size` rows.
 
     Raises:
-        UserError: a tensor is missing, of another shape than config.json says, or not of this model; each names its file.
+        UserError: a tensor is missing, is not part of the model, or has another shape than config.json implies.
     """
-    files = WeightFiles(folder)
-    names = {link.theirs: _stored_name(link.theirs, files.where) for link in table}
+    source = WeightFiles(folder)
+    names = {link.theirs: _stored_name(link.theirs, source.files) for link in table}
     problems = [
-        f"{folder} has no tensor {theirs}, and {CONFIG} says it has" for theirs, stored in names.items() if stored is None
+        f"{folder} has no tensor {theirs}, but {CONFIG} implies it" for theirs, stored in names.items() if stored is None
     ]
     stored_names = {stored for stored in names.values() if stored is not None}
     tied = not any(link.theirs == "lm_head.weight" for link in table)
-    for name in sorted(files.where.keys() - stored_names):
+    for name in sorted(source.files.keys() - stored_names):
         if not (tied and name == "lm_head.weight"):
-            problems.append(f"{files.where[name]} has a tensor {name} that the model of {CONFIG} does not have")
+            problems.append(f"{source.files[name]} has a tensor {name}, which is not part of the model in {CONFIG}")
     _refuse(problems)
     weights: dict[str, Tensor] = {}
     for link in table:
         stored = names[link.theirs]
         assert stored is not None
-        file, tensor = files.where[stored], files[stored]
+        file, tensor = source.files[stored], source[stored]
         parts = [torch.Size((vocab_size, *shapes[name][1:])) if name in VOCABULARY else shapes[name] for name in link.ours]
         whole = [sum(part[0] for part in parts), *parts[0][1:]]
         expected = tuple(reversed(whole)) if link.transposed else tuple(whole)
         if tuple(tensor.shape) != expected:
-            problems.append(f"{file}: {stored} is {tuple(tensor.shape)}, and {CONFIG} says {expected}")
+            problems.append(f"{file}: {stored} has shape {tuple(tensor.shape)}, but {CONFIG} implies {expected}")
             continue
         if not tensor.is_floating_point():
-            problems.append(f"{file}: {stored} is {tensor.dtype}, and weights are floating-point numbers")
+            problems.append(f"{file}: {stored} has dtype {tensor.dtype}, but weights must be floating-point")
             continue
         pieces = (tensor.T if link.transposed else tensor).split([part[0] for part in parts])
         for name, piece in zip(link.ours, pieces, strict=True):
-            # Copied: the file is mapped, and saving a view of it would save all of it.
-            own = piece.clone(memory_format=torch.contiguous_format)
+            # Copy: the file is memory-mapped, and saving a view of it would save the whole file.
+            copy = piece.clone(memory_format=torch.contiguous_format)
             if name in VOCABULARY:
-                own = F.pad(own, (0, 0, 0, shapes[name][0] - vocab_size))
-            if name in weights and not torch.equal(own, weights[name]):
-                problems.append(
-                    f"{file}: {stored} is not equal to its pair, and only such a gate with 'hidden_act' relu is known"
-                )
-            weights[name] = own
-    if tied and "lm_head.weight" in files.where and not problems:
-        head = files["lm_head.weight"]
+                copy = F.pad(copy, (0, 0, 0, shapes[name][0] - vocab_size))
+            if name in weights and not torch.equal(copy, weights[name]):
+                problems.append(f"{file}: {stored} must equal its gate or up matrix, because 'hidden_act' is relu")
+            weights[name] = copy
+    if tied and "lm_head.weight" in source.files and not problems:
+        head = source["lm_head.weight"]
         if not torch.equal(head, weights["embedding.weight"][: len(head)]):
-            problems.append(f"{files.where['lm_head.weight']}: lm_head.weight is not the embedding, and {CONFIG} ties the two")
+            problems.append(
+                f"{source.files['lm_head.weight']}: lm_head.weight differs from the embedding, but {CONFIG} ties the two"
+            )
     _refuse(problems)
     return weights
 
 
 def _refuse(problems: list[str]) -> None:
-    """Raise what was found, if anything: the first five, since one wrong size shows in every layer."""
+    """Raise the first five problems, if any: one wrong size affects every layer."""
     if problems:
         raise UserError("\n".join(problems[:5] + [f"… and {len(problems) - 5} more"] * (len(problems) > 5)))
 
 
-def _stored_name(theirs: str, where: dict[str, Path]) -> str | None:
-    """The name in the folder: saved from the model without its head, names lack the first part."""
+def _stored_name(theirs: str, files: dict[str, Path]) -> str | None:
+    """The name in the folder. A model saved without its head has names without the first component."""
     bare = theirs.split(".", 1)[1]
-    return next((name for name in (theirs, bare) if name in where), None)
+    return next((name for name in (theirs, bare) if name in files), None)

@@ -1,4 +1,4 @@
-"""Which tensor of a Hugging Face folder is which of ours: one table for both directions."""
+"""The mapping between the tensors of a Hugging Face folder and ours: one table for both directions."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 VOCABULARY = ("embedding.weight", "head.weight")
-"""Ours with a row for each id: padded here (P rows), not there (V rows)."""
+"""Our tensors with one row per token id. They are padded here, but not in Hugging Face folders."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """One tensor of theirs, and those of ours that it is made of, stacked along the first dimension."""
+    """One tensor of the folder, and our tensors that it contains, stacked along the first dimension."""
 
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
-    """GPT-2 keeps its matrices (in, out), as x @ W has them."""
+    """GPT-2 stores its matrices as (in, out), for x @ W."""
 
 
 def links(content: dict[str, Any]) -> list[Link]:
-    """The tensors of the model that a config.json describes.
+    """The links of the model in a config.json.
 
-    A tensor of ours can be in two links: on the way in they must then agree, on the way out both get it. A bias of theirs that
-    we do not have is zero.
+    One of our tensors can be in two links: import requires both to be equal, export writes both. A bias that we do not have is
+    exported as zero.
     """
     return list(_gpt2(content) if content["model_type"] == "gpt2" else _llama_like(content))
 
@@ -53,19 +53,18 @@ def _gpt2(content: dict[str, Any]) -> Iterator[Link]:
 
 
 def _llama_like(content: dict[str, Any]) -> Iterator[Link]:
-    family = content["model_type"]
     attention_bias = bool(content.get("attention_bias", False))
     mlp_bias = bool(content.get("mlp_bias", False))
-    gate = "up" if content.get("hidden_act") == "relu" else "gate"  # relu(Wx)² has no gate of its own
+    gate = "up" if content.get("hidden_act") == "relu" else "gate"  # relu(Wx)²: gate and up are the same matrix
     yield Link("model.embed_tokens.weight", ("embedding.weight",))
     for i in range(content["num_hidden_layers"]):
         a, b = f"model.layers.{i}", f"blocks.{i}"
         yield Link(f"{a}.input_layernorm.weight", (f"{b}.attention_norm.weight",))
         for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value")):
-            bias = attention_bias or family == "qwen2"
+            bias = attention_bias or content["model_type"] == "qwen2"  # no key says so
             yield from _linear(f"{a}.self_attn.{theirs}_proj", f"{b}.attention.{ours}", bias=bias)
         yield from _linear(f"{a}.self_attn.o_proj", f"{b}.attention.project", bias=attention_bias)
-        if family == "qwen3":
+        if content["model_type"] == "qwen3":  # no key says so
             yield Link(f"{a}.self_attn.q_norm.weight", (f"{b}.attention.query_norm.weight",))
             yield Link(f"{a}.self_attn.k_norm.weight", (f"{b}.attention.key_norm.weight",))
         yield Link(f"{a}.post_attention_layernorm.weight", (f"{b}.mlp_norm.weight",))

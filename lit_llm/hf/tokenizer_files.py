@@ -1,4 +1,4 @@
-"""The files beside the weights that say how text becomes ids, in Hugging Face folders and in run folders."""
+"""The tokenizer and generation files of Hugging Face folders and run folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPANIONS = (
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
     *("tokenizer.model", "vocab.json", "merges.txt", GENERATION),
 )
-"""What an imported tokenizer has beside its tokenizer.json. A run folder keeps it, so that it comes out as it came in."""
+"""Files next to tokenizer.json in an imported folder. A run folder keeps them, so that export writes them unchanged."""
 
 
 def copy_companions(source: Path, target: Path) -> None:
@@ -25,10 +25,10 @@ def copy_companions(source: Path, target: Path) -> None:
 
 
 def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
-    """Put a run's tokenizer into an exported folder, where `AutoTokenizer` gives the ids that we train on.
+    """Write a run's tokenizer into an exported folder, so that `AutoTokenizer` gives the ids of training.
 
-    One that was imported keeps its companions. For one of our own a configuration is written: no id is added to a text, the
-    characters of a special token in a text are text (`split_special_tokens`), and decoding changes no space.
+    An imported tokenizer keeps its companion files. Other tokenizers get a configuration that adds no ids to a text, treats
+    the name of a special token in a text as text (`split_special_tokens`), and changes no spaces in decoding.
     """
     shutil.copyfile(run / TOKENIZER_FILE, out / TOKENIZER_FILE)
     copy_companions(run, out)
@@ -43,12 +43,12 @@ def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
     }
     if tokenizer.eos_id is not None:
         end = tokenizer.decode([tokenizer.eos_id])
-        settings |= {"bos_token": end, "eos_token": end}  # a document begins after the end of another, as in GPT-2
+        settings |= {"bos_token": end, "eos_token": end}  # a document starts after the end of another, as in GPT-2
     write_json(settings, out / "tokenizer_config.json")
 
 
 def write_generation_config(run: Path, out: Path, *, eos_id: int | None) -> dict[str, Any]:
-    """Write generation_config.json, the imported one if there is one; returns the ids of it that config.json repeats."""
+    """Write generation_config.json (the imported one, if any). Returns its ids, which config.json repeats."""
     if (run / GENERATION).is_file():
         shutil.copyfile(run / GENERATION, out / GENERATION)
     else:

@@ -1,4 +1,4 @@
-"""A model's folder as `transformers` loads it: config.json, weights in safetensors, generation_config.json."""
+"""Write JSON files and weights (safetensors) as `transformers` loads them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def write_weights(
     dtype: torch.dtype | None,
     max_bytes: float,
 ) -> None:
-    """Write our state_dict under their names.
+    """Write our state_dict under the names of transformers.
 
-    One file `model.safetensors`, or where that would be larger than `max_bytes`, several and the index that says which tensor
-    is where. One file at a time is in memory.
+    The file is `model.safetensors`. If it would exceed `max_bytes`, several files and an index are written instead. Only one
+    file at a time is in memory.
 
     Args:
-        vocab_size: rows of the embedding and head that are ids; the padding after them is left out.
-        dtype: of what is written. None: as it is.
+        vocab_size: rows of embedding and head to write; the padding after them is omitted.
+        dtype: dtype of the written tensors. None: unchanged.
     """
     files: list[list[Link]] = [[]]
     total = filled = 0
@@ -54,7 +54,7 @@ def write_weights(
     for name, links in zip(names, files, strict=True):
         tensors = {link.theirs: _theirs(state, link, vocab_size, dtype) for link in links}
         safetensors().torch.save_file(tensors, folder / name, metadata={"format": "pt"})
-        (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors leaves it readable by its owner alone
+        (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors creates files that only their owner can read
 
 
 def _part(state: dict[str, Tensor], name: str, vocab_size: int) -> Tensor:

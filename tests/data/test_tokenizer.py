@@ -128,7 +128,7 @@ def test_no_end_token_is_none_and_truncation_saved_in_the_file_is_undone(tmp_pat
 
 
 def test_mistakes_are_explained(tmp_path):
-    with pytest.raises(ValueError, match="no tokenizer at"):
+    with pytest.raises(ValueError, match="Tokenizer not found at"):
         TokenizerJSON(str(tmp_path / "nothing.json"))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 3}))
     with pytest.raises(ValueError, match=r"not a tokenizer\.json"):
