@@ -21,7 +21,8 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from lit_llm.cli.recipe_cli import RecipeCLI
+from lit_llm.cli.build import build
+from lit_llm.cli.parse import parse
 
 WARMUP = 5  # steps before the clock starts
 
@@ -58,11 +59,11 @@ def step_seconds(flags: list[str], group: str, name: str, folder: Path, *, with_
     never = "1000000"
     runs = []
     for value, run_dir in ((name, "with"), ("null", "without")):
-        cli = RecipeCLI("fit", [
+        cli = build(parse("fit", [
             *flags, f"--{group}", value, "--run_dir", str(folder / run_dir), "--trainer.limit_val_batches", "0",
             "--trainer.enable_progress_bar", "false", "--checkpoint", "null", "--signals", "null",
             "--samples.every_n_steps", never, "--schedule.warmup_steps", "2",
-        ])  # fmt: skip
+        ]))  # fmt: skip
         runs.append((cli, Turns()))
     (_, first), (_, second) = runs
     first.other, second.other = second, first

@@ -23,7 +23,8 @@ from lightning.pytorch import Callback
 from torch.utils.tensorboard import SummaryWriter
 
 from lit_llm.callbacks.schedule import cosine
-from lit_llm.cli.recipe_cli import RecipeCLI
+from lit_llm.cli.build import Built, build
+from lit_llm.cli.parse import parse
 from lit_llm.data import TokenDataModule
 from lit_llm.models.gpt import GPT
 from lit_llm.optim import parameter_groups
@@ -35,7 +36,7 @@ WARMUP = 5  # steps before the clock starts
 class ByHand(Callback):
     """Makes a step by hand after each step of the Trainer, and times both."""
 
-    def __init__(self, cli: RecipeCLI, batches: Iterator[dict[str, torch.Tensor]], folder: Path) -> None:
+    def __init__(self, cli: Built, batches: Iterator[dict[str, torch.Tensor]], folder: Path) -> None:
         self.cli, self.batches, self.folder = cli, batches, folder
         self.trainer_times: list[float] = []
         self.hand_times: list[float] = []
@@ -44,7 +45,7 @@ class ByHand(Callback):
         module: LanguageModel = self.cli.model
         torch.manual_seed(0)
         self.model = GPT(module.config)
-        self.optimizer = self.cli._optimizer_factory(parameter_groups(self.model))
+        self.optimizer = self.cli.make_optimizer(parameter_groups(self.model))
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.writer = SummaryWriter(str(self.folder))
         self.step, self.logged_at = 0, time.perf_counter()
@@ -83,13 +84,13 @@ class ByHand(Callback):
 def paired(recipe: str, steps: int, folder: Path) -> tuple[float, float]:
     """Median seconds of a step, through the Trainer and by hand."""
     never = "1000000"
-    cli = RecipeCLI("fit", [
+    cli = build(parse("fit", [
         "--config", recipe, "--run_dir", str(folder / "run"),
         "--trainer.max_steps", str(steps), "--trainer.limit_val_batches", "0",
         "--checkpoint.every_n_steps", never, "--checkpoint.monitor", "null", "--samples.every_n_steps", never,
         "--schedule.warmup_steps", "2",
-    ])  # fmt: skip
-    twin = RecipeCLI("fit", ["--config", recipe, "--run_dir", str(folder / "twin")]).datamodule
+    ]))  # fmt: skip
+    twin = build(parse("fit", ["--config", recipe, "--run_dir", str(folder / "twin")])).datamodule
     assert isinstance(twin, TokenDataModule)
     twin.prepare_data()
     twin.setup()

@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import sys
 
-from lit_llm.errors import UserError, is_user_error
+from lit_llm.errors import UserError, is_user_error, report
 
 # Command → module with `main(arguments) -> exit code`, what it does, an example. A module is imported when its command runs:
 # Lightning takes seconds to import, and listing recipes needs none of it.
@@ -65,8 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         if not is_user_error(error):
             raise
-        if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":  # once a machine, not once a process
-            report(str(error))
+        report(str(error))
         return 2
 
 
@@ -74,12 +73,6 @@ def console_script() -> int:
     """Entry point of the installed command `lit_llm`: finds classes in the current folder, as `python -m lit_llm` does."""
     sys.path.insert(0, os.getcwd())
     return main()
-
-
-def report(message: str) -> None:
-    """Print a mistake, one line each."""
-    for line in message.splitlines():
-        print(f"error: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -17,3 +18,10 @@ def is_user_error(error: BaseException) -> bool:
     """Whether `error` is a `UserError`, or a callback's `ConfigurationError`: `callbacks/` imports nothing of `lit_llm`."""
     callbacks = sys.modules.get("lit_llm.callbacks.errors")  # imported by whoever raised a ConfigurationError
     return isinstance(error, UserError) or (callbacks is not None and isinstance(error, callbacks.ConfigurationError))
+
+
+def report(message: str) -> None:
+    """Print mistakes to stderr, one a line. Of the processes of a run, only the first on each machine prints."""
+    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
+        for line in message.splitlines():
+            print(f"error: {line}", file=sys.stderr, flush=True)

@@ -1,81 +1,326 @@
-"""Command-line arguments before they are parsed: the shorthand `--run`, and which config files are named."""
+"""Command-line arguments, read in one place: flags, recipe files with their bases, and the values they assign. No torch.
+
+A flag is written `--key value` or `--key=value`, with dashes or underscores. Later arguments override earlier ones.
+"""
 
 from __future__ import annotations
 
+import argparse
+import difflib
+import json
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
+from typing import Any, NoReturn
 
 import yaml
 
-from lit_llm.cli.recipe_files import base_of, find_recipe
-from lit_llm.data.tokenizer import TOKENIZER_FILE
+from lit_llm.cli.groups import CALLBACKS
+from lit_llm.cli.recipe_files import base_of, find_recipe, shipped
 from lit_llm.errors import UserError
+from lit_llm.renamed_classes import current_name, with_current_names
 from lit_llm.runs.run_folder import CONFIG, config_of
 
-
-def _pairs(arguments: list[str]) -> Iterator[tuple[str, str | None, list[str]]]:
-    """Flag, value and the words they were given in; the value is None where none follows."""
-    position = 0
-    while position < len(arguments):
-        key, equals, value = arguments[position].partition("=")
-        takes_next = not equals and key in ("--run", "--config", "-c") and position + 1 < len(arguments)
-        words = arguments[position : position + (2 if takes_next else 1)]
-        position += len(words)
-        yield key, words[1] if takes_next else value if equals else None, words
+COMMAND_LINE = "the command line"
+FLAGS = -1
+"""The `source` of every flag."""
+HELP = ("help", "h")
+PRINT_CONFIG = "print_config"
+_WITHOUT_VALUE = (*HELP, PRINT_CONFIG)
 
 
-def expand_run(arguments: list[str]) -> list[str]:
-    """`--run DIR` stands for the configuration of that run folder, wherever it has been moved to; `--config NAME` for the
-    shipped recipe of that name where there is no such file. Flags may be written with dashes.
+@dataclass(frozen=True)
+class Flag:
+    """One flag. `value` is None for the few flags that need none, such as --help."""
 
-    Raises:
-        UserError: no run folder.
+    key: str
+    value: str | None
+
+    @property
+    def word(self) -> str:
+        return f"--{self.key}" if self.value is None else f"--{self.key}={self.value}"
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """One YAML file and its content, without `base`."""
+
+    path: str
+    content: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One value that the user gives: a leaf of a recipe file, or a flag.
+
+    Attributes:
+        key: dotted, without `class_path` and `init_args`, as the flag is called.
+        origin: the recipe file, or `COMMAND_LINE`.
+        source: position of the recipe file among the arguments, or `FLAGS`.
     """
-    expanded: list[str] = []
-    for key, value, words in _pairs(arguments):
-        if key == "--run":
-            if value is None:
-                raise UserError("--run needs a run folder, like --run runs/quickstart")
-            expanded += ["--config", str(config_of(Path(value))), "--run_dir", value, *_own_tokenizer(Path(value))]
-        elif key in ("--config", "-c") and value is not None:
-            expanded += ["--config", str(find_recipe(value))]
+
+    key: str
+    value: Any
+    origin: str
+    source: int = FLAGS
+
+    def as_flag(self) -> str:
+        value = self.value if isinstance(self.value, str) else json.dumps(self.value)
+        return f"--{self.key}={value}"
+
+    @property
+    def where(self) -> str:
+        return f"(--{self.key}, in {self.origin})"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a command was given.
+
+    Attributes:
+        items: recipe files and flags, in the order in which they apply. A file's base comes right before it.
+        config_files: the recipe files that were named, without bases. The run folder is named after them.
+        problems: what cannot be understood, one sentence each.
+        reported: whether mistakes have already been printed, so that the command must fail.
+    """
+
+    items: list[RecipeFile | Flag]
+    config_files: list[str]
+    problems: list[str] = field(default_factory=list)
+    reported: bool = False
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """Every value, in order."""
+        return [assignment for i, item in enumerate(self.items) for assignment in _assignments_of(item, i)]
+
+    def value_of(self, key: str) -> Any:
+        """The last value assigned to a key; None if there is none."""
+        return next((a.value for a in reversed(self.assignments) if a.key == key), None)
+
+    def asks_for(self, *keys: str) -> Flag | None:
+        """The first flag with one of these keys."""
+        return next((item for item in self.items if isinstance(item, Flag) and item.key in keys), None)
+
+    def without(self, dropped: list[Assignment]) -> Arguments:
+        """The same arguments without some assignments."""
+        items: list[RecipeFile | Flag] = []
+        for i, item in enumerate(self.items):
+            if isinstance(item, RecipeFile):
+                keys = {a.key for a in dropped if a.source == i}
+                items.append(RecipeFile(item.path, pruned(item.content, keys)) if keys else item)
+            elif not any(a in dropped for a in _assignments_of(item)):
+                items.append(item)
+        return replace(self, items=items)
+
+    def words(self) -> list[str]:
+        """As the recipe parser takes them. Files are given as YAML text."""
+        words: list[str] = []
+        for is_file, items in groupby(self.items, key=lambda item: isinstance(item, RecipeFile)):
+            if is_file:
+                contents = [item.content for item in items if isinstance(item, RecipeFile) and item.content]
+                words += [f"--config={yaml.safe_dump(content, sort_keys=False)}" for content in contents]
+            else:
+                flags = [item for item in items if isinstance(item, Flag)]
+                # A class before its arguments, in whatever order they were given.
+                words += [flag.word for flag in sorted(flags, key=lambda flag: plain_key(flag.key).count("."))]
+        return words
+
+
+def _assignments_of(item: RecipeFile | Flag, position: int = FLAGS) -> list[Assignment]:
+    if isinstance(item, RecipeFile):
+        return [Assignment(key, value, item.path, position) for key, value in leaves(item.content)]
+    if item.key in _WITHOUT_VALUE or item.value is None:
+        return []
+    key = plain_key(item.key)
+    if item.value.lstrip().startswith("{"):
+        try:
+            value = with_current_names(yaml.safe_load(item.value), CALLBACKS, key.partition(".")[0])
+        except yaml.YAMLError:
+            value = None  # the recipe parser explains what is wrong with it
+        if isinstance(value, dict) and value:
+            return [Assignment(k or key, v, COMMAND_LINE) for k, v in leaves(value, f"{key}.")]
+    return [Assignment(key, item.value, COMMAND_LINE)]
+
+
+def plain_key(key: str) -> str:
+    """A dotted key without `init_args` and a final `class_path`: `schedule.init_args.shape` is `schedule.shape`."""
+    return key.replace(".init_args", "").removesuffix(".class_path")
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nested dict. A class comes before its arguments, which follow without `init_args`."""
+    for name, value in sorted(tree.items(), key=lambda item: item[0] != "class_path"):
+        if name == "class_path":
+            yield prefix.rstrip("."), value
+        elif name == "init_args" and isinstance(value, dict):
+            yield from leaves(value, prefix)
+        elif isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
         else:
-            expanded += [words[0].replace(key, underscored(key), 1), *words[1:]]
-    return expanded
+            yield f"{prefix}{name}", value
 
 
-def underscored(flag: str) -> str:
-    """`--check-against` is `--check_against`: no key has a dash."""
-    return "--" + flag[2:].replace("-", "_") if flag.startswith("--") else flag
+def pruned(tree: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
+    """A nested dict without the leaves with these keys, and without dicts that become empty."""
+    kept: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = prefix.rstrip(".") if name == "class_path" else f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            below = prefix if name == "init_args" else f"{key}."
+            if rest := pruned(value, keys, below):
+                kept[name] = rest
+        elif key not in keys:
+            kept[name] = value
+    return kept
 
 
-def _own_tokenizer(run: Path) -> list[str]:
-    """The run folder's copy of its tokenizer, where the file that the run was started with is gone."""
-    try:
-        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
-        path = config["data"]["init_args"]["tokenizer"]["init_args"]["path"]
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):  # none, or told by who parses the file
-        return []
-    if Path(path).exists() or not (run / TOKENIZER_FILE).is_file():
-        return []
-    return ["--data.tokenizer.path", str(run / TOKENIZER_FILE)]
+# -- reading ------------------------------------------------------------------------------------------------------------
 
 
-def config_files_in(arguments: list[str]) -> list[str]:
-    """The values of --config, in order."""
-    return [value for key, value, _ in _pairs(arguments) if key in ("--config", "-c") and value is not None]
+def underscored(words: list[str]) -> list[str]:
+    """Flags with underscores for dashes: `--check-against` is `--check_against`. Values stay as they are."""
+    changed = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        changed.append("--" + flag[2:].replace("-", "_") + equals + value if word.startswith("--") else word)
+    return changed
 
 
-def with_bases(arguments: list[str]) -> list[str]:
-    """Each config file after the one that its key `base` names.
+def read(words: list[str]) -> Arguments:
+    """Read the arguments of a command that takes a recipe.
+
+    `--run DIR` stands for the config.yaml in that run folder, and `--run_dir DIR`. `--config NAME` finds shipped recipes.
 
     Raises:
-        UserError: a base that is not there, or the key given as a flag.
+        UserError: A recipe file cannot be read, or --run does not name a run folder. Every such mistake, one sentence a line.
     """
-    expanded: list[str] = []
-    for key, value, words in _pairs(arguments):
-        if key == "--base":
-            raise UserError("base is a key of recipe files; here, give its file first: --config BASE --config RECIPE (--base)")
-        base = base_of(Path(value)) if key in ("--config", "-c") and value is not None else None
-        expanded += words if base is None else ["--config", str(base), *words]
-    return expanded
+    flags, problems = read_flags(underscored(words))
+    items: list[RecipeFile | Flag] = []
+    named: list[str] = []
+    unreadable: list[str] = []
+    for flag in flags:
+        try:
+            if flag.key in ("config", "c") and flag.value is not None:
+                file = str(find_recipe(flag.value))
+                named.append(file)
+                items += _with_base(file)
+            elif flag.key == "run" and flag.value is not None:
+                file = str(config_of(Path(flag.value)))
+                named.append(file)
+                items += [*_with_base(file), Flag("run_dir", flag.value), *_own_tokenizer(Path(flag.value))]
+            elif flag.key == "base":
+                raise UserError("base is a key of recipe files. Give the base first: --config BASE --config RECIPE (--base)")
+            else:
+                items.append(_with_current_name(flag))
+        except UserError as error:
+            unreadable += str(error).splitlines()
+    if unreadable:
+        raise UserError("\n".join([*problems, *unreadable]))
+    return Arguments(items, named, problems)
+
+
+def read_flags(words: list[str]) -> tuple[list[Flag], list[str]]:
+    """Flags with their values, and a sentence for each word that is neither."""
+    found: list[Flag] = []
+    problems: list[str] = []
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        if not word.startswith("-"):
+            problems.append(f"unexpected argument '{word}'; write values after their flag, like --model.n_layer 4")
+            continue
+        key, equals, value = word.lstrip("-").partition("=")
+        if equals:
+            found.append(Flag(key, value))
+        elif position < len(words) and not re.match(r"--?[A-Za-z]", words[position]) and key != PRINT_CONFIG:
+            found.append(Flag(key, words[position]))
+            position += 1
+        elif key in _WITHOUT_VALUE or key.endswith(".help"):
+            found.append(Flag(key, None))
+        else:
+            problems.append(f"--{key} needs a value, like --{key} VALUE")
+    return found, problems
+
+
+def _with_current_name(flag: Flag) -> Flag:
+    if flag.value is None:
+        return flag
+    return Flag(flag.key, current_name(flag.value, needs_ours=flag.key.partition(".")[0] in CALLBACKS))
+
+
+def _with_base(path: str) -> list[RecipeFile]:
+    content = _content(path)
+    base = base_of(Path(path))
+    files = [] if base is None else [RecipeFile(str(base), _content(str(base)))]
+    return [*files, RecipeFile(path, {key: value for key, value in content.items() if key != "base"})]
+
+
+def _content(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except OSError as error:
+        near = difflib.get_close_matches(Path(path).stem, [Path(name).stem for name in shipped()], n=1)
+        hint = f"; did you mean {near[0]}?" if near else "; `python -m lit_llm recipes` lists the shipped ones"
+        raise UserError(f"config file {path} cannot be read: {error.strerror}{hint} (--config)") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        raise UserError(f"config file {path} is not valid YAML{line} (--config)") from None
+    if not isinstance(content, dict):
+        raise UserError(f"config file {path} has no settings; write `key: value` lines (--config)")
+    return with_current_names(content, CALLBACKS)
+
+
+def _own_tokenizer(run: Path) -> list[Flag]:
+    """The run folder's copy of its tokenizer, if the file that the run was started with no longer exists."""
+    content = _content(str(run / CONFIG))
+    try:
+        path = content["data"]["init_args"]["tokenizer"]["init_args"]["path"]
+    except (KeyError, TypeError):
+        return []  # a tokenizer without a file
+    if not isinstance(path, str) or Path(path).exists():
+        return []
+    from lit_llm.data.tokenizer import TOKENIZER_FILE  # imports torch
+
+    return [Flag("data.tokenizer.path", str(run / TOKENIZER_FILE))] if (run / TOKENIZER_FILE).is_file() else []
+
+
+# -- flags of one command ---------------------------------------------------------------------------------------------
+
+
+class OwnFlags(argparse.ArgumentParser):
+    """Flags that a command has in addition to those of `fit`. Mistakes raise UserError."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+        """The values of these flags, and the other words.
+
+        Raises:
+            UserError: A value is missing or wrong.
+        """
+        return self.parse_known_args(underscored(words))
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(re.sub(r"^argument (--\w+): ", r"\1 ", message))
+
+
+def whole_number(text: str) -> int:
+    """Value of an own flag."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"needs a number, not {text!r}") from None
+
+
+def true_or_false(text: str) -> bool:
+    """Value of an own flag."""
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"is {text!r}, it must be true or false")
+    return text == "true"

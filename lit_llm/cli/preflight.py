@@ -1,20 +1,22 @@
-"""What can be known before a run folder is written: which classes a group can name, and what callbacks would refuse."""
+"""Checks of a recipe before its run folder is written: layout, devices, accelerator, logger, callbacks."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, Strategy
-from torch.optim import Optimizer
 
 from lit_llm import callbacks
+from lit_llm.cli.mistakes import is_mistake
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.float8 import float8_problem
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.tensor_parallel import tensor_parallel_problems
+from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 
@@ -22,25 +24,25 @@ from lit_llm.models.gpt import GPTConfig
 def layout(
     strategy: Strategy, world_size: int, model: GPTConfig | None, architecture: Architecture | None = None
 ) -> tuple[int | None, list[str]]:
-    """Data-parallel ranks of the run (None if that cannot be said), and why the model cannot be laid out over its processes."""
+    """The number of data-parallel ranks (None if the layout is impossible), and why the model cannot be laid out so."""
     if not isinstance(strategy, MeshStrategy):
         found = []
-        # Others would train replicas that drift apart (ModelParallelStrategy shards nothing by itself), or were never tried.
+        # ModelParallelStrategy, for example, shards nothing by itself: it would train replicas that drift apart.
         if world_size > 1 and not isinstance(strategy, DDPStrategy):
             found.append(
-                f"{type(strategy).__name__} is not known to train one model on {world_size} processes: use ddp or "
+                f"{type(strategy).__name__} is not known to train one model on {world_size} processes; use ddp or "
                 "lit_llm.distributed.mesh_strategy.MeshStrategy (--config recipes/strategy/ddp.yaml or fsdp2.yaml)"
             )
         return world_size, found
     try:
         replicate, shard, tensor_parallel = strategy.sizes(world_size)
-    except ValueError as error:
+    except UserError as error:
         return None, [str(error)]
     found = []
     if architecture is not None and tensor_parallel > 1:
         found.append(
-            f"tensor_parallel={tensor_parallel} splits the matrices of lit_llm's own model, and {architecture.class_path} is "
-            "another: shard it (--trainer.strategy.tensor_parallel 1, --config recipes/strategy/fsdp2.yaml)"
+            f"tensor_parallel={tensor_parallel} works with lit_llm's GPT only, not with {architecture.class_path}; use shards "
+            "instead (--trainer.strategy.tensor_parallel 1, --config recipes/strategy/fsdp2.yaml)"
         )
     elif model is not None and not model.problems() and tensor_parallel > 1:
         found += tensor_parallel_problems(model, tensor_parallel)
@@ -48,17 +50,17 @@ def layout(
 
 
 def optimizer_problems(strategy: Strategy, class_path: str) -> list[str]:
-    """Optimizers that do not work on distributed parameters, told by name."""
+    """A sentence if the optimizer does not work on distributed parameters."""
     if isinstance(strategy, MeshStrategy) and class_path.rpartition(".")[2] == "Adafactor":
         return [
             "Adafactor's row and column sums do not work on distributed parameters: AdamW, Adam, SGD, Lion and MuonAdamW do "
-            "(--optimizer, or --trainer.strategy ddp)"
+            "(--optimizer AdamW, or --trainer.strategy ddp)"
         ]
     return []
 
 
 def device_problems(trainer: Trainer, compute: ComputeConfig | None) -> list[str]:
-    """What the recipe asks for and the devices cannot do, one sentence each."""
+    """Features of the recipe that the device does not have, one sentence each."""
     device = trainer.strategy.root_device
     found = []
     if compute is not None and compute.float8 and (problem := float8_problem(device)):
@@ -66,12 +68,12 @@ def device_problems(trainer: Trainer, compute: ComputeConfig | None) -> list[str
     wants_bf16 = str(trainer.precision).startswith("bf16") and device.type == "cuda"
     if wants_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
-        found.append(f"{name} has no bf16: the nearest that works is --trainer.precision 16-mixed")
+        found.append(f"{name} does not support bf16; use fp16 (--trainer.precision 16-mixed)")
     return found
 
 
 def devices_problem(devices: Any) -> str | None:
-    """Why `trainer.devices` (auto, a number, or a list of devices, also as text) names no devices on any machine, or None."""
+    """Why `trainer.devices` (auto, a number, or a list of devices, also as text) is wrong on any machine; None if it is not."""
     if devices in ("auto", None):
         return None
     rule = "the number of devices, at least 1, or auto, or -1 for all GPUs, or a list such as [0,1]"
@@ -89,50 +91,63 @@ def devices_problem(devices: Any) -> str | None:
     return None
 
 
-def trainer_problem(said: str, trainer: Namespace) -> str:
-    """What Lightning says of a Trainer that cannot be built, as one sentence that names what would work here."""
-    there = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-    devices = f"{there} GPU{'' if there == 1 else 's'}"
-    if "No supported gpu backend" in said or "CUDAAccelerator can not run" in said:
+def accelerator_problem(trainer: Namespace) -> str | None:
+    """Why this machine does not have the accelerator or the devices that a recipe asks for; None if it does."""
+    name, devices = trainer.accelerator, trainer.devices
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = 0 if accelerator is None else torch.accelerator.device_count()
+    here = f"{count} GPU{'' if count == 1 else 's'}"
+    if name in ("gpu", "cuda", "mps") and (accelerator is None or name not in ("gpu", accelerator.type)):
         return (
-            f"trainer.accelerator is {trainer.accelerator}, and torch finds {devices} on this machine "
+            f"trainer.accelerator is {name}, and torch finds {here if name == 'gpu' else f'no {name} device'} on this machine "
             "(--trainer.accelerator cpu, or auto)"
         )
-    if "your machine only has" in said:
-        return f"trainer.devices is {trainer.devices}, this machine has {devices} (--trainer.devices {there})"
-    if "CPUAccelerator" in said:
-        return (
-            f"trainer.devices is {trainer.devices}, and on a CPU it is the number of processes, at least 1 "
-            "(--trainer.devices 1)"
-        )
-    return f"trainer: {' '.join(said.split())}"
+    if devices in ("auto", None):
+        return None
+    if name == "cpu" or (name == "auto" and accelerator is None):
+        if str(devices).isdecimal():
+            return None
+        return f"trainer.devices is {devices}, and on a CPU it is the number of processes, at least 1 (--trainer.devices 1)"
+    one_per_process = torch.distributed.is_torchelastic_launched() and count == 1
+    if name not in ("auto", "gpu", "cuda", "mps") or one_per_process:
+        return None
+    entries = devices if isinstance(devices, list) else str(devices).split(",")
+    numbers = [int(entry) for entry in entries if str(entry).strip()]
+    listed = isinstance(devices, list) or "," in str(devices)
+    if max(numbers) >= count if listed else numbers[0] > count:
+        return f"trainer.devices is {devices}, this machine has {here} (--trainer.devices {count})"
+    return None
+
+
+_LOGGER_PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogger": "comet_ml", "NeptuneLogger": "neptune"}
+
+
+def logger_problems(loggers: Any) -> list[str]:
+    """Loggers whose package is not installed, one sentence each."""
+    found = []
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        name = str(logger.class_path).rpartition(".")[2] if isinstance(logger, Namespace) else None
+        package = _LOGGER_PACKAGES.get(name or "")
+        if package is not None and find_spec(package) is None:
+            found.append(f"{name} needs a package that is not installed: pip install {package} (--trainer.logger)")
+    return found
 
 
 def callback_problems(trainer: Trainer) -> list[str]:
-    """What the callbacks would refuse once training starts, when a run folder has been written: one sentence each."""
+    """What the callbacks would refuse when training starts, one sentence each. By then a run folder would exist."""
     found = []
     if trainer.log_every_n_steps < 1:  # type: ignore[attr-defined]
         found.append("trainer.log_every_n_steps must be at least 1 (--trainer.log_every_n_steps)")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, callbacks.Schedule) and trainer.max_steps != -1:  # else the data say how many steps there are
+        if isinstance(callback, callbacks.Schedule) and trainer.max_steps != -1:  # else the data decide
             try:
                 callback.resolve(trainer)
             except ValueError as error:
+                if not is_mistake(error):
+                    raise
                 found.append(str(error))
         if isinstance(callback, callbacks.BatchRamp | callbacks.Profile):
             found += callback.trainer_problems(trainer)
     if trainer.max_steps == -1 and trainer.max_epochs in (None, -1):
-        found.append("the run has no end: give --trainer.max_steps or --trainer.max_epochs")
+        found.append("the run has no end (--trainer.max_steps, or --trainer.max_epochs)")
     return found
-
-
-def concrete_subclasses(base: type) -> list[type]:
-    """Classes that a group can name: the base and everything below it that is public and not abstract."""
-    found, queue = [], [base]
-    while queue:
-        cls = queue.pop()
-        queue += cls.__subclasses__()
-        abstract = bool(getattr(cls, "__abstractmethods__", None))
-        if not abstract and not cls.__name__.startswith("_") and cls not in (LightningDataModule, Optimizer):
-            found.append(cls)
-    return list(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""Recipes as files: where they lie, what their headers say, and the base that one may stand on. No torch, no Lightning."""
+"""Recipes as files: where they are, what their headers say, and which base they have. No torch, no Lightning."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import yaml
 from lit_llm.errors import UserError
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
-"""The collection, in a checkout and in an installed wheel alike."""
+"""The shipped recipes, in a checkout and in an installed wheel."""
 
 
 def find_recipe(name: str) -> Path:
-    """The file that `--config` means: a YAML file of that path, else the recipe of that name (`x`, `x.yaml`, `recipes/x.yaml`).
+    """The file that `--config` names: a YAML file with that path, or a recipe's name (`x`, `x.yaml`, `recipes/x.yaml`).
 
-    Recipes in the current folder's `recipes/`, copies of shipped ones perhaps, come before those of the collection. A name that
-    is none of these is returned as it is: the parser says what is wrong with it.
+    Recipes in `recipes/` of the current folder come before the shipped ones. Any other name is returned unchanged, and whoever
+    reads the file reports it.
     """
     here = Path(name)
     if here.suffix in (".yaml", ".yml", ".json") and here.is_file():
@@ -28,25 +28,25 @@ def find_recipe(name: str) -> Path:
 
 
 def in_folder(folder: Path, name: str) -> Path | None:
-    """The recipe of that name in a folder of recipes."""
+    """The recipe with that name in a folder of recipes; None if there is none."""
     file = folder / f"{name.removeprefix('recipes/').removesuffix('.yaml')}.yaml"
     return file if file.is_file() and file.resolve().is_relative_to(folder.resolve()) else None
 
 
 def base_of(recipe: Path) -> Path | None:
-    """The file that a recipe's key `base` names, relative to the recipe; None without one, or where `recipe` holds no YAML.
+    """The file that a recipe's key `base` names, relative to the recipe; None without that key, or if `recipe` is not YAML.
 
     Raises:
-        UserError: it does not exist, or has a base itself: a recipe should be read in two files at most.
+        UserError: The base does not exist, or has a base itself. A reader should need two files at most.
     """
     named = _base_key(recipe)
     if named is None:
         return None
     base = recipe.parent / str(named)
     if not base.is_file():
-        raise UserError(f"{recipe} stands on {named}, and there is no file {base} (base, in {recipe})")
+        raise UserError(f"base recipe not found: {base} (base: {named}, in {recipe})")
     if _base_key(base) is not None:
-        raise UserError(f"{base} is the base of {recipe} and has a base itself: a base stands alone (base, in {base})")
+        raise UserError(f"{base} is the base of {recipe}, so it must not have a base itself (base, in {base})")
     return base
 
 
@@ -54,17 +54,17 @@ def _base_key(path: Path) -> Any:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        return None  # told by who parses the file
+        return None  # reported by whoever reads the file
     return content.get("base") if isinstance(content, dict) else None
 
 
 @dataclass(frozen=True)
 class Header:
-    """The comment that opens a recipe: a title, then lines of a key, two or more spaces, a value."""
+    """The comment at the top of a recipe: a title, then lines with a key, two or more spaces, and a value."""
 
     title: str
     facts: dict[str, str]
-    """By key; what follows a value after two or more spaces is left out."""
+    """Values by key. Text behind two or more spaces after a value is left out."""
 
     @classmethod
     def of(cls, recipe: Path) -> Header:
@@ -82,13 +82,15 @@ class Header:
 
     @property
     def is_overlay(self) -> bool:
-        """Overlays change a recipe and have no parameters of their own."""
+        """Whether this changes other recipes instead of describing a model, so that it states no parameter count."""
         return "parameters" not in self.facts
 
 
 def shipped() -> dict[str, Header]:
-    """Every shipped recipe and overlay by name, such as `gpt2-124m` or `strategy/ddp`, smallest model first,
-    those of any size after them, overlays last."""
+    """Headers of every shipped recipe and overlay by name, such as `gpt2-124m` or `strategy/ddp`.
+
+    The smallest model comes first. Recipes for any size follow, then overlays.
+    """
     headers = {path.relative_to(SHIPPED).with_suffix("").as_posix(): Header.of(path) for path in SHIPPED.rglob("*.yaml")}
     headers = {name: header for name, header in headers.items() if not name.startswith("base/")}
 

@@ -1,4 +1,4 @@
-"""A recipe with everything that it leaves to its base, to defaults and to overlays filled in."""
+"""A recipe with every setting that its base, its overlays and the defaults fill in."""
 
 from __future__ import annotations
 
@@ -6,39 +6,28 @@ from typing import Any
 
 import yaml
 
-from lit_llm.cli.parse_errors import leaves
-from lit_llm.cli.recipe_cli import RecipeCLI
-from lit_llm.errors import UserError
+from lit_llm.cli.arguments import Arguments, leaves
+from lit_llm.cli.parse import parse
 from lit_llm.training.save_config import LAUNCH_ONLY
 
 
-class _ParsedCLI(RecipeCLI):
-    """Parses as `fit` does and builds nothing."""
-
-    def _set_seed(self) -> None:
-        pass
-
-    def instantiate_classes(self) -> None:
-        if self.problems:
-            raise UserError("\n".join(self.problems))
-
-
-def resolved(arguments: list[str]) -> str:
-    """The configuration that `fit` would run with, as YAML that runs as it is.
+def resolved(arguments: Arguments | list[str]) -> str:
+    """The configuration that `fit` would use, as YAML that runs as it is.
 
     Raises:
-        UserError: what is wrong with the arguments, all of it.
+        UserError: Everything that is wrong with the arguments.
     """
-    cli = _ParsedCLI("fit", arguments)
-    config = cli.config.clone()
-    for key in ("config", "resume", *LAUNCH_ONLY):
+    recipe = parse("fit", arguments)
+    recipe.raise_problems()
+    config = recipe.config.clone()
+    for key in ("resume", *LAUNCH_ONLY):
         config.pop(key, None)
-    text = cli.parser.dump(config, skip_unset=False, skip_validation=True)
-    if not cli.initial_problems:
+    text = recipe.parser.dump(config, skip_unset=False, skip_validation=True)
+    if not recipe.initial_problems:
         return text
-    # The model is that of weights which are not here: what nobody has set follows from them.
+    # The model follows from weights that are not on this machine. Only what the recipe sets is known.
     values = yaml.safe_load(text)
-    values["model"] = {key: value for key, value in values["model"].items() if f"model.{key}" in cli.given}
+    values["model"] = {key: value for key, value in values["model"].items() if f"model.{key}" in recipe.given}
     return yaml.safe_dump(values, sort_keys=False)
 
 

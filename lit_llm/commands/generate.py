@@ -26,13 +26,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prefix_token_ids",
         action="store_true",
-        help="begin with the ids that an imported tokenizer puts before a text (LLaMA's <s>), as its model was trained",
+        help="start with the ids that an imported tokenizer puts before each text, such as LLaMA's <s>",
     )
-    parser.add_argument("--max_new_tokens", type=int, default=200, help="tokens to generate at most")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy, 1 the model's own distribution")
+    parser.add_argument("--max_new_tokens", type=int, default=200, help="maximum number of new tokens")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy; 1: the model's own distribution")
     parser.add_argument("--top_k", type=int, default=50, help="keep the k most likely tokens; 0 keeps all")
-    parser.add_argument("--top_p", type=float, default=None, help="keep the smallest likely set of this probability")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    parser.add_argument("--top_p", type=float, default=None, help="keep the smallest set of tokens with this total probability")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
     return parser
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     """Print the prompt and its continuation, token by token.
 
     Raises:
-        UserError: a run folder, checkpoint or setting that does not work.
+        UserError: The run folder, the checkpoint or a setting is wrong.
     """
     options = build_parser().parse_args(arguments)
     if options.max_new_tokens < 1:
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     try:
         torch.empty(1, device=options.device)
     except (RuntimeError, AssertionError):
-        raise UserError(f"device {options.device} is not there; cpu always is (--device)") from None
+        raise UserError(f"device {options.device} is not available on this machine (--device cpu)") from None
     sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
     run = Path(options.run)
     named = options.ckpt_path in ("last", "best")
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     opening = tokenizer.prefix_token_ids if options.prefix_token_ids else []
     prompt = opening if opening and not options.prompt else opening + prompt_ids(tokenizer, options.prompt)
     sys.stdout.write(options.prompt)
-    # One id can be part of a character: print what the ids so far decode to beyond what is printed, whole characters only.
+    # An id can be a part of a character, so only whole characters are printed.
     new_ids: list[int] = []
     printed = ""
     stop_id = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id

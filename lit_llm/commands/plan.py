@@ -8,34 +8,28 @@ import json
 import re
 import sys
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from lit_llm.cli.planned_recipe import PlannedCLI
+from lit_llm.cli.arguments import Arguments, OwnFlags, whole_number
+from lit_llm.cli.launch import launch
 from lit_llm.errors import UserError
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.measure import this_machine
 from lit_llm.plan.plan import SAVE_GBPS
-from lit_llm.plan.report import markdown, render, table_rows
+
+if TYPE_CHECKING:  # imports torch and Lightning
+    from lit_llm.cli.planned_recipe import PlannedRecipe
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise UserError(message.replace("argument ", ""))
-
-
-def _own_flags() -> _Parser:
-    parser = _Parser(
+def _own_flags() -> OwnFlags:
+    parser = OwnFlags(
         prog="python -m lit_llm plan",
         description="The budget of a run before it starts. Takes every flag of `fit` (--config …), and these:",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--hardware", metavar="NAME", help="a name of the table in lit_llm/plan/hardware.yaml, or auto: measure this machine. "
         "Default: this machine, unmeasured.")  # fmt: skip
-    add("--devices", type=int, metavar="N", help="devices in all. Default: the recipe's trainer.devices x num_nodes.")
+    add("--devices", type=whole_number, metavar="N", help="devices in all. Default: the recipe's trainer.devices x num_nodes.")
     add("--mfu", type=float, metavar="F", help="useful FLOP/s over the dense peak. Default: 0.4, an assumption.")
     add("--price", type=float, metavar="USD", help="per device-hour. Default: the table's range.")
     add("--mtbf_hours", type=float, metavar="H", help="between failures of the whole run. Default: 50,000 / devices.")
@@ -46,18 +40,23 @@ def _own_flags() -> _Parser:
         metavar="GB/s",
         help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.",
     )
-    add("--serve_tokens", type=float, metavar="T", help="tokens the model will answer with: adds the cost of a lifetime.")
-    add("--pipeline_stages", type=int, default=1, metavar="P", help="for the bubble a pipeline of P stages would have.")
+    add("--serve_tokens", type=float, metavar="T", help="tokens that the model will generate in use: adds the lifetime cost.")
+    add("--pipeline_stages", type=whole_number, default=1, metavar="P", help="print the bubble of a pipeline with P stages.")
     add(
         "--slowest_rank",
         type=float,
         default=1.0,
         metavar="F",
-        help="time of the slowest rank over the mean: every step waits for it.",
+        help="step time of the slowest rank, divided by the mean.",
     )
     add("--sweep", nargs="+", metavar="KEY=A,B", help=f"compare combinations; keys: {', '.join(sweep.KEYS)}.")
-    add("--max_memory", type=float, metavar="GB", help="per rank: pick the cheapest combination that stays below.")
-    add("--deadline", type=float, metavar="H", help="hours: pick the cheapest combination that is done by then.")
+    add("--max_memory", type=float, metavar="GB", help="per rank: choose the cheapest combination that needs less.")
+    add(
+        "--deadline",
+        type=float,
+        metavar="H",
+        help="hours: choose the cheapest combination that finishes by then.",
+    )
     add("--calibrate", action="store_true", help="run a few real steps here and print predicted against measured.")
     add("--json", action="store_true", help="all figures, raw, units in their names.")
     add("--markdown", action="store_true", help="the page as Markdown.")
@@ -66,20 +65,20 @@ def _own_flags() -> _Parser:
 
 @dataclass(frozen=True)
 class Request:
-    """Own flags, and what is left for the recipe's parser."""
+    """The flags of `plan`, and the words that belong to the recipe."""
 
     own: argparse.Namespace
     recipe: list[str]
 
 
 def split(arguments: list[str]) -> Request:
-    """Tell `plan`'s own flags from those of `fit`.
+    """Separate the flags of `plan` from those of `fit`.
 
     Raises:
-        UserError: an own flag without its value, out of range, or one that only looks like it; all of them at once.
+        UserError: A value is missing or out of range, or a flag is mistyped. Every such mistake.
     """
     parser = _own_flags()
-    own, recipe = parser.parse_known_args(arguments)
+    own, recipe = parser.split(arguments)
     problems = []
     for name in (
         "devices",
@@ -109,13 +108,22 @@ def split(arguments: list[str]) -> Request:
     return Request(own, recipe)
 
 
-def main(arguments: list[str]) -> int:
-    """Print the plan; 0, or 1 when limits were given and nothing meets them."""
-    if {"--help", "-h"} & set(arguments):
+def main(words: list[str]) -> int:
+    """Print the plan; returns 0, or 1 if nothing meets the given limits."""
+    if {"--help", "-h"} & set(words):
         _own_flags().print_help()
         return 0
-    request = split(arguments)
-    own = request.own
+    request = split(words)
+    return launch("fit", request.recipe, lambda arguments: _run(request.own, arguments))
+
+
+def _run(own: argparse.Namespace, arguments: Arguments) -> int:
+    from rich.console import Console
+
+    from lit_llm.cli.planned_recipe import PlannedRecipe
+    from lit_llm.plan.measure import this_machine
+    from lit_llm.plan.report import markdown, render
+
     problems: list[str] = []
     hardware: Hardware | None = None
     try:
@@ -130,12 +138,12 @@ def main(arguments: list[str]) -> int:
         problems.append(str(error))
     try:
         nodes = 1 if hardware is None else hardware.devices_per_node
-        cli = PlannedCLI(request.recipe, devices=own.devices, devices_per_node=nodes)
+        planned = PlannedRecipe(arguments, devices=own.devices, devices_per_node=nodes)
     except UserError as error:
         raise UserError("\n".join([*problems, str(error)])) from None
     if problems or hardware is None:
         raise UserError("\n".join(problems))
-    settings = cli.settings()
+    settings = planned.settings()
     options = Options(
         mfu=own.mfu,
         mfu_origin="assumed" if own.mfu is None else "given",
@@ -146,31 +154,49 @@ def main(arguments: list[str]) -> int:
         slowest_rank=own.slowest_rank,
         served_tokens=own.serve_tokens,
     )
-    for note in cli.notes:
+    notes = [*planned.notes, *_overridden(own, axes)]
+    for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if own.calibrate:
-        _calibrate(cli, settings, own)
+        _calibrate(planned, settings, own)
         return 0
     if axes or own.max_memory is not None or own.deadline is not None:
-        return _compare(axes or sweep.DEFAULT, settings, cli.strategy, hardware, options, own)
+        return _compare(axes or sweep.DEFAULT, settings, planned.strategy, hardware, options, own)
     plan = make_plan(settings, hardware, options)
     if own.json:
         print(json.dumps(as_dict(plan), indent=2))
     elif own.markdown:
-        print(markdown(plan, cli.rate()), end="")
+        print(markdown(plan, planned.rate()), end="")
     else:
-        Console(file=sys.stdout).print(render(plan, cli.rate()))
+        Console(file=sys.stdout).print(render(plan, planned.rate()))
     return 0
 
 
-def _calibrate(cli: PlannedCLI, settings: RunSettings, own: argparse.Namespace) -> None:
-    """Print what is predicted of a step of the recipe on this machine beside what it does."""
+def _overridden(own: argparse.Namespace, axes: dict[str, list[str]]) -> list[str]:
+    """A note if --devices does not decide the number of devices."""
+    if own.devices is None or own.calibrate:
+        return []
+    if axes:
+        return [f"--sweep devices=… overrides --devices {own.devices}"] if "devices" in axes else []
+    limits = [f"--{name}" for name in ("max_memory", "deadline") if getattr(own, name) is not None]
+    if not limits:
+        return []
+    tried = ", ".join(sweep.DEFAULT["devices"])
+    return [
+        f"{' and '.join(limits)} override{'s' if len(limits) == 1 else ''} --devices {own.devices}: {tried} devices are tried"
+    ]
+
+
+def _calibrate(planned: PlannedRecipe, settings: RunSettings, own: argparse.Namespace) -> None:
+    """Print predicted and measured figures of a training step on this machine."""
     from lit_llm.commands.calibrate import Comparison, compare
+    from lit_llm.plan.measure import this_machine
+    from lit_llm.plan.report import table_rows
 
     here = this_machine(measure=own.hardware == "auto")
-    built = cli.config_init
-    model = replace(built["model"], vocab_size=settings.model.vocab_size, block_size=settings.model.block_size)
-    result = compare(settings, model, cli._optimizer_factory, built["loss"], built["compute"], here)
+    parts = planned.built.parts
+    model = replace(parts["model"], vocab_size=settings.model.vocab_size, block_size=settings.model.block_size)
+    result = compare(settings, model, planned.built.make_optimizer, parts["loss"], parts["compute"], here)
     pairs = list(zip(Comparison.LABELS, result.predicted, result.measured, strict=True))
     if own.json:
         values = {label: {"predicted": predicted, "measured": measured} for label, predicted, measured in pairs}
@@ -200,10 +226,12 @@ def _compare(
     options: Options,
     own: argparse.Namespace,
 ) -> int:
+    from lit_llm.plan.report import table_rows
+
     found = list(sweep.variants(axes, settings, strategy, hardware, options))
     limited = own.max_memory is not None or own.deadline is not None
     best = sweep.cheapest(found, max_memory_gb=own.max_memory, deadline_hours=own.deadline) if limited else None
-    shown = found if own.sweep else [v for v in found if v is best]  # without a sweep the many tried are not worth a page
+    shown = found if own.sweep else [v for v in found if v is best]  # without --sweep, only the chosen one is of interest
     if own.json:
         rows = [{"values": v.values, "problem": v.problem or None, "plan": as_dict(v.plan) if v.plan else None} for v in shown]
         print(json.dumps({"variants": rows, "cheapest": best.values if best else None}, indent=2))
@@ -214,6 +242,6 @@ def _compare(
         if best is not None:
             print(f"cheapest that fits: {' '.join(f'{key}={value}' for key, value in best.values.items())}")
     if limited and best is None:
-        print("none of these fits the device and the limits (--max_memory, --deadline, --sweep)", file=sys.stderr)
+        print("no combination fits the devices and the limits (--max_memory, --deadline, --sweep)", file=sys.stderr)
         return 1
     return 0

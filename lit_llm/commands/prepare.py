@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
-from lit_llm.cli import recipe_cli
+from pathlib import Path
+
+from lit_llm.cli.arguments import Arguments
+from lit_llm.cli.launch import launch
+from lit_llm.errors import UserError
 
 
-def main(arguments: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Entry point; returns the exit code."""
-    return recipe_cli.main("prepare", arguments)
+    return launch("prepare", words, _run)
+
+
+def _run(arguments: Arguments) -> int:
+    from lit_llm.cli.build import build
+    from lit_llm.cli.parse import parse
+    from lit_llm.data.prepare import prepare
+
+    built = build(parse("prepare", arguments))
+    if built.config.out is None:
+        raise UserError("prepare needs a folder to write into (--out DIR)")
+    summary = prepare(built.datamodule, Path(built.config.out), shard_tokens=built.config.shard_tokens)
+    for name, split in summary["splits"].items():
+        print(f"{name}: {split['documents']:,} documents, {split['bytes']:,} bytes, {split['tokens']:,} tokens")
+    out = summary["out"]
+    print(
+        f"train on it: python -m lit_llm fit --config RECIPE --data TokenShards --data.vocab_size {summary['vocab_size']} "
+        f"--data.train '{out}/train_*.bin' --data.val '{out}/val_*.bin' "
+        f"--data.tokenizer TokenizerJSON --data.tokenizer.path {out}/tokenizer.json"
+    )
+    return 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lit_llm.cli import recipe_cli
+from lit_llm.cli.evaluate import evaluate
 
 
-def main(arguments: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Entry point; returns the exit code."""
-    return recipe_cli.main("test", arguments)
+    return evaluate("test", words)

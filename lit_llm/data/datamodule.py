@@ -158,6 +158,11 @@ class TokenDataModule(LightningDataModule, ABC):
             raise UserError("\n".join(found))
 
     @property
+    def is_open(self) -> bool:
+        """Whether `setup` has opened the data."""
+        return self._corpus is not None
+
+    @property
     def corpus(self) -> Corpus:
         assert self._corpus is not None, "setup() opens the data"
         return self._corpus

@@ -132,6 +132,11 @@ class TokenStream:
     def __len__(self) -> int:
         return self._starts[-1]
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a token id on disk, in the first shard."""
+        return self._layouts[0][0].itemsize
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_maps": {}}
 

@@ -88,6 +88,11 @@ class TextDataModule(TokenDataModule):
         for document in self.documents()["val"]:
             yield from document.pieces()
 
+    def cached_meta(self) -> dict[str, Any] | None:
+        """What the cache says about the tokenised text, as `build` wrote it; None if it has not been tokenised."""
+        file = self._cache_folder() / META_FILE
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
     def _cache_folder(self) -> Path:
         content: list[Any] = [_CACHE_VERSION, self.source_tokenizer.identity()]
         for name, documents in self.documents().items():

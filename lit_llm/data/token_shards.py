@@ -66,11 +66,17 @@ class TokenShards(TokenDataModule):
             )
         return problems
 
+    @property
+    def known_vocab_size(self) -> int:
+        """The size of the vocabulary, which is known before the shards are opened."""
+        return self._vocab_size
+
+    def open_split(self, name: str) -> TokenStream:
+        """The shards of "train", "val" or "test". Reads their headers only."""
+        return TokenStream(self._files(name)[0], headerless=self.headerless)
+
     def open_corpus(self) -> Corpus:
-        streams = {}
-        for name in ("train", "val", "test"):
-            if files := self._files(name)[0]:
-                streams[name] = TokenStream(files, headerless=self.headerless)
+        streams = {name: self.open_split(name) for name in ("train", "val", "test") if self._files(name)[0]}
         return Corpus(streams, self._vocab_size, self._shard_tokenizer)
 
     def _files(self, name: str) -> tuple[list[Path], list[str]]:

@@ -10,10 +10,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_llm.checkpoint.format import versions
-from lit_llm.cli.recipe_files import SHIPPED
 from lit_llm.errors import UserError
 from lit_llm.runs.curve import Curve, Row, as_text, columns_of
-from lit_llm.runs.run_folder import CONFIG, default_run_dir
 
 EXACT = 1e-5
 """Relative: token counts and learning rates are functions of the step, and a curve holds seven digits of them."""
@@ -43,23 +41,14 @@ class CurveFollower(Logger):
         self._largest = (0.0, 0, "")
 
     @classmethod
-    def named(cls, curve: str, config_files: list[str], tolerance: float) -> CurveFollower:
-        """Follows the curve in a file, or with "auto" the one shipped with the first config file's recipe.
+    def of_file(cls, path: Path, tolerance: float) -> CurveFollower:
+        """Follow the curve in a file.
 
         Raises:
-            UserError: there is no such curve, or the tolerance is not above 0.
+            UserError: The file is not a curve, or the tolerance is not above 0.
         """
         if not tolerance > 0:
             raise UserError(f"check_tolerance is {tolerance}, it must be above 0 (--check_tolerance)")
-        path = Path(curve)
-        if curve == "auto":
-            first = Path(config_files[0]) if config_files else Path()
-            # A run folder's own configuration: the run is named after its recipe.
-            recipe = first.absolute().parent.name if first.name == CONFIG else default_run_dir(config_files).name
-            path = SHIPPED / "evidence" / f"{recipe}.csv"
-            if not path.is_file():
-                there = ", ".join(sorted(each.stem for each in path.parent.glob("*.csv")))
-                raise UserError(f"no curve is shipped for {recipe}, only for {there} (--check_against FILE)")
         try:
             return cls(Curve.read(path), str(path), tolerance)
         except UserError as error:

@@ -8,7 +8,6 @@ from typing import Any
 
 from lit_llm.checkpoint.compatibility import model_changes, model_settings, saved_architecture, saved_model_config
 from lit_llm.checkpoint.format import MANIFEST, read
-from lit_llm.cli.parse_errors import assignments_in
 from lit_llm.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
@@ -26,16 +25,6 @@ class InitialWeights:
     """The custom model that the weights belong to; None for a GPT."""
     tokenizer_file: Path | None
     """The tokenizer in its run folder."""
-
-    @classmethod
-    def named_in(cls, arguments: list[str]) -> InitialWeights | None:
-        """What the last `init_from` in command-line arguments or their config files means; None if there is none.
-
-        Raises:
-            UserError: it is no run folder and no checkpoint.
-        """
-        named = [each.value for each in assignments_in(arguments)[0] if each.key == "init_from"]
-        return cls.find(Path(named[-1])) if named and named[-1] not in (None, "null") else None
 
     @classmethod
     def find(cls, path: Path) -> InitialWeights:

@@ -1,4 +1,4 @@
-"""Strategy and precision overlays through the command line: one file moves a run, and what does not fit is told at once."""
+"""Strategy and precision overlays on the command line: one file moves a run, and an impossible layout is refused at once."""
 
 import os
 import subprocess
@@ -12,7 +12,8 @@ from ports import free_port
 from recipe_runs import curve, run, table
 
 from lit_llm.checkpoint import format
-from lit_llm.cli.recipe_cli import RecipeCLI
+from lit_llm.cli.build import build
+from lit_llm.cli.parse import parse
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 STRATEGIES = ("single", "ddp", "fsdp", "fsdp2", "hsdp", "tp", "fsdp2-tp")
@@ -51,7 +52,7 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
     read, seen = format.read, []
     monkeypatch.setattr("lit_llm.runs.resume.read", lambda *a, **k: seen.append(k["lazy"]) or read(*a, **k))
     monkeypatch.setattr("lit_llm.runs.run_folder.read", lambda *a, **k: seen.append(k["lazy"]) or read(*a, **k))
-    RecipeCLI("fit", ["--config", "tiny.yaml", *stop, "--trainer.max_steps", "8", "--resume", "auto"])
+    build(parse("fit", ["--config", "tiny.yaml", *stop, "--trainer.max_steps", "8", "--resume", "auto"]))
     assert len(seen) >= 2 and all(seen)
     monkeypatch.undo()
     monkeypatch.chdir(folder)
@@ -112,20 +113,20 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
         ([*overlay("strategy/fsdp2"), "--trainer.devices", "3"], "is not a multiple of micro_batch_size"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused_in_one_sentence(folder, no_gpu, capsys, flags, said):
+def test_an_impossible_layout_is_refused_in_one_sentence(folder, no_gpu, capsys, flags, said):
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *flags)
     assert code == 2 and said in err and "Traceback" not in err, err
     assert all(line.startswith("error: ") for line in err.splitlines())
     assert not Path("runs").exists()
 
 
-def test_shards_without_a_mesh_are_told_to_change_nothing(folder, capsys):
+def test_sharded_checkpoints_without_a_mesh_warn(folder, capsys):
     with pytest.warns(match="sharded_checkpoints changes nothing here"):
         code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--sharded_checkpoints", "true", "--trainer.max_steps", "2")
     assert code == 0
 
 
-def test_mistakes_are_told_once_a_machine(folder, capsys, monkeypatch):
+def test_mistakes_are_printed_once_per_machine(folder, capsys, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--model.n_head", "3")
     assert code == 2 and err == ""

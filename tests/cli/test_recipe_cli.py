@@ -169,7 +169,7 @@ MISTAKES = {
     "wrong choice": (["--model.mlp", "silu"], "", ["model.mlp", "swiglu"]),
     "unknown class": (["--schedule", "Cosin"], "", ["Cosine", "WSD"]),
     "heads that do not divide": (["--model.n_head", "3"], "", ["n_head=3", "n_embd=16", "2, 4"]),
-    "batch that does not divide": (["--data.global_batch_size", "5"], "", ["5", "4 and 6", "--data.global_batch_size"]),
+    "batch that does not divide": (["--data.global_batch_size", "5"], "", ["5", "4 or 6", "--data.global_batch_size"]),
     "missing text": (["--data.paths", "nowhere.txt"], "", ["nowhere.txt", "--data.paths"]),
     "empty text": (["--data.paths", "empty.txt"], "", ["empty.txt"]),
     "text shorter than a block": (["--data.paths", "short.txt"], "", ["17", "--model.block_size"]),

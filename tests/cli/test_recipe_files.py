@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lit_llm.__main__ import main
-from lit_llm.cli.arguments import config_files_in, expand_run, with_bases
+from lit_llm.cli.arguments import Flag, RecipeFile, read
 from lit_llm.cli.recipe_files import SHIPPED, Header, find_recipe, shipped
 from lit_llm.cli.resolved_config import resolved
 
@@ -44,19 +44,20 @@ def test_a_recipe_is_read_on_top_of_its_base(recipe):
 
 def test_the_base_of_a_later_file_comes_right_before_it(recipe):
     Path("first.yaml").write_text("model: {n_layer: 7, mlp: swiglu}")
-    arguments = ["--config", "first.yaml", f"--config={recipe}", "--model.n_embd", "64"]
-    assert with_bases(arguments)[2:6] == ["--config", "base/small.yaml", f"--config={recipe}", "--model.n_embd"]
-    assert config_files_in(arguments) == ["first.yaml", recipe]  # what a run is named after
+    found = read(["--config", "first.yaml", f"--config={recipe}", "--model.n-embd", "64"])
+    assert [item.path for item in found.items[:-1] if isinstance(item, RecipeFile)] == ["first.yaml", "base/small.yaml", recipe]
+    assert found.items[-1] == Flag("model.n_embd", "64")
+    assert found.config_files == ["first.yaml", recipe]  # the run is named after these
 
 
 @pytest.mark.parametrize(
     "base, said",
     [
-        ("none.yaml", "mine.yaml stands on none.yaml, and there is no file none.yaml"),
-        ("second.yaml", "second.yaml is the base of mine.yaml and has a base itself"),
+        ("none.yaml", "base recipe not found: none.yaml (base: none.yaml, in mine.yaml)"),
+        ("second.yaml", "second.yaml is the base of mine.yaml, so it must not have a base itself"),
     ],
 )
-def test_a_base_that_cannot_be_is_told_in_one_line(recipe, capsys, base, said):
+def test_a_wrong_base_is_reported_in_one_line(recipe, capsys, base, said):
     Path("second.yaml").write_text("base: base/small.yaml")
     Path(recipe).write_text(f"base: {base}")
     assert main(["plan", "--config", recipe]) == 2
@@ -64,9 +65,9 @@ def test_a_base_that_cannot_be_is_told_in_one_line(recipe, capsys, base, said):
     assert said in line
 
 
-def test_base_is_no_flag(recipe, capsys):
+def test_base_is_not_a_flag(recipe, capsys):
     assert main(["fit", "--config", recipe, "--base", "x.yaml"]) == 2
-    assert "give its file first" in capsys.readouterr().err
+    assert "Give the base first" in capsys.readouterr().err
 
 
 def test_a_mistake_in_a_base_names_the_base(recipe, capsys):
@@ -91,7 +92,7 @@ def test_a_run_folder_of_a_recipe_with_a_base_stands_alone(recipe, monkeypatch, 
 def test_shipped_recipes_are_found_by_name_from_anywhere(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     assert find_recipe(name) == SHIPPED / "quickstart.yaml"
-    assert expand_run([f"--config={name}"]) == ["--config", str(SHIPPED / "quickstart.yaml")]
+    assert read([f"--config={name}"]).config_files == [str(SHIPPED / "quickstart.yaml")]
     here = tmp_path / "recipes/quickstart.yaml"
     here.parent.mkdir()
     here.write_text("model: {n_layer: 1}")
@@ -122,9 +123,10 @@ def test_the_collection_is_in_order_of_size_with_overlays_last():
 
 
 @pytest.mark.parametrize(
-    "name, said", [("quikstart", "did you mean quickstart?"), ("zzz.yaml", "`python -m lit_llm recipes` lists those there are")]
+    "name, said",
+    [("quikstart", "did you mean quickstart?"), ("zzz.yaml", "`python -m lit_llm recipes` lists the shipped ones")],
 )
-def test_a_name_that_is_no_recipe_is_the_only_thing_told(tmp_path, monkeypatch, capsys, name, said):
+def test_an_unknown_recipe_is_the_only_mistake_reported(tmp_path, monkeypatch, capsys, name, said):
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--config", name]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from lit_llm.__main__ import main
-from lit_llm.commands import check
-from lit_llm.commands.check import Observer
+from lit_llm.cli.build import build
+from lit_llm.cli.parse import parse
+from lit_llm.commands.check import ON_ONE_DEVICE
 from lit_llm.models.gpt import GPT, Attention, GPTConfig
+from lit_llm.training import checklist as check
+from lit_llm.training.checklist import Observer
 
 RECIPE = """
 model: {n_layer: 2, n_head: 2, n_embd: 32, block_size: 32}
@@ -50,9 +53,11 @@ def folder(tmp_path, monkeypatch):
 
 
 def lines(tmp_path, *flags: str) -> dict[str, check.Line]:
-    cli = check.CheckedCLI(["--config", "tiny.yaml", *flags], tmp_path / "kept", full_batch=False)
-    cli.cut_batch()
-    return {line.name: line for line in check.checklist(cli)}
+    recipe = parse("fit", ["--config", "tiny.yaml", *flags])
+    built = build(recipe, run_dir=tmp_path / "kept", trainer=ON_ONE_DEVICE)
+    checked = check.CheckedRun(built.trainer, built.model, built.datamodule, built.run_dir, trained=False)
+    checked.cut_batch()
+    return {line.name: line for line in check.checklist(checked)}
 
 
 def failed(found: dict[str, check.Line]) -> set[str]:
@@ -71,7 +76,7 @@ def test_a_sound_recipe_passes_every_line_and_leaves_nothing_behind(folder, caps
 
 def test_documents_are_kept_apart(folder):
     found = lines(folder, "--model.mask_documents", "true")
-    assert not failed(found) and "nothing beyond the end of its document" in found["mask"].seen
+    assert not failed(found) and "nothing beyond the end of its document" in found["mask"].found
 
 
 def test_a_mistake_in_the_recipe_is_fits_message(folder, capsys):
@@ -95,7 +100,7 @@ def test_a_leak_from_the_future_is_seen(folder, monkeypatch):
 
     monkeypatch.setattr(Attention, "forward", looks_ahead)
     found = lines(folder)
-    assert "mask" in failed(found) and "comes after it" in found["mask"].seen
+    assert "mask" in failed(found) and "comes after it" in found["mask"].found
 
 
 def test_a_wrong_initialisation_is_seen(folder, monkeypatch):
@@ -108,7 +113,7 @@ def test_a_wrong_initialisation_is_seen(folder, monkeypatch):
 
     monkeypatch.setattr(GPT, "init_weights", too_large)
     found = lines(folder)
-    assert "first loss is ln V" in failed(found) and "initialisation" in found["first loss is ln V"].seen
+    assert "first loss is ln V" in failed(found) and "initialisation" in found["first loss is ln V"].found
 
 
 def test_a_parameter_that_takes_no_part_is_seen(folder, monkeypatch):
@@ -125,7 +130,7 @@ def test_a_parameter_that_takes_no_part_is_seen(folder, monkeypatch):
     monkeypatch.setattr(GPT, "forward", detached)
     found = lines(folder)
     assert "every parameter gets a gradient" in failed(found)
-    assert "model.norm.weight" in found["every parameter gets a gradient"].seen
+    assert "model.norm.weight" in found["every parameter gets a gradient"].found
 
 
 def test_a_rate_that_is_not_the_schedules_is_seen(folder, monkeypatch):
@@ -141,7 +146,7 @@ def test_a_rate_that_is_not_the_schedules_is_seen(folder, monkeypatch):
 
     monkeypatch.setattr(Cosine, "on_train_batch_start", too_high)
     found = lines(folder)
-    assert "learning rate as intended" in failed(found) and "the schedule says" in found["learning rate as intended"].seen
+    assert "learning rate as intended" in failed(found) and "the schedule says" in found["learning rate as intended"].found
 
 
 def test_text_that_repeats_is_seen(folder):

@@ -27,9 +27,9 @@ from pages import ROOT, Command, commands, files, flag_lines, pages
 from ports import free_port
 
 from lit_llm.__main__ import COMMANDS, main
-from lit_llm.cli.parse_errors import leaves
+from lit_llm.cli.arguments import leaves
 from lit_llm.cli.resolved_config import resolved
-from lit_llm.commands import check as check_command
+from lit_llm.training import checklist
 
 TEXT = "".join(f"def line_{i}(text): return 'repeats itself, {i * i} and {i % 7}'\n" for i in range(300))
 STAND_INS = {"NAME": "quickstart", "HOST": "127.0.0.1", "THEIR-MODEL": "their-model"}
@@ -326,7 +326,7 @@ def test_every_command_of_a_page(page, template, tmp_path, monkeypatch, capsys):
     for name, content in files(page).items():
         Path(name).write_text(content)
     # The tiny model trains about as fast as its data are read; every other line of the checklist must pass.
-    monkeypatch.setattr(check_command, "LOADER_SHARE", math.inf)
+    monkeypatch.setattr(checklist, "LOADER_SHARE", math.inf)
     for command in found:
         chosen = rule(command)
         assert chosen is not None

@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.format import read
 from lit_llm.checkpoint.load_model import load_model
-from lit_llm.commands import check as check_command
 from lit_llm.data.tokenizer import load_tokenizer
+from lit_llm.training import checklist
 
 PAGE = ROOT / "docs/your-project.md"
 TEXT = "".join(f"def line_{i}(Text): return 'repeats itself, {i * i} and {i % 7}'\n" for i in range(120))
@@ -121,7 +121,7 @@ def test_callbacks_alone_under_a_trainer_and_under_another_command_line(project,
 
 
 def test_the_custom_model(project, monkeypatch, capsys):
-    monkeypatch.setattr(check_command, "LOADER_SHARE", math.inf)  # the tiny model trains about as fast as its data are read
+    monkeypatch.setattr(checklist, "LOADER_SHARE", math.inf)  # the tiny model trains about as fast as its data are read
     assert run_those_about(*MODEL) == 4
     saved = yaml.safe_load(Path("runs/own/config.yaml").read_text())["architecture"]
     assert saved == {"class_path": "mine.LSTMModel", "init_args": {"width": 48, "n_layer": 3}}

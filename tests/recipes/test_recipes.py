@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from lit_llm.__main__ import main
-from lit_llm.cli.planned_recipe import PlannedCLI
+from lit_llm.cli.planned_recipe import PlannedRecipe
 from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, shipped
 from lit_llm.cli.resolved_config import resolved
 from lit_llm.commands.plan import split
@@ -66,10 +66,10 @@ def comment(name: str) -> str:
     return re.sub(r" \\? +", "  ", " ".join(line.removeprefix("#") for line in lines))
 
 
-def planned(arguments: list[str]) -> tuple[PlannedCLI, Plan]:
+def planned(arguments: list[str]) -> tuple[PlannedRecipe, Plan]:
     request = split(arguments)
     hardware = find(request.own.hardware or "h200")
-    cli = PlannedCLI(request.recipe, devices=request.own.devices, devices_per_node=hardware.devices_per_node)
+    cli = PlannedRecipe(request.recipe, devices=request.own.devices, devices_per_node=hardware.devices_per_node)
     return cli, make_plan(cli.settings(), hardware)
 
 

@@ -1,0 +1,333 @@
+"""From a parsed recipe to a model, data and a Trainer. Builds what is cheap, collects every problem, and only then returns.
+
+Every command that takes a recipe calls `build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.cli import instantiate_class
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.optim import Optimizer
+
+from lit_llm.checkpoint.format import verify
+from lit_llm.cli.filter_warnings import filter_warnings
+from lit_llm.cli.groups import ARCHITECTURE, CALLBACKS
+from lit_llm.cli.mistakes import is_mistake
+from lit_llm.cli.parse import Recipe
+from lit_llm.cli.parse_errors import reason
+from lit_llm.cli.preflight import (
+    accelerator_problem,
+    callback_problems,
+    device_problems,
+    devices_problem,
+    layout,
+    logger_problems,
+    optimizer_problems,
+)
+from lit_llm.cli.reference_curve import reference_curve
+from lit_llm.cli.trainer import make_trainer, trainer_settings
+from lit_llm.data import TokenDataModule
+from lit_llm.data.paths import MissingFiles
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.errors import UserError
+from lit_llm.models.custom import Architecture
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.plan.settings import devices_of, layout_from_strategy
+from lit_llm.runs.curve_follower import CurveFollower
+from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.resume import RunStart, choose_run_dir, is_rank_zero, start_of_evaluation, start_of_fit
+from lit_llm.training.language_model import LanguageModel, class_name
+
+
+@dataclass(frozen=True)
+class OtherMachine:
+    """Devices that a run is planned for, without having them.
+
+    Attributes:
+        devices: how many in total; None: as many as the recipe says.
+        per_node: devices in one machine.
+    """
+
+    devices: int | None = None
+    per_node: int = 8
+
+    def devices_for(self, config: Namespace) -> int:
+        """The number of devices that a recipe is planned for."""
+        return self.devices or devices_of(config.trainer.devices, config.trainer.num_nodes or 1)
+
+
+@dataclass
+class Built:
+    """What a recipe describes.
+
+    Attributes:
+        config: every setting. The run folder and what follows from resuming are filled in.
+        parts: the objects of the groups, by group; groups that are off are missing.
+        trainer, model: missing for `prepare`.
+        start: the checkpoint that the run continues from.
+        initial: the weights that the run starts with; None when it resumes.
+        missing_data: sentences about data files that are not on this machine. Only with `machine`.
+    """
+
+    recipe: Recipe
+    config: Namespace
+    run_dir: Path
+    start: RunStart
+    parts: dict[str, Any]
+    initial: InitialWeights | None
+    architecture: Architecture | None = None
+    follower: CurveFollower | None = None
+    missing_data: list[str] = field(default_factory=list)
+    _trainer: Trainer | None = None
+    _model: LanguageModel | None = None
+
+    @property
+    def datamodule(self) -> Any:
+        return self.parts.get("data")
+
+    @property
+    def trainer(self) -> Trainer:
+        assert self._trainer is not None
+        return self._trainer
+
+    @property
+    def model(self) -> LanguageModel:
+        assert self._model is not None
+        return self._model
+
+    def make_optimizer(self, groups: Iterable[dict[str, Any]]) -> Optimizer:
+        """The recipe's optimizer for parameter groups."""
+        return instantiate_class((groups,), self.config.optimizer.as_dict())
+
+
+def build(
+    recipe: Recipe,
+    *,
+    run_dir: Path | None = None,
+    trainer: Mapping[str, Any] | None = None,
+    machine: OtherMachine | None = None,
+) -> Built:
+    """Build everything that a recipe describes. Nothing is written, and no data is read.
+
+    Args:
+        run_dir: a folder for a run that is thrown away: it never resumes. None: the folder that the recipe says.
+        trainer: Trainer settings used instead of the recipe's.
+        machine: check the layout for these devices instead of this machine's, and accept that data files are missing here.
+
+    Raises:
+        UserError: Everything that is wrong with the recipe, one sentence a line.
+    """
+    filter_warnings()
+    config, problems = recipe.config, recipe.problems
+    config.seed_everything = _seed(config.seed_everything)
+    scratch = run_dir is not None
+    if run_dir is None:
+        run_dir, start = _choose_start(recipe)
+    else:
+        start = RunStart()
+    if recipe.initial_problems and start.checkpoint is None:  # the model depends on these weights
+        raise UserError("\n".join([*problems, *recipe.initial_problems]))
+    built = Built(recipe, config, run_dir, start, _parts(recipe), recipe.initial)
+    if not isinstance(built.datamodule, TokenDataModule) and "trainer.use_distributed_sampler" not in recipe.given:
+        config.trainer.use_distributed_sampler = True  # other DataModules do not split samples over ranks
+    problems += _model_problems(built)
+    if recipe.command == "fit":
+        problems += _follow_curve(built)
+    optimizer = None
+    if recipe.command != "prepare":
+        optimizer, found = _try_optimizer(built)
+        problems += [*found, *_make_trainer(built, trainer or {}, scratch)]
+    problems += _data_problems(built, machine)
+    problems += _checkpoint_problems(built, optimizer)
+    recipe.raise_problems()
+    if built._trainer is not None:
+        parts = built.parts
+        init_from = None if built.initial is None else built.initial.checkpoint
+        built._model = LanguageModel(
+            parts["model"], built.make_optimizer, parts["loss"], parts["compute"], init_from, built.architecture
+        )
+    return built
+
+
+def _seed(seed: Any) -> Any:
+    """Seed this process. true: with a random seed, which is returned; false: not at all."""
+    if seed is False:
+        return seed
+    return seed_everything(None if seed is True else seed, workers=True)
+
+
+def _choose_start(recipe: Recipe) -> tuple[Path, RunStart]:
+    """The run folder and the checkpoint to continue from. Fills in what follows from them in the configuration."""
+    config, command = recipe.config, recipe.command
+    resume = config.resume if command == "fit" else "never"
+    run_dir = choose_run_dir(config.run_dir, resume, recipe.arguments.config_files)
+    config.run_dir = str(run_dir)
+    start = RunStart()
+    try:
+        if command in ("validate", "test"):
+            start = start_of_evaluation(run_dir, config.ckpt_path)
+        elif command == "fit":
+            start = start_of_fit(run_dir, resume, replace=config.replace, additional_steps=config.additional_steps)
+            config.resume = start.resume
+            if start.max_steps is not None:
+                config.trainer.max_steps = start.max_steps
+    except UserError as error:
+        recipe.problems += str(error).splitlines()
+    return run_dir, start
+
+
+def _parts(recipe: Recipe) -> dict[str, Any]:
+    """The objects of all groups that can be built."""
+    parts: dict[str, Any] = {}
+    for group in ("model", "loss", "compute", "data", *CALLBACKS):
+        try:
+            value = recipe.parser.instantiate(Namespace({group: recipe.config[group]})).get(group)
+        except ValueError as error:
+            if not is_mistake(error):
+                raise
+            recipe.problems.append(reason(str(error)))
+            continue
+        if value is not None:
+            parts[group] = value
+    return parts
+
+
+def _model_problems(built: Built) -> list[str]:
+    parts, found = built.parts, []
+    model: GPTConfig | None = parts.get("model")
+    if model is not None:
+        found += [*model.problems(), *_share_block_size(model, built.datamodule)]
+    for group in ("loss", "compute"):
+        found += parts[group].problems() if group in parts else []
+    built.architecture = Architecture.of(built.config.get(ARCHITECTURE))
+    if built.architecture is not None and {"model", "loss", "compute"} <= parts.keys():
+        found += built.architecture.problems(parts["model"], parts["loss"].chunk_size, parts["compute"])
+    return found
+
+
+def _share_block_size(model: GPTConfig, data: Any) -> list[str]:
+    """Set the length of sequences to the model's, unless the recipe sets a shorter one."""
+    if not hasattr(data, "block_size"):
+        return []
+    if data.block_size is None:
+        data.block_size = model.block_size
+    if data.block_size > model.block_size:
+        return [
+            f"data.block_size={data.block_size} is longer than model.block_size={model.block_size} "
+            "(--data.block_size, or leave it null to follow the model)"
+        ]
+    return []
+
+
+def _follow_curve(built: Built) -> list[str]:
+    config = built.config
+    if config.check_against is None:
+        return []
+    try:
+        path = reference_curve(config.check_against, built.recipe.arguments.config_files)
+        built.follower = CurveFollower.of_file(path, config.check_tolerance)
+    except UserError as error:
+        return str(error).splitlines()
+    return []
+
+
+def _try_optimizer(built: Built) -> tuple[Optimizer | None, list[str]]:
+    """The optimizer for two small parameters, or why it cannot be built."""
+    matrix, vector = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))
+    try:
+        return built.make_optimizer([{"params": [matrix], "name": "matrix"}, {"params": [vector], "name": "vector"}]), []
+    except (ValueError, TypeError, RuntimeError) as error:
+        if not is_mistake(error):
+            raise
+        message = str(error).rstrip(".")
+        flag = "" if "(--" in message else " (--optimizer)"
+        return None, [f"optimizer {built.config.optimizer.class_path} cannot be built: {message}{flag}"]
+
+
+def _make_trainer(built: Built, replaced: Mapping[str, Any], scratch: bool) -> list[str]:
+    config = built.config.trainer
+    wanted = Namespace({**vars(config), **replaced})
+    problem = devices_problem(config.devices) or accelerator_problem(wanted)
+    if found := [*([problem] if problem else []), *logger_problems(wanted.logger)]:
+        return found
+    try:
+        built._trainer = make_trainer(
+            built.recipe,
+            [built.parts[group] for group in CALLBACKS if group in built.parts],
+            run_dir=built.run_dir,
+            start=built.start,
+            extra_logger=built.follower,
+            replaced=replaced,
+            scratch=scratch,
+        )
+    except (MisconfigurationException, ValueError) as error:
+        if not is_mistake(error):
+            raise
+        message = " ".join(str(error).split())
+        return [message if "(--" in message else f"trainer: {message}"]
+    return callback_problems(built.trainer) if built.recipe.command == "fit" else []
+
+
+def _data_problems(built: Built, machine: OtherMachine | None) -> list[str]:
+    """What is wrong with the layout over devices, and with the data for that layout."""
+    data, trainer = built.datamodule, built._trainer
+    if isinstance(data, TokenDataModule) and built.recipe.command == "fit":
+        chosen = [built.parts.get("batch_ramp")] if trainer is None else trainer.callbacks  # type: ignore[attr-defined]
+        data.find_ramp(chosen)
+    ranks: int | None = 1
+    found: list[str] = []
+    if trainer is not None:
+        ranks, found = _layout(built, trainer) if machine is None else _planned_layout(built, machine)
+    if ranks is None or not hasattr(data, "problems"):
+        return found
+    problems = data.problems(ranks)
+    if machine is not None:
+        built.missing_data = [problem for problem in problems if isinstance(problem, MissingFiles)]
+    return [*found, *(problem for problem in problems if problem not in built.missing_data)]
+
+
+def _layout(built: Built, trainer: Trainer) -> tuple[int | None, list[str]]:
+    ranks, found = layout(trainer.strategy, trainer.world_size, built.parts.get("model"), built.architecture)
+    found += optimizer_problems(trainer.strategy, built.config.optimizer.class_path)
+    return ranks, found + device_problems(trainer, built.parts.get("compute"))
+
+
+def _planned_layout(built: Built, machine: OtherMachine) -> tuple[int | None, list[str]]:
+    devices = machine.devices_for(built.config)
+    strategy = trainer_settings(built.recipe, without=("logger", "callbacks", "profiler", "plugins"))["strategy"]
+    if isinstance(strategy, MeshStrategy):
+        return layout(strategy, devices, built.parts.get("model"), built.architecture)
+    try:
+        return layout_from_strategy(strategy_of(built.config), devices, machine.per_node).data_parallel, []
+    except UserError as error:
+        return None, [str(error)]
+
+
+def strategy_of(config: Namespace) -> Any:
+    """The recipe's trainer.strategy: a name, or a dict of class_path and init_args."""
+    strategy = config.trainer.strategy
+    return strategy.as_dict() if isinstance(strategy, Namespace) else strategy
+
+
+def _checkpoint_problems(built: Built, optimizer: Optimizer | None) -> list[str]:
+    """Why the checkpoint to continue from, or the initial weights, do not fit the recipe."""
+    model: GPTConfig | None = built.parts.get("model")
+    if built.start.checkpoint is not None:
+        built.initial = None
+        accepted = built.recipe.command == "fit" and built.config.accept_changes
+        optimizer_class = None if optimizer is None else class_name(optimizer)
+        return built.start.changes(model, built.architecture, optimizer_class, built.datamodule, accepted=accepted)
+    if built.initial is None:
+        return []
+    found = [] if model is None else built.initial.model_problems(model, built.architecture)
+    if is_rank_zero() and (damage := verify(built.initial.checkpoint)):
+        found.append(f"{damage} (--init_from)")
+    return found

@@ -1,0 +1,42 @@
+"""The entry of every command that takes a recipe: reports mistyped keys first, and imports torch and Lightning only then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lit_llm.cli import spelling
+from lit_llm.cli.arguments import HELP, PRINT_CONFIG, Arguments, read
+from lit_llm.cli.groups import Command
+
+
+def launch(command: Command, words: list[str], run: Callable[[Arguments], int]) -> int:
+    """Run a command with its arguments; returns the exit code.
+
+    `--help [GROUP]` and `--print_config` are answered here.
+
+    Args:
+        run: takes the arguments. It must raise UserError if `reported` is set, which `build` and `parse` do.
+    """
+    arguments = read(words)
+    if flag := arguments.asks_for(*HELP):
+        from lit_llm.cli.help import print_help
+
+        print_help(command, flag.value)
+        return 0
+    arguments = spelling.check(command, arguments)
+    if arguments.asks_for(PRINT_CONFIG):
+        from lit_llm.cli.resolved_config import resolved
+
+        print(resolved(arguments), end="")
+        return 0
+    code = run(arguments)
+    _leave_process_group()
+    return code
+
+
+def _leave_process_group() -> None:
+    """If the interpreter's exit does this, its threads occasionally abort a process."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

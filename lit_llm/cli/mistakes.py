@@ -1,0 +1,22 @@
+"""Which exceptions of a constructor are a user's mistake, and which are a bug of lit_llm."""
+
+from __future__ import annotations
+
+from lit_llm.errors import is_user_error
+
+
+def is_mistake(error: Exception) -> bool:
+    """Whether an exception caught while an object of the recipe was built can be reported without its traceback.
+
+    lit_llm raises `UserError` for mistakes. The constructors of torch, Lightning and of users' classes raise ValueError and
+    others. Those count as mistakes too, unless code of lit_llm was running: then it can be a bug.
+    """
+    if is_user_error(error):
+        return True
+    trace = error.__traceback__
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__"))
+        if module.startswith("lit_llm.") and not module.startswith("lit_llm.cli."):
+            return False
+        trace = trace.tb_next
+    return True

@@ -1,0 +1,103 @@
+"""From arguments to a parsed recipe. Nothing is built here, and nothing is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc import ErrorDuringImport, locate
+from typing import Any
+
+from jsonargparse import Namespace
+
+from lit_llm.cli.arguments import Arguments, read
+from lit_llm.cli.class_defaults import drop_arguments_of_other_classes, restore_defaults
+from lit_llm.cli.groups import CLASSES, Command
+from lit_llm.cli.parse_errors import explain, reason
+from lit_llm.cli.parser import RecipeParser, known_classes, make_parser
+from lit_llm.errors import UserError
+from lit_llm.models.custom import class_problem
+from lit_llm.runs.initial_weights import InitialWeights
+
+STRATEGY = "trainer.strategy"
+
+
+@dataclass
+class Recipe:
+    """A parsed recipe.
+
+    Attributes:
+        config: every setting, with the defaults of the chosen classes.
+        given: dotted keys that a recipe file or a flag sets, without `init_args`.
+        problems: one sentence per mistake. `config` is then made of the other settings.
+        initial: the weights that `init_from` names.
+        initial_problems: why they cannot be used. They do not matter if a run is resumed.
+    """
+
+    command: Command
+    arguments: Arguments
+    parser: RecipeParser
+    config: Namespace
+    given: set[str]
+    problems: list[str]
+    initial: InitialWeights | None
+    initial_problems: list[str]
+
+    def raise_problems(self) -> None:
+        """Raises:
+        UserError: There are problems, or some have been printed already.
+        """
+        if self.problems or self.arguments.reported:
+            raise UserError("\n".join(self.problems))
+
+
+def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
+    """Parse the arguments of a command. Mistakes in values are collected in `problems`.
+
+    Raises:
+        UserError: A recipe file cannot be read, or the mistake cannot be assigned to one value.
+    """
+    if isinstance(arguments, list):
+        arguments = read(arguments)
+    initial, initial_problems = _initial_weights(command, arguments)
+    parser = make_parser(command, None if initial is None else initial.defaults())
+    arguments = drop_arguments_of_other_classes(arguments, _default_value, find_class)
+    problems = list(arguments.problems)
+    try:
+        config = parser.parse_args(arguments.words())
+    except Exception as error:
+        found, accepted = explain(arguments, parser.parse_args, lambda key: list(known_classes(key)), class_problem)
+        if not found:
+            raise UserError(reason(str(error))) from None
+        problems += found
+        config = parser.parse_args(accepted)  # so that mistakes of other kinds are found too
+    config.pop("config", None)
+    given = {assignment.key for assignment in arguments.assignments}
+    restore_defaults(config, parser.get_defaults(), (*CLASSES, STRATEGY), given, find_class)
+    return Recipe(command, arguments, parser, config, given, problems, initial, initial_problems)
+
+
+def _initial_weights(command: Command, arguments: Arguments) -> tuple[InitialWeights | None, list[str]]:
+    named = arguments.value_of("init_from")
+    if command != "fit" or named in (None, "null"):
+        return None, []
+    try:
+        return InitialWeights.find(Path(named)), []
+    except UserError as error:
+        return None, str(error).splitlines()
+
+
+def _default_value(key: str) -> Any:
+    return CLASSES[key].default if key in CLASSES else None
+
+
+def find_class(key: str, value: Any) -> type | None:
+    """The class that the value of a key names, by its short name or its class path; None if there is none."""
+    if not isinstance(value, str):
+        return None
+    if "." not in value:
+        return known_classes(key).get(value)
+    try:
+        found = locate(value)
+    except ErrorDuringImport:
+        return None  # the parser reports it
+    return found if isinstance(found, type) else None

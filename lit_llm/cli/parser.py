@@ -1,0 +1,107 @@
+"""The parser of recipes: every option and group as jsonargparse arguments, and the classes that a group can name."""
+
+from __future__ import annotations
+
+from pydoc import locate
+from typing import Any, NoReturn
+
+import lightning.pytorch
+import torch
+import yaml
+from jsonargparse import SUPPRESS, ActionConfigFile, get_loader, set_loader, set_parsing_settings
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.cli import LightningArgumentParser
+from torch.optim import Optimizer
+
+import lit_llm.data
+import lit_llm.optim
+from lit_llm.cli.groups import ARCHITECTURE, CALLBACKS, CLASSES, PLAIN, TRAINER, Command, options_of
+from lit_llm.errors import UserError
+from lit_llm.renamed_classes import with_current_names
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)  # comments of dataclass fields are the help of their flags
+
+
+_load_yaml = get_loader("yaml")
+set_loader("recipe", lambda text: with_current_names(_load_yaml(text), CALLBACKS), (yaml.YAMLError,))
+
+
+class RecipeParser(LightningArgumentParser):
+    """Raises UserError instead of exiting, so that all mistakes can be gathered. Accepts old names of classes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"parser_mode": "recipe", **kwargs})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(message) from ex
+
+
+def make_parser(command: Command, defaults: dict[str, Any] | None = None) -> RecipeParser:
+    """The parser of one command.
+
+    Args:
+        defaults: by dotted key, instead of those in `lit_llm.cli.groups`.
+    """
+    header = [f"lightning.pytorch=={lightning.pytorch.__version__}"]
+    parser = RecipeParser(prog=f"python -m lit_llm {command}", exit_on_error=False, dump_header=header)
+    parser.add_argument("-c", "--config", action=ActionConfigFile)
+    for option in options_of(command):
+        hidden = SUPPRESS if command not in option.commands else option.help
+        parser.add_argument(f"--{option.name}", type=option.type, default=option.default, help=hidden)
+    for group in ("model", "loss", "compute"):
+        parser.add_class_arguments(class_at(PLAIN[group]), group)
+        if group == "model":
+            _add_architecture(parser)
+    parser.add_subclass_arguments(
+        (Optimizer,), "optimizer", instantiate=False, fail_untyped=False, skip={"params"}, required=True
+    )
+    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=True)
+    for group, settings in CALLBACKS.items():
+        parser.add_lightning_class_args(class_at(settings.base), group, subclass_mode=True, required=False)
+    parser.add_lightning_class_args(class_at(PLAIN["trainer"]), "trainer")
+    parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER.items()})
+    parser.set_defaults({group: settings.value for group, settings in CLASSES.items()})
+    parser.set_defaults(defaults or {})
+    return parser
+
+
+def _add_architecture(parser: RecipeParser) -> None:
+    parser.add_subclass_arguments(
+        (torch.nn.Module,),
+        ARCHITECTURE,
+        instantiate=False,
+        fail_untyped=False,
+        skip={"vocab_size"},
+        required=False,
+        help="Your own model, by the path of its class (docs/your-project.md).",
+    )
+
+
+def class_at(class_path: str) -> type:
+    """A class of lit_llm, torch or Lightning."""
+    found = locate(class_path)
+    assert isinstance(found, type), class_path
+    return found
+
+
+def known_classes(key: str) -> dict[str, type]:
+    """The classes that a group can name, by their short names; none for keys that do not take a class."""
+    if key == "data.tokenizer":
+        base: type = lit_llm.data.Tokenizer
+    elif key in CLASSES:
+        base = class_at(CLASSES[key].base)
+    else:
+        return {}
+    return {cls.__name__: cls for cls in sorted(concrete_subclasses(base), key=lambda cls: cls.__name__)}
+
+
+def concrete_subclasses(base: type) -> list[type]:
+    """The base class and every class below it that is public and not abstract."""
+    found, queue = [], [base]
+    while queue:
+        cls = queue.pop()
+        queue += cls.__subclasses__()
+        abstract = bool(getattr(cls, "__abstractmethods__", None))
+        if not abstract and not cls.__name__.startswith("_") and cls not in (LightningDataModule, Optimizer):
+            found.append(cls)
+    return list(dict.fromkeys(found))

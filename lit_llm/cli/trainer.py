@@ -1,0 +1,124 @@
+"""The Trainer of a recipe: its callbacks, logger, plugins and checkpoint format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lit_llm import callbacks
+from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
+from lit_llm.cli.parse import Recipe
+from lit_llm.distributed.loss_scaling import loss_scaling
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.runs.resume import RunStart
+from lit_llm.training.save_config import SaveRunFolder
+
+
+def make_trainer(
+    recipe: Recipe,
+    groups: list[Callback],
+    *,
+    run_dir: Path,
+    start: RunStart,
+    extra_logger: Logger | None,
+    replaced: Mapping[str, Any],
+    scratch: bool,
+) -> Trainer:
+    """Build the Trainer of a recipe.
+
+    Args:
+        groups: callbacks of the recipe's groups.
+        extra_logger: a logger beside the recipe's.
+        replaced: settings used instead of the recipe's.
+        scratch: the run is thrown away: its checkpoints are whole and are written at once.
+    """
+    config, fits = recipe.config, recipe.command == "fit"
+    settings = {**trainer_settings(recipe, without=replaced), **replaced, "default_root_dir": str(run_dir)}
+    settings["logger"] = _logger(settings["logger"], run_dir, start) if fits else False  # evaluation must not write into curves
+    own = _as_list(settings["callbacks"])
+    chosen = [*own, *_callbacks(recipe, groups, progress_bar=settings["enable_progress_bar"] is not False)]
+    if fits and not settings["fast_dev_run"]:
+        chosen.append(SaveRunFolder(recipe.parser, config, save_to_log_dir=False))
+    settings["callbacks"] = chosen
+    if not any(isinstance(callback, Checkpoint) for callback in chosen):
+        settings["enable_checkpointing"] = False  # otherwise Lightning adds a checkpoint callback
+    if "plugins" not in replaced:
+        settings["plugins"] = _plugins(settings)
+        if settings["precision"] == "16-mixed" and (device := _scaled_device(settings)):
+            settings["plugins"] = [*(settings["plugins"] or []), loss_scaling(device)]
+            settings["precision"] = None  # Lightning accepts a precision or a precision plugin, not both
+    if isinstance(settings["strategy"], FSDPStrategy) or settings["strategy"] in ("fsdp", "fsdp_cpu_offload"):
+        settings["strategy"] = MeshStrategy.from_fsdp1(settings["strategy"], int(settings["num_nodes"]))
+    trainer = Trainer(**settings)
+    if extra_logger is not None:
+        trainer.loggers = [*trainer.loggers, extra_logger]
+    _set_checkpoint_format(trainer, recipe, scratch=scratch, verified=start.checkpoint)
+    return trainer
+
+
+def trainer_settings(recipe: Recipe, *, without: Iterable[str] = ()) -> dict[str, Any]:
+    """The recipe's Trainer settings with its strategy, logger and callbacks built, except those that nobody needs."""
+    config = recipe.config.trainer.clone()
+    for key in without:
+        config.pop(key, None)
+    return recipe.parser.instantiate(Namespace(trainer=config)).trainer.as_dict()
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def _callbacks(recipe: Recipe, groups: list[Callback], *, progress_bar: bool) -> list[Callback]:
+    chosen = [c for c in groups if progress_bar or not isinstance(c, callbacks.TrainingProgress)]
+    if recipe.command != "fit":
+        return [c for c in chosen if isinstance(c, callbacks.TrainingProgress)]
+    return [*chosen, callbacks.StepSeed(int(recipe.config.seed_everything)), callbacks.DDPBucketWarmup()]
+
+
+def _logger(logger: Any, run_dir: Path, start: RunStart) -> Any:
+    if logger not in (None, True):
+        return logger
+    # Rows that an interrupted run wrote after its checkpoint are purged. Without a checkpoint, that is every row.
+    purge_step = 0 if start.step is None else start.step + 1
+    return TensorBoardLogger(save_dir=run_dir, name="", version="", purge_step=purge_step)
+
+
+def _plugins(settings: Mapping[str, Any]) -> Any:
+    # Lightning's requeue saves between two micro-batches; StopOnSignal saves after a step. torchrun in a SLURM job comes first.
+    if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
+        return [*_as_list(settings["plugins"]), SLURMEnvironment(auto_requeue=False)]
+    return settings["plugins"]
+
+
+def _scaled_device(settings: Mapping[str, Any]) -> str | None:
+    """The device type on which fp16 needs lit_llm's loss scaling; None where Lightning's works."""
+    if settings["accelerator"] == "cpu" or (settings["accelerator"] == "auto" and not torch.accelerator.is_available()):
+        return "cpu"
+    accelerator = torch.accelerator.current_accelerator()
+    fsdp1 = isinstance(settings["strategy"], FSDPStrategy) or settings["strategy"] in ("fsdp", "fsdp_cpu_offload")
+    return accelerator.type if accelerator and (fsdp1 or isinstance(settings["strategy"], MeshStrategy)) else None
+
+
+def _set_checkpoint_format(trainer: Trainer, recipe: Recipe, *, scratch: bool, verified: Path | None) -> None:
+    """Checkpoints have a manifest, unless the recipe chooses a checkpoint plugin."""
+    fits = recipe.command == "fit"
+    in_shards = recipe.config.sharded_checkpoints and not scratch
+    if isinstance(trainer.strategy, MeshStrategy):
+        trainer.strategy.sharded_checkpoints |= in_shards
+    elif in_shards and fits:
+        rank_zero_warn("sharded_checkpoints changes nothing here: only MeshStrategy can write shards (strategy/fsdp2).")
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        in_background = fits and recipe.config.async_checkpoints and not scratch
+        io = AsyncFolderCheckpointIO if in_background else FolderCheckpointIO
+        trainer.strategy.checkpoint_io = io(verified=verified)

@@ -1,0 +1,360 @@
+"""The lines of `check`: what three steps of training show, and what the trained model and the loader show afterwards."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_llm import callbacks
+from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.load_model import load_model
+from lit_llm.errors import UserError
+from lit_llm.models.custom import CustomModel
+from lit_llm.models.gpt import GPT
+from lit_llm.models.loss import LossSums
+from lit_llm.optim import parameter_groups
+from lit_llm.runs.run_folder import CHECKPOINTS
+from lit_llm.training.language_model import LanguageModel
+
+STEPS = 3
+FIRST_LOSS_TOLERANCE = 0.05
+OVERFIT_STEPS, OVERFIT_TOKENS = 100, 128
+LOADER_SECONDS, LOADER_BATCHES = 2.0, 500
+LOADER_SHARE = 0.05
+"""The largest accepted time in the loader, as a share of the training time."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the checklist: what was checked, whether it passes, and what was found."""
+
+    name: str
+    passed: bool
+    found: str
+
+
+class Observer(Callback):
+    """Records batches, losses, learning rates, gradients and times of the first steps."""
+
+    def __init__(self) -> None:
+        self.batches: list[dict[str, Tensor]] = []
+        self.losses: list[float] = []
+        self.rates: list[list[float]] = []  # of each step, by parameter group
+        self.without_gradient: list[str] = []
+        self.seconds: list[float] = []
+        self._sum, self._count, self._since = 0.0, 0, 0.0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.batches.append({name: value.cpu() for name, value in batch.items()})
+        if self._count == 0:
+            self._since = time.perf_counter()
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._sum += loss.item()  # divided by the number of micro-batches already
+        self._count += 1
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self.losses.append(self._sum)
+        self.rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        # Blocks may start as the identity: parameters behind a zero matrix get gradients from the second update on.
+        self.without_gradient = [
+            name
+            for name, p in pl_module.named_parameters()
+            if p.requires_grad and (p.grad is None or not p.grad.isfinite().all() or not p.grad.any())
+        ]
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if self._count == trainer.accumulate_grad_batches:
+            self.seconds.append(time.perf_counter() - self._since)
+            self._sum, self._count = 0.0, 0
+        if trainer.global_step >= STEPS:
+            trainer.should_stop = True
+
+
+class CheckedRun:
+    """A run on one device that is thrown away, and an observer of its first steps.
+
+    Args:
+        run_dir: an empty folder.
+        trained: the model starts with trained weights.
+    """
+
+    def __init__(self, trainer: Trainer, model: LanguageModel, datamodule: Any, run_dir: Path, *, trained: bool) -> None:
+        self.observer = Observer()
+        self.trainer, self.model, self.datamodule = trainer, model, datamodule
+        self.run_dir, self.trained = run_dir, trained
+        # A ramp needs the recipe's own batches.
+        kept = [c for c in self.trainer.callbacks if not isinstance(c, callbacks.BatchRamp)]  # type: ignore[attr-defined]
+        self.trainer.callbacks = [*kept, self.observer]  # type: ignore[attr-defined]
+
+    def cut_batch(self) -> str:
+        """Make the batch small; returns a description of it."""
+        data = self.datamodule
+        configured = getattr(data, "global_batch_size", None)
+        if configured is None:
+            return "the recipe's batch"
+        micro = min(data.micro_batch_size or configured, 2)
+        data.micro_batch_size, data.global_batch_size = micro, min(configured // micro, 2) * micro
+        return f"batches of {data.global_batch_size} sequences instead of {configured} (--full_batch true for all of it)"
+
+
+def checklist(run: CheckedRun) -> list[Line]:
+    """Train three steps, then check every line."""
+    trainer, module = run.trainer, run.model
+    trainer.fit(module, datamodule=run.datamodule)
+    assert module.model is not None
+    lines = [
+        shapes(run.observer, module.model),
+        shifted_labels(run.observer),
+        first_loss(run.observer, module.model, trained=run.trained),
+        gradients(run.observer),
+        learning_rate(run.observer, trainer, module),
+        save_and_load(run),
+    ]
+    module.to(trainer.strategy.root_device)
+    lines += [causal_mask(run), ignored_targets(run), *loader(run), overfitting(run)]
+    return lines
+
+
+# -- what the first steps showed --------------------------------------------------------------------------------------
+
+
+def shapes(observer: Observer, model: GPT | CustomModel) -> Line:
+    """Batches are (B, T) int64 with ids below the vocabulary's size, and of one shape."""
+    config, wrong = model.config, []
+    assert config.vocab_size is not None
+    seen = {tuple(batch["input_ids"].shape) for batch in observer.batches}
+    for batch in observer.batches:
+        ids, targets = batch["input_ids"], batch["targets"]
+        if ids.dtype != torch.int64 or targets.dtype != torch.int64 or ids.ndim != 2 or ids.shape != targets.shape:
+            wrong.append(f"input_ids {tuple(ids.shape)} {ids.dtype}, targets {tuple(targets.shape)} {targets.dtype}")
+        elif ids.min() < 0 or ids.max() >= config.vocab_size or targets.max() >= config.vocab_size:
+            wrong.append(f"ids from {ids.min()} to {ids.max()}, the vocabulary has {config.vocab_size}")
+        elif ids.size(1) > config.block_size:
+            wrong.append(f"{ids.size(1)} positions, the model has {config.block_size}")
+    if len(seen) > 1:
+        wrong.append(f"batches of different shapes {sorted(seen)}")
+    return Line("shapes", not wrong, wrong[0] if wrong else f"{seen.pop()} int64, ids below {config.vocab_size:,}")
+
+
+def shifted_labels(observer: Observer) -> Line:
+    """The target of each position is the id that follows it."""
+    equal = total = 0
+    for batch in observer.batches:
+        targets, following = batch["targets"][:, :-1], batch["input_ids"][:, 1:]
+        counted = targets != -100
+        equal += int((targets == following)[counted].sum())
+        total += int(counted.sum())
+    copies = all(torch.equal(b["targets"], b["input_ids"]) for b in observer.batches)
+    if copies:
+        return Line("labels shifted by one", False, "the targets equal the inputs, so the model would learn to copy")
+    return Line("labels shifted by one", equal == total > 0, f"{equal:,} of {total:,} targets are the next input")
+
+
+def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = False) -> Line:
+    """An untrained model predicts every id with equal probability, so its loss is ln V. A trained model's is lower."""
+    assert model.config.vocab_size is not None
+    expected, loss = math.log(model.config.vocab_size), observer.losses[0]
+    off = loss / expected - 1
+    right = off <= FIRST_LOSS_TOLERANCE and (trained or off >= -FIRST_LOSS_TOLERANCE)
+    why = "" if right else ": labels, mask or initialisation are wrong"
+    return Line("first loss is ln V", not why, f"{loss:.4f}, ln {model.config.vocab_size:,} = {expected:.4f} ({off:+.1%}){why}")
+
+
+def gradients(observer: Observer) -> Line:
+    """After two updates every parameter has a finite gradient that is not zero."""
+    missing = observer.without_gradient
+    seen = f"all, in step {STEPS}" if not missing else f"none, zero or not finite: {', '.join(missing[:5])}"
+    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+    return Line("every parameter gets a gradient", not missing, seen + more)
+
+
+def learning_rate(observer: Observer, trainer: Trainer, module: Any) -> Line:
+    """The optimizer's rates in the first steps are the schedule's, the first is above zero, and so is the peak."""
+    optimizer = module.configure_optimizers()
+    peaks = [float(group["lr"]) for group in optimizer.param_groups]
+    found = [c for c in trainer.callbacks if isinstance(c, callbacks.Schedule)]  # type: ignore[attr-defined]
+    wanted = [[found[0].rate(t, peak) if found else peak for peak in peaks] for t in range(1, len(observer.rates) + 1)]
+    same = all(
+        math.isclose(a, b, rel_tol=1e-9)
+        for seen, want in zip(observer.rates, wanted, strict=True)
+        for a, b in zip(seen, want, strict=True)
+    )
+    first = observer.rates[0][0]
+    steps = trainer.max_steps
+    text = f"{first:.3g} at step 1, {observer.rates[-1][0]:.3g} at step {len(observer.rates)}, peak {peaks[0]:.3g}"
+    if found and steps > 0:
+        text += f", {found[0].rate(steps, peaks[0]):.3g} at step {steps:,}"
+    if not same:
+        text += f"; the schedule says {wanted[0][0]:.3g} and {wanted[-1][0]:.3g}"
+    return Line("learning rate as intended", same and first > 0, text)
+
+
+def save_and_load(run: CheckedRun) -> Line:
+    """The last checkpoint holds the weights that were trained and the optimizer's state, bit for bit."""
+    name = "a save and a load"
+    found = sorted((run.run_dir / CHECKPOINTS).glob("step-*.ckpt"))
+    path = run.run_dir / "by-hand.ckpt"
+    if found:
+        path = found[-1]
+    else:
+        run.trainer.save_checkpoint(path)
+    saved = read(path)
+    trained = {key: value.cpu() for key, value in run.model.state_dict().items()}
+    different = [
+        key
+        for key, value in trained.items()
+        if key not in saved["state_dict"] or not torch.equal(saved["state_dict"][key], value)
+    ]
+    state = saved["optimizer_states"][0]["state"]
+    if different or saved["global_step"] != run.trainer.global_step:
+        return Line(name, False, f"{', '.join(different[:5]) or 'the step'} differ from what was trained ({path.name})")
+    try:
+        load_model(path)
+    except UserError as error:
+        return Line(name, False, f"does not fit the model: {error}")
+    return Line(name, True, f"{len(trained)} tensors and the state of {len(state)} parameters, bit for bit")
+
+
+# -- what is measured afterwards --------------------------------------------------------------------------------------
+
+
+def causal_mask(run: CheckedRun) -> Line:
+    """A changed token changes predictions at and after its position only; with document masks, only within its document."""
+    model = run.model.model
+    assert model is not None
+    config, device, vocab_size = model.config, run.trainer.strategy.root_device, model.config.vocab_size
+    assert vocab_size is not None
+    length = min(config.block_size, 64)
+    place = length // 2
+    ids = torch.randint(vocab_size, (1, length), generator=torch.Generator().manual_seed(0))  # (1, T)
+    end = None
+    if config.mask_documents and config.eos_id is not None:
+        ids[ids == config.eos_id] = (config.eos_id + 1) % vocab_size
+        end = place + (length - place) // 2
+        ids[0, end] = config.eos_id
+    changed = ids.clone()
+    changed[0, place] = (changed[0, place] + 1) % vocab_size
+    if config.eos_id is not None and changed[0, place] == config.eos_id:
+        changed[0, place] = (changed[0, place] + 1) % vocab_size
+    model.eval()
+    with torch.no_grad(), _precision(run):
+        before, after = model(ids.to(device)), model(changed.to(device))
+    assert isinstance(before, Tensor) and isinstance(after, Tensor)
+    moved = (before - after).abs().amax(dim=-1)[0].cpu()  # (T,)
+    rounding = 1e-3 * before.abs().max().item()
+    if moved[:place].max() > rounding:
+        return Line("mask", False, f"position {int(moved[:place].argmax())} sees the token at {place}, which comes after it")
+    if not moved[place:].max() > 0:
+        return Line("mask", False, f"the token at {place} has no effect")
+    if end is not None and moved[end + 1 :].max() > rounding:
+        return Line("mask", False, f"a document sees the one before it, beyond the end-of-document id at {end}")
+    across = ", nothing beyond the end of its document" if end is not None else ""
+    return Line("mask", True, f"a token changes predictions from its own place on, none before{across}")
+
+
+def ignored_targets(run: CheckedRun) -> Line:
+    """Targets of -100 are left out of the loss and of the token count."""
+    module, batch = run.model, run.observer.batches[0]
+    device = run.trainer.strategy.root_device
+    ids, targets = batch["input_ids"].to(device), batch["targets"].to(device)
+    masked = targets.clone()
+    masked[:, ::2] = -100
+    other = targets.clone()
+    other[:, 1::2] = -100
+
+    def sums(wanted: Tensor) -> LossSums:
+        return module.sums({"input_ids": ids, "targets": wanted})
+
+    module.eval()
+    with torch.no_grad(), _precision(run):
+        whole, even, odd = sums(targets), sums(masked), sums(other)
+    added = (even.nll + odd.nll).item()
+    right = int(even.count + odd.count) == int(whole.count) and math.isclose(added, whole.nll.item(), rel_tol=1e-2)
+    return Line("ignored targets", right, f"two halves add up to {added:.2f}, all together {whole.nll.item():.2f} nats")
+
+
+def loader(run: CheckedRun) -> list[Line]:
+    """Read batches without training: how fast, and whether a sequence comes twice."""
+    seen: set[bytes] = set()
+    repeated = sequences = tokens = 0
+    batches = iter(run.datamodule.train_dataloader())
+    spent = 0.0
+    for _ in range(LOADER_BATCHES):
+        start = time.perf_counter()
+        batch = next(batches, None)
+        spent += time.perf_counter() - start
+        if batch is None:
+            break
+        tokens += batch["input_ids"].numel()
+        for row in batch["input_ids"]:
+            key = row.numpy().tobytes()
+            repeated += key in seen
+            seen.add(key)
+            sequences += 1
+        if spent > LOADER_SECONDS:
+            break
+    per_epoch = None
+    if getattr(run.datamodule, "train_tokens", None):
+        per_epoch = (run.datamodule.train_tokens - 1) // batch_length(run)
+    expected = 0 if per_epoch is None else max(0, sequences - per_epoch)  # a second pass over a small corpus must repeat
+    unique = repeated - expected <= 0.01 * sequences
+    text = f"{repeated:,} of {sequences:,} sequences came before"
+    if expected:
+        text += f", {expected:,} because an epoch has {per_epoch:,}"
+    trained = sum(b["input_ids"].numel() for b in run.observer.batches) / STEPS / min(run.observer.seconds)  # tokens/s
+    speed = tokens / max(spent, 1e-9)
+    share = trained / speed
+    fast = f"{speed:,.0f} tokens/s alone, training takes {trained:,.0f}: {share:.1%} of its time"
+    return [Line("data do not repeat", unique, text), Line("loader is fast enough", share < LOADER_SHARE, fast)]
+
+
+def batch_length(run: CheckedRun) -> int:
+    """Tokens in a sequence."""
+    return run.observer.batches[0]["input_ids"].size(1)
+
+
+def overfitting(run: CheckedRun) -> Line:
+    """A model that cannot overfit one short batch has a bug. Halving the first loss is enough."""
+    module, trainer = run.model, run.trainer
+    model, device = module.model, trainer.strategy.root_device
+    assert model is not None
+    model.init_weights()
+    model.train()
+    optimizer = module.optimizer_factory(parameter_groups(model))
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    batch = {name: value[:2, :OVERFIT_TOKENS].to(device) for name, value in run.observer.batches[0].items()}
+    first = loss = math.nan
+    step = 0
+    for step in range(1, OVERFIT_STEPS + 1):
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * min(1.0, step / 10)
+        with _precision(run):
+            sums = module.sums(batch)
+        mean = sums.loss / sums.count
+        optimizer.zero_grad()
+        mean.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss = float(sums.nll / sums.count)
+        first = loss if step == 1 else first
+        if loss < 0.5 * first or not math.isfinite(loss):
+            break
+    text = f"loss {first:.2f} to {loss:.2f} in {step} steps on {batch['input_ids'].numel()} tokens, at the recipe's peak rate"
+    return Line("one batch can be overfitted", loss < 0.5 * first, text)
+
+
+@contextmanager
+def _precision(run: CheckedRun) -> Iterator[None]:
+    with run.trainer.precision_plugin.forward_context():
+        yield
