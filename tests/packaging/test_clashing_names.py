@@ -21,7 +21,7 @@ ARGUMENTS = {
     "plan": [*TINY, "--hardware", "h100-sxm"],
     "check": TINY,
     "validate": RUN,
-    "test": RUN,
+    "test": [*RUN, "--data.test", "held-out.txt"],
     "generate": [*RUN, "--max_new_tokens", "3"],
     "curve": [*RUN, "--out", "mine.csv"],
     "prepare": ["--data", "TextFiles", "--data.paths", "text.txt", "--out", "shards"],
