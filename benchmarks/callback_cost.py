@@ -1,8 +1,8 @@
-"""What a callback costs per optimizer step: two fits of a recipe, one with it and one without, that take turns step by step.
+"""Cost of a callback per optimizer step: two fits of a recipe, with and without it, alternate step by step.
 
-Both live in one process and wait for each other after every step, so whatever else the machine does hits both alike; who begins
-alternates from run to run. Counted is the mean over all steps but the first five, so work that is done in some steps only is in
-it: by the clock on the wall, and by the time of this process on the CPU, which a busy machine blurs less. On several ranks
+Both runs share one process and wait for each other after every step, so other load on the machine affects both equally. The
+run that starts first alternates. The result is the mean over all steps except the first five, so work done only in some steps
+counts too. It is given in wall time and in CPU time of the process, which other load affects less. With several ranks
 Lightning starts the others (`--ranks 2` is DDP over gloo on a CPU).
 
     python benchmarks/callback_cost.py time_breakdown=TimeBreakdown [--runs 4] [--steps 100] [--ranks 2] [any flag of fit]
@@ -28,12 +28,12 @@ WARMUP = 5  # steps before the clock starts
 
 
 class Turns(Callback):
-    """Times the steps of its run, each of which begins when the other run has ended one of its own."""
+    """Time the steps of a run. Each step starts when the other run has finished one."""
 
     def __init__(self) -> None:
         self.ready, self.turn = threading.Event(), threading.Semaphore(0)
         self.other: Turns
-        self.seconds: list[tuple[float, float]] = []  # on the wall, on the CPU
+        self.seconds: list[tuple[float, float]] = []  # (wall, CPU)
         self.step = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -55,7 +55,7 @@ class Turns(Callback):
 
 
 def step_seconds(flags: list[str], group: str, name: str, folder: Path, *, with_it_first: bool) -> list[tuple[float, float]]:
-    """Mean seconds of a step with the callback and without, on the wall and on the CPU."""
+    """Mean (wall, CPU) seconds of a step with and without the callback."""
     never = "1000000"
     runs = []
     for value, run_dir in ((name, "with"), ("null", "without")):
@@ -68,7 +68,7 @@ def step_seconds(flags: list[str], group: str, name: str, folder: Path, *, with_
     (_, first), (_, second) = runs
     first.other, second.other = second, first
     threads = []
-    for cli, turns in runs if with_it_first else reversed(runs):  # one after the other: setting up is no turn
+    for cli, turns in runs if with_it_first else reversed(runs):  # set up one after the other: that is not timed
         cli.trainer.callbacks.append(turns)
         thread = threading.Thread(target=cli.trainer.fit, args=(cli.model,), kwargs={"datamodule": cli.datamodule}, daemon=True)
         thread.start()
@@ -84,7 +84,7 @@ def step_seconds(flags: list[str], group: str, name: str, folder: Path, *, with_
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("group", help="what is measured, as GROUP=CLASS or GROUP={class_path: …, init_args: …}")
+    parser.add_argument("group", help="the callback to measure, as GROUP=CLASS or GROUP={class_path: …, init_args: …}")
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--ranks", type=int, default=1)

@@ -1,11 +1,11 @@
-"""What a save stalls: synchronous against asynchronous, as a paired ratio on this machine.
+"""How long a save blocks training: synchronous against asynchronous, as a paired ratio on this machine.
 
     python benchmarks/checkpoint_stall.py [--parameters 100e6] [--repeats 5] [--device cpu] [--folder .]
 
-The state is that of AdamW: fp32 weights and two moments, 12 bytes a parameter. Each repeat saves once either way, in turn,
-to the same folder, and the ratio is the median of the repeats' ratios. The stall is the time `save_checkpoint` keeps its
-caller. While the thread writes, the same matrix multiplications as before the save are timed: what the thread takes from
-them is not a stall but not free either, where (as on a CPU) it works on the cores of the training.
+The state is that of AdamW: fp32 weights and two moments, 12 bytes per parameter. Each repeat saves once each way to the same
+folder; the result is the median of the ratios. The stall is the time until `save_checkpoint` returns. Matrix products are
+timed before the save and while the thread writes. Where the thread shares the cores of the training, as on a CPU, the
+difference is a cost of the asynchronous save beyond its stall.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 
 
 def state(parameters: int, device: str) -> dict:
-    """A checkpoint of that many parameters in matrices of 4 million, tied to nothing."""
+    """A checkpoint with `parameters` parameters in tensors of 4 million."""
     sizes = [1 << 22] * (parameters >> 22) + [parameters % (1 << 22)] * bool(parameters % (1 << 22))
     kinds = ("weight", "exp_avg", "exp_avg_sq")
     tensors = {f"{kind}.{i}": torch.randn(size, device=device) for kind in kinds for i, size in enumerate(sizes)}
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=float, default=100e6)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--folder", default=None, help="on the disk to measure; default: the temporary folder")
+    parser.add_argument("--folder", default=None, help="a folder on the disk to measure; default: the temporary folder")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:
@@ -72,7 +72,7 @@ def measure(parameters: int, repeats: int, device: str, folder: Path) -> None:
     print(f"{parameters / 1e6:.0f}M parameters, {12 * parameters / 1e9:.2f} GB, on {device}, {torch.get_num_threads()} threads")
     first = seconds(lambda: background.save_checkpoint(checkpoint, path), device)
     background.finished(path, wait=True)
-    print(f"first asynchronous save, which allocates its memory: stalls {first:.3f} s")
+    print(f"first asynchronous save, which also allocates memory: {first:.3f} s stall")
     print(" sync s  async s   ratio   written in s   matmul meanwhile")
     ratios = []
     for _ in range(repeats):

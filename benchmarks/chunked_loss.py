@@ -4,9 +4,9 @@
     python benchmarks/chunked_loss.py --chunk-sizes 256 1024 --pairs 5
     python benchmarks/chunked_loss.py --rows 2048 --vocab 8192 --width 256 --dtypes float32
 
-A time is one forward and backward. A pair is one run of the candidate and one of the full loss, in the order ABBA, so that
-what else the machine does hits both. Memory is the growth of the process's peak resident size over the steps: hidden states
-and weight are not in it; both gradients are, since every contender has to produce them.
+Each time covers one forward and backward pass. A pair is one run of the candidate and one of the full loss, in the order ABBA,
+so that other load on the machine affects both. Memory is the growth of the peak resident size of the process. It excludes
+hidden states and weight, and includes their gradients, which every candidate computes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def contender(name: str, rows: int, vocab: int, width: int, dtype: str) -> Step:
         if kind == "chunked":
             return chunked_cross_entropy(hidden, weight, targets, vocab_size=vocab, chunk_size=int(size)).loss
         options = torch.nn.LinearCrossEntropyOptions(**({"batch_chunk_size": int(size)} if size else {}))
-        # It does not know autocast: cast as autocast would. The gradients come back in float32 through the casts.
+        # It ignores autocast, so cast as autocast would. The gradients return to float32 through the casts.
         cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         return F.linear_cross_entropy(hidden.to(cast), weight.to(cast), targets, reduction="sum", options=options)
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--chunk-sizes", type=int, nargs="+", default=[512, 1024, 2048])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--torch", nargs="*", default=["torch"], help="torch's own contenders: torch, torch:SIZE")
+    parser.add_argument("--torch", nargs="*", default=["torch"], help="torch's own losses: torch, torch:SIZE")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     make = partial(contender, rows=args.rows, vocab=args.vocab, width=args.width)

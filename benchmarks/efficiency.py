@@ -1,8 +1,8 @@
-"""How many tokens the shipped defaults need for the loss a GPT-2-style block ends with.
+"""Steps that the shipped defaults need to reach the final loss of a GPT-2-style model.
 
-Both models have 4 layers, width 128, block 64, batch 12, byte level, on the standard library's own sources, in the same
-order. The baseline trains 2,000 steps with AdamW at 1e-3 and cosine; the defaults (`GPTConfig()`, `MuonAdamW`, `Cosine`)
-train a quarter of that, and an eighth.
+Both models have 4 layers, width 128, context 64 and batch 12, and train on the bytes of the standard library in the same
+order. The baseline trains 2,000 steps with AdamW at 1e-3 and a cosine. The defaults (`GPTConfig()`, `MuonAdamW`, `Cosine`)
+train a quarter and an eighth of that.
 
     python benchmarks/efficiency.py [--seeds 1] [--threads 1]
 """
@@ -28,7 +28,7 @@ STEPS = 2000
 
 
 def validation_loss(config: GPTConfig, optimizer: partial | type, *, steps: int, warmup: int, seed: int) -> tuple[float, int]:
-    """Train, then the loss on the whole held-out text, in nats per byte token; and the number of parameters."""
+    """Train; return the validation loss in nats per byte and the number of parameters."""
     seed_everything(seed)
     data = PythonStdlib(micro_batch_size=12, global_batch_size=12, block_size=64)
     module = LanguageModel(config, optimizer)
@@ -53,7 +53,7 @@ def validation_loss(config: GPTConfig, optimizer: partial | type, *, steps: int,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1, help="more threads gain nothing at this size")
+    parser.add_argument("--threads", type=int, default=1, help="more threads are not faster at this size")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print("seed  model              parameters  steps  validation loss", flush=True)

@@ -1,15 +1,15 @@
-"""Losses and norms under every strategy and precision on 2 and 4 processes, against one process; and after every move.
+"""Losses and gradient norms of every strategy and precision on 2 and 4 processes, and of runs that change layout on resume.
 
     OMP_NUM_THREADS=1 python benchmarks/layouts.py [--steps 20]
     OMP_NUM_THREADS=1 python benchmarks/layouts.py cross [--steps 20]
 
-The model is the tests' tiny one (tests/distributed/layouts.py): 2 layers, 4 heads, width 32, MuonAdamW with clipping, gloo on a
-CPU. The first prints, for each cell, the greatest relative difference of any step's loss and of any step's gradient norm from
-the same precision on one process; and for each precision what it is away from fp32.
+The model is that of the tests (tests/distributed/layouts.py): 2 layers, 4 heads, width 32, MuonAdamW with clipping, gloo on a
+CPU. The first command prints, per cell, the largest relative difference of any step's loss and gradient norm from one process
+with the same precision, and for each precision its largest difference from fp32. It does so for both iteration dtypes of Muon.
 
-`cross` prints, for a layout that saves at half of the steps (rows) and one that continues from there (columns), the greatest
-relative difference of any continued step's loss, on any rank, from the saving layout's run that went on without a stop; 0 is
-bit for bit. fp32; of checkpoints saved whole, in shards, and in shards in the background, the worst.
+`cross` prints, for a layout that saves after half of the steps (rows) and one that continues (columns), the largest relative
+difference of any continued step's loss on any rank from an uninterrupted run of the first layout. 0 means bit for bit. It uses
+fp32 and takes the worst of checkpoints saved whole, sharded, and sharded asynchronously.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def worst(ours: list[float], reference: list[float]) -> float:
 
 
 def strategies(folder: Path, steps: int) -> None:
-    """Every strategy and precision against one process."""
+    """Compare every strategy and precision with one process."""
     for optimizer in ("MuonAdamW", "MuonAdamW-bfloat16"):
         print(f"\n{optimizer}")
         strategies_with(folder, {"optimizer": optimizer, "steps": steps})
@@ -53,7 +53,7 @@ def strategies(folder: Path, steps: int) -> None:
 
 def strategies_with(folder: Path, common: dict[str, Any]) -> None:
     alone = {p: layouts.train(folder, precision=p, **common) for p in PRECISIONS}
-    print(f"{'one process':24s}", "loss from fp32's")
+    print(f"{'one process':24s}", "loss, difference from fp32")
     for p in PRECISIONS:
         print(f"{p:24s} {worst(alone[p]['train/loss'], alone['32-true']['train/loss']):8.1e}")
     print(f"\n{'processes, strategy':24s}", *(f"{p:>20s}" for p in PRECISIONS), "   (loss, norm)")
@@ -69,11 +69,11 @@ def strategies_with(folder: Path, common: dict[str, Any]) -> None:
 
 
 def cross(folder: Path, steps: int) -> None:
-    """Every layout's checkpoints of half of the steps, continued by every layout, against the one that saved left alone."""
+    """Continue the half-way checkpoints of every layout with every layout, and compare with the uninterrupted runs."""
     at = steps // 2
     saved = cross_load.save_all(folder, at)
     straight = {"single": layouts.train(folder, steps=steps, **cross_load.COMMON)}
-    moved = {}  # {"source → layout": of each rank}
+    moved = {}  # {"source → layout": results by rank}
     for source, place in saved.items():
         resume = cross_load.checkpoint(place, at)
         moved[f"{source} → single"] = [layouts.train(folder, steps=steps, resume=resume, **cross_load.COMMON)]

@@ -1,9 +1,8 @@
-"""What `Trainer.fit` with every shipped callback costs over a hand-written PyTorch loop, per optimizer step, as a ratio.
+"""Time per optimizer step of `Trainer.fit` with every shipped callback over that of a hand-written PyTorch loop.
 
-Same model, optimizer, batches, schedule, clipping, precision and logging interval (both write TensorBoard rows). After each
-step of the Trainer the same step is made by hand, in the same process, so whatever else the machine does hits both alike. The
-ratio of the medians counts. Validation, checkpoints and samples do not fall into the timed steps: they are work of their own,
-not a tax on a step.
+Both use the same model, optimizer, batches, schedule, clipping, precision and logging interval (both write TensorBoard rows).
+After each step of the Trainer, the same process makes the same step by hand, so other load on the machine affects both. The
+result is the ratio of the medians. Validation, checkpoints and samples are not timed.
 
     python benchmarks/loop_tax.py [--runs 3] [--steps 100] [--recipe recipes/quickstart.yaml]
 """
@@ -34,7 +33,7 @@ WARMUP = 5  # steps before the clock starts
 
 
 class ByHand(Callback):
-    """Makes a step by hand after each step of the Trainer, and times both."""
+    """Make a step by hand after each step of the Trainer, and time both."""
 
     def __init__(self, cli: Built, batches: Iterator[dict[str, torch.Tensor]], folder: Path) -> None:
         self.cli, self.batches, self.folder = cli, batches, folder
@@ -82,7 +81,7 @@ class ByHand(Callback):
 
 
 def paired(recipe: str, steps: int, folder: Path) -> tuple[float, float]:
-    """Median seconds of a step, through the Trainer and by hand."""
+    """Median seconds of a step with the Trainer and by hand."""
     never = "1000000"
     cli = build(parse("fit", [
         "--config", recipe, "--run_dir", str(folder / "run"),

@@ -1,12 +1,12 @@
-"""Memory of one rank: by strategy, and by what is recomputed in the backward pass. Peak resident memory of fresh processes.
+"""Memory of one rank by strategy and by activation checkpointing mode: peak resident memory of fresh processes.
 
     OMP_NUM_THREADS=1 python benchmarks/memory.py strategies     # DDP and FSDP2 on 2 and 4 processes
     OMP_NUM_THREADS=1 python benchmarks/memory.py recompute      # compute.activation_checkpointing, and its time
 
-Growth from before the model is built to the highest point of three steps. glibc would keep freed blocks of up to 32 MB, which
-the gathered weights of a layer are, so it is told to give them back. Includes gloo's copies of what is under way. Time is
-processor time of one thread, the median of paired ratios to "none", the modes taking turns in one process (half the layers, a
-quarter of the batch).
+The figure is the growth from before the model is built to the peak of three steps. It includes gloo's buffers. glibc keeps
+freed blocks of up to 32 MB, such as the gathered weights of a layer, so it is configured to return them. Time is CPU time of
+one thread, as the median of paired ratios to "none". The modes alternate in one process, with half the layers and a quarter
+of the batch.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MODES: tuple[str | int, ...] = ("none", "cheap", "attention", 2, "full")
 
 
 def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # KiB → GB, near enough
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # KiB → GB, approximately
 
 
 def one_rank(strategy: str) -> None:
-    """In a process started by `run_ranks`: three steps, and how much the process grew."""
+    """Run three steps in a process started by `run_ranks`, and report how much the process grew."""
     from launch import report
     from lightning.pytorch import Trainer
     from torch.utils.data import DataLoader
@@ -71,7 +71,7 @@ def strategies() -> None:
     sys.path.insert(0, str(ROOT / "tests" / "distributed"))
     from launch import run_ranks
 
-    print("processes  strategy  GB of rank 0  bytes a parameter")
+    print("processes  strategy  GB of rank 0  bytes per parameter")
     for ranks, strategy in ((1, "auto"), (2, "ddp"), (2, "fsdp2"), (4, "ddp"), (4, "fsdp2")):
         with tempfile.TemporaryDirectory() as folder:
             found = run_ranks(Path(__file__), ranks, Path(folder), "rank", strategy, timeout=600)[0]
@@ -111,7 +111,7 @@ def recompute() -> None:
             start = time.process_time()
             model(ids, ids).loss.backward()
             seconds[mode].append(time.process_time() - start)
-    print("mode       GB     of none  time")
+    print("mode       GB     / none   time")
     for mode in MODES:
         ratios = sorted(a / b for a, b in zip(seconds[mode][1:], seconds["none"][1:], strict=True))
         share = memory[mode] / memory["none"]
@@ -120,7 +120,9 @@ def recompute() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["strategies", "recompute", "rank", "mode"], help="rank and mode: one process of it")
+    parser.add_argument(
+        "what", choices=["strategies", "recompute", "rank", "mode"], help="rank and mode are used internally, for one process"
+    )
     parser.add_argument("which", nargs="?", default="")
     options = parser.parse_args()
     if options.what in ("rank", "mode"):

@@ -1,12 +1,12 @@
-"""Logits and greedy text of ours against transformers', family by family, imported and exported.
+"""Logits and greedy text of lit_llm against transformers, by model family, for import and export.
 
     OMP_NUM_THREADS=1 python benchmarks/parity.py
 
-The models are the tests' (tests/hf/folders.py): every variant of a family, of 2 and 3 layers and width 32, with
-random weights in fp32 on a CPU. In: made by transformers, saved by it and imported; out: made here and exported. Prints for
-each family how many variants there are in and out, the greatest absolute difference of any of their logits (3 texts of 64
-random ids), and in how many of them all 40 tokens of the greedy continuations of 5 prompts are the same; and last the least
-standard deviation of a variant's logits, for scale, and the fewest different tokens in a variant's continuations.
+The models are those of the tests (tests/hf/folders.py): every variant of a family, with 2 and 3 layers, width 32 and random
+fp32 weights, on a CPU. "in": built and saved by transformers, then imported. "out": built here, then exported. For each family
+it prints the number of variants, the largest absolute difference of any logit (3 texts of 64 random ids), and in how many
+variants all 40 tokens of the greedy continuations of 5 prompts are equal. For scale, the last line has the smallest standard
+deviation of the logits, and the smallest number of different tokens in a continuation.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ NAMES = {"gpt2": "GPT-2", "llama": "LLaMA", "mistral": "Mistral", "qwen2": "Qwen
 
 @dataclass(frozen=True)
 class Pair:
-    """The same model, here and in transformers."""
+    """The same model in lit_llm and in transformers."""
 
     difference: float
-    """Greatest of the logits'."""
+    """Largest absolute difference of the logits."""
     spread: float
     """Standard deviation of the logits."""
     same_text: bool
     tokens: int
-    """Different ones in the greedy text."""
+    """Number of different tokens in the greedy text."""
 
 
 def compare(ours: nn.Module, theirs: nn.Module) -> Pair:
@@ -94,7 +94,7 @@ def main() -> None:
     for name in sorted(imported | exported):
         print(f"{name:26s}", *(f"{cell:>12s}" for cell in cells(imported[name]) + cells(exported[name])))
     pairs = [pair for of in (imported, exported) for found in of.values() for pair in found]
-    print(f"\nleast standard deviation of logits {min(p.spread for p in pairs):.2f},", end=" ")
+    print(f"\nsmallest standard deviation of logits {min(p.spread for p in pairs):.2f},", end=" ")
     print(f"fewest different tokens {min(p.tokens for p in pairs)}")
 
 

@@ -1,8 +1,8 @@
-"""What `plan` predicts against what a training step does, for ten configurations of different shape on a CPU.
+"""Predictions of `plan` against measured training steps, for ten configurations on a CPU.
 
-Parameters; peak memory by the allocator's log; FLOPs by torch's counter; and the time of a step, predicted for each
-configuration from speeds that were fitted to the nine others. Time is processor time of one thread, so that other work on the
-machine disturbs it little, and the configurations take turns, so that what is left of the disturbance falls on all alike.
+It compares parameters, peak memory (from the allocator's log), FLOPs (from torch's counter), and the time of a step. The time
+of each configuration is predicted from speeds fitted to the nine others. Times are CPU times of one thread, which other load
+affects little, and the configurations alternate, so that the rest affects all equally.
 
     python benchmarks/plan_accuracy.py [--rounds 7] [--no-time]
 """
@@ -113,7 +113,7 @@ MEMORY_ONLY = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="times that each configuration's step is timed")
+    parser.add_argument("--rounds", type=int, default=7, help="number of timed steps per configuration")
     parser.add_argument("--no-time", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

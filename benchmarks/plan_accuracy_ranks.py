@@ -1,10 +1,10 @@
-"""Peak memory of one rank, planned against the allocator's log, on two gloo processes of a CPU.
+"""Planned peak memory of one rank against the allocator's log, on two gloo processes of a CPU.
 
     for layout in ddp ddp-views fsdp2 fsdp2-kept tp; do
         OMP_NUM_THREADS=1 python -m torch.distributed.run --nproc-per-node 2 benchmarks/plan_accuracy_ranks.py $layout 32-true
     done
 
-DDP's buckets are taken before the log begins: they are added, by their size, to what was measured.
+DDP allocates its buckets before the log starts, so their size is added to the measured peak.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LAYOUTS: dict[str, Any] = {
 
 
 class Log(Callback):
-    """The allocator's log of optimizer steps 3 and 4; the third begins without old gradients, the fourth with them."""
+    """The allocator's log of optimizer steps 3 and 4. Step 3 starts without old gradients, step 4 with them."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch_idx == 2:
