@@ -1,8 +1,8 @@
 """Lightning callbacks for pretraining, one concern a file.
 
-Each file imports torch, lightning and the standard library, nothing of this project: copy one into another project and
-it works. What a callback logs, and what it does in which hook, is in its docstring. The x-axis of every row is the
-number of optimizer steps made; rows are written at step 1 and at multiples of `Trainer(log_every_n_steps)`.
+Copy this folder into another project, under any name, and it works: it imports torch, lightning, numpy and itself. What a
+callback logs, and what it does in which hook, is in its docstring. The x-axis of every row is the number of optimizer steps
+made. Rows are written at step 1 and at multiples of `Trainer(log_every_n_steps)`.
 """
 
 from .batch_ramp import BatchRamp

@@ -13,9 +13,8 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from ._lightning import is_logged
 
-# What a line shows, where it is logged: metric, label, format.
+# What a line shows after the loss: metric, label, format.
 _SHOWN = (
-    ("train/loss", "loss", "{:.4f}"),
     ("train/perplexity", "ppl", "{:.4g}"),
     ("lr", "lr", "{:.2e}"),
     ("grad/norm", "grad", "{:.3g}"),
@@ -45,18 +44,21 @@ def format_count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Like "loss 2.3456  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s": of these, what is there."""
-    parts = [f"{label} {form.format(metrics[name])}" for name, label, form in _SHOWN if name in metrics]
+def format_metrics(metrics: Mapping[str, float], loss: str = "train/loss") -> str:
+    """Like "loss 2.3456  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s", without those that `metrics` lacks."""
+    shown = ((loss, "loss", "{:.4f}"), *_SHOWN)
+    parts = [f"{label} {form.format(metrics[name])}" for name, label, form in shown if name in metrics]
     if "throughput/tokens_per_second" in metrics:
         parts.append(f"{format_count(metrics['throughput/tokens_per_second'])} tok/s")
     return "  ".join(parts)
 
 
-def format_line(step: int, max_steps: int, metrics: Mapping[str, float], eta_seconds: float | None) -> str:
+def format_line(
+    step: int, max_steps: int, metrics: Mapping[str, float], eta_seconds: float | None, loss: str = "train/loss"
+) -> str:
     """Like "step 100/2000  loss 2.3456 …  ETA 3m07s"; no total if `max_steps` is -1, no ETA if it is None."""
     width = len(str(max_steps)) if max_steps >= 0 else 0
-    parts = [f"step {step:>{width}}/{max_steps}" if max_steps >= 0 else f"step {step}", format_metrics(metrics)]
+    parts = [f"step {step:>{width}}/{max_steps}" if max_steps >= 0 else f"step {step}", format_metrics(metrics, loss)]
     if eta_seconds is not None:
         parts.append(f"ETA {format_duration(eta_seconds)}")
     return "  ".join(part for part in parts if part)
@@ -75,9 +77,9 @@ class TrainingProgress(ProgressBar):
     runs. Elsewhere (a log file, CI): one plain line per logged step. Validation leaves one line with its result in
     both.
 
-    Reads `train/loss`, `train/perplexity`, `lr`, `grad/norm`, `throughput/tokens_per_second` from
-    `trainer.callback_metrics`; what is not logged is not shown. ETA is the time per step since this process began
-    training (validation and saving included, the first step not) times the steps to go.
+    Reads the loss, `train/perplexity`, `lr`, `grad/norm` and `throughput/tokens_per_second` from
+    `trainer.callback_metrics`. Metrics that nothing logs are left out. ETA is the time per step since this process began
+    training (with validation and saving, without the first step) times the remaining steps.
 
     Logs: nothing.
 
@@ -87,16 +89,20 @@ class TrainingProgress(ProgressBar):
         on_validation_*: bar and result line; the sanity check is not shown.
         on_train_end, on_exception, teardown: closes the bars.
         State: none. Rank 0 only.
+
+    Args:
+        loss: the metric shown as loss.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loss: str = "train/loss") -> None:
         super().__init__()
+        self.loss = loss
         self._enabled = True
         self._bar: Tqdm | None = None
         self._val_bar: Tqdm | None = None
         self._step = 0
         self._drawn = 0.0  # when
-        self._first: tuple[int, float] | None = None  # the first step of this process and when it was over
+        self._first: tuple[int, float] | None = None  # the first step of this process and when it ended
         self._val_since = 0.0
 
     def disable(self) -> None:
@@ -144,9 +150,9 @@ class TrainingProgress(ProgressBar):
         metrics = _floats(trainer)
         eta = self._eta(step, trainer.max_steps, now)
         if self._bar is None:
-            self.print(format_line(step, trainer.max_steps, metrics, eta))
+            self.print(format_line(step, trainer.max_steps, metrics, eta, self.loss))
         else:
-            text = format_metrics(metrics)
+            text = format_metrics(metrics, self.loss)
             self._draw(step, now, text if eta is None else f"{text}  ETA {format_duration(eta)}")
 
     def _eta(self, step: int, max_steps: int, now: float) -> float | None:

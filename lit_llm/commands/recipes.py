@@ -31,7 +31,9 @@ def _parser() -> argparse.ArgumentParser:
     add = add_parser("copy", help="one with its base and all overlays into another project, as DIR/recipes")
     add.add_argument("recipe", help="a name of the list")
     add.add_argument("dir", type=Path, metavar="DIR", help="the project's folder")
-    add.add_argument("--callbacks", action="store_true", help="the callbacks too, as DIR/callbacks: your copies are then used")
+    add.add_argument(
+        "--callbacks", action="store_true", help="the callbacks too, as DIR/callbacks, for your own code to import"
+    )
     add.add_argument("--replace", action="store_true", help="overwrite files that differ")
     return parser
 

@@ -54,6 +54,19 @@ def test_a_line_holds_what_is_logged_in_a_fixed_order():
     assert format_line(100, -1, {}, None) == "step 100"
 
 
+def test_a_loss_of_another_name_is_shown_in_its_place(tmp_path, capsys):
+    class Named(Foreign):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("train_loss", loss)
+            return loss
+
+    module = fit([TrainingProgress(loss="train_loss")], tmp_path, module=Named(), steps=3, enable_progress_bar=True)[1]
+    shown = [float(loss) for loss in re.findall(r"^step \d/3  loss ([\d.]+)", capsys.readouterr().out, re.M)]
+    assert shown == [pytest.approx(loss, abs=5e-5) for _, loss in module.seen] and len(shown) == 3
+    assert format_metrics({"train/loss": 1.0, "train_loss": 2.0}, "train_loss") == "loss 2.0000"
+
+
 def test_a_validation_line_holds_the_validation_metrics():
     line = format_validation(500, {"val/loss": 2.12341, "train/loss": 9.0, "val/perplexity": 8.3596}, 3.2)
     assert line == "validation after step 500: val/loss 2.1234  val/perplexity 8.3596  (3s)"

@@ -44,10 +44,15 @@ def defined(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
+def is_foreign(node: ast.Attribute) -> bool:
+    """Whether an attribute is another package's although we define one of its name: `super()._x`."""
+    return ast.unparse(node.value) == "super()"
+
+
 def uses(path: Path, ours: set[str]) -> Iterator[Use]:
     name = str(path.relative_to(ROOT))
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in ours | PUBLIC:
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and (is_foreign(node) or node.attr not in ours | PUBLIC):
             yield Use(name, node.lineno, node.attr, False)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module and not node.module.startswith("lit_llm"):
             for alias in node.names:
