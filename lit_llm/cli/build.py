@@ -17,7 +17,6 @@ from lightning.pytorch.cli import instantiate_class
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
-from lit_llm.checkpoint.format import verify
 from lit_llm.cli.filter_warnings import filter_warnings
 from lit_llm.cli.groups import ARCHITECTURE, CALLBACKS
 from lit_llm.cli.mistakes import is_mistake
@@ -43,7 +42,7 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan.settings import devices_of, layout_from_strategy
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
-from lit_llm.runs.resume import RunStart, choose_run_dir, is_rank_zero, start_of_evaluation, start_of_fit
+from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
 from lit_llm.training.language_model import LanguageModel, class_name
 
 
@@ -328,6 +327,5 @@ def _checkpoint_problems(built: Built, optimizer: Optimizer | None) -> list[str]
     if built.initial is None:
         return []
     found = [] if model is None else built.initial.model_problems(model, built.architecture)
-    if is_rank_zero() and (damage := verify(built.initial.checkpoint)):
-        found.append(f"{damage} (--init_from)")
-    return found
+    damage = built.initial.damage()
+    return [*found, damage] if damage else found

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.checkpoint.compatibility import model_changes, model_settings, saved_architecture, saved_model_config
-from lit_llm.checkpoint.format import MANIFEST, read
+from lit_llm.checkpoint.format import MANIFEST, read, verify
 from lit_llm.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.runs.resume import is_rank_zero
 from lit_llm.runs.run_folder import CHECKPOINTS, find_checkpoint
 
 
@@ -63,6 +64,11 @@ class InitialWeights:
         settings = model_settings(model, self.architecture)
         architecture = settings.pop("architecture", None)
         return {"architecture": architecture, **{f"model.{name}": value for name, value in settings.items()}}
+
+    def damage(self) -> str | None:
+        """How the checkpoint is damaged, as a sentence; checked on rank 0, None on other ranks."""
+        problem = verify(self.checkpoint) if is_rank_zero() else None
+        return problem and f"{problem} (--init_from)"
 
     def model_problems(self, model: GPTConfig, architecture: Architecture | None) -> list[str]:
         """Why the weights do not fit a model, one sentence each.
