@@ -38,9 +38,11 @@ def parallelize(
             "float8": compute.float8,
         }
         if names := [f"compute.{name}" for name, wanted in asked.items() if wanted]:
+            verb = "need" if len(names) > 1 else "needs"
+            class_path = model.architecture.class_path  # type: ignore[union-attr]  # a GPT has at least one block
             raise UserError(
-                f"{', '.join(names)} need the model's blocks, but {model.architecture.class_path} has none: name the "  # type: ignore[union-attr]
-                f"nn.ModuleList of its layers `blocks`, or remove --{names[0]}"
+                f"{' and '.join(names)} {verb} the model's blocks, but {class_path} has none: name the nn.ModuleList of its "
+                f"layers `blocks`, or remove --{names[0]}"
             )
     if compute.float8:
         if problem := float8_problem(device):

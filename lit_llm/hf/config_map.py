@@ -222,7 +222,7 @@ def _family(config: GPTConfig) -> str:
                 unsupported(what, setting, "null" if wanted is None else str(wanted).lower())
         if config.kv_heads != config.n_head:
             unsupported(what, "n_kv_head", "null")
-        if config.head_width * config.n_head != config.n_embd:
+        if config.resolved_head_dim * config.n_head != config.n_embd:
             unsupported(what, "head_dim", "null")
         family = "gpt2"
     else:
@@ -267,7 +267,7 @@ def _write_llama_like(config: GPTConfig, family: str) -> dict[str, Any]:
         "num_attention_heads": config.n_head,
         "num_key_value_heads": config.kv_heads,
         "hidden_size": config.n_embd,
-        "head_dim": config.head_width,
+        "head_dim": config.resolved_head_dim,
         "intermediate_size": config.hidden_width,
         "hidden_act": _GATED[config.mlp],
         "max_position_embeddings": config.block_size,

@@ -1,4 +1,4 @@
-"""A model of one's own in a recipe: the group `architecture`, and what stands between such a class and the training step."""
+"""Custom models in recipes: the group `architecture`, and the wrapper between such a class and the training step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lit_llm.distributed.compute_config import ComputeConfig
 
 SETTINGS = ("block_size", "vocab_size", "eos_id")
-"""Of `GPTConfig`, what means something for every architecture."""
+"""Settings of `GPTConfig` that apply to every architecture."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Architecture:
 
     The whole contract:
 
-    * It is a ``torch.nn.Module`` with ``__init__(self, vocab_size: int, ...)``. ``vocab_size`` comes from the data, the rest
-      from ``init_args``, in plain values (numbers, text, lists, dicts): they are kept in every checkpoint.
-    * ``forward(input_ids)`` takes (B, T) int64, T at most ``model.block_size``, and returns (B, T, vocab_size) logits; those at
-      a position depend on ids up to it and on none after it (`check` tries that).
-    * Optionally ``blocks``, an ``nn.ModuleList``: what FSDP2, activation checkpointing, compile and float8 work on one by one.
+    * It is a ``torch.nn.Module`` with ``__init__(self, vocab_size: int, ...)``. ``vocab_size`` comes from the data. The other
+      arguments come from ``init_args`` as plain values (numbers, text, lists, dicts), because every checkpoint stores them.
+    * ``forward(input_ids)`` takes (B, T) int64, T at most ``model.block_size``, and returns (B, T, vocab_size) logits. The
+      logits at a position depend only on ids up to that position (`check` tests it).
+    * ``blocks`` is optional, an ``nn.ModuleList``. FSDP2, activation checkpointing, compile and float8 work on each block.
       Without it FSDP2 gathers the whole model at once, and the other three are refused.
 
-    The first weights are those that ``__init__`` draws, on the CPU, alike on all ranks. `optimizers.parameter_groups` sorts
-    them: ``nn.Embedding`` and what is called ``head`` are embeddings, what else has two dimensions is a matrix (Muon,
-    weight decay).
+    The initial weights are those that ``__init__`` draws, on the CPU, equal on all ranks. `parameter_groups` sorts them:
+    ``nn.Embedding`` and modules called ``head`` are embeddings, other tensors with two dimensions are matrices (Muon, weight
+    decay).
     """
 
     class_path: str
@@ -54,27 +54,29 @@ class Architecture:
         return cls(values["class_path"], values.get("init_args") or {})
 
     def load(self) -> type[nn.Module]:
-        """The class.
+        """Import the class.
 
         Raises:
-            UserError: there is none of that name, or it is not what the contract says.
+            UserError: if it does not exist or breaks the contract.
         """
         module, _, name = self.class_path.rpartition(".")
         if not module:
-            raise UserError(f"architecture {name} is no class path, which is like module.Class (--architecture)")
+            raise UserError(
+                f"architecture is {name!r}. Expected a dotted class path such as my_project.MyModel (--architecture)."
+            )
         try:
             found = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise UserError(
-                f"architecture {self.class_path} is not found: {error}; Python looks in the current folder first "
-                "(--architecture)"
+                f"architecture {self.class_path} was not found: {error}. Python searches the current folder first "
+                "(--architecture)."
             ) from None
         if not (isinstance(found, type) and issubclass(found, nn.Module)):
-            raise UserError(f"architecture {self.class_path} is no torch.nn.Module (--architecture)")
+            raise UserError(f"architecture {self.class_path} is not a torch.nn.Module (--architecture).")
         if "vocab_size" not in inspect.signature(found).parameters:
             raise UserError(
-                f"architecture {self.class_path} takes no vocab_size: it must be an argument of __init__, whose value comes "
-                "from the data (--architecture)"
+                f"architecture {self.class_path} needs an __init__ argument vocab_size; its value comes from the data "
+                "(--architecture)."
             )
         return found
 
@@ -82,18 +84,20 @@ class Architecture:
         """The module on the CPU, as its `__init__` leaves it.
 
         Raises:
-            UserError: as `load`; or the arguments are not those of the class.
+            UserError: as `load`; or if the class does not accept the arguments.
         """
         cls = self.load()
         try:
             inspect.signature(cls).bind(vocab_size=vocab_size, **self.init_args)
         except TypeError as error:
-            raise UserError(f"architecture {self.class_path} does not take its init_args: {error} (--architecture)") from None
+            raise UserError(
+                f"architecture {self.class_path} does not accept its init_args: {error} (--architecture)."
+            ) from None
         with torch.device("cpu"):
             return cls(vocab_size=vocab_size, **self.init_args)
 
     def problems(self, model: GPTConfig, chunk_size: int | None, compute: ComputeConfig) -> list[str]:
-        """Every reason why a recipe cannot train it, one sentence each, as far as that is known before the data are."""
+        """Every reason why a recipe cannot train it, one sentence each, as far as it is known without the data."""
         found = []
         try:
             self.load()
@@ -102,36 +106,38 @@ class Architecture:
         for name, value in self.init_args.items():
             if isinstance(value, dict) and "class_path" in value:
                 found.append(
-                    f"architecture.{name} is a class, and init_args are plain values: build it in {self.class_path}, by a name "
-                    f"(--architecture.{name})"
+                    f"architecture.{name} is a class, but init_args must be plain values: pass a name and build the class in "
+                    f"{self.class_path} (--architecture.{name})"
                 )
         try:
             json.dumps(self.init_args)
         except TypeError as error:
-            found.append(f"architecture.init_args must be plain values to be kept in checkpoints: {error} (--architecture)")
+            found.append(
+                f"architecture.init_args must be plain values, because checkpoints store them: {error} (--architecture)"
+            )
         for setting in fields(GPTConfig):
             value = getattr(model, setting.name)
             if setting.name not in SETTINGS and value != setting.default:
                 found.append(
-                    f"model.{setting.name} is {value}, which {self.class_path} never sees: give it through "
-                    f"architecture.init_args and leave model.{setting.name} out "
+                    f"model.{setting.name} is {value}, but {self.class_path} does not read it: use architecture.init_args "
+                    f"and remove model.{setting.name} "
                     f"(--model.{setting.name} {_as_flag(setting.default)})"
                 )
         if chunk_size is not None:
             found.append(
-                f"loss.chunk_size is {chunk_size}, but {self.class_path} returns all logits at once: only lit_llm's own model "
-                "leaves the last matrix to the loss (--loss.chunk_size null)"
+                f"loss.chunk_size is {chunk_size}, but {self.class_path} returns all logits at once: only lit_llm's GPT "
+                "supports chunks (--loss.chunk_size null)"
             )
         if compute.activation_checkpointing == "attention":
             found.append(
-                f"compute.activation_checkpointing attention knows the attention of lit_llm's own model, not that of "
+                f"compute.activation_checkpointing attention supports lit_llm's GPT, not "
                 f"{self.class_path} (--compute.activation_checkpointing full, cheap or a number)"
             )
         return found
 
 
 def class_problem(key: str, value: Any) -> str | None:
-    """What is wrong with the class that the group `architecture` names; None for other keys, and if nothing is."""
+    """What is wrong with the class that the group `architecture` names; None if nothing is, and for other keys."""
     if key != "architecture" or not isinstance(value, str):
         return None
     try:
@@ -146,25 +152,25 @@ def _as_flag(value: Any) -> str:
 
 
 class CustomModel(nn.Module):
-    """Makes of a user's module what the LightningModule trains: logits become `LossSums`. It is `network` in names of weights.
+    """Wraps a user's module for `LanguageModel`: logits become `LossSums`. Parameter names start with `network`.
 
     Raises:
-        UserError: the vocabulary is not known, the module cannot be built, or its `blocks` are no ModuleList.
+        UserError: if the vocabulary size is unknown, the module cannot be built, or its `blocks` is not an nn.ModuleList.
     """
 
-    vocabulary_shards = None  # is never split over ranks
+    vocabulary_shards = None  # no tensor parallelism
 
     def __init__(self, config: GPTConfig, architecture: Architecture) -> None:
         super().__init__()
         if config.vocab_size is None:
-            raise UserError("model.vocab_size is null and no data gave it (--model.vocab_size)")
+            raise UserError("model.vocab_size is null, and there is no data to take it from (--model.vocab_size)")
         self.config, self.architecture, self.vocab_size = config, architecture, config.vocab_size
         self.network = architecture.build(config.vocab_size)
         blocks = getattr(self.network, "blocks", None)
         if blocks is not None and not isinstance(blocks, nn.ModuleList):
             raise UserError(
-                f"{architecture.class_path}.blocks is a {type(blocks).__name__}, it must be an nn.ModuleList, or be called "
-                "otherwise (--architecture)"
+                f"{architecture.class_path}.blocks is a {type(blocks).__name__}, but must be an nn.ModuleList; rename "
+                "it if it is something else (--architecture)."
             )
 
     @property
@@ -180,7 +186,7 @@ class CustomModel(nn.Module):
         *,
         loss: Callable[[Tensor, Tensor], LossSums] = cross_entropy_of_logits,
     ) -> Tensor | LossSums:
-        """Logits, or the sums that a loss is made of.
+        """Logits, or with targets the sums of the loss.
 
         Args:
             input_ids: (B, T) int64.
@@ -191,22 +197,22 @@ class CustomModel(nn.Module):
             (B, T, V) logits in at least fp32 without targets, else `LossSums` over all counted targets.
 
         Raises:
-            UserError: the module returns something else than such logits.
+            UserError: if the module does not return such logits.
         """
-        z = self.network(input_ids)
+        z = self.network(input_ids)  # (B, T, V)
         wanted = (*input_ids.shape, self.vocab_size)
         if not isinstance(z, Tensor) or z.shape != wanted or not z.is_floating_point():
             seen = f"{z.dtype} of shape {tuple(z.shape)}" if isinstance(z, Tensor) else f"a {type(z).__name__}"
             raise UserError(
-                f"{self.architecture.class_path} returns {seen} for input_ids of shape {tuple(input_ids.shape)}; it must "
-                f"return logits of shape {wanted}, batch, positions and vocabulary (--architecture)"
+                f"{self.architecture.class_path} returns {seen} for input_ids of shape {tuple(input_ids.shape)}, but must "
+                f"return logits of shape {wanted}: batch, positions, vocabulary (--architecture)."
             )
         z = z.to(torch.promote_types(z.dtype, torch.float32))
         return z if targets is None else loss(z, targets)
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Give parameters and buffers the values that a new module has."""
+        """Set parameters and buffers to the values of a newly built module."""
         fresh = self.architecture.build(self.vocab_size)
         for own, new in (
             (self.network.named_parameters(), fresh.named_parameters()),
@@ -217,5 +223,5 @@ class CustomModel(nn.Module):
                 fill_(tensor, values[name])
 
     def num_parameters(self) -> int:
-        """Parameters, a shared one once."""
+        """Number of parameters, a shared one once."""
         return sum(p.numel() for p in self.parameters())

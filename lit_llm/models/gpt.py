@@ -1,18 +1,14 @@
-"""One GPT, by configuration: GPT-2, LLaMA, Mistral and the modern small-model recipe are settings of it, never names.
+"""The GPT: MLP, block and model. Its attention is in `attention`, its settings are in `config`.
 
-Read top to bottom: the configuration, the pieces of a block, the model, the cache for generation.
-
-Shape letters: B sequences, T positions in the input, S positions in the keys, d ``n_embd``, H heads, K key/value heads,
-h head width, V vocabulary, P vocabulary padded to a multiple.
+Shape letters: B sequences, T positions in the input, S positions in the keys, d ``n_embd``, H query heads, K key/value heads,
+h ``head_dim``, f MLP width, V vocabulary, P vocabulary padded to a multiple.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 import torch.nn as nn
@@ -22,246 +18,13 @@ from torch.distributed.tensor import DTensor
 
 from lit_llm.dtensor import draw_
 from lit_llm.errors import UserError
+from lit_llm.models.attention import Attention, KVCache, LayerCache, scale_rope_frequencies
+from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossSums, VocabularyShards, cross_entropy, logits
 
+__all__ = ["GPT", "MLP", "Attention", "Block", "GPTConfig", "KVCache"]
+
 LossFunction = Callable[..., LossSums]
-
-
-@dataclass
-class GPTConfig:
-    """What the model is. The defaults are the recipe that learns most per token at small scale (see docs/measurements.md)."""
-
-    n_layer: int = 6
-    """Number of blocks."""
-    n_head: int = 6
-    """Number of query heads; must divide n_embd unless head_dim is given."""
-    n_kv_head: int | None = None
-    """Number of key/value heads; must divide n_head. None: as many as n_head (multi-head), fewer: grouped-query attention."""
-    n_embd: int = 384
-    """Width of the residual stream."""
-    head_dim: int | None = None
-    """Width of one head. None: n_embd / n_head."""
-    block_size: int = 256
-    """Longest context, in tokens."""
-    vocab_size: int | None = None
-    """Number of token ids. None: follows the data's tokenizer."""
-    mlp: Literal["gelu", "relu2", "swiglu", "geglu"] = "relu2"
-    """MLP kind; swiglu and geglu have a third matrix, the gate."""
-    mlp_width: int | None = None
-    """Hidden width of the MLP. None: 4 * n_embd."""
-    norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
-    """Normalisation before attention, before the MLP and before the head."""
-    norm_eps: float = 1e-5
-    """Epsilon of every norm."""
-    position: Literal["learned", "rope"] = "rope"
-    """Learned absolute positions (GPT-2) or rotary embeddings (half-split convention, as in LLaMA's Hugging Face port)."""
-    rope_theta: float = 10000.0
-    """Base of the rotary frequencies."""
-    rope_scaling: dict[str, float] | None = None
-    """Llama 3.1's scaling of rotary wavelengths to a longer context: factor, low_freq_factor, high_freq_factor and
-    original_max_position_embeddings. None: as they are."""
-    bias: bool = False
-    """Biases in every linear layer of the blocks, and in LayerNorm."""
-    qkv_bias: bool | None = None
-    """Biases of queries, keys and values (Qwen2 has only these). None: as bias says."""
-    tie_embeddings: bool = False
-    """One matrix for the token embedding and the output head."""
-    dropout: float = 0.0
-    """Probability of dropping embeddings, attention weights and residual updates in training."""
-    qk_norm: bool = True
-    """RMSNorm with a gain on each head's queries and keys, before the rotary embedding."""
-    window: int | None = None
-    """Sliding window: a position sees itself and the window - 1 before it. None: everything before it."""
-    logit_softcap: float | None = None
-    """c: logits become c * tanh(logits / c). None: left as they are."""
-    pad_vocab_to: int = 64
-    """The embedding and head have vocab_size rounded up to a multiple of this; padded ids are never predicted, cost no loss."""
-    init_std: float = 0.02
-    """Standard deviation of the initial weights (GPT-2)."""
-    zero_init_projections: bool | None = None
-    """True: blocks start as the identity, both projections into the residual stream are zero. False: their std is
-    init_std / sqrt(2 * n_layer) (GPT-2). Null: true unless embeddings are tied, where the identity would predict its input."""
-    mask_documents: bool = False
-    """Attention does not cross the end-of-document id."""
-    eos_id: int | None = None
-    """End-of-document id. None: follows the data's tokenizer."""
-
-    @property
-    def kv_heads(self) -> int:
-        return self.n_head if self.n_kv_head is None else self.n_kv_head
-
-    @property
-    def head_width(self) -> int:
-        return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
-
-    @property
-    def hidden_width(self) -> int:
-        return 4 * self.n_embd if self.mlp_width is None else self.mlp_width
-
-    @property
-    def residual_std(self) -> float:
-        """Initial standard deviation of the projections into the residual stream."""
-        zero = not self.tie_embeddings if self.zero_init_projections is None else self.zero_init_projections
-        return 0.0 if zero else self.init_std / math.sqrt(2 * self.n_layer)
-
-    @property
-    def padded_vocab_size(self) -> int:
-        assert self.vocab_size is not None, "vocab_size is resolved before the model is built"
-        return math.ceil(self.vocab_size / self.pad_vocab_to) * self.pad_vocab_to
-
-    def problems(self) -> list[str]:
-        """Every reason why this model cannot be built, one sentence each; empty when it can."""
-        found = []
-        for name in ("n_layer", "n_head", "n_embd", "block_size", "pad_vocab_to"):
-            if getattr(self, name) < 1:
-                found.append(f"model.{name} is {getattr(self, name)}, it must be at least 1 (--model.{name})")
-        for name in ("n_kv_head", "head_dim", "mlp_width", "window", "vocab_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                found.append(f"model.{name} is {value}, it must be at least 1 or null (--model.{name})")
-        if found:
-            return found  # the rules below divide by these
-        if self.head_dim is None and self.n_embd % self.n_head:
-            near = _nearest_divisors(self.n_embd, self.n_head)
-            found.append(
-                f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}; "
-                f"nearest that do: {near} (--model.n_head, --model.n_embd or --model.head_dim)"
-            )
-        elif self.position == "rope" and self.head_width % 2:
-            found.append(
-                f"rotary positions need an even head width, this one is {self.head_width} "
-                "(--model.head_dim, --model.n_head, --model.n_embd or --model.position learned)"
-            )
-        if self.n_head % self.kv_heads:
-            near = _nearest_divisors(self.n_head, self.kv_heads)
-            found.append(
-                f"model.n_kv_head={self.kv_heads} does not divide model.n_head={self.n_head}; "
-                f"nearest that do: {near} (--model.n_kv_head)"
-            )
-        if self.tie_embeddings and self.zero_init_projections:
-            found.append(
-                "model.zero_init_projections with model.tie_embeddings would start by predicting its own input "
-                "(--model.zero_init_projections null, or --model.tie_embeddings false)"
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            found.append(f"model.dropout is {self.dropout}, it must be at least 0 and below 1 (--model.dropout)")
-        for name in ("norm_eps", "rope_theta", "init_std"):
-            if not getattr(self, name) > 0:
-                found.append(f"model.{name} is {getattr(self, name)}, it must be above 0 (--model.{name})")
-        if self.rope_scaling is not None:
-            found += _rope_scaling_problems(self.rope_scaling)
-        if self.logit_softcap is not None and not self.logit_softcap > 0:
-            found.append(f"model.logit_softcap is {self.logit_softcap}, it must be above 0 or null (--model.logit_softcap)")
-        return found
-
-    def flops_per_token(self, length: int | None = None) -> float:
-        """Training FLOPs per token: 6 * N_matmul + 12 * L * H * h * min(T, window), full-attention convention.
-
-        H * h is d unless head_dim says otherwise. N_matmul counts every matrix that multiplies (a tied head once, embedding
-        look-ups not); forward is a third of it.
-        Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
-        """
-        length = self.block_size if length is None else length
-        span = length if self.window is None else min(length, self.window)
-        gated = 3 if self.mlp in ("swiglu", "geglu") else 2
-        attention = 2 * self.n_embd * self.head_width * (self.n_head + self.kv_heads)
-        n_matmul = self.n_layer * (attention + gated * self.n_embd * self.hidden_width)
-        n_matmul += self.padded_vocab_size * self.n_embd
-        return 6.0 * n_matmul + 12.0 * self.n_layer * self.n_head * self.head_width * span
-
-
-def _nearest_divisors(number: int, wanted: int) -> str:
-    divisors = [k for k in range(1, number + 1) if number % k == 0]
-    return ", ".join(str(k) for k in sorted(sorted(divisors, key=lambda k: abs(k - wanted))[:3]))
-
-
-_ROPE_SCALING = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-
-
-def _rope_scaling_problems(scaling: dict[str, float]) -> list[str]:
-    if scaling.keys() != _ROPE_SCALING:
-        return [f"model.rope_scaling has {sorted(scaling)}, it must have {sorted(_ROPE_SCALING)} (--model.rope_scaling)"]
-    if min(scaling.values()) <= 0 or scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
-        return [
-            f"model.rope_scaling is {scaling}: all must be above 0, and high_freq_factor above low_freq_factor "
-            "(--model.rope_scaling)"
-        ]
-    return []
-
-
-class Attention(nn.Module):
-    """Causal self-attention with grouped key/value heads, through torch's scaled_dot_product_attention."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.head_width = config.head_width
-        self.dropout = config.dropout
-        d, heads, kv = config.n_embd, config.n_head * config.head_width, config.kv_heads * config.head_width
-        qkv_bias = config.bias if config.qkv_bias is None else config.qkv_bias
-        # Three matrices, not one fused: Muon orthogonalises each on its own, tensor parallelism splits each by heads.
-        self.query = nn.Linear(d, heads, bias=qkv_bias)
-        self.key = nn.Linear(d, kv, bias=qkv_bias)
-        self.value = nn.Linear(d, kv, bias=qkv_bias)
-        self.project = nn.Linear(heads, d, bias=config.bias)
-        self.query_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(self.head_width, eps=config.norm_eps) if config.qk_norm else nn.Identity()
-
-    def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: LayerCache | None
-    ) -> Tensor:
-        # x: (B, T, d); mask: broadcastable to (B, H, T, S), True where attention is allowed; None means plain causal
-        batch, length, _ = x.shape
-        # The number of heads is inferred (-1): under tensor parallelism each rank holds a part of them.
-        q = self.query_norm(self.query(x).view(batch, length, -1, self.head_width)).transpose(1, 2)  # (B, H, T, h)
-        k = self.key_norm(self.key(x).view(batch, length, -1, self.head_width)).transpose(1, 2)  # (B, K, T, h)
-        v = self.value(x).view(batch, length, -1, self.head_width).transpose(1, 2)  # (B, K, T, h)
-        if rotation is not None:
-            q, k = rotate(q, *rotation), rotate(k, *rotation)
-        q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast the norms return fp32; attention runs in the compute dtype
-        if cache is not None:
-            k, v = cache.append(k, v)
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            is_causal=mask is None and length > 1,  # one new token may see the whole cache
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=q.size(1) != k.size(1),
-        )  # (B, H, T, h)
-        return self.project(y.transpose(1, 2).reshape(batch, length, -1))
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding (Su et al. 2021), half-split: pair (i, i + h/2) turns by its position's angle.
-
-    Args:
-        x: (B, heads, T, h) queries or keys.
-        cos, sin: (T, h/2) fp32.
-    """
-    first, second = x.chunk(2, dim=-1)  # (B, heads, T, h/2) each
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
-def scale_rope_frequencies(
-    frequency: Tensor,
-    *,
-    factor: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    original_max_position_embeddings: float,
-) -> Tensor:
-    """Llama 3.1's rotary frequencies for a context `factor` times the original one (Grattafiori et al. 2024, released code).
-
-    Frequencies that turn more than `high_freq_factor` times in the original context stay, those that turn less than
-    `low_freq_factor` times are divided by `factor`, and between the two the share that stays grows linearly with the turns.
-
-    Args:
-        frequency: (h/2,) radians per position.
-    """
-    turns = frequency * original_max_position_embeddings / (2 * math.pi)  # (h/2,)
-    kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
-    return frequency * (kept + (1 - kept) / factor)
 
 
 class MLP(nn.Module):
@@ -276,7 +39,8 @@ class MLP(nn.Module):
         self.project = nn.Linear(config.hidden_width, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        up = self.up(x)
+        """(B, T, d) → (B, T, d)."""
+        up = self.up(x)  # (B, T, f)
         if self.gate is not None:
             act = F.silu if self.kind == "swiglu" else F.gelu
             return self.project(act(self.gate(x)) * up)
@@ -302,6 +66,7 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
+        """(B, T, d) → (B, T, d). Arguments as in `Attention.forward`."""
         x = x + self.dropout(self.attention(self.attention_norm(x), rotation, mask, cache))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
@@ -316,7 +81,7 @@ class GPT(nn.Module):
     """Decoder-only transformer.
 
     Raises:
-        UserError: the configuration cannot be built; every reason in one message.
+        UserError: if the configuration is invalid; the message lists every reason.
     """
 
     rope_cos: Tensor
@@ -327,13 +92,13 @@ class GPT(nn.Module):
         self.vocabulary_shards: VocabularyShards | None = None  # set where the vocabulary is split over ranks
         problems = config.problems()
         if config.vocab_size is None:
-            problems.append("model.vocab_size is null and no data gave it (--model.vocab_size)")
+            problems.append("model.vocab_size is null, and there is no data to take it from (--model.vocab_size)")
         if problems:
             raise UserError("\n".join(problems))
         self.config = config
         device = torch.get_default_device()
-        # Built without memory, then given some and initialised: the draws are the same whatever device it is built on, and
-        # torch's own initialisation, which would be overwritten, is never computed.
+        # Built on the meta device and then initialised. So the random draws do not depend on the device, and torch's own
+        # initialisation, which would be overwritten, is never computed.
         with torch.device("meta"):
             self._build(config)
         if device.type != "meta":
@@ -349,7 +114,7 @@ class GPT(nn.Module):
         # A tied head is no module of its own, so that the matrix is one parameter and is counted, sharded and saved once.
         self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         if config.position == "rope":
-            table = torch.empty(config.block_size, config.head_width // 2, dtype=torch.float32)
+            table = torch.empty(config.block_size, config.resolved_head_dim // 2, dtype=torch.float32)
             self.register_buffer("rope_cos", table, persistent=False)
             self.register_buffer("rope_sin", table.clone(), persistent=False)
 
@@ -369,7 +134,7 @@ class GPT(nn.Module):
             elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.reset_parameters()
         # The normed stream has length sqrt(d), so logits have variance d * std^2 and the first loss is ln V + d * std^2 / 2.
-        # GPT-2's 0.02 stays as it is up to a width of about 1,000; wider ones are capped to start within 2 % of ln V.
+        # Up to a width of about 1,000 GPT-2's 0.02 is used; wider models get a smaller std, to start within 2 % of ln V.
         head_std = min(config.init_std, math.sqrt(0.04 * math.log(max(config.vocab_size, 2)) / config.n_embd))
         draw_(self.embedding.weight if self.head is None else self.head.weight, partial(nn.init.normal_, std=head_std))
         self._fill_rotation()
@@ -378,7 +143,7 @@ class GPT(nn.Module):
         """Fill the tables of cos and sin of (T, h/2) angles."""
         config = self.config
         if config.position == "rope":
-            half = config.head_width // 2
+            half = config.resolved_head_dim // 2
             device = self.rope_cos.device
             frequency = config.rope_theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)  # (h/2,)
             if config.rope_scaling is not None:
@@ -389,7 +154,7 @@ class GPT(nn.Module):
             self.rope_sin.copy_(angle.sin())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GPT:
-        # `model.to(torch.bfloat16)` is for weights: an angle of position 4,001 in bf16 would be that of 4,000.
+        # `model.to(torch.bfloat16)` must not round the tables: position 4,001 would get the angle of 4,000.
         super()._apply(fn, recurse)
         if self.config.position == "rope" and self.rope_cos.dtype != torch.float32:
             self.rope_cos, self.rope_sin = self.rope_cos.float(), self.rope_sin.float()
@@ -399,7 +164,7 @@ class GPT(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """(P, d): the matrix that turns the normed stream into logits; with a split vocabulary, this rank's rows of it."""
+        """(P, d): the output matrix. With a split vocabulary it is this rank's (P / ranks, d) rows."""
         weight = self.embedding.weight if self.head is None else self.head.weight
         return weight.to_local() if isinstance(weight, DTensor) else weight
 
@@ -411,7 +176,7 @@ class GPT(nn.Module):
         loss: LossFunction = cross_entropy,
         cache: KVCache | None = None,
     ) -> Tensor | LossSums:
-        """Logits, or the sums that a loss is made of: the head runs inside forward, where a sharded head is gathered.
+        """Logits, or with targets the sums of the loss. The head runs inside forward, where FSDP gathers a sharded head.
 
         Args:
             input_ids: (B, T) int64, T at most block_size (cached positions included).
@@ -429,10 +194,10 @@ class GPT(nn.Module):
         assert start + length <= config.block_size, f"{start + length} positions > block_size {config.block_size}"
         shards = self.vocabulary_shards
         if shards is not None:
-            assert cache is None, "a split model has no cache: its positions are spread over the ranks"
-            # Ranks have equal parts of the sequence; what is added at its end is seen by nobody before.
+            assert cache is None, "tensor parallelism has no cache: its positions are spread over the ranks"
+            # Ranks need equal parts of the sequence. Attention is causal, so padding at the end changes nothing before it.
             input_ids = F.pad(input_ids, (0, -length % shards.group.size()))
-        x = self.embedding(input_ids)  # (B, T, d); with tensor parallelism (B, T / ranks, d) from here to the last norm
+        x = self.embedding(input_ids)  # (B, T, d); under tensor parallelism (B, T / ranks, d) until the last norm
         if self.positions is not None:
             x = x + self.positions(torch.arange(start, start + input_ids.size(1), device=input_ids.device)[None])  # (1, T, d)
         x = self.dropout(x)
@@ -450,10 +215,10 @@ class GPT(nn.Module):
         return loss(x, self.head_weight, targets, vocab_size=config.vocab_size, softcap=config.logit_softcap, shards=shards)
 
     def attention_mask(self, seen_ids: Tensor, start: int) -> Tensor | None:
-        """True where a query may look at a key; None where plain causal attention (or one query, no window) says it all.
+        """True where a query may attend to a key. None: causal attention, or a single query without a window, needs no mask.
 
         Args:
-            seen_ids: (B, S) int64, every id so far; the queries are those from `start` on, T = S - start.
+            seen_ids: (B, S) int64, all ids so far. The queries are the T = S - start ids from `start` on.
 
         Returns:
             None, or bool of shape (T, S), or (B, 1, T, S) with document masking.
@@ -471,51 +236,10 @@ class GPT(nn.Module):
             mask = mask & (query - key < config.window)
         if eos_id is not None:
             ends = seen_ids.eq(eos_id)  # (B, S)
-            document = ends.cumsum(dim=1) - ends.long()  # (B, S): an end-of-document id belongs to what it ends
+            document = ends.cumsum(dim=1) - ends.long()  # (B, S): an end-of-document id belongs to the document that it ends
             mask = mask & (document[:, start:, None] == document[:, None, :])[:, None]  # (B, 1, T, S)
         return mask
 
     def num_parameters(self) -> int:
-        """Parameters, a tied matrix once."""
+        """Number of parameters, a tied matrix once."""
         return sum(p.numel() for p in self.parameters())
-
-
-class LayerCache:
-    """Keys and values of one layer, (B, K, capacity, h), filled from the left."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.length = capacity, 0
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store (B, K, T, h) new keys and values; return all so far as (B, K, S, h) views."""
-        if self.keys is None or self.values is None:
-            shape = (k.size(0), k.size(1), self.capacity, k.size(3))
-            self.keys, self.values = k.new_empty(shape), v.new_empty(shape)
-        end = self.length + k.size(2)
-        self.keys[:, :, self.length : end] = k
-        self.values[:, :, self.length : end] = v
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-
-class KVCache:
-    """One `LayerCache` a block, and the ids themselves: generation computes each position once.
-
-    Args:
-        capacity: positions there is room for. None: block_size, which imported models have up to 131,072 of.
-    """
-
-    def __init__(self, config: GPTConfig, capacity: int | None = None) -> None:
-        self.layers = [LayerCache(config.block_size if capacity is None else capacity) for _ in range(config.n_layer)]
-        self.seen_ids: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        return self.layers[0].length
-
-    def remember(self, input_ids: Tensor) -> Tensor:
-        """Append (B, T) new ids; return all of them, (B, S)."""
-        self.seen_ids = input_ids if self.seen_ids is None else torch.cat((self.seen_ids, input_ids), dim=1)
-        return self.seen_ids

@@ -275,14 +275,14 @@ class _Replay:
         """The attention module. It owns the reference to `x`, the normed stream."""
         model, tape, step, n = self.model, self.tape, self.step, self.tokens
         tp, c = step.tensor_parallel, step.compute_bytes
-        d, q_width, kv_width = model.n_embd, model.query_width // tp, max(model.kv_width // tp, model.head_width)
+        d, q_width, kv_width = model.n_embd, model.query_width // tp, max(model.kv_width // tp, model.resolved_head_dim)
         matrices = block_matrices(model)
 
         def project(width: int, elements: int, normed: bool) -> tuple[_Linear, _Norm | None, Tensor]:
             linear = _Linear(self, x, self.stream_bytes, d, width, elements // tp)
             if not normed:
                 return linear, None, linear.y
-            heads = _Norm(self, linear.y, c, n * width // model.head_width, model.head_width, layernorm=False)
+            heads = _Norm(self, linear.y, c, n * width // model.resolved_head_dim, model.resolved_head_dim, layernorm=False)
             tape.free(linear.y)
             return linear, heads, heads.y
 

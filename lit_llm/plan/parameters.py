@@ -46,17 +46,17 @@ class ModelShape:
         return self.n_kv_head or self.n_head
 
     @property
-    def head_width(self) -> int:
+    def resolved_head_dim(self) -> int:
         return self.head_dim or self.n_embd // self.n_head
 
     @property
     def query_width(self) -> int:
         """H·h, which is d unless head_dim is set."""
-        return self.n_head * self.head_width
+        return self.n_head * self.resolved_head_dim
 
     @property
     def kv_width(self) -> int:
-        return self.kv_heads * self.head_width
+        return self.kv_heads * self.resolved_head_dim
 
     @property
     def hidden_width(self) -> int:
@@ -122,7 +122,7 @@ def parameters(model: ModelShape) -> dict[str, int]:
         "position embedding": model.block_size * d if model.position == "learned" else 0,
         "attention": layers * (matrices.query + matrices.key + matrices.value + matrices.attention_project),
         "mlp": layers * (matrices.up + matrices.gate + matrices.mlp_project),
-        "norms": (2 * layers + 1) * _norm_parameters(model, d) + (2 * layers * model.head_width if model.qk_norm else 0),
+        "norms": (2 * layers + 1) * _norm_parameters(model, d) + (2 * layers * model.resolved_head_dim if model.qk_norm else 0),
         "biases": layers * _block_biases(model),
         "output head": 0 if model.tie_embeddings else model.padded_vocab_size * d,
     }

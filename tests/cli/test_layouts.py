@@ -95,7 +95,7 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
         ([*overlay("strategy/fsdp2-tp"), "--trainer.devices", "3"], "but the run has 3: use 2 or 4"),
         (
             [*overlay("strategy/tp"), "--trainer.devices", "2", "--model.n_head", "1"],
-            "tensor_parallel=2 does not divide model.n_head = 1; the nearest smaller that does is 1",
+            "tensor_parallel=2 does not divide model.n_head = 1; the nearest smaller number that does is 1",
         ),
         (
             [

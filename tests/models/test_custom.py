@@ -205,34 +205,43 @@ def test_new_weights_reach_buffers_too():
 
 
 MISTAKES = {
-    "no such module": (["--architecture", "nowhere.Model"], "nowhere.Model is not found: No module named 'nowhere'"),
+    "no such module": (["--architecture", "nowhere.Model"], "nowhere.Model was not found: No module named 'nowhere'"),
     "no such class": (
         ["--architecture", "custom_models.Nope"],
-        "architecture custom_models.Nope is not found: module 'custom_models'",
+        "architecture custom_models.Nope was not found: module 'custom_models'",
     ),
-    "no class path": (["--architecture", "Nope"], "architecture Nope is no class path"),
-    "no module": (["--architecture", "custom_models.NoModule"], "architecture custom_models.NoModule is no torch.nn.Module"),
+    "no class path": (
+        ["--architecture", "Nope"],
+        "architecture is 'Nope'. Expected a dotted class path such as my_project.MyModel (--architecture).",
+    ),
+    "no module": (["--architecture", "custom_models.NoModule"], "architecture custom_models.NoModule is not a torch.nn.Module"),
     "no vocab_size": (
         ["--architecture", "custom_models.WithoutVocabulary"],
-        "architecture custom_models.WithoutVocabulary takes no vocab_size",
+        "architecture custom_models.WithoutVocabulary needs an __init__ argument vocab_size",
     ),
     "vocab_size given": (["--architecture.vocab_size", "9"], "unknown key architecture.vocab_size"),
     "an unknown argument": (["--architecture.widht", "9"], "unknown key architecture.widht; did you mean architecture.width?"),
     "a class within": (
         ["--architecture", "custom_models.OtherActivation", "--architecture.activation", "torch.nn.GELU"],
-        "architecture.activation is a class, and init_args are plain values",
+        "architecture.activation is a class, but init_args must be plain values",
     ),
     "another output": (
         ["--architecture", "custom_models.LastLogitsOnly"],
-        "returns torch.float32 of shape (2, 257) for input_ids of shape (2, 16); it must return logits of shape (2, 16, 257)",
+        "returns torch.float32 of shape (2, 257) for input_ids of shape (2, 16), but must return logits of shape (2, 16, 257)",
     ),
-    "blocks in a list": (["--architecture", "custom_models.ListOfBlocks"], "blocks is a list, it must be an nn.ModuleList"),
-    "a setting of the other model": (["--model.n_layer", "3"], "model.n_layer is 3, which custom_models.LSTMModel never sees"),
+    "blocks in a list": (["--architecture", "custom_models.ListOfBlocks"], "blocks is a list, but must be an nn.ModuleList"),
+    "a setting of the other model": (
+        ["--model.n_layer", "3"],
+        "model.n_layer is 3, but custom_models.LSTMModel does not read it",
+    ),
     "chunks of logits": (["--loss.chunk_size", "8"], "loss.chunk_size is 8, but custom_models.LSTMModel returns all logits"),
-    "attention checkpointing": (["--compute.activation_checkpointing", "attention"], "knows the attention of lit_llm's own"),
+    "attention checkpointing": (
+        ["--compute.activation_checkpointing", "attention"],
+        "compute.activation_checkpointing attention supports lit_llm's GPT, not custom_models.LSTMModel",
+    ),
     "blocks that are not there": (
         ["--architecture", "custom_models.ConvModel", "--compute.activation_checkpointing", "full"],
-        "compute.activation_checkpointing work on the model's blocks, and custom_models.ConvModel has none",
+        "compute.activation_checkpointing needs the model's blocks, but custom_models.ConvModel has none",
     ),
     "tensor parallelism": (
         ["--config", "strategy/tp", "--trainer.devices=2", "--trainer.accelerator=cpu"],

@@ -85,7 +85,7 @@ def naive(model: GPT, ids: torch.Tensor) -> torch.Tensor:
         if c.position == "learned":
             x = x + p["positions.weight"][: len(row)]
         for i in range(c.n_layer):
-            b, h = f"blocks.{i}", c.head_width
+            b, h = f"blocks.{i}", c.resolved_head_dim
             y = norm(x, f"{b}.attention_norm")
             attended = torch.zeros(len(row), c.n_head * h, dtype=torch.float64)
             for head in range(c.n_head):
@@ -284,8 +284,8 @@ def test_every_configuration_mistake_is_reported_with_what_mends_it():
     assert "n_head=5 does not divide model.n_embd=384" in lines[0] and "4, 6" in lines[0]
     assert "n_kv_head=3 does not divide model.n_head=5" in lines[1] and "1, 5" in lines[1]
     assert "dropout" in lines[2]
-    assert "even head width" in GPTConfig(n_head=2, n_embd=6).problems()[0]
+    assert "even head_dim" in GPTConfig(n_head=2, n_embd=6).problems()[0]
     assert "at least 1" in GPTConfig(n_layer=0).problems()[0]
-    assert "model.rope_scaling has ['factor'], it must have" in GPTConfig(rope_scaling={"factor": 8.0}).problems()[0]
+    assert "model.rope_scaling has ['factor'], but must have" in GPTConfig(rope_scaling={"factor": 8.0}).problems()[0]
     scaling = {"factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64.0}
     assert "high_freq_factor above low_freq_factor" in GPTConfig(rope_scaling=scaling).problems()[0]
