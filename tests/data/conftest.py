@@ -7,7 +7,7 @@ from lit_llm.data import TokenShards
 
 @pytest.fixture
 def shards(tmp_path):
-    """Token i of the training stream is i, so that a batch tells where it was read."""
+    """Token i of the training stream is i, so a batch shows where it was read."""
     write(tmp_path, "train", np.arange(TOKENS))
     write(tmp_path, "val", np.arange(500, 500 + 30))
 

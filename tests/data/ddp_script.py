@@ -1,4 +1,4 @@
-"""Two real processes train on token shards with a Trainer as Lightning makes it; each writes down what it read.
+"""Two processes train on token shards with a plain Trainer; each records the batches it read.
 
 Run by test_ddp.py: ddp_script.py FOLDER
 """

@@ -9,7 +9,7 @@ BEFORE = [0, 2, 4, 6, 14, 22, 34, 46, 58, 70]
 
 
 class Rows(Callback):
-    """What was logged, by optimizer step."""
+    """Logged values by optimizer step."""
 
     def __init__(self):
         self.rows = {}

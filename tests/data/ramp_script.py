@@ -1,4 +1,4 @@
-"""Two real processes train with a batch ramp; each writes down what it read and logged.
+"""Two processes train with a batch ramp; each records what it read and logged.
 
 Run by test_ramped_order.py: ramp_script.py FOLDER, which holds the shards and the checkpoints of one process.
 """

@@ -1,4 +1,4 @@
-"""Token shards in which every token tells its place, and a module that records the batches it receives."""
+"""Token shards in which every token is its own position, and a module that records its batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = 8
 
 
 class Recorder(LightningModule):
-    """Keeps what it was given."""
+    """Record the batches."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ def fit(tmp_path, data, ckpt_path=None, callbacks=(), **arguments):
 
 
 def sample_numbers(batches):
-    """Which samples the batches hold; also checks that they are whole blocks of successive tokens."""
+    """Which samples the batches hold; also checks that they are whole blocks of consecutive tokens."""
     found = []
     for batch in batches:
         assert batch["input_ids"].dtype == batch["targets"].dtype == torch.int64

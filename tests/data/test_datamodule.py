@@ -1,4 +1,4 @@
-"""Data modules under a real Trainer: which batches arrive, in which order, after which interruption."""
+"""Data modules under a real Trainer: the batches and their order, also after interruptions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_samples_arrive_in_the_global_order_whatever_the_micro_batch_and_workers
     assert run.global_step == 10
     assert len(module.seen) == 10 * 6 // (micro or 6)
     assert {tuple(b["input_ids"].shape) for b in module.seen} == {(micro or 6, T)}
-    assert sample_numbers(module.seen) == expected_samples(0, 60)  # two epochs of 25 and a part of a third
+    assert sample_numbers(module.seen) == expected_samples(0, 60)  # two epochs of 25 and part of a third
     assert sorted(sample_numbers(module.seen)[25:50]) == list(range(25))
     assert run.accumulate_grad_batches == 6 // (micro or 6)
     assert run.current_epoch == 1  # one Lightning epoch
     assert len(run.train_dataloader) == len(module.seen)
-    assert list(run.train_dataloader) == []  # nothing is left
+    assert list(run.train_dataloader) == []  # no batches remain
 
 
 def test_a_batch_larger_than_the_data_takes_samples_twice(tmp_path, shards):
@@ -54,7 +54,7 @@ def test_another_seed_is_another_order(tmp_path, shards):
         (
             {"max_epochs": 3, "limit_train_batches": 2},
             6,
-        ),  # as asked; each of the three goes on where the last one ended
+        ),  # each of the three continues where the last one ended
     ],
 )
 def test_epochs_mean_passes_over_the_data(tmp_path, shards, limits, steps):
@@ -107,7 +107,7 @@ def test_a_run_interrupted_inside_an_accumulation_window_repeats_the_whole_windo
                 trainer.save_checkpoint(path)
 
     fit(tmp_path, shards(micro_batch_size=2), max_steps=9, callbacks=[Interrupt()])
-    first = (batch + (inside == "hook")) // 3  # steps made by then
+    first = (batch + (inside == "hook")) // 3  # steps so far
     module, run = fit(tmp_path, shards(micro_batch_size=2), ckpt_path=path, max_steps=9)
     assert sample_numbers(module.seen) == expected_samples(first * 6, 54)
     assert module.steps == [step for step in range(first, 9) for _ in range(3)]
@@ -260,7 +260,7 @@ def test_problems_of_shards_and_sizes_are_reported_together(tmp_path, shards):
         "test shards hold a single token",
     ):
         assert sum(words in problem for problem in problems) == 1, words
-    assert len(problems) == 4  # the broken shard shows once the pattern is mended
+    assert len(problems) == 4  # the broken shard is reported once the pattern is fixed
     assert any("bad.bin is not a token shard" in p for p in shards(train=str(tmp_path / "bad.bin")).problems())
     assert "give a pattern such as" in shards(train=str(tmp_path)).problems()[0]
     assert shards(block_size=0, num_workers=-1).problems() == [

@@ -1,4 +1,4 @@
-"""BatchRamp over our data: exact samples and gradients, after resumes and on two processes, against lists made by hand."""
+"""BatchRamp over our data: exact samples and gradients, after resumes and on two processes, against handwritten lists."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_run_interrupted_inside_a_step_repeats_the_whole_step(tmp_path, shards
 
 
 class Gradients(Callback):
-    """The weights before each step and the gradient it is made with, before clipping."""
+    """Record the weights before each step and its gradient before clipping."""
 
     def __init__(self):
         self.steps = []
@@ -127,7 +127,7 @@ def train(tmp_path, data, *extra, dropout=0.0, ckpt_path=None):
 
 
 def blocks(numbers):
-    """Inputs and targets (B, T) of these samples, counted out: token i of the stream is i."""
+    """Inputs and targets (B, T) of these samples, by hand: token i of the stream is i."""
     tokens = torch.tensor(numbers)[:, None] * T + torch.arange(T + 1)
     return tokens[:, :-1], tokens[:, 1:]
 
@@ -236,11 +236,11 @@ def test_a_changed_ramp_is_noticed(tmp_path, shards):
         " (--accept_changes true continues with it)"
     ]
     assert other.changes_since(saved)[0].endswith("and is [[0, 96]] (--accept_changes true continues with it)")
-    # accepted, nothing is skipped or repeated: 14 samples were consumed, and steps are of the new size
+    # once accepted, nothing is skipped or repeated: 14 samples were consumed, and steps have the new size
     with pytest.warns(UserWarning, match=r"batch_ramp \[\[0, 16\], \[40, 64\], \[160, 96\]\] -> none"):
         module, _ = fit(tmp_path, without, ckpt_path=path, max_steps=6)
     assert sample_numbers(module.seen) == expected_samples(14, 38)
-    del state["batch_ramp"]  # as a file from before there were ramps
+    del state["batch_ramp"]  # as in a file from before ramps existed
     assert "was none in the checkpoint and is [[" in same.changes_since(saved)[0]
     assert without.changes_since(saved) == []
 

@@ -1,4 +1,4 @@
-"""Shards: the exact bytes of the format, reading across files, and every way a file can be wrong."""
+"""Shards: the exact bytes of the format, reading across files, and every kind of broken file."""
 
 from __future__ import annotations
 

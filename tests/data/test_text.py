@@ -1,4 +1,4 @@
-"""Text files: which text is trained on or held out, that no byte is lost, and when the cache is stale."""
+"""Text files: the split into training and held-out text, lossless pieces, and the token cache."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_process_that_comes_second_uses_what_the_first_wrote(tmp_path, monkeyp
 
     def slow_build(*args, **kwargs):
         monkeypatch.undo()
-        rival.prepare_data()  # finishes while the other is still at it
+        rival.prepare_data()  # finishes while the other is still running
         return build(*args, **kwargs)
 
     monkeypatch.setattr("lit_llm.data.text.build", slow_build)

@@ -100,7 +100,7 @@ def test_identities_differ_when_ids_could(bpe):
 
 
 def test_bytes_of_a_sentencepiece_vocabulary_are_those_of_its_text(tmp_path):
-    # Byte fallback, a word mark for the space, and a special token: the LLaMA-2 arrangement.
+    # As in LLaMA-2: byte fallback, a word mark for the space, and a special token.
     vocab = {"<s>": 0, "</s>": 1, "▁": 2, "a": 3, "▁a": 4, "é": 5} | {f"<0x{b:02X}>": 6 + b for b in range(256)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=False)
@@ -123,7 +123,7 @@ def test_no_end_token_is_none_and_truncation_saved_in_the_file_is_undone(tmp_pat
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = TokenizerJSON(str(tmp_path))
     assert tokenizer.eos_id is None
-    assert tokenizer.vocab_size == 6  # ids have holes
+    assert tokenizer.vocab_size == 6  # ids have gaps
     assert tokenizer.encode("a b a b").tolist() == [0, 5, 0, 5]
 
 

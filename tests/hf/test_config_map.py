@@ -1,4 +1,4 @@
-"""Every family, in and out: the same logits as transformers, the same greedy text, and the same bits after a round trip."""
+"""Import and export of every family: the same logits and greedy text as transformers, and bit-exact round trips."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(params=THEIRS)
 def folder(request, tmp_path):
-    """(their model, the folder it was saved into, the run folder made of that)."""
+    """(their model, its folder, the imported run folder)."""
     model = theirs(request.param)
     model.save_pretrained(tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "run")
@@ -24,7 +24,7 @@ def test_imported_and_exported_again_it_is_the_same_model(folder):
     imported = load_model(path / "run/checkpoints/last.ckpt")
     tokens = ids(3, CONTEXT)
     expected = logits(model, tokens)
-    assert expected.std() > 1  # so that the tolerance means something
+    assert expected.std() > 1  # so that the tolerance is meaningful
     assert differ(logits(imported, tokens), expected) < TOLERANCE
     architecture, _ = export(path / "run/checkpoints/last.ckpt", path / "out")
     again = load(path / "out")
@@ -46,7 +46,7 @@ def test_greedy_text_is_the_same_token_by_token(folder):
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2, window, tied", "qwen3, window", "llama 3.1"])
 def test_windows_and_scaling_matter_in_these_comparisons(name, tmp_path):
-    """Without this the comparisons above would not show that a window or a rotary scaling was read at all."""
+    """Windows and rotary scaling change the logits, so the comparisons above cover them."""
     theirs(name).save_pretrained(tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "run")
     model = load_model(tmp_path / "run/checkpoints/last.ckpt")
@@ -71,7 +71,7 @@ def test_a_model_of_ours_exported_gives_the_same_logits(name, tmp_path):
     assert type(exported).__name__ == architecture and got.shape == expected.shape  # padded ids are gone
     assert differ(got, expected) < TOLERANCE
     if "without biases" in name or "with biases" in name:
-        return  # theirs has zeros where ours has nothing, so it comes back as another, equal model
+        return  # theirs has zero biases that ours lacks, so it returns as another, equivalent model
     import_folder(tmp_path / "out", tmp_path / "run")
     back = load_model(tmp_path / "run/checkpoints/last.ckpt")
     rows = {

@@ -1,4 +1,4 @@
-"""Exported tokenizers: AutoTokenizer gives the ids that were trained on, and imported ones come out as they came in."""
+"""Exported tokenizers: AutoTokenizer gives the ids of training, and imported files are exported unchanged."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_auto_tokenizer_gives_our_ids_and_our_text(make, tmp_path):
 
 
 def test_an_imported_tokenizer_comes_out_as_it_came_in(tmp_path):
-    """Special tokens, a beginning-of-text id that is added, a chat template and the ends of generation: all of it."""
+    """Special tokens, a beginning-of-text id, a chat template and the stop ids are all kept."""
     tokenizer = bpe()
     backend = tokenizer._backend
     backend.add_special_tokens(["<s>", "<|im_end|>"])

@@ -1,4 +1,4 @@
-"""Folders as they come: in shards, as pickles, in bf16, without the head's prefix; and every way in which one can be wrong."""
+"""Folders in shards, as pickles, in bf16 or without the head's prefix, and every kind of broken folder."""
 
 import ast
 import json
@@ -22,7 +22,7 @@ def edit_json(file, **changes):
 
 
 def edit_weights(file, **changes):
-    """Replace tensors by name; None takes one away."""
+    """Replace tensors by name; None removes one."""
     tensors = load_file(file) | {name.replace("__", "."): tensor for name, tensor in changes.items()}
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file, metadata={"format": "pt"})
 
@@ -84,7 +84,7 @@ def test_bf16_stays_bf16_and_dtype_changes_it(tmp_path):
 
 
 def test_weights_take_no_more_room_than_they_have_values(hf, tmp_path):
-    """A tensor that is a view of a mapped file would be saved with all of that file."""
+    """Saving a view of a memory-mapped file would save the whole file."""
     import_folder(hf, tmp_path / "run")
     size = (tmp_path / "run/checkpoints/last.ckpt/checkpoint.pt").stat().st_size
     assert size < 1.3 * (hf / "model.safetensors").stat().st_size + 20_000
@@ -124,7 +124,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(hf, tmp_path, monkeypatch):
 
 
 def test_folders_of_the_model_without_its_head_and_with_old_masks_are_read(tmp_path):
-    """As the first GPT-2 folders are: no prefix, and the causal mask among the weights."""
+    """The first GPT-2 folders have no prefix, and the causal mask among the weights."""
     theirs("gpt2").save_pretrained(tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "expected")
     file = tmp_path / "hf/model.safetensors"

@@ -1,4 +1,4 @@
-"""Runs that start from other weights: evaluated they are what transformers says, tuned they come out as what was tuned."""
+"""Runs that start from imported weights: evaluation agrees with transformers, and export writes the tuned weights."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def test_an_imported_folder_is_evaluated_and_tuned_and_exported(folder, capsys):
     code, out, _ = run(capsys, "validate", "--run", "runs/base", "--data", "TextFiles", "--data.train", "train.txt",
                        "--data.val", "val.txt")  # fmt: skip
     assert code == 0 and table(out)["val/loss"] == pytest.approx(expected, abs=2e-4)
-    # Trained with a rate of zero it is still that: weights are the imported ones, the optimizer is new, the step is 1.
+    # Training with a rate of zero keeps the imported weights, with a new optimizer and step 1.
     code, out, _ = run(capsys, "fit", "--init_from", "runs/base", "--config", "tune.yaml", "--run_dir", "runs/still",
                        "--optimizer.lr", "0", "--trainer.max_steps", "1")  # fmt: skip
     assert code == 0 and "start: the weights of runs/base" in out
@@ -80,7 +80,7 @@ def test_an_imported_folder_is_evaluated_and_tuned_and_exported(folder, capsys):
     still, base = (read(Path("runs") / name / "checkpoints/last.ckpt") for name in ("still", "base"))
     assert still["global_step"] == 1 and still["model_config"]["head_dim"] == 12
     assert all(torch.equal(still["state_dict"][name], tensor) for name, tensor in base["state_dict"].items())
-    # Trained for real it is better, and what is exported is what was trained.
+    # Real training improves the loss, and export writes the trained weights.
     code, out, _ = run(capsys, "fit", "--init_from", "runs/base", "--config", "tune.yaml", "--run_dir", "runs/tuned")
     assert code == 0 and table(out)["val/loss"] < expected - 0.05
     tuned = table(out)["val/loss"]
@@ -99,9 +99,9 @@ def test_an_interrupted_tuning_continues_and_does_not_start_again(folder, capsys
     assert code == 0 and "start: the weights" not in out
     a, b = (read(Path("runs") / name / "checkpoints/last.ckpt")["state_dict"] for name in ("straight", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
-    # The tuned run's own config.yaml names where it began, and evaluating it reads its own weights.
+    # The tuned run's config.yaml names its initial weights, but evaluation reads its own.
     assert "init_from: runs/base" in Path("runs/parts/config.yaml").read_text()
-    # Where the first weights were is no longer of interest.
+    # The initial weights are no longer needed.
     Path("runs/base").rename("runs/elsewhere")
     code, out, err = run(capsys, "fit", "--run", "runs/parts", "--resume", "auto", "--trainer.max_steps", "5")
     assert code == 0 and "resume: from step 4" in out, err
@@ -123,7 +123,7 @@ def test_greedy_text_of_the_command_is_that_of_transformers_and_stops_at_its_end
     made = folder.generate(**prompt, do_sample=False, max_new_tokens=30, pad_token_id=0)[0].tolist()
     arguments = ["--prompt", "line 7", "--temperature", "0", "--max_new_tokens", "30"]
     assert run(capsys, "generate", "--run", "runs/base", *arguments)[1] == Bytes().decode(made) + "\n"
-    stop = made[12]  # whatever it says there, let it be the end
+    stop = made[12]  # make that token the end of the text
     config = json.loads(Path("hf/config.json").read_text()) | {"eos_token_id": [stop, 256]}
     Path("hf/config.json").write_text(json.dumps(config))
     import_folder(Path("hf"), Path("runs/stops"))

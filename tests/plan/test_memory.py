@@ -1,4 +1,4 @@
-"""Peak memory and FLOPs of real training steps, by torch's own accounts, against what is planned without a tensor."""
+"""Planned peak memory and FLOPs against real training steps, measured by torch."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ RUNS = {
     "GPT-2, accumulated": (GPT2, {"accumulation": 2}),
     "LLaMA, grouped queries, big vocabulary": ({**LLAMA, "n_kv_head": 2, "vocab_size": 5000}, {}),
     "Lion, padded vocabulary, softcap": ({"vocab_size": 1000, "logit_softcap": 15.0, "pad_vocab_to": 128}, {"optimizer": Lion}),
-    # Of a short context the optimizer's step takes the most.
+    # With a short context the optimizer step has the peak.
     "short context, Muon": ({"block_size": 8}, {"optimizer": partial(MuonAdamW, ns_dtype="float32")}),
     "short context, Muon iterating in bf16": ({"block_size": 8}, {"optimizer": partial(MuonAdamW, ns_dtype="bfloat16")}),
     "wide heads, Muon": ({"head_dim": 48, "n_kv_head": 2}, {"optimizer": MuonAdamW}),
@@ -93,7 +93,7 @@ def test_only_gradients_remain_after_a_backward_pass():
     tape = _Replay(Step(model, 4)).run()
     left = {kind: size for kind, size in tape.live.items() if size}
     assert set(left) == {"gradients"}
-    matrices = 2 * (4 * 64 * 64 + 2 * 64 * 256) + 1024 * 64 + 128 * 64  # norms' few are not followed
+    matrices = 2 * (4 * 64 * 64 + 2 * 64 * 256) + 1024 * 64 + 128 * 64  # the replay skips the few gradients of norms
     assert left["gradients"] == 4 * matrices
 
 

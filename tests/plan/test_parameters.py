@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of a configuration are those of the model that is built from it."""
+"""Planned parameters and FLOPs equal those of the built model."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Settings from a recipe, layouts, the plan's own arithmetic, and sweeps."""
+"""Settings from a recipe, layouts, the arithmetic of a plan, and sweeps."""
 
 import json
 
@@ -104,7 +104,7 @@ def test_a_recipe_becomes_settings():
     assert (found.validate_every, found.save_every, found.keep_last) == (None, 50, 3)
     assert found.optimizer == Optimizer("AdamW", fused=True)
     assert from_recipe(recipe(), MODEL, devices=4, **options).layout.replicate == 4
-    # epochs as `fit` counts them: whole blocks, the last step of a run may be short of nothing
+    # epochs as `fit` counts them: whole blocks, and the last step is a full one
     epochs = recipe(trainer={"max_steps": -1, "max_epochs": 2, "strategy": "auto", "precision": None, "devices": 1})
     assert from_recipe(epochs, MODEL, devices=None, **options).steps == -(-2 * (999_999 // 1024) // 8)
     # with a ramp: 10 steps of 4 are 40 samples, the others are of 8
@@ -173,7 +173,7 @@ def test_devices_share_the_work_and_waiting_shows():
     )
     assert slow.times.step == pytest.approx(eight.times.step * 1.25 / (1 - 1 / (slow.settings.accumulation + 1)))
     assert slow.efficiency < eight.efficiency <= 1
-    # across nodes of slow Ethernet, communication is the limit and cannot be hidden
+    # across nodes on slow Ethernet, communication is the limit and does not overlap
     poor = make_plan(run(layout=layout_from_strategy("fsdp2", 64, 8), micro_batch=1), find("l4"))
     assert poor.times.limit == "communication" and poor.times.exposed > 0
 

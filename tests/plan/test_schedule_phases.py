@@ -1,4 +1,4 @@
-"""Phases against the rates of callbacks/schedule.py step by step, and a growing batch counted one step at a time."""
+"""Phases against the rates of callbacks/schedule.py step by step, and the sequences of a batch ramp."""
 
 from itertools import groupby
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ STEPS = 40
 
 
 def by_the_rates(schedule, warmup_steps: int) -> list[tuple[str, int]]:
-    """What each step's rate does: it rises, falls, stays at the peak or stays below it."""
+    """The phases implied by the rates: rising, falling, constant at the peak, or constant below it."""
     schedule.resolve(SimpleNamespace(max_steps=STEPS))
     before, found = 0.0 if warmup_steps else 1.0, []
     for step in range(1, STEPS + 1):

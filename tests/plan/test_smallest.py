@@ -1,4 +1,4 @@
-"""The smallest hardware for a run, against what 16 bytes a parameter and a table of capacities say by hand."""
+"""The smallest hardware for a run, against 16 bytes per parameter and the table of capacities, by hand."""
 
 from dataclasses import replace
 

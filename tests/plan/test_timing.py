@@ -1,4 +1,4 @@
-"""Speeds are found again from steps that were made with them."""
+"""Fitted speeds equal those that generated the steps."""
 
 import pytest
 

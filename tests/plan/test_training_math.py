@@ -101,7 +101,7 @@ def test_one_a100_needs_108_9_hours_for_gpt2_xl_and_a_hundred_1_6():
     assert seconds / 3600 == pytest.approx(108.9, rel=1e-3) and seconds / 86400 == pytest.approx(4.54, rel=1e-3)
     assert compute.seconds_at_mfu(flops, 19.5, 0.5, devices=100, efficiency=0.7) / 3600 == pytest.approx(1.6, abs=0.05)
     assert compute.cost_usd(seconds, 1, 2.0) == pytest.approx(218, abs=0.5)
-    assert compute.cost_usd(seconds, 1, 4.0) == pytest.approx(435.5, abs=0.5)  # the notes' 437 is twice a rounded 218.4
+    assert compute.cost_usd(seconds, 1, 4.0) == pytest.approx(435.5, abs=0.5)
 
 
 def test_flops_are_6n_and_12_l_d_t_and_causal_attention_is_half_of_it():
@@ -109,7 +109,7 @@ def test_flops_are_6n_and_12_l_d_t_and_causal_attention_is_half_of_it():
     assert flops.matmul == 6 * (12 * 48 * 1600**2 + 50257 * 1600)
     assert flops.attention == 12 * 48 * 1600 * 1024
     assert flops.attention_causal == pytest.approx(flops.attention / 2, rel=1e-3)
-    assert flops.attention_causal / flops.attention == 1025 / 2048  # a position sees itself too
+    assert flops.attention_causal / flops.attention == 1025 / 2048  # a position also attends to itself
 
 
 def test_a_window_cuts_attention():
