@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from pathlib import Path
 from pydoc import ErrorDuringImport, locate
 from typing import Any
@@ -84,17 +84,6 @@ def with_current_names(tree: Any, groups: Container[str], key: str = "") -> Any:
     if isinstance(tree, list):
         return [with_current_names(value, groups, key) for value in tree]
     return current_name(tree, needs_ours=key in groups) if isinstance(tree, str) else tree
-
-
-def flags_with_current_names(arguments: Sequence[str], groups: Container[str]) -> list[str]:
-    """The same for command-line arguments, written `--key value` or `--key=value`."""
-    renamed: list[str] = []
-    for argument in arguments:
-        flag, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-        before = flag or (renamed[-1] if renamed else "")
-        key = before.lstrip("-").partition(".")[0]
-        renamed.append(flag + equals + current_name(value, needs_ours=key in groups))
-    return renamed
 
 
 def _class_in_users_project(name: str) -> Any:

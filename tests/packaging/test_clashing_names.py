@@ -84,7 +84,7 @@ def project(request, tmp_path) -> Path:
         request.param: MY_CALLBACKS,
         "mine.yaml": yaml.safe_dump(MY_RECIPE),
         "text.txt": TEXT,
-        "recipes/notes.txt": "cakes",
+        "held-out.txt": TEXT.upper(),
     }
     names = ("recipes", "data", "models", "optim", "plan", "training", "checkpoint", "cli", "commands")
     files |= {f"{name}/__init__.py": f"raise ImportError('{name} of the project was imported')\n" for name in names}
