@@ -1,0 +1,1 @@
+"""Recipes for training language models with PyTorch Lightning."""
