@@ -1,6 +1,6 @@
 """How DistributedDataParallel averages gradients."""
 
-# No `from __future__ import annotations`: DistributedDataParallel looks at the hook's annotations and wants types, not strings.
+# No `from __future__ import annotations`: DistributedDataParallel checks the hook's annotations, which must be types.
 
 import torch
 import torch.distributed as dist
@@ -10,9 +10,9 @@ from torch import Tensor
 def reduce_in_fp32(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """A communication hook for DDP that averages gradients in fp32 whatever their dtype, as MeshStrategy does.
 
-    Lightning's DDPStrategy(ddp_comm_hook=...) installs it on GPUs and leaves it out on CPUs.
+    Lightning's DDPStrategy(ddp_comm_hook=...) installs it on GPUs only.
     """
-    gradients = bucket.buffer()
-    wide = gradients.float() / dist.get_world_size()
+    gradients = bucket.buffer()  # (n,): the flattened gradients of a bucket
+    wide = gradients.float() / dist.get_world_size()  # (n,) fp32
     future = dist.all_reduce(wide, async_op=True).get_future()
     return future.then(lambda done: gradients.copy_(done.value()[0]))

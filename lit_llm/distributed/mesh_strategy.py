@@ -34,46 +34,46 @@ from lit_llm.errors import UserError
 from lit_llm.mesh_sizes import mesh_sizes
 
 DIMENSIONS = ("replicate", "shard", "tensor_parallel")
-_RESHARD = {  # of FSDP1's strategies, whether weights are freed between forward and backward
+_RESHARD = {  # FSDP1's sharding strategies: whether weights are freed between forward and backward
     ShardingStrategy.FULL_SHARD: True,
     ShardingStrategy.HYBRID_SHARD: True,
     ShardingStrategy.SHARD_GRAD_OP: False,
     HYBRID_SHARD_GRAD_OP: False,
 }
-# FSDP1's settings about things that FSDP2 does by itself or that parallel.py decides for a GPT.
-_OF_NO_MATTER = {
+# FSDP1 settings that FSDP2 does not need or that `fsdp.py` decides.
+_IGNORED_FSDP1_SETTINGS = {
     *("auto_wrap_policy", "use_orig_params", "device_id", "sync_module_states", "forward_prefetch", "backward_prefetch"),
     "limit_all_gathers",
 }
-_WRITING = timedelta(hours=1)  # how long ranks wait for the slowest to write its part of a checkpoint
+_WRITE_TIMEOUT = timedelta(hours=1)  # for the slowest rank to write its part of a checkpoint
 
 
 class MeshStrategy(ModelParallelStrategy):
     """A mesh of `replicate` × `shard` × `tensor_parallel` processes.
 
-    Ranks along `shard` each hold a part of every parameter, gradient and optimizer state (FSDP2); ranks along `replicate` hold
-    equal ones (with shard 1 that is plain data parallelism, with more it is HSDP); ranks along `tensor_parallel` work
-    on the same samples, each on a part of every matrix. Neighbouring ranks are tensor-parallel, then shards: give what talks
-    most to the devices of one machine.
+    Ranks along `shard` each hold a part of every parameter, gradient and optimizer state (FSDP2). Ranks along `replicate` hold
+    equal parts: with shard 1 this is plain data parallelism, with more it is HSDP. Ranks along `tensor_parallel` process
+    the same samples, each with a part of every matrix. Tensor-parallel ranks are neighbours, then shards: the dimensions that
+    communicate most should stay on one machine.
 
-    The LightningModule applies it in `configure_model` (`lit_llm.distributed.parallelize` does so); the mesh is `device_mesh`
-    with these three dimensions and the flattened `data_parallel`. A module that leaves a parameter whole where there are
-    shards is refused: Lightning would train replicas that drift apart.
+    The LightningModule applies the mesh in `configure_model` (as `lit_llm.distributed.parallelize` does). `device_mesh` has
+    these three dimensions and the flattened `data_parallel`. A module that does not distribute a parameter is refused:
+    Lightning would train replicas that drift apart.
 
-    Checkpoints are the same as those of any other strategy: the whole tensors, on rank 0; or with `sharded_checkpoints`
-    the parts, from all ranks. Either loads on any mesh and on none.
+    Checkpoints equal those of any other strategy: rank 0 writes whole tensors, or with `sharded_checkpoints` every rank writes
+    its part. Both load on any mesh and on one process.
 
     Args:
-        replicate: replicas of the sharded model.
-        shard: ranks over which each replica is sharded; "auto": all that are left.
-        tensor_parallel: ranks over which each matrix is split.
+        replicate: number of replicas of the sharded model.
+        shard: number of ranks that share one replica. "auto": all remaining ranks.
+        tensor_parallel: number of ranks that share each matrix.
         reshard_after_forward: free a block's gathered weights after its forward pass and gather them again for backward.
-            False keeps them: one gather less, more memory.
-        prefetch: blocks gathered ahead of the one being computed.
+            False keeps them: one gather fewer, more memory.
+        prefetch: number of blocks to gather ahead.
         cpu_offload: keep shards, gradients and optimizer state in host memory.
 
     Raises:
-        UserError: the sizes do not make up the number of processes; a model is not sharded.
+        UserError: if the sizes do not make up the number of processes, or a model is not sharded.
     """
 
     def __init__(
@@ -87,43 +87,47 @@ class MeshStrategy(ModelParallelStrategy):
     ) -> None:
         for name, value in (("replicate", replicate), ("shard", shard), ("tensor_parallel", tensor_parallel)):
             if value != "auto" and value < 1:
-                raise UserError(f"{name} is {value} but must be at least 1 (--trainer.strategy.{name}).")
+                raise UserError(f"{name} is {value}, but must be at least 1 (--trainer.strategy.{name}).")
         if prefetch < 0:
-            raise UserError(f"prefetch is {prefetch} but must not be negative (--trainer.strategy.prefetch).")
+            raise UserError(f"prefetch is {prefetch}, but must not be negative (--trainer.strategy.prefetch).")
         super().__init__(save_distributed_checkpoint=False)
         self.replicate, self.shard, self.tensor_parallel = replicate, shard, tensor_parallel
         self.reshard_after_forward, self.prefetch, self.cpu_offload = reshard_after_forward, prefetch, cpu_offload
         self.sharded_checkpoints = False
-        self._writers: Any = None  # a group of the CPU's own for writing together, used by one thread at a time
+        self._writers: Any = None  # gloo group for writing sharded checkpoints, used by one thread at a time
 
     @classmethod
     def from_fsdp1(cls, strategy: str | FSDPStrategy, num_nodes: int) -> MeshStrategy:
-        """What a configuration that names Lightning's FSDPStrategy asks for, done by FSDP2.
+        """The MeshStrategy that does what a configured FSDPStrategy of Lightning (FSDP1) asks for.
 
-        FSDP1 flattens parameters, so that optimizers no longer see which are matrices: Muon and weight decay by shape
-        would go wrong without a word.
+        FSDP1 flattens parameters, so optimizers cannot tell matrices from vectors: Muon and weight decay by shape would be
+        silently wrong.
 
         Raises:
-            UserError: an FSDP1 setting that has no counterpart here.
+            UserError: if a setting has no counterpart here.
         """
         if isinstance(strategy, str):
             return cls(cpu_offload=strategy == "fsdp_cpu_offload")
         others = {
             "an activation checkpointing policy": (
                 checkpoints_activations(strategy),
-                "--compute.activation_checkpointing",
+                "use --compute.activation_checkpointing",
             ),
-            "mixed_precision": (strategy.mixed_precision, "--trainer.precision"),
-            **{name: (value, "see docs/clusters.md") for name, value in strategy.kwargs.items() if name not in _OF_NO_MATTER},
+            "mixed_precision": (strategy.mixed_precision, "use --trainer.precision"),
+            **{
+                name: (value, "see docs/clusters.md")
+                for name, value in strategy.kwargs.items()
+                if name not in _IGNORED_FSDP1_SETTINGS
+            },
         }
         for name, (value, instead) in others.items():
             if value:
-                raise UserError(f"FSDPStrategy's {name} is not carried over to MeshStrategy, which does its work: {instead}")
+                raise UserError(f"MeshStrategy, which replaces FSDPStrategy, does not support its {name}: {instead}.")
         kind = strategy.sharding_strategy
         if kind not in _RESHARD:
             raise UserError(
-                f"FSDPStrategy's sharding_strategy {kind.name} has no counterpart in MeshStrategy, known are "
-                f"{', '.join(known.name for known in _RESHARD)} (--trainer.strategy ddp keeps everything on every rank)"
+                f"FSDPStrategy's sharding_strategy {kind.name} has no counterpart in MeshStrategy. Use one of "
+                f"{', '.join(known.name for known in _RESHARD)}, or --trainer.strategy ddp to keep everything on every rank."
             )
         mesh = cls(
             replicate=num_nodes if "HYBRID" in kind.name else 1,
@@ -136,46 +140,46 @@ class MeshStrategy(ModelParallelStrategy):
     # -- the mesh ---------------------------------------------------------------------------------------------------
 
     def sizes(self, world_size: int) -> tuple[int, int, int]:
-        """(replicate, shard, tensor_parallel) on so many processes.
+        """(replicate, shard, tensor_parallel) on `world_size` processes.
 
         Raises:
-            UserError: they do not make up that number.
+            UserError: if they do not make up that number.
         """
         return mesh_sizes(self.replicate, self.shard, self.tensor_parallel, world_size)
 
     def setup_environment(self) -> None:
         assert self.accelerator is not None and self.parallel_devices is not None
         if self.cpu_offload and self.root_device.type == "cuda":
-            set_process_group_backend(self, "cpu:gloo,cuda:nccl")  # norms of gradients that are in host memory
+            set_process_group_backend(self, "cpu:gloo,cuda:nccl")  # gloo reduces norms of gradients in host memory
         connect_processes(self)
         mesh = init_device_mesh(self.root_device.type, self.sizes(self.world_size), mesh_dim_names=DIMENSIONS)
         set_device_mesh(self, mesh)
         self._data_parallel_mesh = flatten_mesh(mesh["replicate", "shard"], "data_parallel")  # the name that Lightning uses
         if self.tensor_parallel > 1:
-            flatten_mesh(mesh["shard", "tensor_parallel"])  # norms are then reduced at once over both
+            flatten_mesh(mesh["shard", "tensor_parallel"])  # so that one all-reduce makes a norm over both
         if self.sharded_checkpoints:
-            self._writers = dist.new_group(backend="gloo", timeout=_WRITING)
+            self._writers = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
 
     @property
     def tensor_mesh(self) -> DeviceMesh | None:
-        """The ranks among which matrices are split, or None."""
+        """The ranks that share each matrix; None without tensor parallelism."""
         return self.device_mesh["tensor_parallel"] if self.tensor_parallel > 1 else None
 
     @property
     def data_mesh(self) -> DeviceMesh | None:
-        """The ranks over which FSDP2 works: shards, or replicas × shards; None if there is one."""
+        """The ranks of FSDP2: shards, or replicas × shards. None if there is only one rank and no offload."""
         if self._data_parallel_mesh.size() == 1 and not self.cpu_offload:
             return None
         return self.device_mesh["shard"] if self.replicate == 1 else self.device_mesh["replicate", "shard"]
 
     @property
     def random_rank(self) -> int:
-        """Which ranks draw alike: none, since those that share samples have different tokens and heads of them."""
+        """Ranks of equal value share a random stream. None do: tensor-parallel ranks differ in tokens and heads."""
         return self.global_rank
 
     @property
     def parameter_device(self) -> torch.device:
-        """Where the model's shards live."""
+        """Device of the model's shards."""
         return torch.device("cpu") if self.cpu_offload else self.root_device
 
     @property
@@ -194,9 +198,9 @@ class MeshStrategy(ModelParallelStrategy):
         if whole:
             more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
             raise UserError(
-                f"MeshStrategy has {self.world_size} processes but {', '.join(whole[:3])}{more} of "
-                f"{type(self.lightning_module).__name__} is not distributed, so each process would train its own: apply "
-                "fully_shard or parallelize_module in configure_model, or use --trainer.strategy ddp"
+                f"MeshStrategy has {self.world_size} processes, but {', '.join(whole[:3])}{more} of "
+                f"{type(self.lightning_module).__name__} is not distributed: each process would train its own copy. Apply "
+                "fully_shard or parallelize_module in configure_model, or use --trainer.strategy ddp."
             )
 
     def model_to_device(self) -> None:
@@ -204,7 +208,7 @@ class MeshStrategy(ModelParallelStrategy):
         if not self.cpu_offload:
             super().model_to_device()
             return
-        for module in self.model.modules():  # FSDP moves the parameters itself, and only those
+        for module in self.model.modules():  # FSDP moves parameters, but not buffers
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self.root_device))
 
@@ -215,16 +219,16 @@ class MeshStrategy(ModelParallelStrategy):
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Names and distributed tensors; `save_checkpoint` makes them whole, or writes the parts."""
+        """Distributed tensors by name; `save_checkpoint` gathers them, or writes the parts."""
         assert self.model is not None
         return self.model.state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's own state_dict: parameters are numbered in the order of the groups, as on one process."""
-        return (optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
+        """The optimizer's own state_dict: parameters are numbered by the order of the groups, as on one process."""
+        return (optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint; all ranks."""
+        """Write a checkpoint. All ranks call it."""
         path = Path(self.broadcast(str(filepath)))
         if self.sharded_checkpoints and isinstance(self.checkpoint_io, FolderCheckpointIO):
             self.checkpoint_io.save_checkpoint(split(checkpoint), path, storage_options=self._writers)
@@ -234,7 +238,7 @@ class MeshStrategy(ModelParallelStrategy):
             self.checkpoint_io.save_checkpoint(whole, path, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """The checkpoint with its tensors still on disk as far as possible: each rank reads the parts that it keeps."""
+        """Load a checkpoint. Tensors stay on disk where possible: each rank reads only the parts that it keeps."""
         path = Path(self.broadcast(str(checkpoint_path)))
         if isinstance(self.checkpoint_io, FolderCheckpointIO):
             return self.checkpoint_io.load_checkpoint(path, lazy=True)
@@ -250,7 +254,8 @@ class MeshStrategy(ModelParallelStrategy):
             numbers = [number for group in saved["param_groups"] for number in group["params"]]
             if len(parameters) != len(numbers):
                 raise UserError(
-                    f"the checkpoint's optimizer has {len(numbers)} parameters, this one has {len(parameters)} (--optimizer)"
+                    f"The checkpoint's optimizer has {len(numbers)} parameters, but this one has {len(parameters)} "
+                    "(--optimizer)."
                 )
             state = {
                 number: {key: _part_of(value, parameter) for key, value in saved["state"][number].items()}
@@ -260,14 +265,14 @@ class MeshStrategy(ModelParallelStrategy):
             optimizer.load_state_dict({**saved, "state": state})
 
     def teardown(self) -> None:
-        self.checkpoint_io.teardown()  # waits for what is still being written; Lightning's own forgets it
+        self.checkpoint_io.teardown()  # waits for running writes; Lightning does not call it here
         super().teardown()
 
 
 def _whole(tree: Any, *, keep: bool) -> Any:
-    """Nested dicts and lists with every distributed tensor gathered, one at a time, and kept in host memory where `keep`."""
+    """Gather every distributed tensor in nested dicts and lists, one at a time; with `keep` into host memory, else drop it."""
     if isinstance(tree, DTensor):
-        full = tree.full_tensor()  # all ranks take part
+        full = tree.full_tensor()  # collective
         return full.cpu() if keep else None
     if isinstance(tree, dict):
         return {key: _whole(value, keep=keep) for key, value in tree.items()}
@@ -277,9 +282,9 @@ def _whole(tree: Any, *, keep: bool) -> Any:
 
 
 def _part_of(value: Any, parameter: Tensor) -> Any:
-    """This rank's part of a parameter's optimizer state, distributed as the parameter; what has another shape stays whole."""
+    """This rank's part of an optimizer state, distributed like the parameter. A value of another shape stays whole."""
     if not isinstance(parameter, DTensor) or not hasattr(value, "shape") or value.shape != parameter.shape:
         return value[...] if hasattr(value, "shape") and not isinstance(value, Tensor) else value
-    part = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)  # of its own: a file may be mapped
+    part = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)  # a copy, because the value may be a mapped file
     fill_(part, value)
     return part

@@ -22,7 +22,7 @@ class Sampling:
     """How the next token is drawn.
 
     Raises:
-        UserError: a setting is out of range; every reason in one message.
+        UserError: if a setting is out of range; the message lists every reason.
     """
 
     temperature: float = 0.8
@@ -36,12 +36,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         found = []
-        if not (self.temperature == 0 or 1e-3 <= self.temperature < math.inf):  # NaN too; less overflows the logits
-            found.append(f"temperature is {self.temperature}, it must be 0 (greedy) or at least 0.001 (--temperature)")
+        if not (self.temperature == 0 or 1e-3 <= self.temperature < math.inf):  # not NaN; smaller values overflow the logits
+            found.append(f"temperature is {self.temperature}, but must be 0 (greedy) or at least 0.001 (--temperature)")
         if self.top_k is not None and self.top_k < 1:
-            found.append(f"top_k is {self.top_k}, it must be at least 1, or 0 to keep all (--top_k)")
+            found.append(f"top_k is {self.top_k}, but must be at least 1, or 0 to keep all (--top_k)")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            found.append(f"top_p is {self.top_p}, it must be above 0 and at most 1 (--top_p)")
+            found.append(f"top_p is {self.top_p}, but must be above 0 and at most 1 (--top_p)")
         if found:
             raise UserError("\n".join(found))
 
@@ -72,15 +72,15 @@ def generate(
 ) -> Iterator[int]:
     """Yield sampled ids one by one, up to `max_new_tokens`, or until `stop_id` (which is not yielded).
 
-    A context that outgrows `block_size` drops its older half. The cache is then filled anew, so a token still costs O(1)
-    model passes of one position on average. Without a cache each token is a pass over the whole context.
+    A context longer than `block_size` drops its older half, and the cache is rebuilt. So a token still costs O(1) positions on
+    average. Without a cache each token costs a pass over the whole context.
     """
     assert prompt, "a prompt has at least one id"
     sampling = sampling or Sampling()
-    # A generator of its own, on the CPU: the same text on every device, and no draw of a training run is used up.
+    # A separate generator on the CPU: the same text on every device, and the random state of a training run does not change.
     generator = torch.Generator().manual_seed(sampling.seed)
     device, block_size = next(model.parameters()).device, model.config.block_size
-    # Split over ranks, a model computes every position anew, and so does an architecture of the user's.
+    # Tensor-parallel and custom models have no cache.
     use_cache = use_cache and isinstance(model, GPT) and model.vocabulary_shards is None
     distributed = any(isinstance(p, DTensor) for p in model.parameters())
     was_training = model.training
@@ -101,7 +101,7 @@ def generate(
                 token = int(last.argmax())
             else:
                 token = int(torch.multinomial(sampling.probabilities(last), 1, generator=generator))
-            if distributed:  # ranks that parted over a last bit would wait for each other for ever
+            if distributed:  # ranks that disagree because of rounding would deadlock
                 agreed = torch.tensor(token, device=device)
                 dist.broadcast(agreed, src=0)
                 token = int(agreed)
@@ -114,14 +114,14 @@ def generate(
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Ids of the prompt; an empty one starts where documents start, after the end-of-document id.
+    """Token ids of the prompt. An empty prompt becomes the end-of-document id, after which documents start.
 
     Raises:
-        UserError: the prompt is empty and the tokenizer has no end-of-document id.
+        UserError: if the prompt is empty and the tokenizer has no end-of-document id.
     """
     ids = [int(i) for i in tokenizer.encode(prompt)]
     if ids:
         return ids
     if tokenizer.eos_id is None:
-        raise UserError("the prompt is empty and this tokenizer has no end-of-document id to start from (--prompt)")
+        raise UserError("The prompt is empty, and the tokenizer has no end-of-document id to start from (--prompt).")
     return [tokenizer.eos_id]

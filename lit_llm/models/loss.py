@@ -1,7 +1,7 @@
 """Next-token cross-entropy from hidden states: full logits, or chunk by chunk without ever holding them.
 
-Both functions take the hidden states and the output matrix instead of logits, return *sums* (the caller divides by the
-token count of the whole global batch), and agree in value and gradient:
+Both functions take the hidden states and the output matrix instead of logits. They return *sums*: the caller divides by the
+token count of the global batch. They agree in value and gradient:
 
     z    = softcap · tanh(h Wᵀ / softcap)            (no softcap: z = h Wᵀ), columns ≥ vocab_size do not exist
     nll  = logsumexp(z) − z[target]                  nats, summed over targets ≠ ignore_index
@@ -10,10 +10,10 @@ token count of the whole global batch), and agree in value and gradient:
 Letters: N rows (B·T), d width, V vocabulary rows of W including padding (with `VocabularyShards`: of this rank's shard of
 W), C rows of one chunk, R rows of one block of its softmax.
 
-Under tensor parallelism W is sharded by rows, each rank makes its columns of z and nobody ever holds a whole row of it. Each
-block of the softmax takes one all-gather of three numbers per row and rank: the greatest logit, the sum of exponentials
-against it, and the target's logit. Every rank then does the same arithmetic on the same numbers, so the sums are the same
-bits on all ranks whatever the order in which a library's all-reduce adds.
+Under tensor parallelism W is sharded by rows: each rank computes its columns of z, and no rank holds a whole row. Each block
+of the softmax takes one all-gather of three numbers per row and rank: the greatest logit, the sum of exponentials relative to
+it, and the target's logit. Every rank then does the same arithmetic on the same numbers. So the sums are bitwise equal on all
+ranks, whatever the order in which a library's all-reduce adds.
 
 Why not ``F.linear_cross_entropy`` (torch ≥ 2.13)? It has no softcap, no z-loss, no padded vocabulary and no autocast, and
 was slower on two AMX cores, N 8192, V 50304, d 768. Median ratio of time, and peak extra memory, of forward and backward
@@ -73,11 +73,11 @@ class LossSums(NamedTuple):
 
 
 class VocabularyShards(NamedTuple):
-    """Says that ``weight`` is this rank's shard of the output matrix: V consecutive rows, equally many on every rank.
+    """States that ``weight`` is this rank's shard of the output matrix: V consecutive rows, equally many on every rank.
 
-    The caller's part: every rank of the group calls with the same ``hidden`` and ``targets`` (and settings), and sums the
-    gradient of ``hidden`` over the group, because each rank's is a *partial sum*, what flows back through its own columns.
-    The gradient of ``weight`` is whole: it is that of this rank's rows. All tensors are plain ones, not DTensors.
+    Every rank of the group must call with the same ``hidden``, ``targets`` and settings. The caller must sum the gradient of
+    ``hidden`` over the group: each rank's is the *partial sum* through its own columns. The gradient of ``weight`` is complete
+    for this rank's rows. All tensors are plain ones, not DTensors.
     """
 
     group: dist.ProcessGroup
@@ -96,9 +96,9 @@ def logits(
 ) -> Tensor:
     """Logits of real token ids in at least float32: (..., d), (V, d) → (..., vocab_size). Respects autocast.
 
-    With ``shards`` every rank gets all of them, for generating text: nothing is differentiated through the gathering.
+    With ``shards`` every rank gets all logits, for generating text. The gathering is not differentiable.
     """
-    # The product covers the padding too and is cut after: a GPU wants the aligned rows that the padding is there for.
+    # The product includes the padding, which aligns its rows for a GPU; the padding is cut afterwards.
     z = F.linear(hidden, weight)
     if shards is not None:
         z = z.detach().contiguous()
@@ -134,8 +134,8 @@ def cross_entropy(
         shards: ``weight`` is this rank's part of the output matrix; None: it is the whole.
 
     Raises:
-        IndexError: a target that is neither ``ignore_index`` nor in [0, vocab_size) (a device-side assert on CUDA). With
-            ``shards`` every rank raises it, before it waits for another.
+        IndexError: if a target is neither ``ignore_index`` nor in [0, vocab_size) (a device-side assert on CUDA). With
+            ``shards`` every rank raises it before any communication.
     """
     if shards is not None:
         return chunked_cross_entropy(
@@ -156,7 +156,7 @@ def cross_entropy(
 
 
 def cross_entropy_of_logits(z: Tensor, targets: Tensor, *, ignore_index: int = -100, z_loss: float = 0.0) -> LossSums:
-    """The sums of logits that exist already, in their dtype.
+    """The sums from existing logits, in their dtype.
 
     Args:
         z: (..., V) logits, every column a real token.
@@ -190,17 +190,17 @@ def chunked_cross_entropy(
 
     The gradients are computed in the forward pass, while a chunk's logits exist, and only scaled in the backward pass.
     So the result can be differentiated once: a second backward (``retain_graph=True``) or a double backward raises
-    RuntimeError. No work is spent on gradients nobody needs (``no_grad``, frozen weight). The gradient of ``weight`` is
+    RuntimeError. Gradients that are not needed (``no_grad``, frozen weight) are not computed. The gradient of ``weight`` is
     summed over chunks in float32 (float64 for float64 inputs) whatever the autocast dtype.
 
     Arguments, result and errors are those of `cross_entropy`.
     """
     if chunk_size < 1:
-        raise UserError(f"chunk_size is {chunk_size}, but a chunk of the loss needs at least 1 row.")
+        raise UserError(f"chunk_size is {chunk_size}, but must be at least 1 (--loss.chunk_size).")
     _check(hidden, weight, targets, vocab_size, shards)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     counted = targets != ignore_index  # (N,) bool
-    # An ignored row still goes through the products (dropping it needs its position on the host): any valid id will do.
+    # Ignored rows stay in the products, because dropping them needs their positions on the host. They get any valid id.
     targets = torch.where(counted, targets, 0)
     _check_range(targets, vocab_size)
     columns = vocab_size if shards is None else min(max(vocab_size - shards.first_row, 0), weight.shape[0])
@@ -214,7 +214,7 @@ def chunked_cross_entropy(
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shards: VocabularyShards | None) -> None:
     for name, tensor in (("hidden", hidden), ("weight", weight), ("targets", targets)):
-        # A DTensor, told without the 0.7 s that importing its class takes.
+        # Detects a DTensor without importing its class, which takes 0.7 s.
         assert not hasattr(tensor, "to_local"), f"{name} is a DTensor; the loss takes plain local tensors, and `shards`"
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     rows, ranks = weight.shape[0], 1 if shards is None else shards.group.size()
@@ -223,12 +223,12 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, sha
 
 
 def _check_range(targets: Tensor, vocab_size: int) -> None:
-    """Every rank looks at all targets, so that none is left waiting for one that raised."""
+    """Every rank checks all targets, so that all of them raise."""
     if targets.device.type == "cpu":
         wrong = targets[(targets < 0) | (targets >= vocab_size)]
         if len(wrong):
             raise IndexError(f"Target {wrong[0]} is out of bounds: the vocabulary has {vocab_size} tokens.")
-    else:  # reads from one number that poses as vocab_size of them; nothing waits for the device
+    else:  # gather from an expanded 1-element tensor: a bounds check on the device, without a synchronisation
         targets.new_zeros(1).expand(vocab_size).gather(0, targets)
 
 
@@ -258,8 +258,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _grad_nll: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError("chunked_cross_entropy can be differentiated only once: its gradients were given away.")
-        # Scaled in place, and let go of, so that a (V, d) gradient exists once and becomes weight.grad without a copy.
+            raise RuntimeError("chunked_cross_entropy can be differentiated only once: the first backward frees its gradients.")
+        # Scaled in place and released, so that the (V, d) gradient exists once and becomes weight.grad without a copy.
         gradients, ctx.gradients = ctx.gradients, None
         grad_hidden, grad_weight = (
             None if g is None else g.mul_(grad_loss).to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True)
@@ -279,7 +279,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Sums of loss and NLL, and the gradients of the loss sum: (N, d) in the compute dtype, (V, d) in the sum dtype.
 
-    With shards the sums are those of the whole vocabulary and the gradients those that this rank's columns make.
+    With shards the sums cover the whole vocabulary, the gradients only this rank's columns.
     """
     device = hidden.device
     if torch.is_autocast_enabled(device.type):
@@ -292,9 +292,9 @@ def _forward(
     grad_hidden = torch.empty_like(hidden) if need_hidden else None
     grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if need_weight else None
 
-    # All chunks share their memory: fresh memory for each of them costs page faults, a third of the time on a CPU. The
-    # matrix products want many rows at once, the exact softmax between them does not care and needs twice the bytes, so
-    # it goes through a chunk in smaller blocks.
+    # All chunks share their memory: new memory for each costs page faults, a third of the time on a CPU. Matrix products
+    # are faster with many rows at once. The softmax between them is not, and needs twice the bytes, so it runs in smaller
+    # blocks of a chunk.
     product_block = torch.empty(min(chunk_size := settings.chunk_size, rows), padded_size, dtype=dtype, device=device)
     softmax_rows = max(1, SOFTMAX_NUMEL // padded_size)
     scratch = product_block.new_empty(2, min(softmax_rows, chunk_size, rows), padded_size, dtype=sum_dtype)
@@ -314,7 +314,7 @@ def _forward(
                     settings,
                     need_gradient=need_hidden or need_weight,
                 )
-            # Ignored rows are dropped on the narrow side of each product: that costs C·d, not C·V.
+            # Ignored rows are zeroed on the (C, d) side of each product, which is smaller than (C, V).
             keep = counted[chunk, None]  # (C, 1)
             if grad_hidden is not None:
                 torch.mm(product, weight, out=grad_hidden[chunk]).mul_(keep)
@@ -382,7 +382,7 @@ def _sharded_softmax(
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The target's logit, its log-probability, and the logsumexp of each row, (R, 1): the same on every rank."""
-    # A shard of nothing but padding has the greatest logit -inf, and -inf − -inf is no number; min − min is one.
+    # A shard of only padding has the greatest logit -inf, and -inf − -inf is NaN. The clamped minimum avoids that.
     top = z.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)  # (R, 1)
     torch.sub(z, top, out=p).exp_()
     mine = torch.stack((top, p.sum(dim=-1, keepdim=True), z_target))  # (3, R, 1)
@@ -393,5 +393,5 @@ def _sharded_softmax(
     total = (sums * torch.exp(tops - highest)).sum(dim=0)  # Σ exp(z − highest)
     z_target, log_total = z_targets.sum(dim=0), total.log()
     p.mul_(torch.exp(top - highest) / total)
-    # In this order: highest + log_total would round away what is left of a confident prediction.
+    # In this order: highest + log_total would round away the loss of a confident prediction.
     return z_target, z_target - highest - log_total, highest + log_total

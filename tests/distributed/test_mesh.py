@@ -137,7 +137,7 @@ except ValueError as error:
 @pytest.mark.slow
 def test_a_model_that_should_be_sharded_and_is_not_is_refused(tmp_path):
     for each in run_ranks(LEFT_WHOLE, 2, tmp_path):
-        assert "2 processes but layer.weight, layer.bias of Forgetful is not distributed" in each["said"]
+        assert "2 processes, but layer.weight, layer.bias of Forgetful is not distributed" in each["said"]
 
 
 LOGITS = """
