@@ -71,6 +71,7 @@ class RunLock:
         self.path = run_dir / LOCK
         self._token = uuid.uuid4().hex
         self._dead: _Owner | None = None  # an owner that was found not to run
+        self._made_folder = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -98,7 +99,8 @@ class RunLock:
         Raises:
             UserError: Another process owns the lock.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._made_folder |= not self.run_dir.exists()
+        self.run_dir.mkdir(parents=True, exist_ok=True)
         while not self._try_to_write():
             self.refuse_if_held()
         if self._thread is None:
@@ -106,10 +108,13 @@ class RunLock:
             self._thread.start()
 
     def release(self) -> None:
-        """Delete lock.json if it is still this lock's."""
+        """Delete lock.json if it is still this lock's, and the folder if `acquire` made it and it is still empty."""
         self._stop.set()
         if self._owns():
             self.path.unlink(missing_ok=True)
+            if self._made_folder:
+                with contextlib.suppress(OSError):  # not empty
+                    self.run_dir.rmdir()
 
     def check(self) -> None:
         """Called before a checkpoint is written.

@@ -186,7 +186,10 @@ def test_of_many_processes_that_find_a_dead_lock_at_once_one_gets_it(owner, tmp_
 # -- fit ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [1, 2], ids=["one process", "two, started by Lightning"])
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(1, id="one process"), pytest.param(2, id="two, started by Lightning", marks=pytest.mark.slow)],
+)
 def test_a_second_fit_on_a_folder_is_refused_and_a_killed_one_is_followed(folder, capsys, first):
     (folder / "slow.py").write_text(SLOW)
     (folder / "slow.yaml").write_text("trainer:\n  callbacks+:\n  - class_path: slow.Slow\n")
@@ -215,6 +218,16 @@ def test_the_lock_is_released_whatever_ends_the_run_and_a_replaced_folder_keeps_
     code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--replace", "true", "--trainer.max_steps", "2")
     assert code == 0
     assert not Path("runs/tiny", LOCK).exists() and not Path("runs/tiny.1", LOCK).exists()
+
+
+def test_a_folder_that_only_held_the_lock_is_removed_but_not_one_that_was_there_before(tmp_path):
+    for existed in (False, True):
+        run_dir = tmp_path / f"existed-{existed}"
+        if existed:
+            run_dir.mkdir()
+        with RunLock(run_dir):
+            assert (run_dir / LOCK).is_file()
+        assert run_dir.exists() == existed
 
 
 def test_evaluating_and_generating_need_no_lock(folder, capsys):
