@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from launcher import Launcher, Run
 
-from lit_llm.commands.verify_resume import LEDGER, differences
+from lit_llm.runs.comparison import LEDGER, differences
 
 STEPS = 20
 RECIPE = """
@@ -43,7 +43,7 @@ trainer:
   max_steps: %d
   log_every_n_steps: 1
   accelerator: cpu
-  callbacks: [{class_path: lit_llm.commands.verify_resume.SampleLedger}]
+  callbacks: [{class_path: lit_llm.training.sample_ledger.SampleLedger}]
 """
 TEXT = "".join(f"{i} times {i} is {i * i}, that is {i % 7} more than {i * i - i % 7}\n" for i in range(22))  # 45 blocks
 LAYOUTS = ("1 single", "1 ddp", "1 fsdp2", "2 ddp", "2 fsdp2")

@@ -11,7 +11,7 @@ import matrix
 import pytest
 from matrix import Cell
 
-from lit_llm.commands.verify_resume import differences
+from lit_llm.runs.comparison import differences
 from lit_llm.runs.resume import find_start
 
 TIMES = 20

@@ -6,7 +6,7 @@ import matrix
 import pytest
 from launcher import Launcher
 
-from lit_llm.commands.verify_resume import LEDGER, curves, ledger
+from lit_llm.runs.comparison import LEDGER, curves, ledger
 
 SAVED_AT, STEPS = 10, matrix.STEPS
 # Layout, micro-batch size; the global batch is 4.

@@ -8,7 +8,7 @@ from matrix import Cell
 from victims import overlay
 
 from lit_llm.checkpoint.format import verify
-from lit_llm.commands.verify_resume import differences
+from lit_llm.runs.comparison import differences
 
 SHARDS = ["--sharded_checkpoints", "true"]
 CASES = [

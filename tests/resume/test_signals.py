@@ -19,7 +19,7 @@ from matrix import Cell
 from ports import free_port
 from victims import overlay
 
-from lit_llm.commands.verify_resume import differences
+from lit_llm.runs.comparison import differences
 
 SINGLE, DDP = Cell("1 single", 1, 0, 0.2, "32-true"), Cell("2 ddp", 2, 0, 0.2, "32-true")
 

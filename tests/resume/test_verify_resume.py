@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import matrix
@@ -11,6 +13,8 @@ import pytest
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.format import read
 from lit_llm.commands import verify_resume
+from lit_llm.runs import comparison
+from lit_llm.training.sample_ledger import SampleLedger
 
 RECIPE = ["verify-resume", "--config", "recipe.yaml", "--trainer.callbacks", "null", "--model.dropout", "0.2", "--steps", "10"]
 DDP = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
@@ -21,10 +25,16 @@ FSDP2 = ["--config", str(matrix.OVERLAYS / "fsdp2.yaml"), "--trainer.devices", "
 def forked(launcher, monkeypatch, folder):
     """Runs are forks instead of processes that begin with imports; with two devices as torchrun would start them."""
 
-    def launch(arguments: list[str], log: Path) -> int:
+    def launch(arguments: list[str], log: Path, kill_now: Callable[[], bool] | None = None) -> int:
         ranks = 2 if DDP[1] in arguments[arguments.index("--trainer.devices") + 1 :][:1] else 1
         log.unlink(missing_ok=True)
-        return launcher.run(arguments, folder, ranks=ranks, log=str(log)).codes[0]
+        run = launcher.start(arguments, folder, ranks=ranks, log=str(log))
+        while kill_now is not None and run.alive():
+            if kill_now():
+                run.kill()
+                break
+            time.sleep(0.002)
+        return run.wait()[0]
 
     monkeypatch.setattr(verify_resume, "launch", launch)
     monkeypatch.chdir(folder)
@@ -63,7 +73,7 @@ def test_fresh_processes_get_a_certificate_too(launcher, folder, monkeypatch, ca
     assert code == 0 and "exit code -9" in out and "certificate" in out, out + err
 
 
-class Forgetful(verify_resume.SampleLedger):
+class Forgetful(SampleLedger):
     """Changes the weights where a run is resumed."""
 
     def on_train_start(self, trainer, pl_module):
@@ -85,7 +95,7 @@ def test_a_run_without_checkpoints_gets_no_certificate(forked, capsys):
     code = main([*RECIPE, "--trainer.devices", "1", "--checkpoint", "null"])
     out, err = capsys.readouterr()
     assert code == 2 and "certificate" not in out
-    assert "error: no checkpoint was left to continue from: verify-resume needs them saved (--checkpoint)" in err
+    assert "error: the interrupted run left no checkpoint to continue from; save some (--checkpoint)" in err
 
 
 def test_what_cannot_be_verified_is_refused(forked, capsys, folder):
@@ -93,7 +103,7 @@ def test_what_cannot_be_verified_is_refused(forked, capsys, folder):
     for flags, said in (
         (["--run_dir", "runs/a"], "leave out --run_dir"),
         (["--resume=auto"], "leave out --resume"),
-        (["--steps", "1"], "at least 2 (--steps)"),
+        (["--steps=1"], "at least 2 (--steps)"),
         (["--steps", "few"], "--steps needs a number"),
         (["--trainer.devices", "1", "--model.n_head", "3", "--data.paths", "no.txt"], "error: model.n_head=3 does not divide"),
     ):
@@ -108,7 +118,7 @@ def test_every_value_of_a_checkpoint_but_those_about_time_is_compared(launcher, 
     run = launcher.run(matrix.fit(matrix.CELLS[0], "compared"), folder, log="compared.log")
     assert run.codes == [0], run.said()
     content = read(folder / "compared" / "checkpoints" / "last.ckpt")
-    paths = {path for part in content for path, _ in verify_resume.values(content[part], part)}
+    paths = {path for part in content for path, _ in comparison.values(content[part], part)}
     for path in (
         "state_dict.model.head.weight",
         "optimizer_states.0.state.0.momentum_buffer",

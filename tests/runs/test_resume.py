@@ -9,7 +9,7 @@ from recipe_runs import breaking, curve, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.checkpoint.format import verify
-from lit_llm.commands import verify_resume
+from lit_llm.runs import comparison
 
 
 def damage(checkpoint: Path) -> None:
@@ -174,6 +174,6 @@ def test_a_resume_into_another_runs_folder_is_refused(trained, capsys):
 def test_a_run_that_is_not_the_same_gets_no_certificate(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/a")
     run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/b", "--data.seed", "1")
-    _, found = verify_resume.differences(Path("runs/a"), Path("runs/b"))
+    _, found = comparison.differences(Path("runs/a"), Path("runs/b"))
     assert any(sentence.startswith("train/loss differs first at 1") for sentence in found)
     assert any(sentence.startswith("checkpoint: state_dict differs first at state_dict.model.") for sentence in found)
