@@ -123,7 +123,7 @@ class Arguments:
                 contents = [item.content for item in items if isinstance(item, RecipeFile) and item.content]
                 words += [f"--config={yaml.safe_dump(content, sort_keys=False)}" for content in contents]
             else:
-                flags = [item for item in items if isinstance(item, Flag)]
+                flags = [item for item in items if isinstance(item, Flag) and item.value is not None]
                 # A class before its arguments, in whatever order they were given.
                 words += [flag.word for flag in sorted(flags, key=lambda flag: plain_key(flag.key).count("."))]
         return words

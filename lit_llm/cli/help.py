@@ -64,7 +64,7 @@ def _summary(group: str) -> Iterator[str]:
         yield "architecture: your own model by the path of its class, instead of lit_llm's GPT (docs/your-project.md)"
         return
     cls = _default_class(group)
-    yield f"{group}: {_title(cls)}"
+    yield _shorten(f"{group}: {_title(cls)}")
     if group in CLASSES:
         off = "" if CLASSES[group].default else ", off by default"
         yield _shorten(f"  --{group} CLASS   {cls.__name__}{off}. {_others(group, cls)}")
@@ -89,7 +89,7 @@ def _in_full(name: str) -> Iterator[str]:
         cls = known[class_name]
     yield f"{group}: {cls.__module__}.{cls.__name__}"
     yield ""
-    yield from (inspect.getdoc(cls) or "").partition("\nArgs:\n")[0].strip().splitlines()
+    yield from _docstring(cls).partition("\nArgs:\n")[0].strip().splitlines()
     yield ""
     for key in _keys(group, cls):
         yield f"  --{group}.{key.name} {key.type} (default: {key.default})"
@@ -128,7 +128,7 @@ def _descriptions(cls: type) -> dict[str, str]:
     """What the docstrings of a class and its base classes say about arguments and fields."""
     found: dict[str, str] = {}
     for each in reversed(inspect.getmro(cls)):
-        if each.__doc__ and (each is cls or not dataclasses.is_dataclass(cls)) and each is not object:
+        if (each is cls or not dataclasses.is_dataclass(cls)) and each is not object:
             for source in (each, vars(each).get("__init__")):
                 if source is not None and source.__doc__:
                     fields = dataclasses.is_dataclass(source)
@@ -139,7 +139,12 @@ def _descriptions(cls: type) -> dict[str, str]:
 
 
 def _title(cls: type) -> str:
-    return " ".join((inspect.getdoc(cls) or cls.__name__).partition("\n\n")[0].split())[:WIDTH]
+    return " ".join(_docstring(cls).partition("\n\n")[0].split())
+
+
+def _docstring(cls: type) -> str:
+    """The docstring of the class itself, or of its constructor, as Lightning's Trainer has it."""
+    return (cls.__doc__ and inspect.getdoc(cls)) or inspect.getdoc(vars(cls).get("__init__")) or cls.__name__
 
 
 def _type(annotation: Any) -> str:

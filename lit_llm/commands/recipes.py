@@ -1,4 +1,4 @@
-"""`python -m lit_llm recipes`: the collection listed, shown, compared, and taken into another project."""
+"""`python -m lit_llm recipes`: list, show, compare and copy the shipped recipes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+from lit_llm.cli import spelling
+from lit_llm.cli.arguments import read
 from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, find_recipe, in_folder, shipped
 from lit_llm.errors import UserError
 
@@ -24,15 +26,15 @@ def _parser() -> argparse.ArgumentParser:
     add_parser = partial(commands.add_parser, allow_abbrev=False)
     add = add_parser("list", help="name, parameters, tokens and the smallest hardware that fits (the default)")
     add.add_argument("--json", action="store_true", help="as JSON, with the titles")
-    add = add_parser("show", help="the whole configuration of one, as YAML that runs as it is")
+    add = add_parser("show", help="every setting of one recipe, as YAML that runs as it is")
     add.add_argument("recipe", help="a name of the list, or a file")
     add = add_parser("diff", help="the settings in which two differ")
     add.add_argument("recipes", nargs=2, metavar="RECIPE", help="a name of the list, or a file")
-    add = add_parser("copy", help="one with its base and all overlays into another project, as DIR/recipes")
+    add = add_parser("copy", help="copy a recipe, its base and all overlays to DIR/recipes")
     add.add_argument("recipe", help="a name of the list")
     add.add_argument("dir", type=Path, metavar="DIR", help="the project's folder")
     add.add_argument(
-        "--callbacks", action="store_true", help="the callbacks too, as DIR/callbacks, for your own code to import"
+        "--callbacks", action="store_true", help="copy the callbacks too, to DIR/callbacks, for your own code to import"
     )
     add.add_argument("--replace", action="store_true", help="overwrite files that differ")
     return parser
@@ -42,7 +44,7 @@ def main(arguments: list[str]) -> int:
     """Entry point; returns the exit code.
 
     Raises:
-        UserError: no such recipe; files that would be overwritten.
+        UserError: There is no such recipe, or files would be overwritten.
     """
     parser = _parser()
     own, rest = parser.parse_known_args(arguments or ["list"])
@@ -51,9 +53,10 @@ def main(arguments: list[str]) -> int:
     if own.command == "list":
         print(json.dumps(_table(), indent=2) if own.json else _list(), end="" if not own.json else "\n")
     elif own.command == "show":
-        from lit_llm.cli.resolved_config import resolved  # takes seconds to import
+        shown = spelling.check("fit", read(["--config", str(_known(own.recipe)), *rest]))
+        from lit_llm.cli.resolved_config import resolved  # imports torch
 
-        print(resolved(["--config", str(_known(own.recipe)), *rest]), end="")
+        print(resolved(shown), end="")
     elif own.command == "diff":
         _diff(*own.recipes)
     else:
@@ -66,12 +69,12 @@ def _known(name: str) -> Path:
     if not path.is_file():
         near = difflib.get_close_matches(name, list(shipped()), n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise UserError(f"there is no recipe and no file {name}{hint} (python -m lit_llm recipes lists them)")
+        raise UserError(f"recipe not found: {name}{hint} (python -m lit_llm recipes lists them)")
     return path
 
 
 def _table() -> list[dict[str, str]]:
-    """Of each recipe (not overlays), what its header says."""
+    """The facts in the header of each recipe, without overlays."""
     return [
         {
             "name": name,
@@ -114,16 +117,16 @@ def _copy(name: str, project: Path, *, with_callbacks: bool, replace: bool) -> N
     recipe = in_folder(SHIPPED, name)
     if recipe is None:
         yours = _known(name)
-        raise UserError(f"{yours} is a file of yours; only recipes of the collection are copied (python -m lit_llm recipes)")
+        raise UserError(f"{yours} is your own file; only shipped recipes can be copied (python -m lit_llm recipes lists them)")
     if Header.of(recipe).is_overlay:
-        raise UserError(f"{name} is no recipe: overlays and bases are copied with each recipe (python -m lit_llm recipes)")
+        raise UserError(f"{name} is an overlay; overlays and bases are copied with each recipe (python -m lit_llm recipes)")
     base = base_of(recipe)
     overlays = [SHIPPED / f"{overlay}.yaml" for overlay, header in shipped().items() if header.is_overlay]
     pairs = {path: project / "recipes" / path.relative_to(SHIPPED) for path in (recipe, base, *overlays) if path is not None}
     if with_callbacks:
         pairs |= {path: project / "callbacks" / path.name for path in sorted(CALLBACKS.glob("*.py"))}
     if project.exists() and not project.is_dir():
-        raise UserError(f"{project} is a file, recipes are copied into a folder (DIR)")
+        raise UserError(f"{project} is a file; give a folder to copy into (DIR)")
     changed = [str(to) for path, to in pairs.items() if to.exists() and not filecmp.cmp(path, to, shallow=False)]
     if changed and not replace:
         raise UserError(f"{', '.join(changed)} would be overwritten; nothing was copied (--replace overwrites)")

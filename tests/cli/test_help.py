@@ -32,7 +32,9 @@ def test_fit_help_has_every_key_in_at_most_250_lines(capsys):
 
 def test_the_help_of_a_group_describes_its_keys_and_names_its_classes(capsys):
     text = printed(capsys, "fit", "--help", "schedule")
-    assert "--schedule.warmup_steps int (default: 0)" in text and "Constant, Cosine, Decay, InverseSquareRoot, Linear, WSD" in text
+    assert (
+        "--schedule.warmup_steps int (default: 0)" in text and "Constant, Cosine, Decay, InverseSquareRoot, Linear, WSD" in text
+    )
     assert "--schedule.decay_fraction float (default: 0.2)" in printed(capsys, "validate", "--help=schedule.WSD")
     assert "--trainer.max_steps" in printed(capsys, "fit", "-h", "trainer")
 

@@ -42,9 +42,11 @@ QUICK = ["--config", "quickstart"]
     ],
 )
 def test_a_mistake_in_spelling_is_reported_without_torch(tmp_path, arguments, message):
-    (tmp_path / "broken.yaml").write_text("model:\n  n_layer: [\n")
+    (tmp_path / "broken.yaml").write_text("model:\n  n_layer: @3\n")
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert message in done.stderr and done.stdout == "2 []\n", done.stdout + done.stderr
 
 

@@ -117,7 +117,7 @@ def test_a_users_own_recipe_is_not_copied(tmp_path, monkeypatch, capsys):
     Path("recipes/mine.yaml").write_text("model: {n_layer: 1}")
     for name in ("mine", "recipes/mine.yaml"):
         assert main(["recipes", "copy", name, "elsewhere"]) == 2
-        assert "recipes/mine.yaml is a file of yours; only recipes of the collection are copied" in capsys.readouterr().err
+        assert "recipes/mine.yaml is your own file; only shipped recipes can be copied" in capsys.readouterr().err
     assert not Path("elsewhere").exists()
 
 
@@ -138,11 +138,11 @@ def test_what_was_changed_is_not_overwritten_unless_asked(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["show", "quikstart"], "there is no recipe and no file quikstart; did you mean quickstart"),
-        (["copy", "strategy/ddp", "x"], "strategy/ddp is no recipe: overlays and bases are copied with each recipe"),
+        (["show", "quikstart"], "recipe not found: quikstart; did you mean quickstart"),
+        (["copy", "strategy/ddp", "x"], "strategy/ddp is an overlay; overlays and bases are copied with each recipe"),
         (["copy", "quickstart", "/dev/null/x"], "error: /dev/null/x/recipes: Not a directory"),
         (["copy", "quickstart", "x", "--callback"], "recipes copy does not know --callback"),
-        (["copy", "zzzzzzzz", "x"], "there is no recipe and no file zzzzzzzz (python -m lit_llm recipes lists them)"),
+        (["copy", "zzzzzzzz", "x"], "recipe not found: zzzzzzzz (python -m lit_llm recipes lists them)"),
         (["diff", "quickstart", "quickstart", "--json"], "recipes diff does not know --json"),
         (["show", "quickstart", "--model.n_lair", "2"], "unknown key model.n_lair; did you mean model.n_layer?"),
     ],
