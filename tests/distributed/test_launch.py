@@ -46,7 +46,7 @@ def test_ranks_meet_and_report_in_order(ranks: int, tmp_path: Path) -> None:
     assert len(reports) == ranks
 
 
-def test_a_seed_that_an_earlier_test_left_reaches_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_do_not_inherit_the_seed_of_an_earlier_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     monkeypatch.setenv("PL_SEED_WORKERS", "1")
     monkeypatch.setenv("KEPT", "yes")
@@ -58,7 +58,7 @@ def test_a_seed_that_an_earlier_test_left_reaches_no_rank(tmp_path: Path, monkey
     ("how", "timeout", "message"),
     [("raise", 60, "rank 1, exit code 1:\n.*the reason"), ("wait", 4, "rank 1, killed:\nwaiting for")],
 )
-def test_no_process_outlives_a_failure_or_the_timeout(how: str, timeout: float, message: str, tmp_path: Path) -> None:
+def test_all_processes_end_after_a_failure_or_a_timeout(how: str, timeout: float, message: str, tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(AssertionError, match=f"(?s){message}"):
         run_ranks(WAIT, 2, tmp_path, how, timeout=timeout)

@@ -64,7 +64,7 @@ report(wrong=wrong, drawn={name: p.full_tensor() for name, p in model.named_para
 """
 
 
-def test_parts_are_those_that_torch_communicates(tmp_path):
+def test_local_parts_equal_the_parts_that_torch_communicates(tmp_path):
     reports = run_ranks(PARTS, 4, tmp_path)
     assert [each["wrong"] for each in reports] == [[]] * 4
     torch.manual_seed(7)
@@ -104,7 +104,7 @@ report(grown=module.grown, whole=whole, largest=max(p.numel() for p in module.mo
 """
 
 
-def test_no_rank_ever_has_memory_for_the_whole_model_while_it_is_built(tmp_path):
+def test_building_a_sharded_model_never_allocates_the_whole_model_on_a_rank(tmp_path):
     for each in run_ranks(BUILD, 4, tmp_path):
         assert each["whole"] > 200e6
         # Its quarter, the tensor being drawn, and what allocators and first imports of torch's parts take.
@@ -135,7 +135,7 @@ except ValueError as error:
 
 
 @pytest.mark.slow
-def test_a_model_that_should_be_sharded_and_is_not_is_refused(tmp_path):
+def test_a_model_that_is_not_sharded_is_refused(tmp_path):
     for each in run_ranks(LEFT_WHOLE, 2, tmp_path):
         assert "2 processes, but layer.weight, layer.bias of Forgetful is not distributed" in each["said"]
 
@@ -175,7 +175,7 @@ report(**out)
 
 
 @pytest.mark.slow
-def test_text_is_generated_alike_whatever_the_layout(tmp_path, monkeypatch):
+def test_every_layout_generates_the_same_text(tmp_path, monkeypatch):
     """Prompts of any length, also ones that ranks cannot share evenly, and beyond the context."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")  # as tests before this one may leave it: no rank's weights come from it
     script = LOGITS.replace("STRATEGIES", "{'tp': MeshStrategy(tensor_parallel=2), 'fsdp': MeshStrategy()}").replace(
@@ -266,7 +266,7 @@ def test_bf16_gradients_are_reduced_in_fp32(reduced):
         assert each["fsdp_dtype"] == "torch.bfloat16" and (each["fsdp"] == 65.0).all()
 
 
-def test_what_fsdp1_configurations_ask_for_is_carried_over_or_refused():
+def test_fsdp1_settings_are_translated_or_refused():
     def carried(**settings):
         return MeshStrategy.from_fsdp1(FSDPStrategy(**settings), num_nodes=2)
 
@@ -309,6 +309,6 @@ def test_the_mesh_takes_all_processes(settings, world, sizes):
         ({"shard": 3}, 4, "needs 3 processes, but the run has 4"),
     ],
 )
-def test_a_mesh_that_does_not_fit_says_what_would(settings, world, said):
+def test_a_mesh_of_the_wrong_size_is_refused_with_sizes_that_fit(settings, world, said):
     with pytest.raises(ValueError, match=said):
         MeshStrategy(**settings).sizes(world)

@@ -38,7 +38,7 @@ def gradients(model: GPT, seed: int = 5) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("mode", ["full", 2, "attention", "cheap"])
-def test_recomputing_changes_no_bit_and_no_name(mode, dropout):
+def test_recomputing_keeps_gradients_bit_for_bit_and_parameter_names(mode, dropout):
     plain, recomputing = build(dropout=dropout), build(mode, dropout=dropout)
     assert recomputing.state_dict().keys() == plain.state_dict().keys()
     ours, reference = gradients(recomputing), gradients(plain)
@@ -133,14 +133,14 @@ def test_preparing_a_model_leaves_the_global_matmul_precision_alone():
     assert torch.get_float32_matmul_precision() == before == "highest"
 
 
-def test_float8_where_there_is_none_is_refused_by_name():
+def test_float8_is_refused_on_a_device_without_it():
     with torch.device("meta"):
         model = GPT(GPTConfig(**SIZE))
     with pytest.raises(ValueError, match=r"compute capability 8.9 or more, this is cpu \(--compute.float8 false\)"):
         parallelize(model, ComputeConfig(float8=True), torch.device("cpu"))
 
 
-def test_float8_multiplies_the_matrices_of_the_blocks_and_no_others(monkeypatch):
+def test_float8_replaces_only_the_linear_layers_of_the_blocks(monkeypatch):
     """torchao's emulation: the same casts to float8 and scales, multiplied in a wider type, so that a CPU can do it."""
     from torchao import float8
     from torchao.float8.float8_linear import Float8Linear
@@ -173,7 +173,7 @@ def test_float8_multiplies_the_matrices_of_the_blocks_and_no_others(monkeypatch)
     assert 0 < (gradient - exact).norm() < exact.norm() / 8
 
 
-def test_a_degree_that_does_not_divide_is_told_for_everything_it_splits():
+def test_tensor_parallel_problems_name_every_size_that_does_not_divide():
     config = GPTConfig(n_layer=1, n_head=6, n_kv_head=3, n_embd=96, block_size=128, vocab_size=1000, mlp_width=100)
     problems = tensor_parallel_problems(config, 4)
     assert [p.split(" does not divide ")[1].split(";")[0] for p in problems] == ["model.n_head = 6", "model.n_kv_head = 3"]

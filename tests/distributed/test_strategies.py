@@ -111,7 +111,7 @@ def worst(ours: list[float], reference: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(ours, reference, strict=True))
 
 
-def test_losses_norms_and_weights_in_fp32_are_those_of_one_process(cells, alone):
+def test_losses_norms_and_weights_in_fp32_equal_one_process(cells, alone):
     for name, job in cells[0].items():
         if job.get("precision", "32-true") != "32-true" or job.get("optimizer") == BF16_ITERATION:
             continue
@@ -146,7 +146,7 @@ def test_with_a_bf16_newton_schulz_iteration_losses_differ_by_its_rounding(cells
         assert worst(ours["train/loss"], alone(optimizer="MuonAdamW")["train/loss"]) < 4e-4, name
 
 
-def test_losses_in_narrow_precisions_are_those_of_one_process(cells, alone):
+def test_losses_in_narrow_precisions_are_near_one_process(cells, alone):
     """A last bit of an fp32 weight decides which way it rounds, so runs part by about the step of the narrow numbers: 2^-8 in
     bf16, 2^-11 in fp16, in which tensor parallelism also rounds each rank's partial sums."""
     for name, job in cells[0].items():

@@ -57,7 +57,7 @@ def test_sums_are_the_same_bits_on_all_ranks(reports: list[dict[str, Any]], name
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_float64_values_and_gradients_are_those_of_the_formulas(reports: list[dict[str, Any]], name: str) -> None:
+def test_float64_values_and_gradients_follow_the_formulas(reports: list[dict[str, Any]], name: str) -> None:
     case, results = EXACT[name], [each[name] for each in reports]
     expected = exact(case, len(reports))
     if case.frozen:
@@ -107,7 +107,7 @@ def test_one_gather_for_each_block_of_the_softmax(reports: list[dict[str, Any]])
         assert each["one-chunk-of-one-block"]["gathers"] == each["one-row"]["gathers"] == 1
 
 
-def test_groups_of_a_mesh_mind_their_own_rows(reports: list[dict[str, Any]]) -> None:
+def test_each_group_of_a_mesh_uses_its_own_rows(reports: list[dict[str, Any]]) -> None:
     for column in (0, 1):
         results = [each["mesh"] for each in reports[column::2]]
         expected = exact(Case(seed=10 + column), len(results))

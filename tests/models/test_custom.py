@@ -97,7 +97,7 @@ def test_it_trains_as_a_loop_by_hand_does(folder):
     assert losses[-1] < losses[0] - 0.5  # it learns, or equality would say little
 
 
-def test_its_flops_are_six_a_parameter_and_its_memory_is_not_planned(folder):
+def test_flops_are_six_per_parameter_and_memory_is_not_planned(folder):
     assert fit() == 0
     parameters = sum(p.numel() for p in LSTMModel(257, width=24).parameters())
     speed, mfu = curve("runs/own", "throughput/tokens_per_second"), curve("runs/own", "throughput/mfu")
@@ -164,7 +164,7 @@ def test_resuming_as_another_model_is_refused(folder, capsys):
     assert fit("--resume", "auto", "--architecture.dropout", "0.5", "--accept_changes", "true") == 0
 
 
-def test_its_weights_begin_another_run_and_the_recipe_names_no_architecture_then(folder):
+def test_init_from_takes_weights_and_architecture_from_a_run(folder):
     assert fit("--trainer.max_steps", "2") == 0
     tune = {**yaml.safe_load(RECIPE), "model": {}, "data": {"class_path": "TextFiles", "init_args": {"paths": "text.txt"}}}
     tune["data"]["init_args"] |= {"global_batch_size": 2, "block_size": 8}
@@ -251,7 +251,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_sentence_and_nothing_is_left(folder, capsys, name):
+def test_a_mistake_is_reported_in_one_line_and_leaves_no_run_folder(folder, capsys, name):
     flags, said = MISTAKES[name]
     assert fit(*flags) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -259,7 +259,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_left(folder, capsys, name):
     assert not Path("runs/own").exists()
 
 
-def test_what_needs_the_built_in_model_is_refused(folder, capsys):
+def test_commands_that_need_the_gpt_refuse_a_custom_model(folder, capsys):
     assert fit("--trainer.max_steps", "2") == 0
     capsys.readouterr()
     assert main(["plan", "--config", "own.yaml"]) == 2

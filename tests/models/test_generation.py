@@ -55,7 +55,7 @@ def test_greedy_takes_the_most_likely_id(model):
         ids = [*ids, token]
 
 
-def test_the_seed_decides_and_the_global_generator_is_left_alone(model):
+def test_the_seed_determines_the_text_and_the_global_generator_is_unchanged(model):
     state = torch.get_rng_state()
     a, b = (list(generate(model, [1], max_new_tokens=8, sampling=Sampling(1.0, seed=5))) for _ in range(2))
     c = list(generate(model, [1], max_new_tokens=8, sampling=Sampling(1.0, seed=6)))

@@ -262,7 +262,7 @@ def test_flops_per_token_follow_6N_plus_attention():
 
 
 @pytest.mark.parametrize("head_dim", [None, 10])
-def test_flops_per_token_equal_what_torch_counts(head_dim):
+def test_flops_per_token_equal_torchs_count(head_dim):
     # The fused kernel recomputes in backward and is not counted on every device; forward through matmuls compares exactly.
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -275,7 +275,7 @@ def test_flops_per_token_equal_what_torch_counts(head_dim):
     assert counter.get_total_flops() == pytest.approx(settings.flops_per_token() / 3 * ids.numel(), rel=1e-6)
 
 
-def test_every_configuration_mistake_is_reported_with_what_mends_it():
+def test_every_configuration_mistake_is_reported_with_its_fix():
     bad = GPTConfig(n_layer=2, n_head=5, n_embd=384, n_kv_head=3, dropout=1.5, vocab_size=10)
     with pytest.raises(ValueError) as caught:
         GPT(bad)

@@ -134,7 +134,7 @@ def test_all_ignored_gives_zero_loss_and_zero_gradients(loss_function: Any) -> N
 
 
 @BOTH
-def test_ignored_rows_change_nothing_whatever_they_hold(loss_function: Any) -> None:
+def test_ignored_rows_do_not_affect_the_result(loss_function: Any) -> None:
     hidden, weight, targets = inputs(10, 4, 10, 16, ignored=0.4)
     kept = targets != -100
     options = {"vocab_size": 10, "z_loss": 0.2, "softcap": 3.0}

@@ -16,7 +16,7 @@ def ramped(folder):
     return ["fit", "--config", "tiny.yaml", "--config", "ramp.yaml", "--run_dir", "runs/ramped"]
 
 
-def test_a_ramp_is_said_logged_and_saved_so_that_it_runs_again(ramped, capsys):
+def test_a_ramp_is_printed_logged_and_saved_for_resume(ramped, capsys):
     code, out, _ = run(capsys, *ramped)
     assert code == 0
     said = [line for line in out.splitlines() if "sequences of" in line or line.startswith("run:")]
@@ -68,7 +68,7 @@ def test_an_interrupted_ramp_gets_its_certificate(ramped, capsys):
         ),
     ],
 )
-def test_a_mistake_in_the_ramp_is_told_before_anything_is_written(ramped, capsys, flags, expected):
+def test_a_mistake_in_the_ramp_is_reported_before_anything_is_written(ramped, capsys, flags, expected):
     code, _, err = run(capsys, *ramped, *flags)
     assert code == 2 and all(line.startswith("error: ") for line in err.strip().splitlines()), err
     for part in expected:

@@ -38,7 +38,7 @@ def test_bits_per_byte_of_uniform_guessing_is_the_bits_of_a_token_over_its_bytes
 
 
 @pytest.mark.parametrize("metric_class", [Perplexity, BitsPerByte])
-def test_nothing_counted_is_not_a_number(metric_class: type[Perplexity | BitsPerByte]) -> None:
+def test_without_counted_targets_the_result_is_nan(metric_class: type[Perplexity | BitsPerByte]) -> None:
     metric = metric_class()
     metric.update(torch.tensor(0.0), torch.tensor(0))
     assert math.isnan(metric.compute())

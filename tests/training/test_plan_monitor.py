@@ -80,7 +80,7 @@ def test_the_planned_peak_is_that_of_the_run_and_in_every_row_from_the_second_st
     assert not any("plan/memory_ratio" in row for row in rows.values()), "resident memory is not judged"
 
 
-def test_muon_is_known_by_its_class(tmp_path):
+def test_muon_is_planned_by_its_class(tmp_path):
     watch = PlanMonitor()
     fit(watch, LanguageModel(GPTConfig(**CONFIG), MuonAdamW), tmp_path, steps=2)
     assert watch.predicted_bytes is not None
