@@ -107,7 +107,11 @@ def parse_fit(words: list[str]) -> None:
 
 
 def show_help(words: list[str]) -> None:
-    assert main(words) == 0
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run(words)
+    groups = words[2:] or ["model", "data", "optimizer", "schedule", "checkpoint", "trainer"]
+    assert [group for group in groups if f"--{group}." not in printed.getvalue()] == []
 
 
 def recipes(words: list[str]) -> None:
@@ -193,7 +197,7 @@ class Rule:
 
 RULES = [  # the first that matches
     Rule("a command without flags", "the name is looked up", r"python -m lit_llm [\w-]+$", is_a_command),
-    Rule("`fit --help`", "run as written", r"python -m lit_llm fit --help$", lit_llm(show_help)),
+    Rule("`fit --help`", "run as written", r"python -m lit_llm fit --help( \w+)?$", lit_llm(show_help)),
     Rule(
         "`fit` of quickstart, bytes, chars, finetune, with `debug`, or with `--run`",
         "run with a small model on a short text",
