@@ -225,20 +225,29 @@ class ValidationInterrupted(Exception):
 def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
     """Let `fit` go on after a validation that :class:`ValidationInterrupted` ended, as if it had not begun.
 
-    Nothing is logged, and no on_validation_epoch_end or on_validation_end is called. Returns the function that undoes it.
+    Nothing is logged, and no on_validation_epoch_end or on_validation_end is called. Callbacks that have a method
+    `on_validation_interrupted(trainer, pl_module)` get that call instead, within the epoch: a checkpoint saved later would hold
+    the counters of a finished epoch. Returns the function that undoes it.
     """
-    loop = trainer.fit_loop.epoch_loop.val_loop
+    epoch_loop = trainer.fit_loop.epoch_loop
+    loop = epoch_loop.val_loop
 
     def run(inner: Callable[[], Any]) -> Any:
         module = trainer.lightning_module
-        hook = module._current_fx_name
+        hook, progress = module._current_fx_name, loop.batch_progress.state_dict()
         try:
             return inner()
         except ValidationInterrupted:
             module._current_fx_name = hook
+            loop.batch_progress.load_state_dict(progress)
             loop._logged_outputs = []
             loop._on_evaluation_model_train()  # back into train mode
             trainer._logger_connector.reset_results()
+            epoch_loop._batches_that_stepped += 1  # as in a checkpoint saved later; `validate_when_resuming` relies on it
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if hasattr(callback, "on_validation_interrupted"):
+                    callback.on_validation_interrupted(trainer, module)
+            epoch_loop._batches_that_stepped -= 1
             return []
 
     return wrap(loop, "run", run, "StopOnSignal")

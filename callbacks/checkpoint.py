@@ -68,6 +68,7 @@ class StepCheckpoint(Checkpoint):
             as saved.
         on_train_batch_end: saves that are due; links and deletions once a save is known to be good.
         on_validation_end: saves that waited for it, and the best; not in the sanity check, only while fitting.
+        on_validation_interrupted (of StopOnSignal): saves the step, unless it is saved.
         on_train_end: saves the last step if it is not saved, and waits until it is on disk.
         on_exception: waits for a save under way.
         State: score and file name of the best, names of the files kept and of those about to be deleted; plain types.
@@ -202,6 +203,12 @@ class StepCheckpoint(Checkpoint):
         if score is not None or self._due:
             self._due = False
             self._save(trainer, score)
+
+    def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Called by StopOnSignal: no hook of Lightning."""
+        if trainer.global_step != self._saved_step and not accumulates(trainer):
+            self._due = False
+            self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step != self._saved_step:

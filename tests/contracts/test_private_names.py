@@ -5,15 +5,10 @@ from private_names import found
 INTERNALS = {"callbacks/_lightning.py", "callbacks/_torch.py", "lit_llm/_lightning.py", "lit_llm/_torch.py"}
 # Methods that a subclass overrides can only be named in the subclass; test_torch.py holds them, too.
 OVERRIDDEN = {("lit_llm/models/gpt.py", "_apply"), ("lit_llm/training/metrics.py", "_apply")}
-REPLACED = {"lit_llm/cli/recipe_cli.py", "lit_llm/cli/planned_recipe.py"}  # a LightningCLI subclass, about to be removed
 
 
 def test_no_other_module_uses_a_private_name():
-    elsewhere = [
-        use
-        for use in found()
-        if use.path not in INTERNALS and use.path not in REPLACED and (use.path, use.name) not in OVERRIDDEN
-    ]
+    elsewhere = [use for use in found() if use.path not in INTERNALS and (use.path, use.name) not in OVERRIDDEN]
     assert elsewhere == [], "\n".join(f"{use.path}:{use.line}: {use.name}" for use in elsewhere)
 
 

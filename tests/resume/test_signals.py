@@ -89,6 +89,25 @@ def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_continues_exactly(la
     goes_on(launcher, folder, DDP, name, straight(DDP))
 
 
+@pytest.mark.parametrize("step", [8, pytest.param(matrix.STEPS, marks=pytest.mark.soak, id="last")])
+@pytest.mark.parametrize("cell", [pytest.param(SINGLE, id="one"), pytest.param(DDP, id="two")])
+def test_a_signal_during_validation_exits_with_75_before_its_next_batch_and_the_resumed_run_makes_all_of_it(
+    launcher, folder, straight, cell, step
+):
+    name = f"validating-{cell.ranks}-{step}"
+    slow = overlay(folder, f"{name}.yaml", ("SlowValidation", {"seconds": 2.0, "step": step, "file": f"{name}-batches"}))
+    run = launcher.start(matrix.fit(cell, name, *slow), folder, ranks=cell.ranks, log=f"{name}.log")
+    notes = [folder / f"{name}-batches-{rank}" for rank in range(cell.ranks)]
+    eventually(lambda: all(note.exists() and f"{step} 0" in note.read_text() for note in notes), run.alive)
+    run.signal(signal.SIGTERM, cell.ranks - 1)
+    assert run.wait(60) == [75] * cell.ranks, run.said()
+    for note in notes:
+        batches = note.read_text().splitlines()
+        assert batches[-1] == f"{step} 0" and "4 1" in batches  # a whole validation has more
+    assert stopped_at(run, folder, name, "SIGTERM") == step
+    goes_on(launcher, folder, cell, name, straight(cell))
+
+
 @pytest.mark.parametrize("cell", [pytest.param(SINGLE, id="one"), pytest.param(DDP, id="two", marks=pytest.mark.soak)])
 def test_a_second_interrupt_exits_at_once_with_130_and_the_run_continues_from_its_last_checkpoint(
     launcher, folder, straight, cell

@@ -25,6 +25,21 @@ class Slow(Callback):
             time.sleep(self.seconds)
 
 
+class SlowValidation(Callback):
+    """Waits after the first batch of the validation after one step; writes each finished batch to a file a rank."""
+
+    def __init__(self, seconds: float, step: int, file: str) -> None:
+        self.seconds, self.step, self.file = seconds, step, file
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
+    ) -> None:
+        with open(f"{self.file}-{trainer.global_rank}", "a") as file:
+            file.write(f"{trainer.global_step} {batch_idx}\n")
+        if (trainer.global_step, batch_idx) == (self.step, 0):
+            time.sleep(self.seconds)
+
+
 class Spoil(Callback):
     """Multiplies the gradients of some optimizer steps; "nan" and "inf" are factors."""
 
