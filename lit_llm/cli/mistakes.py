@@ -11,12 +11,18 @@ def is_mistake(error: Exception) -> bool:
     lit_llm raises `UserError` for mistakes. The constructors of torch, Lightning and of users' classes raise ValueError and
     others. Those count as mistakes too, unless code of lit_llm was running: then it can be a bug.
     """
-    if is_user_error(error):
-        return True
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:  # jsonargparse wraps errors of constructors
+        chain.append(cause)
+    return any(is_user_error(each) for each in chain) or not any(_ran_lit_llm(each) for each in chain)
+
+
+def _ran_lit_llm(error: BaseException) -> bool:
+    """Whether code of lit_llm, other than the command line's own, was running when the error was raised."""
     trace = error.__traceback__
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__"))
         if module.startswith("lit_llm.") and not module.startswith("lit_llm.cli."):
-            return False
+            return True
         trace = trace.tb_next
-    return True
+    return False

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: exit codes, messages, run folders, and that a resumed run is the same run."""
+"""The command line as a user sees it: exit codes, messages, run folders, and resuming."""
 
 import os
 import subprocess
@@ -168,6 +168,7 @@ MISTAKES = {
     "wrong type in a config": ([], "trainer: {max_steps: soon}", ["trainer.max_steps", "'soon'", "int"]),
     "wrong choice": (["--model.mlp", "silu"], "", ["model.mlp", "swiglu"]),
     "unknown class": (["--schedule", "Cosin"], "", ["Cosine", "WSD"]),
+    "a class in small letters": (["--optimizer", "adamw"], "", ["did you mean AdamW?"]),
     "heads that do not divide": (["--model.n_head", "3"], "", ["n_head=3", "n_embd=16", "2, 4"]),
     "batch that does not divide": (["--data.global_batch_size", "5"], "", ["5", "4 or 6", "--data.global_batch_size"]),
     "missing text": (["--data.paths", "nowhere.txt"], "", ["nowhere.txt", "--data.paths"]),
@@ -218,7 +219,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2_and_touches_nothing(folder, n
     assert not list(folder.glob("runs/*"))
 
 
-def test_several_mistakes_are_told_together(folder, capsys):
+def test_several_mistakes_are_reported_together(folder, capsys):
     (folder / "overlay.yaml").write_text("model: {n_layr: 2, dropout: much}\nchekpoint: {every_n_steps: 2}\n")
     code, _, err = run(
         capsys, "fit", "--config", "tiny.yaml", "--config", "overlay.yaml", "--model.n_head", "3",
@@ -249,10 +250,10 @@ def test_a_truncated_shard_is_refused(folder, capsys):
     assert code == 2 and "train_000000.bin" in err and "truncated" in err
 
 
-def test_commands_that_train_nothing_explain_their_mistakes(folder, capsys):
+def test_other_commands_explain_mistakes_too(folder, capsys):
     for arguments, part in (
         (["generate", "--run", "runs/none"], "no run folder"),
-        (["validate", "--run", "runs/none"], "no run folder"),
+        (["validate", "--run", "runs/none"], "not a run folder"),
         (["validate", "--config", "tiny.yaml"], "no run folder"),
         (["prepare", "--config", "tiny.yaml"], "--out"),
         (["trian"], "unknown command"),

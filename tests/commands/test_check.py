@@ -74,6 +74,21 @@ def test_a_sound_recipe_passes_every_line_and_leaves_nothing_behind(folder, caps
     assert sorted(p.name for p in folder.iterdir()) == sorted([*before, "cache"])
 
 
+def test_a_large_recipe_cut_by_the_debug_overlay_passes(folder, capsys, monkeypatch):
+    monkeypatch.setattr(check, "OVERFIT_STEPS", 200)
+    monkeypatch.setattr(check, "LOADER_SHARE", 0.0)
+    code = main(["check", "--config", "llama2-7b", "--config", "debug"])
+    out = capsys.readouterr().out
+    assert code == 0 and "FAIL" not in out, out
+
+
+def test_a_slow_loader_is_seen_unless_the_model_is_a_toy(folder, monkeypatch):
+    monkeypatch.setattr(check, "LOADER_SHARE", 0.0)
+    assert "loader is fast enough" not in failed(lines(folder))
+    monkeypatch.setattr(check, "TOY_PARAMETERS", 0)
+    assert "loader is fast enough" in failed(lines(folder))
+
+
 def test_documents_are_kept_apart(folder):
     found = lines(folder, "--model.mask_documents", "true")
     assert not failed(found) and "nothing beyond the end of its document" in found["mask"].found
@@ -82,8 +97,9 @@ def test_documents_are_kept_apart(folder):
 def test_a_mistake_in_the_recipe_is_fits_message(folder, capsys):
     assert main(["check", "--config", "tiny.yaml", "--model.n_head", "3"]) == 2
     assert "does not divide model.n_embd" in capsys.readouterr().err
-    assert main(["check", "--config", "tiny.yaml", "--full_batch", "perhaps"]) == 2
-    assert "--full_batch" in capsys.readouterr().err
+    for flags in (["--full_batch", "perhaps"], ["--full-batch=perhaps"]):
+        assert main(["check", "--config", "tiny.yaml", *flags]) == 2
+        assert "--full_batch is 'perhaps', it must be true or false" in capsys.readouterr().err
 
 
 def test_a_failing_line_makes_the_exit_code_one(folder, capsys):
