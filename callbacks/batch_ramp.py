@@ -36,7 +36,7 @@ def stages(tokens_per_batch: Sequence[Sequence[int]]) -> list[Stage]:
 
 
 class BatchRamp(Callback):
-    """Makes the batch of an optimizer step larger (or smaller) as training goes on, by accumulating more micro-batches.
+    """Grows (or shrinks) the batch of an optimizer step during training, by accumulating more (or fewer) micro-batches.
 
     A step's size is that of the last pair whose tokens have been consumed when the step begins. It follows from the number
     of the step alone, so nothing is saved, and a resumed run makes the steps that a straight one makes, on any number of
@@ -50,12 +50,12 @@ class BatchRamp(Callback):
     Logs: nothing.
 
     Contract:
-        on_fit_start: refuses what cannot be a ramp.
-        on_train_start: takes over when Lightning steps and when it zeroes gradients, both of which it tells from the number
-            of the micro-batch modulo one fixed accumulation.
-        on_train_batch_start: with the first micro-batch of a step, sets `trainer.accumulate_grad_batches` to how many it has:
-            the loss is divided by that.
-        teardown, on_exception: gives all that back.
+        on_fit_start: refuses settings that cannot be a ramp.
+        on_train_start: replaces the two methods by which Lightning finds when to step and when to zero gradients: they assume
+            one fixed accumulation.
+        on_train_batch_start: with the first micro-batch of a step, sets `trainer.accumulate_grad_batches` to the step's number
+            of micro-batches, by which the loss is divided.
+        teardown, on_exception: restores the methods.
         State: none.
 
     Args:
@@ -140,7 +140,9 @@ class BatchRamp(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         problems = self.trainer_problems(trainer)
         if not pl_module.automatic_optimization:
-            problems.append(f"{type(pl_module).__name__} optimizes by hand, so BatchRamp has no say: remove --batch_ramp.")
+            problems.append(
+                f"{type(pl_module).__name__} optimizes by hand. BatchRamp needs automatic optimization: remove --batch_ramp."
+            )
         sources: tuple[Any, ...] = (getattr(trainer, "datamodule", None), pl_module)
         micro_batch_tokens = next((s.micro_batch_tokens for s in sources if hasattr(s, "micro_batch_tokens")), None)
         ranks = data_parallel(trainer)[1]

@@ -30,7 +30,7 @@ class _Files(NamedTuple):
 
 
 class _Save(NamedTuple):
-    """A save whose end is not known yet, and what there is once it is on disk."""
+    """A save under way, and the files of the run once it is on disk."""
 
     name: str
     files: _Files
@@ -52,9 +52,9 @@ class StepCheckpoint(Checkpoint):
     (with the parts it resumed from) did not write.
 
     Known to be on disk: if the trainer's CheckpointIO has a method `finished(path, *, wait) -> bool | None` (None: still
-    being written), it is asked after every micro-batch while a save is under way, on the main thread of rank 0. Until it
-    says True nothing is linked or deleted; after False all is as if the save had not been tried. Other CheckpointIOs are
-    taken to be done when they return.
+    being written), it is called after every micro-batch while a save is under way, on the main thread of rank 0. Nothing is
+    linked or deleted until it returns True. After False, the save counts as not made. Other CheckpointIOs are taken to be
+    done when they return.
 
     Stops in the middle of an accumulation window (a Timer, a callback setting `trainer.should_stop`) are put off to
     its end: the gradients of half a window are in no checkpoint.
@@ -259,7 +259,7 @@ class StepCheckpoint(Checkpoint):
         best = (self._saving.files if self._saving else self._files).best_score
         score = float(metrics[self.monitor])
         improved = best is None or (score < best if self.mode == "min" else score > best)
-        # Rank 0's word for all: a metric logged without sync_dist differs, and ranks that disagree would wait for ever.
+        # Rank 0 decides for all: a metric logged without sync_dist differs, and ranks that disagree would wait for ever.
         return trainer.strategy.broadcast(score if improved and math.isfinite(score) else None)
 
     def _save(self, trainer: Trainer, best_score: float | None = None) -> None:

@@ -65,7 +65,7 @@ class GradientNorm(Callback):
 
     Contract:
         on_train_start: refuses settings under which the numbers would be wrong.
-        on_train_batch_start: forgets `latest_norm`, so that nobody takes it for a later step's.
+        on_train_batch_start: clears `latest_norm`, which is not that of a later step.
         on_before_optimizer_step: norm, clipping, and at logged steps the row. Between two rows nothing is read on the
             host; with `clip=None` nothing is even computed.
         State: the counts behind `grad/clip_fraction`.

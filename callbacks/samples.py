@@ -36,8 +36,8 @@ class TextSamples(Callback):
         on_train_batch_end: generates at due optimizer steps. Every rank generates (a sharded model needs them all),
             rank 0 writes.
         on_train_end: generates, unless that step was due already.
-        Random state, train/eval mode and gradients are as before afterwards. The work is announced to the trainer's
-        profiler as "generate_samples", by which a throughput callback can leave it out.
+        Random state, train/eval mode and gradients are restored afterwards. The work is announced to the trainer's
+        profiler as "generate_samples", so that Throughput can leave it out.
         State: none.
 
     Args:

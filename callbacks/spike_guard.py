@@ -36,8 +36,8 @@ class SpikeGuard(Callback):
     step's backward. So also, on a CPU, for all but fused ones, since reading is free there; and for torch's fused SGD before
     its first good step, which would keep an unwritten momentum.
 
-    A norm that is not finite while the loss is, under fp16 loss scaling, is the scaler's business (it skips and lowers
-    the scale): it does not enter the window either, but is not reported.
+    Under fp16 loss scaling, a norm that is not finite while the loss is finite is handled by the scaler, which skips the step
+    and lowers the scale. It does not enter the window either, and is not reported.
 
     Logs, at logged steps: `spike/skipped`, the number of steps skipped since the last row. A warning names them, with the
     global sample numbers where the data module has `step_samples`, a range. After `max_consecutive` in a row, noticed at a
@@ -45,7 +45,7 @@ class SpikeGuard(Callback):
     those of the last good step.
 
     Contract:
-        on_train_start: wraps `optimizer.step`, so that it asks the decision; teardown, on_exception: unwraps it.
+        on_train_start: wraps `optimizer.step`, which then applies the decision; teardown, on_exception: unwraps it.
         on_before_backward: adds up the loss of the micro-batches.
         on_before_optimizer_step: decides; at logged steps (or after 128 others) reads the decisions of the steps since.
             It takes the norm from a callback with `latest_norm` (GradientNorm) that comes before it, else computes it.
@@ -146,7 +146,7 @@ class SpikeGuard(Callback):
     def _judge(self, observed: Tensor, step: int, samples: range | None) -> None:
         """Decide about `observed`: (2,) loss and norm of this step. Nothing here waits for the device."""
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            # One sum, the same bits on every rank: that they then decide alike needs no further word between them.
+            # One sum, the same bits on every rank, so all ranks decide alike without further communication.
             dist.all_reduce(observed)
             observed = observed / dist.get_world_size()
         count, *sums = self._good.sum(dim=1).unbind()
@@ -251,7 +251,7 @@ def honours_found_inf(optimizer: Optimizer) -> bool:
     # Not subclasses: their `step` may do anything. Not what __init__ was told: a resume restores the groups' options.
     if type(optimizer) not in (Adam, AdamW, SGD, Adagrad) or not all(group.get("fused") for group in optimizer.param_groups):
         return False
-    # torch's fused SGD allocates the momentum, skips writing it, and believes in it from then on.
+    # In a skipped first step, torch's fused SGD allocates the momentum, leaves it unwritten, and uses it from then on.
     return type(optimizer) is not SGD or all(
         optimizer.state.get(p, {}).get("momentum_buffer") is not None
         for group in optimizer.param_groups

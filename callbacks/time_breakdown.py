@@ -34,7 +34,7 @@ _FOLD_AT = 4096  # marks kept before those that are over are added up
 
 
 class TimeBreakdown(Callback):
-    """Says how much of the wall-clock time since the last row went where, on rank 0. For long jobs: off unless asked for.
+    """Logs how the wall-clock time since the last row divides into parts of training, on rank 0. Off by default.
 
     Logs at logged steps (the first step of a process has no row), fractions of the time since the last row that add up to 1:
         `time/data_stall_fraction`: held up by the train loader's next() and by moving the batch to the device.
@@ -65,10 +65,10 @@ class TimeBreakdown(Callback):
     collective is under way (a sleep, a long loop of Python) is taken to wait.
 
     Contract:
-        on_train_start: takes its place between Trainer and profiler, and around fetching and validation.
+        on_train_start: listens to what the Trainer announces to its profiler, and wraps validation.
         on_train_batch_start: starts recording if the step is to be sampled.
         on_before_optimizer_step: writes the row.
-        teardown, on_exception: gives all places back.
+        teardown, on_exception: stops listening.
         State: none.
     Cost, as the ratio of CPU time per step with and without, in runs that took turns step by step (benchmarks/callback_cost.py,
     a busy machine, steps of about 0.1 s, a row every 5): on one process 0.98 (4 runs: 0.91 to 1.00), so none that shows; on two
@@ -249,7 +249,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """The time at which a device gets to where the host is now, of which the host learns later."""
+    """The time at which a device reaches the host's present position in its queue; read later."""
 
     activity = ProfilerActivity.CUDA
 

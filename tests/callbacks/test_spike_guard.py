@@ -154,11 +154,12 @@ def test_the_norm_is_that_before_clipping_in_any_order_of_the_callbacks(tmp_path
 
 
 def test_a_norm_that_is_known_is_not_computed_again(tmp_path, monkeypatch):
-    def refuse(grads):
-        raise AssertionError
-
-    monkeypatch.setattr(spike_guard, "total_norm", refuse)
+    computed = []
+    monkeypatch.setattr(spike_guard, "total_norm", lambda grads: computed.append(1) or torch.tensor(9.0))
+    guarded(tmp_path, Numbers([1.0] * 3, [2.0] * 3))
+    assert len(computed) == 3  # alone, once a step
     guarded(tmp_path, Numbers([1.0] * 3, [2.0] * 3), before=[GradientNorm(1.0)])
+    assert len(computed) == 3
 
 
 def test_the_norm_it_computes_itself_is_in_float32_for_bfloat16_gradients():
