@@ -8,7 +8,7 @@ made. Rows are written at step 1 and at multiples of `Trainer(log_every_n_steps)
 from .batch_ramp import BatchRamp
 from .checkpoint import StepCheckpoint
 from .ddp_bucket_warmup import DDPBucketWarmup
-from .gradient_norm import GradientNorm
+from .gradient_norm_and_clipping import GradientNorm
 from .profile_steps import Profile
 from .progress_bar import TrainingProgress
 from .samples import TextSamples

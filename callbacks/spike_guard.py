@@ -16,7 +16,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from ._lightning import is_logged, wrap, write_row
 from ._torch import unscales_by_itself
 from .errors import ConfigurationError
-from .gradient_norm import total_norm
+from .gradient_norm_and_clipping import total_norm
 
 _UNREAD_AT_MOST = 128
 _NAMED_AT_MOST = 3

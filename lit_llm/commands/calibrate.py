@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from lit_llm._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
-from lit_llm.callbacks.gradient_norm import scale_, total_norm
+from lit_llm.callbacks.gradient_norm_and_clipping import scale_, total_norm
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallelize import parallelize
 from lit_llm.errors import UserError

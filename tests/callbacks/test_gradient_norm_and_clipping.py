@@ -6,7 +6,7 @@ from foreign import Foreign, fit, make_trainer
 from torch import nn
 
 from lit_llm.callbacks import GradientNorm
-from lit_llm.callbacks.gradient_norm import scale_, total_norm
+from lit_llm.callbacks.gradient_norm_and_clipping import scale_, total_norm
 
 
 class Fixed(Foreign):
