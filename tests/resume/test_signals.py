@@ -45,12 +45,22 @@ def eventually(condition: Callable[[], object], alive: Callable[[], bool] = lamb
         time.sleep(0.01)
 
 
-def start_slow(launcher: Launcher, folder: Path, cell: Cell, name: str, seconds: float = 0.1, **options) -> Run:
-    """A run whose micro-batches take their time; returns when it is in its fifth step or later."""
-    slow = overlay(folder, "slow.yaml", ("Slow", {"seconds": seconds}))
-    run = launcher.start(matrix.fit(cell, name, *slow), folder, ranks=cell.ranks, log=f"{name}.log", **options)
-    eventually(lambda: run.log.exists() and re.search(r"^step +4/", run.said(), re.M), run.alive)
-    return run
+STOPPING = ": stopping after this optimizer step"
+
+
+def held(folder: Path) -> tuple[list[str], Path]:
+    """Flags that hold a run in its sixth step (the fifth has no validation), and the file to delete so that it continues."""
+    hold = folder / "hold"
+    hold.touch()
+    return overlay(folder, "hold.yaml", ("Hold", {"step": 6, "file": str(hold)})), hold
+
+
+def start_held(launcher: Launcher, folder: Path, cell: Cell, name: str, **options) -> tuple[Run, Path]:
+    """A run that is held in its sixth step, and the file that holds it."""
+    flags, hold = held(folder)
+    run = launcher.start(matrix.fit(cell, name, *flags), folder, ranks=cell.ranks, log=f"{name}.log", **options)
+    eventually(lambda: run.log.exists() and re.search(r"^step +5/", run.said(), re.M), run.alive)
+    return run, hold
 
 
 def goes_on(launcher: Launcher, folder: Path, cell: Cell, name: str, straight: Path, **options) -> None:
@@ -82,10 +92,12 @@ def stopped_at(run: Run, folder: Path, name: str, by: str) -> int:
 )
 def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_continues_exactly(launcher, folder, straight, signum, rank):
     name = f"ddp-{signum.name}-{rank}"
-    run = start_slow(launcher, folder, DDP, name)
+    run, hold = start_held(launcher, folder, DDP, name)
     run.signal_all(signum) if rank is None else run.signal(signum, rank)
-    assert run.wait(60) == [75, 75], run.said()
-    assert 4 <= stopped_at(run, folder, name, signum.name) < matrix.STEPS
+    eventually(lambda: run.said().count(STOPPING) == (2 if rank is None else 1), run.alive)
+    hold.unlink()
+    assert run.wait() == [75, 75], run.said()
+    assert 5 <= stopped_at(run, folder, name, signum.name) < matrix.STEPS
     goes_on(launcher, folder, DDP, name, straight(DDP))
 
 
@@ -113,11 +125,12 @@ def test_a_second_interrupt_exits_at_once_with_130_and_the_run_continues_from_it
     launcher, folder, straight, cell
 ):
     name = f"twice-{cell.ranks}"
-    run = start_slow(launcher, folder, cell, name, seconds=1.5)
+    run, hold = start_held(launcher, folder, cell, name)
     run.signal_all(signal.SIGINT)
-    eventually(lambda: run.said().count("SIGINT: stopping after this optimizer step") == cell.ranks, run.alive)
+    eventually(lambda: run.said().count(f"SIGINT{STOPPING}") == cell.ranks, run.alive)
     run.signal_all(signal.SIGINT)
-    assert run.wait(20) == [130] * cell.ranks, run.said()
+    assert hold.exists()  # it ends in the middle of its step
+    assert run.wait() == [130] * cell.ranks, run.said()
     assert "Traceback" not in run.said() and "stopped by" not in run.said()
     goes_on(launcher, folder, cell, name, straight(cell))
 
@@ -143,9 +156,11 @@ def test_a_task_preempted_by_slurm_saves_between_two_steps_and_leaves_the_requeu
     launcher, folder, straight, slurm, signum
 ):
     name = f"slurm-{signum.name}"
-    run = start_slow(launcher, folder, SINGLE, name, env=slurm)
+    run, hold = start_held(launcher, folder, SINGLE, name, env=slurm)
     run.signal(signum)
-    assert run.wait(60) == [75], run.said()
+    eventually(lambda: run.said().count(STOPPING) == 1, run.alive)
+    hold.unlink()
+    assert run.wait() == [75], run.said()
     stopped_at(run, folder, name, signum.name)
     assert not (folder / "asked").exists() and not list((folder / name).rglob("hpc_ckpt*"))
     goes_on(launcher, folder, SINGLE, name, straight(SINGLE), env=slurm)
@@ -169,7 +184,7 @@ def started_by_lightning(folder: Path, name: str, *flags: str) -> Iterator[tuple
     with open(log, "w") as file:
         process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=file, stderr=file, start_new_session=True)
     try:
-        eventually(lambda: re.search(r"^step +4/", log.read_text(), re.M), lambda: process.poll() is None)
+        eventually(lambda: re.search(r"^step +5/", log.read_text(), re.M), lambda: process.poll() is None)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         yield process, [process.pid, int(children[0])], log
     finally:
@@ -181,9 +196,11 @@ def started_by_lightning(folder: Path, name: str, *flags: str) -> Iterator[tuple
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_run_started_by_lightning_exits_with_75_whichever_rank_is_signalled(folder, straight, rank):
     name = f"lightning-{rank}"
-    slow = overlay(folder, "slow.yaml", ("Slow", {"seconds": 0.1}))
-    with started_by_lightning(folder, name, *slow) as (process, pids, log):
+    flags, hold = held(folder)
+    with started_by_lightning(folder, name, *flags) as (process, pids, log):
         os.kill(pids[rank], signal.SIGTERM)
+        eventually(lambda: log.read_text().count(STOPPING) >= 1)
+        hold.unlink()
         assert process.wait(100) == 75, log.read_text()
     assert log.read_text().count("stopped by SIGTERM after step") == 1
     command = [sys.executable, "-m", "lit_llm", *matrix.fit(DDP, name)]
@@ -194,8 +211,8 @@ def test_a_run_started_by_lightning_exits_with_75_whichever_rank_is_signalled(fo
 
 @pytest.mark.soak
 def test_a_run_started_by_lightning_exits_at_once_with_130_after_a_second_interrupt(folder):
-    slow = overlay(folder, "slow.yaml", ("Slow", {"seconds": 2.0}))
-    with started_by_lightning(folder, "lightning-twice", *slow) as (process, pids, log):
+    flags, _ = held(folder)
+    with started_by_lightning(folder, "lightning-twice", *flags) as (process, pids, log):
         os.killpg(process.pid, signal.SIGINT)
         eventually(lambda: log.read_text().count("SIGINT: stopping") == 2)
         os.killpg(process.pid, signal.SIGINT)

@@ -14,15 +14,15 @@ from lightning.pytorch import Callback
 from lit_llm.checkpoint import crash_safe
 
 
-class Slow(Callback):
-    """Takes its time over every micro-batch, or over one optimizer step."""
+class Hold(Callback):
+    """Waits in optimizer step number `step` for as long as `file` exists."""
 
-    def __init__(self, seconds: float, step: int | None = None) -> None:
-        self.seconds, self.step = seconds, step
+    def __init__(self, step: int, file: str) -> None:
+        self.step, self.file = step, Path(file)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self.step in (None, trainer.global_step + 1):
-            time.sleep(self.seconds)
+        while trainer.global_step + 1 == self.step and self.file.exists():
+            time.sleep(0.01)
 
 
 class SlowValidation(Callback):
