@@ -102,7 +102,7 @@ def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_continues_exactly(la
 
 
 @pytest.mark.parametrize("step", [8, pytest.param(matrix.STEPS, marks=pytest.mark.soak, id="last")])
-@pytest.mark.parametrize("cell", [pytest.param(SINGLE, id="one"), pytest.param(DDP, id="two")])
+@pytest.mark.parametrize("cell", [pytest.param(SINGLE, id="one", marks=pytest.mark.slow), pytest.param(DDP, id="two")])
 def test_a_signal_during_validation_exits_with_75_before_its_next_batch_and_the_resumed_run_makes_all_of_it(
     launcher, folder, straight, cell, step
 ):
