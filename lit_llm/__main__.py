@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import sys
 
+from lit_llm.cli.arguments import underscored
 from lit_llm.errors import UserError, is_user_error, report
 
 # Command → module with `main(arguments) -> exit code`, what it does, an example. A module is imported when its command runs:
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         if command not in COMMANDS:
             raise UserError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
         module = importlib.import_module(f"lit_llm.commands.{COMMANDS[command][0]}")
-        return module.main(rest)
+        return module.main(underscored(rest))
     except KeyboardInterrupt:
         return 130
     except OSError as error:

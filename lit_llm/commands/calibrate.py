@@ -1,8 +1,7 @@
-"""Real steps on this machine: what `plan` predicts, measured. Parameters, peak memory, FLOPs as torch counts them, seconds a
-step.
+"""Measures what `plan` predicts: parameters, peak memory, FLOPs as torch counts them, and seconds per step on this machine.
 
-The time is predicted from speeds that are fitted to steps of four smaller versions of the same recipe: half the layers, half
-the sequences, half the context, a quarter of it all.
+The predicted time uses speeds fitted to four smaller versions of the same recipe: half the layers, half the sequences, half the
+context, and all three.
 """
 
 from __future__ import annotations
@@ -45,14 +44,13 @@ _UNKNOWN_TO_TORCH: dict[Any, Any] = {  # takes shapes, as torch's own formulas d
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one optimizer step on one device.
+    """Measurements of one optimizer step on one device.
 
     Attributes:
-        peak_bytes: most that was allocated at a time, weights and optimizer state included: by the log of torch's allocator on
-            a CPU,
-            which knows every tensor and kernel workspace but not libraries' own buffers; `max_memory_allocated` on CUDA.
-        flops: by torch's FlopCounterMode.
-        seconds: of each step that was timed.
+        peak_bytes: the largest allocation, with weights and optimizer state. On a CPU from the log of torch's allocator, which
+            contains tensors and kernel workspaces, but not libraries' own buffers. On CUDA `max_memory_allocated`.
+        flops: counted by torch's FlopCounterMode.
+        seconds: of each timed step.
     """
 
     parameters: int
@@ -67,9 +65,9 @@ class Measured:
 
 
 class TrainingStep:
-    """The optimizer step of a recipe on one device, by hand: forward, backward, clipping, update; random tokens.
+    """The optimizer step of a recipe on one device and random tokens: forward, backward, clipping, update.
 
-    Like Lightning it lets the old gradients go after the forward pass of the first micro-batch.
+    Like Lightning, it frees the old gradients after the forward pass of the first micro-batch.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class TrainingStep:
             torch.cuda.synchronize(self.device)
 
     def timed(self, steps: int) -> list[float]:
-        """Seconds of each of so many steps."""
+        """Seconds of each step."""
         seconds = []
         for _ in range(steps):
             start = time.perf_counter()
@@ -136,19 +134,19 @@ class TrainingStep:
         return sum(p.numel() for p in self.model.parameters())
 
     def flops(self) -> int:
-        """Of one step, by torch's counter, which is told by its own formulas of operators it does not know."""
+        """FLOPs of one step by torch's counter, with formulas for operators that it does not know."""
         with FlopCounterMode(display=False, custom_mapping=_UNKNOWN_TO_TORCH) as counter:
             self()
         return int(counter.get_total_flops())
 
     def peak_bytes(self) -> int:
-        """Peak of one step after a first one, which makes the optimizer's state."""
+        """Peak memory of a step. A step before it creates the optimizer state."""
         self()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self()
             return torch.cuda.max_memory_allocated(self.device)
-        self.optimizer.zero_grad()  # what was taken before the log begins is missing when it is freed
+        self.optimizer.zero_grad()  # the log does not contain earlier allocations
         stays = sum(t.numel() * t.element_size() for t in self.model.parameters())
         stays += sum(
             t.numel() * t.element_size()
@@ -186,7 +184,7 @@ def measure(step: TrainingStep, steps: int = 5) -> Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Predicted and measured, in the order of LABELS; MFU is the measured one, None without a known peak."""
+    """Predicted and measured values in the order of LABELS. `mfu` is measured; None if the peak is unknown."""
 
     predicted: tuple[float, float, float, float]
     measured: tuple[float, float, float, float]
@@ -241,7 +239,7 @@ def compare(
     """Measure a step of the recipe on this machine, and four smaller ones to predict its time from.
 
     Raises:
-        UserError: it would not fit into this machine's memory.
+        UserError: The step does not fit into this machine's memory.
     """
     settings = single_device(settings)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

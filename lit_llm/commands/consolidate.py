@@ -18,28 +18,28 @@ from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m lit_llm consolidate",
-        description="Write a checkpoint, of whatever strategy, as one file in Lightning's own format.",
+        description="Write a checkpoint of any strategy as one file in Lightning's format.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--run", help="run folder, like runs/quickstart")
     parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint")
     parser.add_argument("--out", required=True, help="the file to write, like model.ckpt")
-    parser.add_argument("--weights", action="store_true", help="leave out the optimizer: enough to generate and to fine-tune")
+    parser.add_argument(
+        "--weights", action="store_true", help="leave out the optimizer state; enough for generate and --init_from"
+    )
     return parser
 
 
 def main(arguments: list[str]) -> int:
-    """Write the file; torch.load reads it, and so do `--resume PATH` and `--ckpt_path PATH`.
-
-    Needs as much memory as the checkpoint is large.
+    """Write the file. torch.load, `--resume PATH` and `--ckpt_path PATH` read it. The whole checkpoint must fit in memory.
 
     Raises:
-        UserError: there is no such checkpoint, it is damaged, or the file exists.
+        UserError: The checkpoint does not exist or is damaged, or the file exists.
     """
     options = build_parser().parse_args(arguments)
     named = options.ckpt_path in ("last", "best")
     if named and options.run is None:
-        raise UserError(f"which run's {options.ckpt_path} checkpoint? (--run runs/NAME, or --ckpt_path PATH)")
+        raise UserError(f"'{options.ckpt_path}' needs a run folder (--run runs/NAME, or --ckpt_path PATH)")
     checkpoint = find_checkpoint(Path(options.run), options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     out = Path(options.out)
     if out.exists():

@@ -12,7 +12,7 @@ def main(arguments: list[str]) -> int:
     """Write the file.
 
     Raises:
-        UserError: no run folder, no curve in it, or a note without a name.
+        UserError: The folder is not a run, it has no curve, or a note has no name.
     """
     parser = argparse.ArgumentParser(prog="python -m lit_llm curve", description=__doc__, allow_abbrev=False)
     parser.add_argument("--run", required=True, type=Path, help="run folder, like runs/quickstart")

@@ -1,4 +1,4 @@
-"""`python -m lit_llm export`: a folder that `transformers` loads with no code of ours."""
+"""`python -m lit_llm export`: a folder that `transformers` loads without code of lit_llm."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m lit_llm export",
-        description="Make a folder for transformers' AutoModelForCausalLM and AutoTokenizer of a run.",
+        description="Create a folder for transformers' AutoModelForCausalLM and AutoTokenizer from a run.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--run", required=True, help="run folder, like runs/quickstart")
-    parser.add_argument("--out", required=True, help="folder to make")
+    parser.add_argument("--out", required=True, help="folder to create")
     parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
-    parser.add_argument("--dtype", choices=[*DTYPES], default=None, help="of the weights written; None leaves them as they are")
-    parser.add_argument("--max_shard_gb", type=float, default=5.0, help="size of one weight file at most, in GB (1e9 bytes)")
+    parser.add_argument(
+        "--dtype", choices=[*DTYPES], default=None, help="dtype of the written weights; None: as in the checkpoint"
+    )
+    parser.add_argument("--max_shard_gb", type=float, default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
     return parser
 
 
@@ -43,10 +45,10 @@ def export_folder(
     """Write the folder `out` from a checkpoint, and the tokenizer of the folder `run`.
 
     Returns:
-        The architecture chosen, and what the user should know, a sentence each.
+        The chosen architecture, and notes for the user, one sentence each.
 
     Raises:
-        UserError: `out` exists, the checkpoint is none of ours, or its settings have no equivalent (each with its flag).
+        UserError: `out` exists, the checkpoint is not lit_llm's, or settings have no equivalent (each with its flag).
     """
     if out.exists():
         raise UserError(f"{out} exists already; give another place (--out)")
@@ -54,8 +56,8 @@ def export_folder(
     config = saved_model_config(saved, checkpoint, "--ckpt_path")
     if (architecture := saved_architecture(saved)) is not None:
         raise UserError(
-            f"{checkpoint} is of {architecture.class_path}, which transformers has no class for: `consolidate` writes its "
-            "weights as one file (--run)"
+            f"transformers has no class for {architecture.class_path}, the model of {checkpoint}; write its weights with "
+            "`consolidate` (--run)"
         )
     assert config.vocab_size is not None  # a checkpoint is of a model that was built
     content, notes = write_config(config)
@@ -80,10 +82,10 @@ def export_folder(
 
 
 def main(arguments: list[str]) -> int:
-    """Export, and print what was made.
+    """Export, and print the result.
 
     Raises:
-        UserError: as `export_folder`; or there is no such run or checkpoint.
+        UserError: As in `export_folder`; or the run or checkpoint does not exist.
     """
     options = build_parser().parse_args(arguments)
     if not options.max_shard_gb > 0:

@@ -30,27 +30,26 @@ STEP_0 = "step-00000000.ckpt"
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m lit_llm import",
-        description=f"Make a run folder of a Hugging Face folder. Families: {', '.join(ARCHITECTURES)}.",
+        description=f"Create a run folder from a Hugging Face folder. Families: {', '.join(ARCHITECTURES)}.",
     )
     parser.add_argument("--from", dest="folder", required=True, help="folder with config.json and safetensors")
-    parser.add_argument("--out", required=True, help="run folder to make, like runs/llama")
+    parser.add_argument("--out", required=True, help="run folder to create, like runs/llama")
     return parser
 
 
 def import_folder(folder: Path, run: Path) -> list[str]:
-    """Write the run folder `run` from the Hugging Face folder `folder`; what the user should know, a sentence each.
+    """Write the run folder `run` from the Hugging Face folder `folder`; returns notes for the user, one sentence each.
 
-    The checkpoint holds weights and the model's settings, at step 0 and in the folder's own dtype; config.yaml names the
-    tokenizer, so `validate` and `generate` run on it as it is, and `fit --init_from` starts from it. `run` appears whole or not
-    at all.
+    The checkpoint has weights and the model's settings, at step 0 and in the folder's dtype. config.yaml names the tokenizer.
+    So `validate`, `generate` and `fit --init_from` work with the run. `run` is written completely or not at all.
 
     Raises:
-        UserError: `run` exists, `folder` is no model, of no known family, or its files do not make up the model.
+        UserError: `run` exists, `folder` is not a model of a known family, or tensors are missing.
     """
     if run.exists():
         raise UserError(f"{run} exists already; give another place for the run folder (--out)")
     if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} is no Hugging Face model: it has no {CONFIG} (--from)")
+        raise UserError(f"{folder} is not a Hugging Face model: it has no {CONFIG} (--from)")
     content = read_json(folder / CONFIG)
     try:
         config, notes = read_config(content)
@@ -70,15 +69,15 @@ def import_folder(folder: Path, run: Path) -> list[str]:
             raise UserError(f"{folder / TOKENIZER_FILE} has {read_by.vocab_size} ids, and {CONFIG} says {config.vocab_size}")
         if opening := read_by.prefix_token_ids:
             notes.append(
-                f"this model saw {read_by.decode(opening)} before every text; generate --prefix_token_ids gives it that, and "
-                "training data here are without"
+                f"this model was trained with {read_by.decode(opening)} before every text; add it with generate "
+                "--prefix_token_ids. Training data here do not have it"
             )
         tokenizer = {"class_path": "TokenizerJSON", "init_args": {"path": str(run / TOKENIZER_FILE)}}
         recipe["data"] = {"class_path": "PythonStdlib", "init_args": {"tokenizer": tokenizer}}
     else:
         notes.append(
-            f"there is no {TOKENIZER_FILE} in {folder}, so no text can be read or written with these weights; "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers makes one"
+            f"{folder} has no {TOKENIZER_FILE}, so the model cannot read or write text; "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers creates one"
         )
     partial = run.with_name(f".{run.name}.partial")
     delete(partial)
@@ -87,7 +86,7 @@ def import_folder(folder: Path, run: Path) -> list[str]:
         if has_tokenizer:
             shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
             copy_companions(folder, partial)
-        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {folder}. What stands nowhere here is a default.\n"
+        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {folder}. Other settings have their defaults.\n"
         (partial / RUN_CONFIG).write_text(title + yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
         checkpoint = {
             "state_dict": {f"model.{name}": weight for name, weight in weights.items()},
@@ -106,10 +105,10 @@ def import_folder(folder: Path, run: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Import, and print what was made and how to go on.
+    """Import, and print the result and next steps.
 
     Raises:
-        UserError: as `import_folder`.
+        UserError: As in `import_folder`.
     """
     options = build_parser().parse_args(arguments)
     run = Path(options.out)

@@ -1,4 +1,4 @@
-"""What `make quickstart` ends with: the model beside gzip and xz on the same text, a sample, and what to try next."""
+"""The end of `make quickstart`: the model compared with gzip and xz on the same text, a sample, and next steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Next:
 
 
 def compressed_bits_per_byte(text: bytes) -> dict[str, float]:
-    """What general-purpose compressors need for the text, each at its strongest level."""
+    """Bits per byte of general-purpose compressors at their highest level."""
     return {"gzip -9": 8 * len(gzip.compress(text, 9)) / len(text), "xz -9": 8 * len(lzma.compress(text, preset=9)) / len(text)}
 
 

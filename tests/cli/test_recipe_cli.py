@@ -28,7 +28,7 @@ def test_fit_then_validate_then_generate(folder, capsys):
     assert sorted(p.name for p in made.glob("events*")) == events_before, "validate writes no curve"
     code, out, _ = run(capsys, "generate", "--run", "runs/tiny", "--prompt", "line ", "--max_new_tokens", "9")
     assert code == 0 and out.startswith("line ") and len(out) > len("line \n")
-    again = run(capsys, "generate", "--run", "runs/tiny", "--prompt", "line ", "--max_new_tokens", "9")[1]
+    again = run(capsys, "generate", "--run=runs/tiny", "--prompt=line ", "--max-new-tokens=9")[1]
     assert again == out
 
 

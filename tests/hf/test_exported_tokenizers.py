@@ -69,7 +69,7 @@ def test_an_imported_tokenizer_comes_out_as_it_came_in(tmp_path):
     (hf / "chat_template.jinja").write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
     (hf / "generation_config.json").write_text(json.dumps({"bos_token_id": begin, "eos_token_id": [end, 0], "top_k": 20}))
     notes = import_folder(hf, tmp_path / "run")
-    assert any("this model saw <s> before every text" in note and "--prefix_token_ids" in note for note in notes)
+    assert any("this model was trained with <s> before every text" in note and "--prefix_token_ids" in note for note in notes)
     assert (
         load_tokenizer(tmp_path / "run").prefix_token_ids == [begin]
         and bpe().prefix_token_ids == Bytes().prefix_token_ids == []

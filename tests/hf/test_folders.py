@@ -155,7 +155,7 @@ def test_a_config_of_transformers_4_is_read(tmp_path):
 def test_a_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "hf").mkdir()
     assert refused(tmp_path / "hf", tmp_path / "run") == [
-        f"{tmp_path}/hf is no Hugging Face model: it has no config.json (--from)"
+        f"{tmp_path}/hf is not a Hugging Face model: it has no config.json (--from)"
     ]
     (tmp_path / "hf/config.json").write_text("{]")
     assert f"{tmp_path}/hf/config.json is not valid JSON" in refused(tmp_path / "hf", tmp_path / "run")[0]
@@ -270,7 +270,7 @@ def test_both_commands_print_what_they_made_and_mistakes_are_one_line(hf, tmp_pa
     err = capsys.readouterr().err
     assert err.startswith("error: ") and "last.ckpt" in err and len(err.splitlines()) == 1
     assert main(["import", "--from", str(tmp_path), "--out", str(tmp_path / "x")]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path} is no Hugging Face model")
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path} is not a Hugging Face model")
 
 
 @pytest.mark.parametrize("command", ["import", "export"])
