@@ -111,7 +111,7 @@ def test_tensor_parallel_ranks_draw_alike(kwargs, rank):
         distributed_sampler_kwargs = kwargs
 
     class Trainer:
-        strategy, global_rank, global_step = Strategy(), 3, 0
+        strategy, global_rank, world_size, global_step = Strategy(), 3, 4, 0
 
     def draw(seeded_as):
         callback = StepSeed()

@@ -224,7 +224,7 @@ def test_a_fit_in_another_thread_says_that_it_cannot(tmp_path):
 WORKERS = """
 import os, signal, sys
 from pathlib import Path
-from foreign import IMPORTS, *
+from foreign import *
 from lit_llm.callbacks import *
 
 class Told(Foreign):
