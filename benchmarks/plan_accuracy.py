@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from lit_llm.commands.calibrate import TrainingStep, predict
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
 from lit_llm.plan import ModelShape, Optimizer, RunSettings
 from lit_llm.plan.timing import fit_speeds, work_of
+from lit_llm.training.calibration import TrainingStep, predict
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-4, fused=True)
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}

@@ -20,10 +20,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch.profiler import ProfilerActivity, profile
 
-from lit_llm.commands.calibrate import highest
 from lit_llm.data import TextFiles
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.training.calibration import highest
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.plan_monitor import PlanMonitor
 

@@ -58,6 +58,11 @@ def main(arguments: list[str] | None = None) -> int:
         return module.main(underscored(rest))
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        if command in TRAINING and "--help" not in rest:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has read enough; exit without a message
+        return 0
     except OSError as error:
         if command in TRAINING or error.filename is None:
             raise  # a file lost during training: the traceback says where

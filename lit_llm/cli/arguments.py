@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from lit_llm.cli.groups import CALLBACKS
+from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.recipe_files import base_of, find_recipe, shipped
 from lit_llm.errors import UserError
 from lit_llm.renamed_classes import current_name, with_current_names

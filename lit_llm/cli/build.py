@@ -17,9 +17,10 @@ from lightning.pytorch.cli import instantiate_class
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
+from lit_llm.cli.constructor_errors import is_mistake
+from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.filter_warnings import filter_warnings
-from lit_llm.cli.groups import ARCHITECTURE, CALLBACKS
-from lit_llm.cli.mistakes import is_mistake
+from lit_llm.cli.groups import ARCHITECTURE
 from lit_llm.cli.parse import Recipe
 from lit_llm.cli.parse_errors import reason
 from lit_llm.cli.preflight import (

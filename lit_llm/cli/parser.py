@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pydoc import locate
 from typing import Any, NoReturn
 
@@ -15,7 +16,8 @@ from torch.optim import Optimizer
 
 import lit_llm.data
 import lit_llm.optim
-from lit_llm.cli.groups import ARCHITECTURE, CALLBACKS, CLASSES, PLAIN, TRAINER, Command, options_of
+from lit_llm.cli.default_callbacks import CALLBACKS
+from lit_llm.cli.groups import ARCHITECTURE, CLASSES, PLAIN, TRAINER, Command, options_of
 from lit_llm.errors import UserError
 from lit_llm.renamed_classes import with_current_names
 
@@ -42,6 +44,7 @@ def make_parser(command: Command, defaults: dict[str, Any] | None = None) -> Rec
     Args:
         defaults: by dotted key, instead of those in `lit_llm.cli.groups`.
     """
+    os.environ.pop("JSONARGPARSE_DEFAULT_ENV", None)  # it would make jsonargparse read settings from environment variables
     header = [f"lightning.pytorch=={lightning.pytorch.__version__}"]
     parser = RecipeParser(prog=f"python -m lit_llm {command}", exit_on_error=False, dump_header=header)
     parser.add_argument("-c", "--config", action=ActionConfigFile)

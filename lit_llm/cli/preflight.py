@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from lit_llm import callbacks
-from lit_llm.cli.mistakes import is_mistake
+from lit_llm.cli.constructor_errors import is_mistake
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.float8 import float8_problem
 from lit_llm.distributed.mesh_strategy import MeshStrategy
@@ -149,5 +149,5 @@ def callback_problems(trainer: Trainer) -> list[str]:
         if isinstance(callback, callbacks.BatchRamp | callbacks.Profile):
             found += callback.trainer_problems(trainer)
     if trainer.max_steps == -1 and trainer.max_epochs in (None, -1):
-        found.append("the run has no end (--trainer.max_steps, or --trainer.max_epochs)")
+        found.append("the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs")
     return found

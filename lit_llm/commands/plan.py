@@ -189,9 +189,9 @@ def _overridden(own: argparse.Namespace, axes: dict[str, list[str]]) -> list[str
 
 def _calibrate(planned: PlannedRecipe, settings: RunSettings, own: argparse.Namespace) -> None:
     """Print predicted and measured figures of a training step on this machine."""
-    from lit_llm.commands.calibrate import Comparison, compare
     from lit_llm.plan.measure import this_machine
     from lit_llm.plan.report import table_rows
+    from lit_llm.training.calibration import Comparison, compare
 
     here = this_machine(measure=own.hardware == "auto")
     parts = planned.built.parts

@@ -125,7 +125,7 @@ def test_sharded_checkpoints_without_a_mesh_warn(folder, capsys):
     assert code == 0
 
 
-def test_mistakes_are_printed_once_per_machine(folder, capsys, monkeypatch):
+def test_constructor_errors_are_printed_once_per_machine(folder, capsys, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--model.n_head", "3")
     assert code == 2 and err == ""

@@ -147,7 +147,7 @@ def test_what_was_changed_is_not_overwritten_unless_asked(tmp_path, capsys):
         (["show", "quickstart", "--model.n_lair", "2"], "unknown key model.n_lair; did you mean model.n_layer?"),
     ],
 )
-def test_mistakes_are_reported_in_one_line(capsys, arguments, said):
+def test_constructor_errors_are_reported_in_one_line(capsys, arguments, said):
     assert main(["recipes", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line

@@ -127,7 +127,7 @@ def test_no_end_token_is_none_and_truncation_saved_in_the_file_is_undone(tmp_pat
     assert tokenizer.encode("a b a b").tolist() == [0, 5, 0, 5]
 
 
-def test_mistakes_are_explained(tmp_path):
+def test_constructor_errors_are_explained(tmp_path):
     with pytest.raises(ValueError, match="Tokenizer not found at"):
         TokenizerJSON(str(tmp_path / "nothing.json"))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 3}))

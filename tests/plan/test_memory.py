@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 import torch
 
-from lit_llm.commands.calibrate import TrainingStep, predict
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
 from lit_llm.plan import Layout, ModelShape, Optimizer, RunSettings, memory_per_rank
 from lit_llm.plan.activations import Step, _Replay, micro_batch
+from lit_llm.training.calibration import TrainingStep, predict
 
 ADAMW = partial(torch.optim.AdamW, fused=True)
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}

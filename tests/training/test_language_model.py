@@ -146,7 +146,7 @@ def test_a_vocabulary_smaller_than_the_datas_is_refused():
         fit(Rows(4), model=config(vocab_size=20))
 
 
-def test_mistakes_of_model_and_loss_come_together():
+def test_constructor_errors_of_model_and_loss_come_together():
     with pytest.raises(ValueError) as caught:
         LanguageModel(config(n_head=3), SGD, LossConfig(chunk_size=0, z_loss=-1))
     assert [word in str(caught.value) for word in ("n_head", "chunk_size", "z_loss")] == [True] * 3

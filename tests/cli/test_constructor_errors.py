@@ -27,10 +27,10 @@ class Odd(Callback):
 
 
 def test_an_error_of_a_users_class_is_one_sentence(folder, capsys):
-    flags = ["--validation", "test_mistakes.Strict", "--validation.every_n_steps", "3"]
+    flags = ["--validation", "test_constructor_errors.Strict", "--validation.every_n_steps", "3"]
     assert main(["fit", "--config", "tiny.yaml", *flags]) == 2
     assert capsys.readouterr().err == "error: every_n_steps is 3, it must be even\n"
-    assert main(["fit", "--config", "tiny.yaml", "--trainer.callbacks+", "test_mistakes.Odd"]) == 2
+    assert main(["fit", "--config", "tiny.yaml", "--trainer.callbacks+", "test_constructor_errors.Odd"]) == 2
     assert "this callback refuses to exist" in capsys.readouterr().err
 
 
