@@ -1,8 +1,8 @@
 """Lightning callbacks for pretraining, one concern a file.
 
-Copy this folder into another project, under any name, and it works: it imports torch, lightning, numpy and itself. What a
-callback logs, and what it does in which hook, is in its docstring. The x-axis of every row is the number of optimizer steps
-made. Rows are written at step 1 and at multiples of `Trainer(log_every_n_steps)`.
+This folder can be copied into another project, under any name: it imports only torch, lightning, numpy and itself. The
+docstring of a callback lists what it logs and what it does in each hook. The x-axis of every row is the number of optimizer
+steps made. Rows are written at step 1 and at multiples of `Trainer(log_every_n_steps)`.
 """
 
 from .batch_ramp import BatchRamp

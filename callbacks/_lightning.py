@@ -1,7 +1,7 @@
-"""Lightning's internals behind functions, and the rules about steps and rows that all callbacks share.
+"""Functions around Lightning's internals, and the rules about steps and rows that all callbacks share.
 
-No other file of this folder names an attribute of Lightning that begins with an underscore, or replaces one of its methods.
-Written for lightning 2.6. What is missing in another version raises :class:`LightningChanged` instead of measuring zeros.
+Only this file of the folder uses private attributes of Lightning or replaces its methods. Written for lightning 2.6. If
+another version lacks an internal, :class:`LightningChanged` is raised instead of logging zeros.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ class LightningChanged(RuntimeError):
 
     def __init__(self, what: str, need: str) -> None:
         super().__init__(
-            f"lightning {lightning.__version__} {what}, which {need} needs: install a version that is allowed"
-            " (lightning>=2.6,<2.7)."
+            f"lightning {lightning.__version__} {what}, which {need} needs: install a supported version (lightning>=2.6,<2.7)."
         )
 
 
@@ -51,12 +50,12 @@ def write_row(trainer: Trainer, row: Mapping[str, float], step: int) -> None:
 
 
 class _Layers:
-    """A method of one object, with layers around it that come and go in any order."""
+    """A method of one object, and layers around it that can be added and removed in any order."""
 
     def __init__(self, method: Callable[..., Any], replaced: bool) -> None:
-        functools.update_wrapper(self, method)  # attributes, too: torch's schedulers leave a mark on `optimizer.step`
+        functools.update_wrapper(self, method)  # also copies attributes: torch's schedulers set one on `optimizer.step`
         self.method = method
-        self.replaced = replaced  # by somebody else before, so that it was an attribute of the object, not of its class
+        self.replaced = replaced  # the method was already an attribute of the object, not of its class
         self.layers: list[Callable[..., Any]] = []
         self.call = method
 
@@ -70,12 +69,12 @@ class _Layers:
 
 
 def wrap(owner: Any, name: str, layer: Callable[..., Any], need: str) -> Callable[[], None]:
-    """Call `layer(inner, *args)` wherever `owner.name(*args)` is called. Returns the function that undoes it.
+    """Call `layer(inner, *args)` instead of `owner.name(*args)`. Returns the function that undoes it.
 
-    Several layers of one method call each other, the newest first. They are undone in any order, and twice is once.
+    Several layers of one method call each other, the newest first. They can be undone in any order, also twice.
 
     Args:
-        need: who needs it, for the message.
+        need: name of the caller, for the error message.
 
     Raises:
         LightningChanged: `owner` has no such method.
@@ -85,12 +84,12 @@ def wrap(owner: Any, name: str, layer: Callable[..., Any], need: str) -> Callabl
         raise LightningChanged(f"has no method {type(owner).__name__}.{name}", need)
     layers = method if isinstance(method, _Layers) else _Layers(method, name in vars(owner))
     setattr(owner, name, layers)
-    mine = partial(layer)  # one object of its own, however often the same layer is added
+    mine = partial(layer)  # a distinct object, even if the same layer is added twice
     layers.set([*layers.layers, mine])
 
     def undo() -> None:
         layers.set([each for each in layers.layers if each is not mine])
-        if not layers.layers and vars(owner).get(name) is layers:  # else somebody replaced it since: the layers pass calls on
+        if not layers.layers and vars(owner).get(name) is layers:  # otherwise it was replaced again, and calls pass through
             if layers.replaced:
                 setattr(owner, name, layers.method)
             else:
@@ -108,12 +107,12 @@ def _undo_all(undo: list[Callable[[], None]]) -> None:
 
 
 def accumulates(trainer: Trainer) -> bool:
-    """Whether the current micro-batch is not the last one of its optimizer step."""
+    """Whether more micro-batches of the current optimizer step follow."""
     return trainer.fit_loop._should_accumulate()
 
 
 def micro_batches_begun(trainer: Trainer) -> int:
-    """Micro-batches of all epochs up to the current one, also those before a resume."""
+    """Number of micro-batches up to and with the current one, over all epochs and resumes."""
     return trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
 
@@ -140,31 +139,31 @@ def set_accumulation_window(trainer: Trainer, is_full: Callable[[], bool], posit
 
 
 def validation_follows(trainer: Trainer) -> bool:
-    """Whether Lightning validates right after this on_train_batch_end: its own test, one call earlier."""
+    """Whether Lightning validates right after this on_train_batch_end. Calls Lightning's own test early."""
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     return fetcher is not None and loop._should_check_val_fx(fetcher) and sum(loop.val_loop.max_batches) > 0
 
 
 def skip_next_validation(trainer: Trainer) -> None:
-    """Leave out the validation that would follow this on_train_batch_end."""
+    """Skip the validation that would follow this on_train_batch_end."""
     trainer.fit_loop.epoch_loop._skip_next_val = True
 
 
 def validation_batches(trainer: Trainer) -> int:
-    """Batches of one validation on this rank, over all loaders; 0 where a loader does not know its length."""
+    """Batches of one validation on this rank, over all loaders; 0 if the length of a loader is unknown."""
     batches = sum(trainer.fit_loop.epoch_loop.val_loop.max_batches)
     return 0 if batches == float("inf") else int(batches)
 
 
 def resumed_before_validation(trainer: Trainer) -> bool:
-    """In on_train_start: whether the checkpoint was saved in on_train_batch_end, so before a validation of its step."""
+    """In on_train_start: whether the checkpoint was saved in on_train_batch_end, before a validation of its step."""
     return trainer.fit_loop.epoch_loop.restarted_on_train_batch_end
 
 
 def validate_when_resuming(trainer: Trainer) -> None:
-    """Begin the resumed run with the validation of the step resumed from, if it is due there. Twice is once.
+    """Begin the resumed run with the validation of the resumed step, if it is due. Safe to call twice.
 
-    Call in on_train_start. Lightning leaves out a validation whose step was saved before it.
+    Call in on_train_start. Lightning itself skips a validation if its step was saved before it.
     """
     loop = trainer.fit_loop.epoch_loop
     validation = loop.val_loop
@@ -172,29 +171,29 @@ def validate_when_resuming(trainer: Trainer) -> None:
     def begin_with_validation(inner: Callable[..., Any], fetcher: Any) -> None:
         undo()
         inner(fetcher)
-        if not loop._should_check_val_fx(fetcher):  # asked here, when all callbacks have had their on_train_start
+        if not loop._should_check_val_fx(fetcher):  # tested here, after the on_train_start of all callbacks
             return
         if validation.restarted_mid_evaluation and not validation.restarting:
             return
-        # As Lightning continues a validation that was interrupted, but from its first batch.
+        # Like Lightning's restart of an interrupted validation, but from its first batch.
         validation.restarting = False
         validation._restart_stage = RestartStage.RESTARTED_MID_EVALUATION
-        loop._batches_that_stepped -= 1  # counted once before the validation and once after it
+        loop._batches_that_stepped -= 1  # otherwise counted before and after the validation
 
     undo = wrap(loop, "on_run_start", begin_with_validation, "validation after a resume")
 
 
 def enter_finished_fit(trainer: Trainer) -> None:
-    """Let `fit` enter its loop although `max_steps` is reached, for a validation that is still to be made.
+    """Make `fit` enter its loop although `max_steps` is reached, to run an outstanding validation.
 
-    Call in on_fit_start. The loop makes no step: it validates (:func:`validate_when_resuming`) and ends.
+    Call in on_fit_start. The loop validates (:func:`validate_when_resuming`) and ends without a training step.
     """
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
 
     def raise_limit_by(steps: int) -> None:
         loop.max_steps += steps
 
-    def setup_data(inner: Callable[[], Any]) -> None:  # the last thing that `fit` does before it looks at the limit
+    def setup_data(inner: Callable[[], Any]) -> None:  # the last call of `fit` before it tests max_steps
         undo_setup()
         inner()
         if loop.max_steps == -1 or loop.global_step < loop.max_steps:
@@ -204,7 +203,7 @@ def enter_finished_fit(trainer: Trainer) -> None:
         undos.append(wrap(loop.val_loop, "on_run_start", on_validation, "StopOnSignal"))
 
     def on_run_start(inner: Callable[[], Any]) -> None:
-        raise_limit_by(-1)  # what on_train_start hooks see
+        raise_limit_by(-1)  # on_train_start hooks must see the original max_steps
         inner()
         raise_limit_by(1)
 
@@ -223,11 +222,11 @@ class ValidationInterrupted(Exception):
 
 
 def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
-    """Let `fit` go on after a validation that :class:`ValidationInterrupted` ended, as if it had not begun.
+    """Make `fit` continue after :class:`ValidationInterrupted` as if the validation had not begun.
 
-    Nothing is logged, and no on_validation_epoch_end or on_validation_end is called. Callbacks that have a method
-    `on_validation_interrupted(trainer, pl_module)` get that call instead, within the epoch: a checkpoint saved later would hold
-    the counters of a finished epoch. Returns the function that undoes it.
+    Nothing is logged, and neither on_validation_epoch_end nor on_validation_end is called. Callbacks with a method
+    `on_validation_interrupted(trainer, pl_module)` get that call instead. It comes within the epoch, because a checkpoint
+    saved later would have the counters of a finished epoch. Returns the function that undoes it.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
     loop = epoch_loop.val_loop
@@ -241,9 +240,9 @@ def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
             module._current_fx_name = hook
             loop.batch_progress.load_state_dict(progress)
             loop._logged_outputs = []
-            loop._on_evaluation_model_train()  # back into train mode
+            loop._on_evaluation_model_train()  # back to train mode
             trainer._logger_connector.reset_results()
-            epoch_loop._batches_that_stepped += 1  # as in a checkpoint saved later; `validate_when_resuming` relies on it
+            epoch_loop._batches_that_stepped += 1  # as in a checkpoint saved later; required by `validate_when_resuming`
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if hasattr(callback, "on_validation_interrupted"):
                     callback.on_validation_interrupted(trainer, module)
@@ -254,7 +253,7 @@ def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
 
 
 def check_after_validation(callback: Callback) -> bool:
-    """Make an EarlyStopping look after each validation instead of at the end of an epoch. Returns whether that is a change."""
+    """Make an EarlyStopping check after each validation instead of at the end of an epoch. Returns whether it changed."""
     if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
         callback._check_on_train_epoch_end = False
         return True
@@ -265,7 +264,7 @@ def check_after_validation(callback: Callback) -> bool:
 
 
 def stop_now(trainer: Trainer) -> Callable[[], None]:
-    """Set `should_stop`, which `min_steps` and `min_epochs` do not delay. Returns the function that puts these back."""
+    """Set `should_stop`, and clear `min_steps` and `min_epochs`, which would delay it. Returns the undo of the latter."""
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     min_epochs, min_steps = fit.min_epochs, loop.min_steps
     fit.min_epochs = loop.min_steps = None
@@ -280,7 +279,7 @@ def stop_now(trainer: Trainer) -> Callable[[], None]:
 def note_sigterm_only(trainer: Trainer) -> Callable[[], None]:
     """Make Lightning's SIGTERM handler set a flag and nothing else. Returns the function that undoes it.
 
-    The original also broadcasts from inside the handler, which hangs when only one rank receives the signal.
+    The original also broadcasts from the handler, which hangs if only one rank receives the signal.
     """
     connector = trainer._signal_connector
 
@@ -298,11 +297,11 @@ def take_sigterm(trainer: Trainer) -> bool:
 
 
 def without_sigterm_broadcast(trainer: Trainer) -> Callable[[], None]:
-    """Remove the broadcast before every micro-batch by which ranks tell each other of a SIGTERM. Returns its undoing."""
+    """Remove the broadcast of a SIGTERM flag before every micro-batch. Returns the function that undoes it."""
     return wrap(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda inner: None, "StopOnSignal")
 
 
-# -- what the Trainer announces to its profiler -------------------------------------------------------------------------
+# -- actions that the Trainer reports to its profiler -------------------------------------------------------------------
 
 FETCH = "[_TrainingEpochLoop].train_dataloader_next"
 SAVE = "save_checkpoint"
@@ -313,7 +312,7 @@ _ESSENTIAL = frozenset({"forward", "backward", "optimizer"})
 
 
 def part_of(action: str) -> str | None:
-    """The part of training that an announced action belongs to, None for others."""
+    """The part of training that a reported action belongs to, or None."""
     if action == FETCH:
         return "data_stall"
     if action == SAVE:
@@ -325,7 +324,7 @@ def part_of(action: str) -> str | None:
 
 
 def missing_from(actions: Collection[str]) -> list[str]:
-    """What the Trainer announces in every step of automatic optimization, and has not, given all it has announced."""
+    """The actions and parts of every step with automatic optimization that are missing from `actions`."""
     missing = [] if FETCH in actions else [FETCH]
     return missing + sorted(_ESSENTIAL - {part_of(action) for action in actions})
 
@@ -336,9 +335,9 @@ def is_optimizer_step(action: str) -> bool:
 
 
 def listen(trainer: Trainer, started: Callable[[str], None], stopped: Callable[[str], None], need: str) -> Callable[[], None]:
-    """Call `started(action)` and `stopped(action)` for what the Trainer announces to its profiler. Returns the undoing.
+    """Call `started(action)` and `stopped(action)` for the actions that the Trainer reports to its profiler.
 
-    Any number of callbacks listen at once. They stop in any order, and the profiler works as before.
+    Several callbacks can listen, and stop in any order. The profiler works as before. Returns the function that undoes it.
     """
     profiler = trainer.profiler  # type: ignore[attr-defined]
 
@@ -355,7 +354,7 @@ def listen(trainer: Trainer, started: Callable[[str], None], stopped: Callable[[
 
 
 def around_validation(trainer: Trainer, began: Callable[[], None], ended: Callable[[], None], need: str) -> Callable[[], None]:
-    """Call `began()` before each validation within `fit` and `ended()` after it, whatever ends it. Returns the undoing."""
+    """Call `began()` before and `ended()` after each validation in `fit`, also after errors. Returns the undo function."""
 
     def run(inner: Callable[[], Any]) -> Any:
         began()
@@ -367,7 +366,7 @@ def around_validation(trainer: Trainer, began: Callable[[], None], ended: Callab
     return wrap(trainer.fit_loop.epoch_loop.val_loop, "run", run, need)
 
 
-# -- what other objects tell about themselves ---------------------------------------------------------------------------
+# -- ranks --------------------------------------------------------------------------------------------------------------
 
 
 def data_parallel(trainer: Trainer) -> tuple[int, int]:

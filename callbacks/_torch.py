@@ -1,4 +1,4 @@
-"""Private names of torch that the callbacks use. No other file of this folder names one."""
+"""Private names of torch that the callbacks use. Only this file of the folder uses any."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
-    """Multiply tensors of one device in place by a 0-d tensor, in one fused launch (as `clip_grads_with_norm_` does)."""
+    """Multiply tensors of one device in place by a 0-d tensor, in one fused launch (like `clip_grads_with_norm_`)."""
     torch._foreach_mul_(tensors, factor)
 
 
 def after_gradients(call: Callable[[], None]) -> None:
-    """During a backward pass: call when all gradients are computed, before calls that are queued later.
+    """During a backward pass: call `call` when all gradients are computed, before calls that are queued later.
 
-    DDP and FSDP2 queue theirs, which wait for the reduction, later in the backward pass.
+    DDP and FSDP2 queue theirs later in the backward pass. Theirs wait for the reduction.
     """
     Variable._execution_engine.queue_callback(call)
 
 
 def is_profiling() -> bool:
-    """Whether some torch.profiler records now."""
+    """Whether a torch.profiler is recording."""
     return torch.autograd._profiler_enabled()
 
 
 def profiler_events(recording: profile) -> Any:
-    """The events of a stopped profiler as kineto has them: ten times faster than `recording.events()`."""
+    """The kineto events of a stopped profiler. Ten times faster than `recording.events()`."""
     return recording.profiler.kineto_results.events()  # type: ignore[union-attr]
 
 
 def unscales_by_itself(optimizer: Optimizer) -> bool:
-    """Whether the optimizer (a fused one) takes gradients that fp16 loss scaling has scaled, and unscales them itself."""
+    """Whether the optimizer (a fused one) itself unscales gradients under fp16 loss scaling."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def start_memory_history(entries: int) -> None:
-    """Remember the last `entries` allocations and frees of CUDA memory."""
+    """Start recording the last `entries` allocations and frees of CUDA memory."""
     torch.cuda.memory._record_memory_history(max_entries=entries)
 
 
 def stop_memory_history(file: Path | None) -> None:
-    """Write what was remembered to `file`, if one is given, and stop remembering."""
+    """Write the recording to `file`, if given, and stop recording."""
     if file is not None:
         torch.cuda.memory._dump_snapshot(str(file))
     torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def prepare_reduction(ddp: DistributedDataParallel) -> None:
-    """Make DDP reduce the gradients of the next backward pass, as its forward pass would."""
+    """Prepare DDP to reduce the gradients of the next backward pass, as its forward pass does."""
     ddp.reducer.prepare_for_forward()
     ddp.reducer.prepare_for_backward([])

@@ -1,4 +1,4 @@
-"""A batch that grows with the tokens seen: a pure function of the optimizer step."""
+"""Batch-size ramp: the batch size is a function of the tokens consumed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .errors import ConfigurationError
 
 
 class Stage(NamedTuple):
-    """Optimizer steps of one size."""
+    """Consecutive optimizer steps with one batch size."""
 
-    step: int  # steps made before its first
-    tokens: int  # tokens consumed before its first
-    size: int  # tokens in each of its batches
+    step: int  # optimizer steps before it
+    tokens: int  # tokens consumed before it
+    size: int  # tokens per batch
 
 
 def stages(tokens_per_batch: Sequence[Sequence[int]]) -> list[Stage]:
-    """The ramp by steps. A size holds from the first step that begins with at least as many tokens consumed as it asks for."""
+    """Convert token thresholds to steps. A size holds from the first step that begins at or after its threshold."""
     found: list[Stage] = []
     for threshold, size in tokens_per_batch:
         step = tokens = 0
@@ -29,68 +29,73 @@ def stages(tokens_per_batch: Sequence[Sequence[int]]) -> list[Stage]:
             last = found[-1]
             steps = max(0, -(-(threshold - last.tokens) // last.size))
             step, tokens = last.step + steps, last.tokens + steps * last.size
-            if steps == 0:  # the batch before jumped over all of the last stage
+            if steps == 0:  # one batch of the stage before crosses both thresholds
                 found.pop()
         found.append(Stage(step, tokens, size))
     return found
 
 
 class BatchRamp(Callback):
-    """Grows (or shrinks) the batch of an optimizer step during training, by accumulating more (or fewer) micro-batches.
+    """Changes the batch size during training by changing the number of accumulated micro-batches.
 
-    A step's size is that of the last pair whose tokens have been consumed when the step begins. It follows from the number
-    of the step alone, so nothing is saved, and a resumed run makes the steps that a straight one makes, on any number of
-    ranks and with any micro-batch that divides all sizes. `Trainer(max_steps)` counts steps, as always.
+    The size of a step is that of the last pair whose tokens have been consumed when the step begins. It depends only on the
+    step number, so no state is saved. A resumed run makes the same steps as an uninterrupted one, on any number of ranks and
+    with any micro-batch that divides all sizes. `Trainer(max_steps)` counts optimizer steps, as usual.
 
-    The tokens of one micro-batch on one rank are the attribute `micro_batch_tokens` of the data module, or else of the
-    LightningModule. The train_dataloader yields micro-batches of that size. To go on exactly after a resume it begins with
-    micro-batch number `tokens_before(trainer.global_step) // (micro_batch_tokens * ranks)` of each rank; if it has an end, a
-    run of n steps needs that number for n. Where an epoch ends within a step, Lightning makes that step with what it has.
+    The data module, or else the LightningModule, has an attribute `micro_batch_tokens`: the tokens of one micro-batch on one
+    rank. The train_dataloader yields micro-batches of that size. For an exact resume, it begins each rank at micro-batch
+    number `tokens_before(trainer.global_step) // (micro_batch_tokens * ranks)`. A finite loader needs that many micro-batches
+    for n steps, with n in place of `trainer.global_step`. If an epoch ends within a step, Lightning makes the step with the
+    micro-batches so far.
 
     Logs: nothing.
 
     Contract:
-        on_fit_start: refuses settings that cannot be a ramp.
-        on_train_start: replaces the two methods by which Lightning finds when to step and when to zero gradients: they assume
-            one fixed accumulation.
-        on_train_batch_start: with the first micro-batch of a step, sets `trainer.accumulate_grad_batches` to the step's number
-            of micro-batches, by which the loss is divided.
-        teardown, on_exception: restores the methods.
+        on_fit_start: refuses settings that cannot work.
+        on_train_start: replaces the two Lightning methods that determine when to step and when to zero gradients, because
+            they assume a fixed number of micro-batches.
+        on_train_batch_start: at the first micro-batch of a step, sets `trainer.accumulate_grad_batches` to the step's number
+            of micro-batches, by which Lightning divides the loss.
+        teardown, on_exception: restore the methods.
         State: none.
 
     Args:
-        tokens_per_batch: pairs of (tokens consumed from which it holds, tokens per batch over all ranks), the first from 0
-            on: [[0, 65536], [10000000, 131072]].
+        tokens_per_batch: pairs of (tokens consumed, tokens per batch over all ranks from then on). The first pair begins at
+            0 tokens: [[0, 65536], [10000000, 131072]].
 
     Raises:
-        ConfigurationError: pairs out of order or not above 0; a size that the micro-batches of all ranks do not divide;
-            `micro_batch_tokens` is nowhere; `Trainer(accumulate_grad_batches)` is set, or the strategy accumulates by itself;
-            manual optimization.
+        ConfigurationError: pairs out of order or not above 0; a size that is not a multiple of the tokens in one micro-batch
+            of every rank; `micro_batch_tokens` is missing; `Trainer(accumulate_grad_batches)` is set; the strategy handles
+            accumulation itself; manual optimization.
     """
 
     def __init__(self, tokens_per_batch: list[tuple[int, int]]) -> None:
         flag = "(--batch_ramp.tokens_per_batch)"
         if not tokens_per_batch or tokens_per_batch[0][0] != 0:
             raise ConfigurationError(
-                f"tokens_per_batch is {tokens_per_batch} but must begin with a size from 0 tokens on {flag}."
+                f"tokens_per_batch is {tokens_per_batch} but its first pair must begin at 0 tokens {flag}."
             )
         for (before, _), (after, _) in pairwise(tokens_per_batch):
             if after <= before:
-                raise ConfigurationError(f"tokens_per_batch names {after} after {before} but its tokens must increase {flag}.")
+                raise ConfigurationError(
+                    f"tokens_per_batch has threshold {after} after {before} but thresholds must increase {flag}."
+                )
         for _, size in tokens_per_batch:
             if size < 1:
-                raise ConfigurationError(f"tokens_per_batch has batches of {size} tokens but they must have at least 1 {flag}.")
+                raise ConfigurationError(
+                    f"tokens_per_batch has a batch of {size} tokens but a batch must have at least 1 {flag}."
+                )
         self.tokens_per_batch = [(threshold, size) for threshold, size in tokens_per_batch]
         self.stages = stages(tokens_per_batch)
-        self._micro_step_tokens = 0  # of one micro-batch on every rank
-        self._seen = 0  # micro-batches when last asked; all epochs of this process and of those it was resumed from
-        self._begin = 0  # micro-batches before the window now open
-        self._step = -1  # optimizer steps before it
-        self._size = 0  # its micro-batches
+        self._micro_step_tokens = 0  # tokens of one micro-batch on every rank together
+        self._seen = 0  # micro-batches at the last call, over all epochs and resumes
+        self._begin = 0  # micro-batches before the current window
+        self._step = -1  # optimizer steps before the current window
+        self._size = 0  # micro-batches in the current window
         self._restore: Callable[[], None] | None = None
 
     def batch_tokens(self, step: int) -> int:
-        """Tokens in the batch of the step that is made after `step` steps."""
+        """Tokens in the batch that follows `step` optimizer steps."""
         return self._stage(step).size
 
     def tokens_before(self, step: int) -> int:
@@ -99,7 +104,7 @@ class BatchRamp(Callback):
         return stage.tokens + (step - stage.step) * stage.size
 
     def steps_for(self, tokens: int) -> int:
-        """The fewest steps that consume `tokens` tokens."""
+        """The smallest number of steps that consumes at least `tokens` tokens."""
         stage = next(stage for stage in reversed(self.stages) if stage.tokens <= tokens)
         return stage.step - (stage.tokens - tokens) // stage.size
 
@@ -107,33 +112,33 @@ class BatchRamp(Callback):
         return next(stage for stage in reversed(self.stages) if stage.step <= step)
 
     def size_problems(self, micro_batch_tokens: int, ranks: int) -> list[str]:
-        """One sentence for each size that is not a multiple of the ranks' micro-batches."""
+        """One sentence for each size that is not a multiple of the tokens in one micro-batch of every rank."""
         unit = micro_batch_tokens * ranks
         found = []
         for size in dict.fromkeys(size for _, size in self.tokens_per_batch):
             below = size // unit * unit
             if below != size:
-                nearest = f"{below} and {below + unit}" if below else f"{unit}"
+                nearest = f"{below} or {below + unit}" if below else f"{unit}"
                 found.append(
                     f"batch_ramp: {size} tokens per batch is not a multiple of {micro_batch_tokens} tokens per micro-batch x"
-                    f" {ranks} data-parallel rank{'s' if ranks > 1 else ''} = {unit}: the nearest that divide are {nearest}"
+                    f" {ranks} data-parallel rank{'s' if ranks > 1 else ''} = {unit}: use {nearest} tokens"
                     " (--batch_ramp.tokens_per_batch)."
                 )
         return found
 
     @staticmethod
     def trainer_problems(trainer: Trainer) -> list[str]:
-        """One sentence for each setting of the trainer that also says how to accumulate."""
+        """One sentence for each setting of the trainer that conflicts with this callback."""
         found = []
         if trainer.accumulate_grad_batches != 1:
             found.append(
-                f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) and BatchRamp both say how many"
-                " micro-batches make a step: remove --trainer.accumulate_grad_batches."
+                f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) conflicts with BatchRamp:"
+                " remove --trainer.accumulate_grad_batches."
             )
         if trainer.strategy.handles_gradient_accumulation:
             found.append(
-                f"{type(trainer.strategy).__name__} accumulates gradients by itself, always as many: remove --batch_ramp or"
-                " use another --trainer.strategy."
+                f"{type(trainer.strategy).__name__} handles gradient accumulation itself, with a fixed number of"
+                " micro-batches: remove --batch_ramp or use another --trainer.strategy."
             )
         return found
 
@@ -141,15 +146,15 @@ class BatchRamp(Callback):
         problems = self.trainer_problems(trainer)
         if not pl_module.automatic_optimization:
             problems.append(
-                f"{type(pl_module).__name__} optimizes by hand. BatchRamp needs automatic optimization: remove --batch_ramp."
+                f"{type(pl_module).__name__} uses manual optimization, which BatchRamp does not support: remove --batch_ramp."
             )
         sources: tuple[Any, ...] = (getattr(trainer, "datamodule", None), pl_module)
         micro_batch_tokens = next((s.micro_batch_tokens for s in sources if hasattr(s, "micro_batch_tokens")), None)
         ranks = data_parallel(trainer)[1]
         if micro_batch_tokens is None:
             problems.append(
-                "BatchRamp needs an attribute micro_batch_tokens, the tokens of one micro-batch on one rank, of the data"
-                f" module or of {type(pl_module).__name__}."
+                "BatchRamp needs an attribute micro_batch_tokens (tokens of one micro-batch on one rank): add it to the"
+                f" data module or to {type(pl_module).__name__}."
             )
         else:
             problems += self.size_problems(micro_batch_tokens, ranks)
@@ -159,7 +164,7 @@ class BatchRamp(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._undo()
-        # Between two steps now: the window before is full, and the next micro-batch opens one.
+        # Training starts between two steps, so the next micro-batch begins a window.
         self._seen, self._size, self._step = micro_batches_begun(trainer), 0, -1
 
         def is_full() -> bool:
@@ -179,7 +184,7 @@ class BatchRamp(Callback):
         self._restore = restore
 
     def _update_window(self, trainer: Trainer) -> None:
-        """Open a window if this is the first micro-batch after an optimizer step. Called several times a micro-batch."""
+        """Begin a window if this is the first micro-batch after an optimizer step. Called several times per micro-batch."""
         seen = micro_batches_begun(trainer)
         if seen == self._seen:
             return

@@ -1,4 +1,4 @@
-"""Checkpoints at optimizer steps: the last few, the best, and some for ever."""
+"""Checkpoints at optimizer steps: the newest few, the best, and permanent ones."""
 
 from __future__ import annotations
 
@@ -20,69 +20,67 @@ from .errors import ConfigurationError
 
 
 class _Files(NamedTuple):
-    """The files of a run: names, not paths, because a run folder may be moved."""
+    """The checkpoint files of a run. Names, not paths, because a run folder may be moved."""
 
     best_score: float | None = None
     best_name: str = ""
-    kept: tuple[str, ...] = ()  # oldest first; what is neither here nor written by this run is never touched
-    permanent: tuple[str, ...] = ()  # those of `kept` that stay on disk when they leave it
-    leaving: tuple[str, ...] = ()  # to be deleted as soon as the file that says so is known to be on disk
+    kept: tuple[str, ...] = ()  # oldest first; other files are never touched unless this run wrote them
+    permanent: tuple[str, ...] = ()  # those of `kept` that are never deleted
+    leaving: tuple[str, ...] = ()  # to be deleted once the checkpoint that lists them here is on disk
 
 
 class _Save(NamedTuple):
-    """A save under way, and the files of the run once it is on disk."""
+    """A save in progress, and the run's files once it is on disk."""
 
     name: str
     files: _Files
 
 
 class StepCheckpoint(Checkpoint):
-    """Saves `step-00000500.ckpt`, … and keeps relative links to some: `last.ckpt`, `best.ckpt`, `stable.ckpt`.
+    """Saves `step-00000500.ckpt`, … and keeps the relative links `last.ckpt`, `best.ckpt` and `stable.ckpt`.
 
-    Saved, always between two optimizer steps and through `trainer.save_checkpoint`:
+    Saves happen between two optimizer steps and through `trainer.save_checkpoint`:
         - every `every_n_steps` optimizer steps, every `keep_every_n_steps`, and when `every_n_minutes` have passed since
-          the last save. Where validation follows the step, after it, so that the file knows its result: resumed from a
-          file saved before, Lightning skips that validation (row, EarlyStopping, best), and ValidateEvery makes it first;
-        - the best by `monitor`, after a validation that improved on it;
-        - the step in the attribute `stable_until` of another callback (a WSD schedule: the last one before its decay);
-        - at once, when another callback's attribute `save_now` is true (a signal: validation might take too long);
-        - the end of training.
-    Kept: the newest `keep_last`, the best, and for ever those of `keep_every_n_steps` and `stable_until`. An older one
-    is deleted only after the next one is known to be on disk, never what a link points to, and never one that this run
-    (with the parts it resumed from) did not write.
+          the last save. If validation follows the step, the save waits for it, so that the file contains its result.
+          (Lightning skips that validation when it resumes a file saved before it; ValidateEvery repeats it.)
+        - when validation improved on the best `monitor`;
+        - at the step in the attribute `stable_until` of another callback (WSD: the last step before its decay);
+        - immediately, when another callback's attribute `save_now` is true (after a signal, validation may take too long);
+        - at the end of training.
+    Kept: the newest `keep_last` files and the best. Files of `keep_every_n_steps` and `stable_until` are kept forever. An
+    older file is deleted only after the next one is on disk. Never deleted: the target of a link, and a file that neither
+    this run nor a run it resumed from wrote.
 
-    Known to be on disk: if the trainer's CheckpointIO has a method `finished(path, *, wait) -> bool | None` (None: still
-    being written), it is called after every micro-batch while a save is under way, on the main thread of rank 0. Nothing is
-    linked or deleted until it returns True. After False, the save counts as not made. Other CheckpointIOs are taken to be
-    done when they return.
+    Asynchronous saves: if the trainer's CheckpointIO has a method `finished(path, *, wait) -> bool | None` (None = still
+    writing), it is called after every micro-batch during a save, on the main thread of rank 0. Links and deletions wait
+    until it returns True. False means that the save failed. Any other CheckpointIO must have finished when it returns.
 
-    Stops in the middle of an accumulation window (a Timer, a callback setting `trainer.should_stop`) are put off to
-    its end: the gradients of half a window are in no checkpoint.
+    A stop in the middle of an accumulation window (a Timer, a callback that sets `trainer.should_stop`) is delayed to the
+    window's end, because a checkpoint does not contain the gradients of half a window.
 
     Logs: nothing.
 
     Contract:
         setup: resolves the folder.
-        on_train_start: drops from the restored state what is not in the folder (a run branched into a new one starts
-            its own best); puts the links right and makes the deletions that a kill left undone. The step resumed from counts
-            as saved.
-        on_train_batch_end: saves that are due; links and deletions once a save is known to be good.
-        on_validation_end: saves that waited for it, and the best; not in the sanity check, only while fitting.
-        on_validation_interrupted (of StopOnSignal): saves the step, unless it is saved.
-        on_train_end: saves the last step if it is not saved, and waits until it is on disk.
-        on_exception: waits for a save under way.
-        State: score and file name of the best, names of the files kept and of those about to be deleted; plain types.
-    All ranks enter every save; rank 0 alone decides what is best and what time it is, links and deletes. Between saves other
-    ranks may not know yet that one failed; at the end of training all agree. `fast_dev_run` saves nothing.
+        on_train_start: removes files from the restored state that are not in the folder (so a branch has its own best);
+            repairs the links and makes the deletions that a killed process left. The resumed step counts as saved.
+        on_train_batch_end: makes due saves; links and deletes after a finished save.
+        on_validation_end: makes the saves that waited for it, and saves the best; only in `fit`, not in the sanity check.
+        on_validation_interrupted (called by StopOnSignal): saves the step, unless it is already saved.
+        on_train_end: saves the last step, unless it is already saved, and waits until it is on disk.
+        on_exception: waits for a save in progress.
+        State: score and file name of the best, names of the files kept and of those to be deleted; plain types.
+    All ranks take part in every save. Rank 0 determines the best and the time, and makes links and deletions. Other ranks
+    learn of a failed save at the next save or at the end of training. `fast_dev_run` saves nothing.
 
     Args:
         every_n_steps: optimizer steps between two saves.
-        keep_last: number of newest files kept, at least 1; the best is kept besides.
-        monitor: metric that says which is best; null = no best.
-        mode: whether the best is the smallest or the largest. NaN and infinities are never best.
+        keep_last: number of newest files kept, at least 1. The best is kept in addition.
+        monitor: metric that determines the best checkpoint; null = no best.
+        mode: whether the smallest or the largest value is best. NaN and infinity are never best.
         dirpath: a local folder; null = `<trainer.default_root_dir>/checkpoints`.
-        every_n_minutes: minutes of wall clock since the last save after which one is due, besides those by steps; null =
-            none. The clock is not read every step (ranks must agree on it, which costs), so it can be a few steps late.
+        every_n_minutes: also save when this many minutes have passed since the last save; null = off. May be a few steps
+            late: reading the clock is a collective, so it is not done every step.
         keep_every_n_steps: optimizer steps between two files that are never deleted; null = none.
 
     Raises:
@@ -125,17 +123,17 @@ class StepCheckpoint(Checkpoint):
         self._files = _Files()
         self._saving: _Save | None = None
         self._stable_step = 0
-        self._seen_step = 0  # the hook runs once a micro-batch, its work is done once a step
-        self._saved_step = 0  # the last one whose save was begun, and when that was
+        self._seen_step = 0  # on_train_batch_end runs once per micro-batch; this step is already handled
+        self._saved_step = 0  # step and time of the last save begun
         self._saved_at = 0.0
-        self._look_at_clock = 0  # the step at which the ranks agree next whether the minutes are over
-        self._due = False  # a save is waiting for the validation that follows
+        self._look_at_clock = 0  # the next step at which the ranks compare the time with every_n_minutes
+        self._due = False  # a save waits for the validation that follows
         self._stop_at_boundary = False
         self._warned = False
 
     @property
     def best_model_path(self) -> str:
-        """Path of the best file, "" while there is none."""
+        """Path of the best file, or "" before the first one."""
         return str(self._folder / self._files.best_name) if self._files.best_name else ""
 
     @property
@@ -145,7 +143,7 @@ class StepCheckpoint(Checkpoint):
 
     @property
     def last_model_path(self) -> str:
-        """Path of the newest file, "" while there is none."""
+        """Path of the newest file, or "" before the first one."""
         return str(self._folder / self._files.kept[-1]) if self._files.kept else ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -157,9 +155,8 @@ class StepCheckpoint(Checkpoint):
         known = (getattr(callback, "stable_until", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         self._stable_step = next((step for step in known if step), 0)
         leaving = self._files.leaving
-        self._files = trainer.strategy.broadcast(
-            self._present()
-        )  # one rank looks: the folder may not be visible to all at once
+        # Broadcast: on a network file system, other ranks may see the folder later.
+        self._files = trainer.strategy.broadcast(self._present())
         if trainer.is_global_zero:
             self._link_and_remove(trainer, self._files._replace(leaving=leaving))
         self._seen_step = self._saved_step = trainer.global_step
@@ -183,7 +180,7 @@ class StepCheckpoint(Checkpoint):
         self._seen_step = step
         at_once = any(getattr(callback, "save_now", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         if at_once or self._is_due(trainer, step):
-            # Saved at once and validated all the same, it is saved again after: the second file replaces the first.
+            # If an immediate save is followed by validation, the step is saved again, which replaces the first file.
             self._due = validation_follows(trainer)
             if at_once or not self._due:
                 self._save(trainer)
@@ -194,8 +191,8 @@ class StepCheckpoint(Checkpoint):
         if accumulates(trainer):
             if not self._warned:
                 rank_zero_warn(
-                    "Validation ran between two optimizer steps, where no checkpoint can be saved, so it does not count"
-                    " for best.ckpt: validate every so many optimizer steps instead (callbacks.ValidateEvery)."
+                    "Validation ran inside an accumulation window, where a checkpoint cannot be saved, so best.ckpt ignores"
+                    " it: validate after whole optimizer steps (callbacks.ValidateEvery)."
                 )
             self._warned = True
             return
@@ -205,7 +202,7 @@ class StepCheckpoint(Checkpoint):
             self._save(trainer, score)
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called by StopOnSignal: no hook of Lightning."""
+        """Called by StopOnSignal; not a Lightning hook."""
         if trainer.global_step != self._saved_step and not accumulates(trainer):
             self._due = False
             self._save(trainer)
@@ -214,39 +211,41 @@ class StepCheckpoint(Checkpoint):
         if trainer.global_step != self._saved_step:
             if accumulates(trainer):
                 rank_zero_warn(
-                    f"Training was stopped between two optimizer steps, after step {trainer.global_step}, which is not"
-                    f" saved: the newest checkpoint is {self.last_model_path or 'none'}."
+                    f"Training stopped inside an accumulation window, after optimizer step {trainer.global_step}. That step"
+                    f" was not saved. The newest checkpoint is {self.last_model_path or 'none'}."
                 )
             else:
                 self._save(trainer)
-        self._settle_together(trainer)  # whoever looks next, on any rank, finds the links in place
+        self._settle_together(trainer)  # code after fit finds the links on any rank
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if trainer.is_global_zero:  # no collective: the other ranks may be anywhere
+        if trainer.is_global_zero:  # no collective: other ranks may not reach it
             self._settle(trainer, wait=True)
 
     def _is_due(self, trainer: Trainer, step: int) -> bool:
-        """Whether the step just made is to be saved by steps or minutes. All ranks, same answer."""
+        """Whether a save of this step is due by steps or minutes. Same result on all ranks."""
         return step % self.every_n_steps == 0 or self._is_permanent(step) or self._minutes_are_over(trainer, step)
 
     def _is_permanent(self, step: int) -> bool:
         return step == self._stable_step or (self.keep_every_n_steps is not None and step % self.keep_every_n_steps == 0)
 
     def _minutes_are_over(self, trainer: Trainer, step: int) -> bool:
-        """Rank 0's clock for all. Agreeing is a collective, so the ranks agree too on when to do it next: halfway to
-        the step at which, at the pace since the last save, the time will have come."""
+        """Whether every_n_minutes have passed, by rank 0's clock. A collective, so it also sets the step of the next call.
+
+        That is halfway to the step at which the time is up, extrapolated from the pace since the last save.
+        """
         if self.every_n_minutes is None or step < self._look_at_clock:
             return False
         elapsed, steps = time.monotonic() - self._saved_at, step - self._saved_step
         left = self.every_n_minutes * 60 - elapsed
         halfway = int(left / 2 * steps / elapsed) if elapsed > 0 else 0
-        # Never further ahead than the pace is known for: after a save a GPU's first steps seem to take no time.
+        # At most as many steps ahead as were timed: on a GPU the first steps after a save only queue work and look fast.
         over, wait = trainer.strategy.broadcast((left <= 0, max(1, min(halfway, steps))))
         self._look_at_clock = step + wait
         return over
 
     def _improved_score(self, trainer: Trainer) -> float | None:
-        """The score of the validation just run if it is the best so far."""
+        """The score of the last validation if it is the best so far, else None."""
         if self.monitor is None:
             return None
         metrics = trainer.callback_metrics
@@ -259,16 +258,16 @@ class StepCheckpoint(Checkpoint):
         best = (self._saving.files if self._saving else self._files).best_score
         score = float(metrics[self.monitor])
         improved = best is None or (score < best if self.mode == "min" else score > best)
-        # Rank 0 decides for all: a metric logged without sync_dist differs, and ranks that disagree would wait for ever.
+        # Use rank 0's score everywhere: a metric logged without sync_dist differs between ranks, which would deadlock.
         return trainer.strategy.broadcast(score if improved and math.isfinite(score) else None)
 
     def _save(self, trainer: Trainer, best_score: float | None = None) -> None:
-        """Save this step, as the best if it has a score. All ranks."""
+        """Save this step, as the best if a score is given. Called on all ranks."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self._settle_together(trainer)
         step = trainer.global_step
-        self._saving = self._plan(step, best_score)  # before saving: the file names itself and its neighbours
+        self._saving = self._plan(step, best_score)  # before saving, because the checkpoint contains this list
         self._saved_step, self._saved_at, self._look_at_clock = step, time.monotonic(), 0
         try:
             trainer.save_checkpoint(self._folder / self._saving.name)  # ends with a barrier
@@ -279,7 +278,7 @@ class StepCheckpoint(Checkpoint):
             self._settle(trainer, wait=False)
 
     def _plan(self, step: int, best_score: float | None) -> _Save:
-        """What there is once this step is saved."""
+        """The files once this step is saved."""
         old, name = self._files, _name(step)
         newest_last = [*(kept for kept in old.kept if kept != name), name]
         best = (old.best_score, old.best_name) if best_score is None else (best_score, name)
@@ -290,7 +289,7 @@ class StepCheckpoint(Checkpoint):
         return _Save(name, _Files(*best, kept, tuple(kept for kept in kept if kept in permanent), leaving))
 
     def _settle(self, trainer: Trainer, *, wait: bool) -> None:
-        """Act on how the save under way ended, if it has. Rank 0."""
+        """If the save in progress has ended, update links and files. Called on rank 0."""
         if self._saving is None:
             return
         finished = getattr(trainer.strategy.checkpoint_io, "finished", None)
@@ -304,7 +303,7 @@ class StepCheckpoint(Checkpoint):
         self._link_and_remove(trainer, files)
 
     def _link_and_remove(self, trainer: Trainer, files: _Files) -> None:
-        """Once these files are on disk. Rank 0."""
+        """Point the links at these files and delete `leaving`. Called on rank 0, once the files are on disk."""
         stable = _name(self._stable_step)
         links = {
             "last.ckpt": files.kept[-1] if files.kept else "",
@@ -316,17 +315,17 @@ class StepCheckpoint(Checkpoint):
                 self._link(link, target)
         for name in files.leaving:
             if (self._folder / name).exists():
-                trainer.strategy.remove_checkpoint(self._folder / name)  # file or folder, as the strategy saves
+                trainer.strategy.remove_checkpoint(self._folder / name)  # a file or a folder, depending on the strategy
 
     def _settle_together(self, trainer: Trainer) -> None:
-        """Wait for the save under way, and let all ranks know how it ended. All ranks."""
+        """Wait for the save in progress and broadcast its outcome. Called on all ranks."""
         if trainer.is_global_zero:
             self._settle(trainer, wait=True)
         self._files = trainer.strategy.broadcast(self._files)
         self._saving = None
 
     def _present(self) -> _Files:
-        """The files that are in the folder."""
+        """The recorded files that still exist in the folder."""
         there = {name for name in {*self._files.kept, self._files.best_name} if name and (self._folder / name).exists()}
         kept, permanent = (
             tuple(name for name in names if name in there) for names in (self._files.kept, self._files.permanent)
@@ -335,14 +334,14 @@ class StepCheckpoint(Checkpoint):
         return _Files(*best, kept, permanent)
 
     def _link(self, link: str, target: str) -> None:
-        """Point `link` at `target`, both in the folder, in one step: a reader finds the old file or the new one."""
+        """Point `link` at `target` atomically: a reader finds the old file or the new one."""
         temporary = self._folder / f"{link}.tmp"
         temporary.unlink(missing_ok=True)  # left by a killed process
         temporary.symlink_to(target)
         os.replace(temporary, self._folder / link)
 
     def state_dict(self) -> dict[str, Any]:
-        # While a save is under way this is asked for that save: whoever reads it reads it from a file that exists.
+        # During a save this is the state to be saved: whoever reads it has found that file on disk.
         files = self._saving.files if self._saving else self._files
         lists = {"kept": list(files.kept), "permanent": list(files.permanent), "leaving": list(files.leaving)}
         return files._asdict() | lists

@@ -1,4 +1,4 @@
-"""One order of summation for every step under DistributedDataParallel."""
+"""The same order of summation in every step of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from ._torch import prepare_reduction
 
 
 class DDPBucketWarmup(Callback):
-    """Makes DDP reduce its first gradients as it reduces all later ones, so that a resumed run rounds as a straight one.
+    """Makes DDP use its final gradient buckets from the first step, so that a resumed run rounds like an uninterrupted one.
 
-    DDP reduces its first gradients in a single bucket, and from the second step on in buckets in the order in which the first
-    gradients became ready. Where a gradient lies in a bucket decides in which order the contributions of three or more ranks
-    are added up, and so how their sum is rounded. The step after a resume would therefore not be that of the straight run.
-    Here every weight times zero is differentiated before the first step, and DDP takes its order from that.
+    In the first step, DDP reduces all gradients in a single bucket. From the second step on, its buckets follow the order
+    in which the gradients of the first step became ready. With three or more ranks, a gradient's position in its
+    bucket determines the order of summation, and so the rounding. The first step after a resume would therefore differ from
+    the same step of an uninterrupted run. This callback runs a backward pass of (0 · every weight) before the first step,
+    which fixes the buckets.
 
-    Other strategies, and DDP that searches for unused parameters or assumes a static graph, are left alone.
+    Does nothing with other strategies, `find_unused_parameters` or `static_graph`.
 
     Logs: nothing.
 
     Contract:
-        on_train_start: one backward pass without a model, and one reduction; no gradient is left behind.
+        on_train_start: one backward pass without the model, and one reduction; then clears the gradients.
         State: none.
     """
 
@@ -32,7 +33,7 @@ class DDPBucketWarmup(Callback):
             return
         parameters = [p for p in ddp.parameters() if p.requires_grad]
         prepare_reduction(ddp)
-        # One by one: their gradients become ready in the opposite order, as in a model, from its last layer to its first.
+        # A chain of sums: gradients become ready in reverse order, from the last layer to the first, as in a model.
         nothing = torch.zeros((), device=trainer.strategy.root_device)
         for parameter in parameters:
             nothing = nothing + parameter.flatten()[0] * 0

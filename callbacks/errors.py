@@ -1,8 +1,8 @@
-"""The exception for settings that cannot work."""
+"""The exception for invalid settings."""
 
 
 class ConfigurationError(ValueError):
-    """An argument of a callback, or a setting of the Trainer or the module, cannot work with it.
+    """An argument of a callback is invalid, or a setting of the Trainer or the module conflicts with it.
 
-    The message names the value, the rule, and the flag of `python -m lit_llm` that mends it.
+    The message names the value, the rule, and the flag of `python -m lit_llm` to change.
     """

@@ -18,9 +18,9 @@ from .errors import ConfigurationError
 
 
 def total_norm(grads: Iterable[Tensor]) -> Tensor:
-    """Global L2 norm in fp32 (float64 for float64 gradients): a plain 0-d tensor, on the first gradient's device.
+    """Global L2 norm in fp32 (float64 for float64 gradients): a plain 0-d tensor on the first gradient's device.
 
-    Sharded gradients (DTensor) count with all their shards. They are grouped by mesh and placement first: norms of
+    Of a sharded gradient (DTensor), all shards count. Gradients are grouped by mesh and placement first, because norms of
     differently distributed tensors, or of DTensors and plain ones, cannot be stacked.
     """
     groups: dict[Any, list[Tensor]] = defaultdict(list)
@@ -29,7 +29,7 @@ def total_norm(grads: Iterable[Tensor]) -> Tensor:
     norms: list[Tensor] = []
     for group in groups.values():
         if any(grad.dtype in (torch.bfloat16, torch.float16) for grad in group):
-            # get_total_norm would return, and add up, the norms in 8 or 11 bits of mantissa.
+            # get_total_norm would sum the norms in bf16 or fp16.
             each = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in group]
             norm = torch.linalg.vector_norm(torch.stack([n.to(each[0].device) for n in each]))
         else:
@@ -43,7 +43,7 @@ def total_norm(grads: Iterable[Tensor]) -> Tensor:
 
 
 def scale_(grads: Iterable[Tensor], factor: Tensor) -> None:
-    """Multiply gradients in place by a 0-d tensor; of a DTensor the local shard, which needs no communication."""
+    """Multiply gradients in place by a 0-d tensor. Of a DTensor, multiplies the local shard, without communication."""
     by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
     for grad in grads:
         local = grad.to_local() if isinstance(grad, DTensor) else grad
@@ -55,23 +55,23 @@ def scale_(grads: Iterable[Tensor], factor: Tensor) -> None:
 class GradientNorm(Callback):
     """Clips the global gradient norm and logs it; the norm is computed once for both.
 
-    g ← g·min(1, clip/(‖g‖ + 1e-6)): the direction is kept. Leave `Trainer(gradient_clip_val)` unset.
+    g ← g·min(1, clip/(‖g‖ + 1e-6)). The direction does not change. Leave `Trainer(gradient_clip_val)` unset.
 
     Logs: `grad/norm` (before clipping); if clipping, also `grad/norm_clipped` (after) and `grad/clip_fraction`: of the
     optimizer steps since the last row, the fraction whose norm was above `clip`.
 
-    `latest_norm` is the norm before clipping of the step being made, for callbacks that come after this one, and None
-    when it was not computed.
+    `latest_norm` is the norm of the current step before clipping, for callbacks that come after this one. None = not
+    computed.
 
     Contract:
-        on_train_start: refuses settings under which the numbers would be wrong.
-        on_train_batch_start: clears `latest_norm`, which is not that of a later step.
-        on_before_optimizer_step: norm, clipping, and at logged steps the row. Between two rows nothing is read on the
-            host; with `clip=None` nothing is even computed.
+        on_train_start: refuses settings with which the norm would be wrong.
+        on_train_batch_start: clears `latest_norm`.
+        on_before_optimizer_step: computes the norm, clips, and writes the row at logged steps. Between two rows the host
+            does not synchronise; with `clip=None` the norm is not computed either.
         State: the counts behind `grad/clip_fraction`.
 
     Args:
-        clip: largest norm let through; None = log only.
+        clip: largest norm after clipping; None = log only.
 
     Raises:
         ConfigurationError: clip <= 0; `Trainer(gradient_clip_val)` is set; fp16 loss scaling with an optimizer that unscales by

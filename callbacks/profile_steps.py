@@ -1,4 +1,4 @@
-"""A trace of a few optimizer steps, to look at operator by operator."""
+"""Traces a few optimizer steps with torch.profiler."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ._torch import start_memory_history, stop_memory_history
 from .errors import ConfigurationError
 
-_SNAPSHOT_ENTRIES = 100_000  # allocations and frees that a memory snapshot remembers
+_SNAPSHOT_ENTRIES = 100_000  # allocations and frees in a memory snapshot, at most
 
 
 class Profile(Callback):
-    """Records `steps` successive optimizer steps with torch.profiler, each from the loading of its data to its update.
+    """Records `steps` consecutive optimizer steps with torch.profiler, each from data loading to weight update.
 
-    Writes `<dirpath>/rank0.<first step>.pt.trace.json.gz`, to be opened in https://ui.perfetto.dev, chrome://tracing or, with
-    the plugin torch-tb-profiler, in TensorBoard. The steps are in it as `ProfilerStep#<optimizer step>`. With `memory_snapshot`
-    also `rank0.<first step>.memory.pickle`, to be dropped onto https://docs.pytorch.org/memory_viz. The recorded steps, and
-    whatever else lies between them (validation, saving), are slower than others: choose few, and not those whose speed counts.
+    Writes `<dirpath>/rank0.<first step>.pt.trace.json.gz`. Open it in https://ui.perfetto.dev, in chrome://tracing, or in
+    TensorBoard with the plugin torch-tb-profiler. The steps are labelled `ProfilerStep#<optimizer step>`. `memory_snapshot`
+    also writes `rank0.<first step>.memory.pickle`: open it in https://docs.pytorch.org/memory_viz. Recording slows the
+    steps down, and also validation and saving between them. Record few steps, and none whose speed you measure.
 
     Logs: nothing.
 
     Contract:
-        on_train_start: refuses what cannot be recorded; with `wait=0` starts.
-        on_train_batch_end: after the step before the first one starts, after the last one stops and writes the file.
-        on_train_end: a run that ends earlier writes what was recorded; a warning says if there is nothing.
-        on_exception: stops without a file.
-        State: none: a resumed run waits and records anew.
+        on_train_start: refuses settings that cannot be recorded; starts recording if `wait=0`.
+        on_train_batch_end: starts recording after `wait` steps; stops after `steps` more and writes the file.
+        on_train_end: if the run ends earlier, writes the steps recorded so far, or warns if there are none.
+        on_exception: stops recording and writes no file.
+        State: none: a resumed run waits and records again.
 
     Args:
-        wait: optimizer steps of this process to leave out first: the very first compile, warm up and allocate.
-        steps: optimizer steps to record. The first one recorded bears the start of the profiler itself.
-        all_ranks: every rank records and writes a file of its own, not rank 0 alone.
-        memory_snapshot: also remember every allocation of CUDA memory.
+        wait: optimizer steps of this process to skip first. The first ones compile, warm up and allocate.
+        steps: optimizer steps to record. The first one includes the start of the profiler.
+        all_ranks: record on every rank, one file each; otherwise on rank 0 only.
+        memory_snapshot: also record every allocation of CUDA memory.
         dirpath: folder of the files; null = `<trainer.default_root_dir>/profile`.
 
     Raises:
@@ -72,7 +72,7 @@ class Profile(Callback):
         found = []
         if self.memory_snapshot and trainer.strategy.root_device.type != "cuda":
             found.append(
-                f"memory_snapshot records CUDA memory, but this run is on {trainer.strategy.root_device.type}: remove"
+                f"memory_snapshot records CUDA memory, but this run uses {trainer.strategy.root_device.type}: remove"
                 " --profile.memory_snapshot."
             )
         if isinstance(trainer.profiler, PyTorchProfiler):  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ class Profile(Callback):
         self._label(self._first)
 
     def _label(self, step: int | None) -> None:
-        """End the label of the step recorded so far, and begin that of `step`."""
+        """End the label of the current step and begin the label of `step`."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
         self._step = None if step is None else record_function(f"ProfilerStep#{step}")

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from ._lightning import is_logged
 
-# What a line shows after the loss: metric, label, format.
+# Metrics in a line after the loss: name, label, format.
 _SHOWN = (
     ("train/perplexity", "ppl", "{:.4g}"),
     ("lr", "lr", "{:.2e}"),
@@ -37,15 +37,15 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """873 → "873", 45200 → "45.2k", 1234000 → "1.23M": three digits."""
+    """873 → "873", 45200 → "45.2k", 1234000 → "1.23M": three significant digits."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= 0.9995 * limit:  # what rounds to 1000 of a unit is 1 of the next
+        if number >= 0.9995 * limit:  # 999.5k rounds to 1000k, so print 1M
             return f"{number / limit:.3g}{unit}"
     return f"{number:.0f}"
 
 
 def format_metrics(metrics: Mapping[str, float], loss: str = "train/loss") -> str:
-    """Like "loss 2.3456  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s", without those that `metrics` lacks."""
+    """Like "loss 2.3456  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s", without metrics that are missing."""
     shown = ((loss, "loss", "{:.4f}"), *_SHOWN)
     parts = [f"{label} {form.format(metrics[name])}" for name, label, form in shown if name in metrics]
     if "throughput/tokens_per_second" in metrics:
@@ -56,7 +56,7 @@ def format_metrics(metrics: Mapping[str, float], loss: str = "train/loss") -> st
 def format_line(
     step: int, max_steps: int, metrics: Mapping[str, float], eta_seconds: float | None, loss: str = "train/loss"
 ) -> str:
-    """Like "step 100/2000  loss 2.3456 …  ETA 3m07s"; no total if `max_steps` is -1, no ETA if it is None."""
+    """Like "step 100/2000  loss 2.3456 …  ETA 3m07s"; no total if `max_steps` is -1, no ETA if `eta_seconds` is None."""
     width = len(str(max_steps)) if max_steps >= 0 else 0
     parts = [f"step {step:>{width}}/{max_steps}" if max_steps >= 0 else f"step {step}", format_metrics(metrics, loss)]
     if eta_seconds is not None:
@@ -71,27 +71,26 @@ def format_validation(step: int, metrics: Mapping[str, float], seconds: float) -
 
 
 class TrainingProgress(ProgressBar):
-    """Shows optimizer steps of `trainer.max_steps`, loss, perplexity, lr, gradient norm, tokens/s and time to go.
+    """Shows the optimizer step, loss, perplexity, learning rate, gradient norm, tokens/s and remaining time.
 
-    On a terminal: one bar, redrawn at logged steps and at most ten times a second, and a second bar while validation
-    runs. Elsewhere (a log file, CI): one plain line per logged step. Validation leaves one line with its result in
-    both.
+    On a terminal: one bar, redrawn at logged steps and otherwise at most ten times a second, and a second bar during
+    validation. Elsewhere (a log file, CI): one plain line per logged step. Both print one line with each validation result.
 
     Reads the loss, `train/perplexity`, `lr`, `grad/norm` and `throughput/tokens_per_second` from
-    `trainer.callback_metrics`. Metrics that nothing logs are left out. ETA is the time per step since this process began
-    training (with validation and saving, without the first step) times the remaining steps.
+    `trainer.callback_metrics`; metrics that are missing there are not shown. ETA = time per step × remaining steps. The
+    time per step is the mean in this process, with validation and saving, without the first step.
 
     Logs: nothing.
 
     Contract:
-        on_train_start: opens the bar at the step resumed from.
-        on_train_batch_end: at an unlogged step compares two numbers and returns.
-        on_validation_*: bar and result line; the sanity check is not shown.
-        on_train_end, on_exception, teardown: closes the bars.
+        on_train_start: opens the bar at the resumed step.
+        on_train_batch_end: draws the bar or prints the line.
+        on_validation_*: bar and result line, except in the sanity check.
+        on_train_end, on_exception, teardown: close the bars.
         State: none. Rank 0 only.
 
     Args:
-        loss: the metric shown as loss.
+        loss: name of the metric shown as loss.
     """
 
     def __init__(self, loss: str = "train/loss") -> None:
@@ -101,8 +100,8 @@ class TrainingProgress(ProgressBar):
         self._bar: Tqdm | None = None
         self._val_bar: Tqdm | None = None
         self._step = 0
-        self._drawn = 0.0  # when
-        self._first: tuple[int, float] | None = None  # the first step of this process and when it ended
+        self._drawn = 0.0  # time of the last drawing
+        self._first: tuple[int, float] | None = None  # the first step of this process and the time of its end
         self._val_since = 0.0
 
     def disable(self) -> None:
@@ -145,7 +144,7 @@ class TrainingProgress(ProgressBar):
         if not is_logged(trainer, step):
             is_last = step == trainer.max_steps
             if self._bar is not None and (is_last or now - self._drawn >= _REFRESH_SECONDS):
-                self._draw(step, now, "" if is_last else None)  # the bar must not end with the numbers of an earlier step
+                self._draw(step, now, "" if is_last else None)  # at the last step, clear the metrics of an earlier one
             return
         metrics = _floats(trainer)
         eta = self._eta(step, trainer.max_steps, now)
@@ -202,7 +201,7 @@ class TrainingProgress(ProgressBar):
         if trainer.sanity_checking or not self._enabled:
             return
         self._close_validation()
-        if trainer.state.fn == "fit":  # `trainer.validate` prints a table of its own
+        if trainer.state.fn == "fit":  # `trainer.validate` prints its own table
             seconds = time.monotonic() - self._val_since
             self.print(format_validation(trainer.global_step, _floats(trainer), seconds))
 

@@ -1,4 +1,4 @@
-"""Generated text in TensorBoard while training."""
+"""Generated text in TensorBoard during training."""
 
 from __future__ import annotations
 
@@ -14,39 +14,38 @@ from .errors import ConfigurationError
 
 
 def markdown(text: str) -> str:
-    """A Markdown code block of `text`: TensorBoard renders text as Markdown, which would eat white space and `#`, `*`,
-    `_`.
+    """A Markdown code block of `text`.
 
-    Indented rather than fenced, so that no text can end the block.
+    TensorBoard renders text as Markdown, which would drop white space and `#`, `*`, `_`. The block is indented, not
+    fenced, because the text may contain a fence.
     """
     return "\n".join("    " + line for line in text.split("\n"))
 
 
 class TextSamples(Callback):
-    """Continues fixed prompts at fixed steps, so that the same sentence can be read getting better.
+    """Continues the same prompts every `every_n_steps` steps, so that the continuations can be compared.
 
     Needs `LightningModule.generate_text(prompt, *, max_new_tokens, temperature, top_k, top_p, seed) -> str`. The seed
-    is the same each time: what changes between two samples is the model, not the luck.
+    is the same each time, so only the model changes between two samples.
 
-    Logs: text `samples/<i>` (prompt and continuation) to TensorBoard loggers; other loggers are left alone, and
-    without a TensorBoard logger nothing is generated.
+    Logs: text `samples/<i>` (prompt and continuation) to TensorBoard loggers only. Without a TensorBoard logger it does
+    not generate.
 
     Contract:
         on_train_start: checks that the module can generate.
-        on_train_batch_end: generates at due optimizer steps. Every rank generates (a sharded model needs them all),
-            rank 0 writes.
-        on_train_end: generates, unless that step was due already.
-        Random state, train/eval mode and gradients are restored afterwards. The work is announced to the trainer's
-        profiler as "generate_samples", so that Throughput can leave it out.
+        on_train_batch_end: generates at due optimizer steps, on every rank (a sharded model needs all); rank 0 writes.
+        on_train_end: generates, unless the last step was due.
+        Afterwards, random state and train/eval mode are restored. The work is reported to the Trainer's profiler as
+        "generate_samples", so that Throughput can exclude it.
         State: none.
 
     Args:
         prompts: texts to continue.
         every_n_steps: optimizer steps between two samples.
         max_new_tokens: length of a continuation, in tokens.
-        temperature: 0 = always the likeliest token.
-        top_k: sample among the k likeliest tokens; null = among all.
-        seed: of the sampling.
+        temperature: divides the logits; 0 = greedy (always the likeliest token).
+        top_k: sample from the k likeliest tokens; null = from all.
+        seed: of the sampling generator.
 
     Raises:
         ConfigurationError: numbers out of range; the module has no `generate_text`.
@@ -75,13 +74,13 @@ class TextSamples(Callback):
         self.temperature = temperature
         self.top_k = top_k
         self.seed = seed
-        self._seen = 0  # the last optimizer step looked at: under accumulation the hook runs once a micro-batch
+        self._seen = 0  # the last optimizer step handled: on_train_batch_end runs once per micro-batch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not callable(getattr(pl_module, "generate_text", None)):
             raise ConfigurationError(
                 f"TextSamples needs a method generate_text, which {type(pl_module).__name__} does not have:"
-                " drop the callback (`samples: null`)."
+                " remove the callback (`samples: null`)."
             )
         self._seen = trainer.global_step
 
@@ -116,7 +115,7 @@ class TextSamples(Callback):
         texts = []
         try:
             pl_module.eval()
-            # The precision context is the one validation runs in (autocast): same kernels, same numbers.
+            # The same autocast context as validation: same kernels, same numbers.
             with isolate_rng(), torch.no_grad(), trainer.precision_plugin.forward_context():
                 for prompt in self.prompts:
                     text = pl_module.generate_text(  # type: ignore[operator]
@@ -129,6 +128,6 @@ class TextSamples(Callback):
                     )
                     texts.append(text if text.startswith(prompt) else prompt + text)
         finally:
-            for module, training in modes:  # one by one: parts may have been in eval mode on purpose
+            for module, training in modes:  # per module: some may have been in eval mode before
                 module.training = training
         return texts

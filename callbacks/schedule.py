@@ -1,11 +1,10 @@
 """Learning-rate schedules: pure functions of the update number, and callbacks that only apply them.
 
-Because the rate is a function of the step and of nothing else there is no state to save: a resumed, extended or
-branched run computes the same rate as one that never stopped.
+The rate depends on the step only, so no state is saved. A resumed, extended or branched run computes the same rate as
+one that never stopped.
 
-Notation of every function: `t` = 1, 2, … is the number of the update being made, `peak` the largest rate, `final` the
-rate at the end. Warmup is peak·t/warmup_steps, so the first update already moves the weights (a first rate of 0 wastes
-a step).
+Notation: `t` = 1, 2, … is the number of the update, `peak` the largest rate, `final` the rate at the end. Warmup is
+peak·t/warmup_steps. It does not start from a rate of 0, which would waste the first update.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ def linear(t: int, *, peak: float, final: float, warmup_steps: int, total_steps:
 
 
 def constant(t: int, *, peak: float, warmup_steps: int) -> float:
-    """Warmup, then `peak` for ever."""
+    """Warmup, then `peak` forever."""
     return peak * t / warmup_steps if t <= warmup_steps else peak
 
 
 def inverse_square_root(t: int, *, peak: float, warmup_steps: int) -> float:
-    """peak·√(warmup/t) after warmup (Vaswani et al. 2017). Without warmup the decay starts at once: peak/√t."""
+    """peak·√(warmup/t) after warmup (Vaswani et al. 2017). Without warmup: peak/√t."""
     if t <= warmup_steps:
         return peak * t / warmup_steps
     return peak * math.sqrt(max(warmup_steps, 1) / t)
@@ -65,7 +64,7 @@ def wsd(
     decay_steps: int,
     shape: DecayShape,
 ) -> float:
-    """Warmup, stable at `peak`, and over the last `decay_steps` a decay to `final` (Hu et al. 2024). See :func:`decayed`."""
+    """Warmup, then `peak`, then a decay to `final` over the last `decay_steps` (Hu et al. 2024). See :func:`decayed`."""
     if t <= warmup_steps:
         return peak * t / warmup_steps
     decay_start = total_steps - decay_steps
@@ -75,7 +74,7 @@ def wsd(
 
 
 def decayed(x: float, *, peak: float, final: float, shape: DecayShape) -> float:
-    """The rate after the part x in (0, 1] of a decay from `peak`; `final` for x ≥ 1.
+    """The rate after a fraction x in (0, 1] of a decay from `peak`; `final` for x ≥ 1.
 
     linear: peak + (final − peak)·x; cosine: final + ½(peak − final)(1 + cos πx);
     one_minus_sqrt: final + (peak − final)(1 − √x); exponential: peak·(final/peak)^x.
@@ -95,7 +94,7 @@ def decayed(x: float, *, peak: float, final: float, shape: DecayShape) -> float:
 def _check_final_ratio(final_ratio: float) -> None:
     if not 0 <= final_ratio <= 1:
         raise ConfigurationError(
-            f"final_ratio is {final_ratio} but final rate / peak rate must lie in [0, 1] (--schedule.final_ratio)."
+            f"final_ratio (final rate / peak rate) is {final_ratio} but must lie in [0, 1] (--schedule.final_ratio)."
         )
 
 
@@ -103,25 +102,25 @@ def _check_shape(shape: str, final_ratio: float) -> None:
     if shape not in _SHAPES:
         raise ConfigurationError(f"shape is {shape!r} but must be one of {', '.join(_SHAPES)} (--schedule.shape).")
     if shape == "exponential" and final_ratio == 0:
-        raise ConfigurationError("An exponential decay never reaches 0: give --schedule.final_ratio a value above 0.")
+        raise ConfigurationError("An exponential decay never reaches 0: set --schedule.final_ratio above 0.")
 
 
 class Schedule(Callback, ABC):
-    """Sets every parameter group's rate to schedule(update number), the group's own configured rate being the peak.
+    """Sets the rate of every parameter group at every update. The group's configured rate is its peak.
 
     Logs: `lr` (first parameter group) and `lr/<name>` for each further group whose peak differs from the first one's
     (name = `group["name"]`, else the group's index).
 
     Contract:
-        on_fit_start: captures the peaks. Later would be too late: restoring a checkpoint overwrites the groups' rates.
-        on_train_start: warns when the checkpoint that is resumed was made at another rate than this schedule gives its step.
-        on_train_batch_start: sets the rates of the update to come, once an optimizer step.
+        on_fit_start: stores the peaks, before a restored checkpoint overwrites the groups' rates.
+        on_train_start: warns if the checkpoint's rate differs from the rate of this schedule at its step.
+        on_train_batch_start: sets the rates of the next update, once per optimizer step.
         on_before_optimizer_step: writes the row at logged steps.
         State: none.
 
     Raises:
-        ConfigurationError: numbers out of range; no `total_steps` while `Trainer(max_steps=-1)`; more than one optimizer; the
-            LightningModule returns a learning-rate scheduler of its own.
+        ConfigurationError: numbers out of range; `total_steps` is None and `Trainer(max_steps=-1)`; several optimizers; the
+            LightningModule also returns a learning-rate scheduler.
     """
 
     def __init__(self, warmup_steps: int = 0) -> None:
@@ -129,24 +128,24 @@ class Schedule(Callback, ABC):
             raise ConfigurationError(f"warmup_steps is {warmup_steps} but must be >= 0 (--schedule.warmup_steps).")
         self.warmup_steps = warmup_steps
         self._peaks: list[float] = []  # one per parameter group
-        self._set_for = 0  # the update number the rates were last set for
+        self._set_for = 0  # the last update whose rates were set
 
     @abstractmethod
     def rate(self, t: int, peak: float) -> float:
         """The learning rate of update `t` = 1, 2, … for a parameter group whose peak rate is `peak`."""
 
     def resolve(self, trainer: Trainer) -> None:
-        """Read what this schedule takes from the trainer; checks that need it belong here too. Default: nothing."""
+        """Read settings of the trainer and check them. Default: nothing."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.lr_scheduler_configs:
             theirs = type(trainer.lr_scheduler_configs[0].scheduler).__name__
             raise ConfigurationError(
                 f"{type(self).__name__} and the {theirs} returned by {type(pl_module).__name__}.configure_optimizers"
-                " would both set the learning rate: return only the optimizer, or drop the callback (`schedule: null`)."
+                " would both set the learning rate: return only the optimizer, or remove the callback (`schedule: null`)."
             )
         if len(trainer.optimizers) != 1:
-            raise ConfigurationError(f"{type(self).__name__} drives one optimizer but there are {len(trainer.optimizers)}.")
+            raise ConfigurationError(f"{type(self).__name__} needs exactly one optimizer, not {len(trainer.optimizers)}.")
         self.resolve(trainer)
         self._peaks = [float(group["lr"]) for group in trainer.optimizers[0].param_groups]
         self._set_for = 0
@@ -159,20 +158,20 @@ class Schedule(Callback, ABC):
             before, here = float(group["lr"]), self.rate(step, peak)
             if not math.isclose(before, here, rel_tol=1e-5, abs_tol=1e-5 * peak):
                 rank_zero_warn(
-                    f"The learning rate jumps: optimizer step {step} was made at {before:.4g}, and this"
-                    f" {type(self).__name__} goes on as if it had been {here:.4g}. The schedule, its end or its peak is not"
-                    " that of the checkpoint (--schedule, --trainer.max_steps, --optimizer.lr)."
+                    f"The learning rate jumps: the checkpoint of optimizer step {step} has {before:.4g}, but this"
+                    f" {type(self).__name__} gives {here:.4g}. The schedule, its end or its peak differs from the checkpoint's"
+                    " (--schedule, --trainer.max_steps, --optimizer.lr)."
                 )
                 return
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         t = trainer.global_step + 1
-        if t == self._set_for:  # a further micro-batch of the same update
+        if t == self._set_for:  # another micro-batch of the same update
             return
         self._set_for = t
         for group, peak in zip(trainer.optimizers[0].param_groups, self._peaks, strict=True):
             rate = self.rate(t, peak)
-            if isinstance(group["lr"], torch.Tensor):  # capturable and compiled optimizers hold it in a tensor
+            if isinstance(group["lr"], torch.Tensor):  # capturable and compiled optimizers keep the rate in a tensor
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
@@ -191,7 +190,7 @@ class Schedule(Callback, ABC):
 
 
 class _Horizon(Schedule):
-    """A schedule that ends: it has a final rate and a number of steps, by default the trainer's."""
+    """A schedule with a final rate and a number of steps (default: the trainer's max_steps)."""
 
     def __init__(self, warmup_steps: int, final_ratio: float, total_steps: int | None) -> None:
         super().__init__(warmup_steps)
@@ -200,14 +199,13 @@ class _Horizon(Schedule):
             raise ConfigurationError(f"total_steps is {total_steps} but must be >= 1 (--schedule.total_steps).")
         self.final_ratio = final_ratio
         self.total_steps = total_steps
-        self._total = 0  # known once the trainer is
+        self._total = 0  # set by resolve()
 
     def resolve(self, trainer: Trainer) -> None:
         self._total = trainer.max_steps if self.total_steps is None else self.total_steps
         if self._total == -1:
             raise ConfigurationError(
-                f"{type(self).__name__} needs to know where it ends but the run has no number of steps:"
-                " set --trainer.max_steps or --schedule.total_steps."
+                f"{type(self).__name__} needs a number of steps: set --trainer.max_steps or --schedule.total_steps."
             )
         if self.warmup_steps > self._total:
             raise ConfigurationError(
@@ -251,7 +249,7 @@ class Linear(_Horizon):
 
 
 class Constant(Schedule):
-    """Warmup, then the peak for ever. See :func:`constant`, :class:`Schedule`.
+    """Warmup, then the peak forever. See :func:`constant`, :class:`Schedule`.
 
     Args:
         warmup_steps: optimizer steps of linear warmup.
@@ -275,8 +273,8 @@ class InverseSquareRoot(Schedule):
 class WSD(_Horizon):
     """Warmup, stable, decay over the last steps. See :func:`wsd`, :class:`Schedule`.
 
-    A checkpoint of the stable phase can be continued with a larger `total_steps`, or branched into a decay: no rate
-    before the decay depends on where the run ends.
+    Rates before the decay do not depend on `total_steps`. So a checkpoint of the stable phase can be continued with a
+    larger `total_steps`, or branched into a decay.
 
     Args:
         warmup_steps: optimizer steps of linear warmup.
@@ -309,7 +307,7 @@ class WSD(_Horizon):
 
     @property
     def stable_until(self) -> int | None:
-        """The last optimizer step before the decay: a checkpoint of it can be branched and extended. None before fit."""
+        """The last optimizer step before the decay. Its checkpoint can be branched or extended. None before fit."""
         return self._total - self._decay if self._decay else None
 
     def resolve(self, trainer: Trainer) -> None:
@@ -317,8 +315,8 @@ class WSD(_Horizon):
         self._decay = self.decay_steps or max(1, round(self.decay_fraction * self._total))
         if self.warmup_steps + self._decay > self._total:
             raise ConfigurationError(
-                f"warmup_steps ({self.warmup_steps}) and decay ({self._decay} steps) overlap in a schedule of"
-                f" {self._total} steps: lower --schedule.warmup_steps, .decay_steps or .decay_fraction."
+                f"Warmup ({self.warmup_steps} steps) and decay ({self._decay} steps) overlap in a schedule of"
+                f" {self._total} steps: lower --schedule.warmup_steps, --schedule.decay_steps or --schedule.decay_fraction."
             )
 
     def rate(self, t: int, peak: float) -> float:
@@ -334,23 +332,23 @@ class WSD(_Horizon):
 
 
 class Decay(Schedule):
-    """From the rates of the checkpoint that is resumed down to `final_ratio` of them, over all the steps that are left.
+    """Decays the rates of the resumed checkpoint to `final_ratio` of them, over all remaining steps.
 
-    For annealing a run from wherever it is: no warmup, no peak, no jump, whatever schedule and rates it was trained with. The
-    step and the rates (one per parameter group) at which it begins are those of the checkpoint. They are its state, so a decay
-    that is itself interrupted goes on; all else is a pure function of the step, see :func:`decayed`. In a run that resumes
-    nothing it begins at step 0 with the configured rates.
+    Use it to anneal any checkpoint, whatever its schedule was: without warmup, and without a jump of the rate. The decay
+    begins at the checkpoint's step with the checkpoint's rates, one per parameter group. Both are saved, so an interrupted
+    decay can be resumed. The rate is a pure function of them and of the step, see :func:`decayed`. Without a checkpoint, it
+    begins at step 0 with the configured rates.
 
-    Contract, beside that of :class:`Schedule`:
-        on_train_start: takes the step and the rates, unless it has them from a checkpoint of its own.
-        State: both; plain numbers.
+    Contract, in addition to :class:`Schedule`:
+        on_train_start: reads step and rates, unless the checkpoint is from an earlier part of this decay.
+        State: step and rates; plain numbers.
 
     Args:
         final_ratio: rate at the trainer's max_steps / rate at the beginning, in [0, 1]; above 0 for the exponential shape.
         shape: of the decay.
 
     Raises:
-        ConfigurationError: numbers out of range; a run without a number of steps; a checkpoint whose rates are all 0.
+        ConfigurationError: numbers out of range; `Trainer(max_steps=-1)`; a checkpoint whose rates are all 0.
     """
 
     def __init__(self, final_ratio: float = 0.0, shape: DecayShape = "one_minus_sqrt") -> None:
@@ -361,14 +359,12 @@ class Decay(Schedule):
         self.shape = shape
         self._total = 0
         self._began: int | None = None  # optimizer steps made before the decay
-        self._rates: list[float] = []  # of these steps' last, one per parameter group
+        self._rates: list[float] = []  # at that step, one per parameter group
 
     def resolve(self, trainer: Trainer) -> None:
         self._total = trainer.max_steps
         if self._total == -1:
-            raise ConfigurationError(
-                "Decay needs to know where it ends but the run has no number of steps: set --trainer.max_steps."
-            )
+            raise ConfigurationError("Decay needs a number of steps: set --trainer.max_steps.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._began is None:
@@ -376,8 +372,8 @@ class Decay(Schedule):
             self._rates = [float(group["lr"]) for group in trainer.optimizers[0].param_groups]
             if not any(self._rates):
                 raise ConfigurationError(
-                    f"Decay begins at the learning rate of the checkpoint, which is 0 after its {self._began} steps, so nothing"
-                    " would be learned: take one from before the end of its schedule (--resume)."
+                    f"Decay begins at the checkpoint's learning rate, but that is 0 after step {self._began}: resume a"
+                    " checkpoint from before the end of its schedule (--resume)."
                 )
         self._peaks = self._rates
         super().on_train_start(trainer, pl_module)

@@ -1,4 +1,4 @@
-"""Skips optimizer steps that would harm the weights."""
+"""Skips optimizer steps with a loss or gradient spike."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ _NAMED_AT_MOST = 3
 
 
 class SpikeGuard(Callback):
-    """Skips the optimizer step whose loss or gradient norm is not finite, or above mean + sigma · std of the last good ones.
+    """Skips an optimizer step if its loss or gradient norm is not finite or exceeds mean + sigma · std of recent good steps.
 
-    A skipped step leaves parameters, moments and the optimizer's step counters bit for bit as if it had not been made,
-    and its loss and norm do not enter the window. It still counts as a step for the trainer: the schedule and the data
-    go on. (Buffers that a forward pass writes, as BatchNorm's, are not undone.) All ranks decide alike, from the mean over
-    ranks. The loss is the mean over the step's micro-batches, the norm is the one before clipping.
+    A skipped step leaves parameters, moments and the optimizer's step counters unchanged, bit for bit. (Buffers that a
+    forward pass writes, such as BatchNorm's, do change.) Its loss and norm do not enter the window of good steps. The
+    trainer still counts the step, so schedule and data advance. The loss is the mean over the step's micro-batches, and the
+    norm is the one before clipping. Both are averaged over ranks, so all ranks skip the same steps.
 
-    The decision is made on the device. Optimizers that honour `found_inf` act on it there and the host never waits:
-    torch's Adam, AdamW, SGD and Adagrad with `fused=True`, and any with a class attribute `honours_found_inf = True`. For
-    every other optimizer the host reads the decision once a step and does not call it: slower, on a GPU by the wait for the
-    step's backward. So also, on a CPU, for all but fused ones, since reading is free there; and for torch's fused SGD before
-    its first good step, which would keep an unwritten momentum.
+    The test runs on the device. Optimizers that honour `found_inf` skip the update there, without host synchronisation:
+    torch's Adam, AdamW, SGD and Adagrad with `fused=True`, and classes with an attribute `honours_found_inf = True`. For any
+    other optimizer the host reads the result once a step and does not call it if the step is bad. On a GPU the host then
+    waits for the backward pass. The host also reads the result on a CPU, unless the optimizer is fused, because reading is
+    free there; and before the first good step of torch's fused SGD, which would leave its momentum uninitialised.
 
-    Under fp16 loss scaling, a norm that is not finite while the loss is finite is handled by the scaler, which skips the step
-    and lowers the scale. It does not enter the window either, and is not reported.
+    With fp16 loss scaling, a norm that is not finite while the loss is finite is an overflow of the scale. The scaler skips
+    that step and lowers the scale. SpikeGuard does not report it, and its values do not enter the window.
 
-    Logs, at logged steps: `spike/skipped`, the number of steps skipped since the last row. A warning names them, with the
-    global sample numbers where the data module has `step_samples`, a range. After `max_consecutive` in a row, noticed at a
-    logged step, training stops (`trainer.should_stop`), with the reason in `diagnosis`, else None; the weights are then
-    those of the last good step.
+    Logs, at logged steps: `spike/skipped`, the number of steps skipped since the last row. A warning names them, with
+    global sample numbers if the data module has `step_samples` (a range). After `max_consecutive` skipped steps in a row,
+    checked at logged steps, training stops (`trainer.should_stop`) with the reason in `diagnosis` (otherwise None). The
+    weights are then those of the last good step.
 
     Contract:
-        on_train_start: wraps `optimizer.step`, which then applies the decision; teardown, on_exception: unwraps it.
+        on_train_start: wraps `optimizer.step`; teardown, on_exception: unwraps it.
         on_before_backward: adds up the loss of the micro-batches.
-        on_before_optimizer_step: decides; at logged steps (or after 128 others) reads the decisions of the steps since.
-            It takes the norm from a callback with `latest_norm` (GradientNorm) that comes before it, else computes it.
-        State: the window, skipped steps since the last row and in a row; plain types.
-    Cost: under 0.1 ms a step on one CPU core, some 30 kernels of a few hundred elements; on several ranks one all-reduce of
-    8 bytes.
+        on_before_optimizer_step: tests the step; reads the results on the host at logged steps (or after 128 steps). Uses
+            the norm of an earlier callback with `latest_norm` (GradientNorm), otherwise computes it.
+        State: the window, the numbers of skipped steps since the last row and in a row; plain types.
+    Cost: under 0.1 ms a step on one CPU core, about 30 kernels of a few hundred elements; on several ranks one all-reduce
+    of 8 bytes.
 
     Args:
-        window: good steps that are looked back on.
-        sigma: standard deviations above their mean that are still good.
-        min_steps: good steps there must be before a finite value can be called a spike.
+        window: number of recent good steps to compare with.
+        sigma: a value is a spike if it exceeds the mean by this many standard deviations.
+        min_steps: good steps needed before a finite value can be a spike.
         max_consecutive: skipped steps in a row after which training stops.
 
     Raises:
         ConfigurationError: numbers out of range; several optimizers; LBFGS, which evaluates a step several times; fp16 loss
-            scaling with an optimizer that unscales by itself (fused), whose gradients are still scaled when they are judged.
+            scaling with a fused optimizer, which unscales the gradients only after this callback reads them.
     """
 
     def __init__(self, window: int = 128, sigma: float = 6.0, min_steps: int = 32, max_consecutive: int = 10) -> None:
@@ -80,10 +80,10 @@ class SpikeGuard(Callback):
         self.min_steps = min_steps
         self.max_consecutive = max_consecutive
         self.diagnosis: str | None = None
-        # Rows: 1 where there is a step, its loss, its norm. Oldest first; zeros before the first step.
+        # Rows: 1 = column in use, loss, norm. One column per good step, oldest first; unused columns are zero.
         self._good = torch.zeros(3, window)
         self._loss: Tensor | None = None  # of the micro-batches so far
-        self._skip: Tensor | None = None  # 0-d: 1.0 if the step being made is to be skipped, else 0.0
+        self._skip: Tensor | None = None  # 0-d: 1.0 = skip the current step, 0.0 = make it
         # Step, its samples, and (skip, (loss, norm), their limits) on the device.
         self._unread: list[tuple[int, range | None, tuple[Tensor, ...]]] = []
         self._skipped = 0  # since the last row
@@ -95,18 +95,18 @@ class SpikeGuard(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
             raise ConfigurationError(
-                f"SpikeGuard guards one optimizer, but {type(pl_module).__name__} has {len(trainer.optimizers)}:"
+                f"SpikeGuard needs exactly one optimizer, but {type(pl_module).__name__} has {len(trainer.optimizers)}:"
                 " remove --spike_guard."
             )
         optimizer = trainer.optimizers[0]
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigurationError(
-                "SpikeGuard judges a step once, but LBFGS evaluates it several times: remove --spike_guard."
+                "SpikeGuard tests a step once, but LBFGS evaluates it several times: remove --spike_guard."
             )
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
         if self._scaler is not None and unscales_by_itself(optimizer):
             raise ConfigurationError(
-                f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after they would be judged:"
+                f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after SpikeGuard reads them:"
                 " use --trainer.precision bf16-mixed, or an optimizer with fused=False."
             )
         self._good = self._good.to(trainer.strategy.root_device)
@@ -118,12 +118,12 @@ class SpikeGuard(Callback):
         loss = loss.detach().float().reshape(())
         if self._scaler is not None:
             loss = loss / self._scaler.scale(torch.ones((), device=loss.device))
-        self._loss = loss if self._loss is None else self._loss + loss  # Lightning has divided by their number
+        self._loss = loss if self._loss is None else self._loss + loss  # Lightning has divided the loss by their number
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         step = trainer.global_step + 1
         self._skip = None
-        if self._loss is not None:  # otherwise nothing was back-propagated
+        if self._loss is not None:  # None: no backward pass ran
             norm = getattr(self._norm_source, "latest_norm", None)
             if norm is None:
                 norm = total_norm(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
@@ -144,9 +144,9 @@ class SpikeGuard(Callback):
             write_row(trainer, row, step)
 
     def _judge(self, observed: Tensor, step: int, samples: range | None) -> None:
-        """Decide about `observed`: (2,) loss and norm of this step. Nothing here waits for the device."""
+        """Test `observed`: (2,), loss and norm of this step. No host synchronisation."""
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            # One sum, the same bits on every rank, so all ranks decide alike without further communication.
+            # The sum has the same bits on every rank, so all ranks get the same result without further communication.
             dist.all_reduce(observed)
             observed = observed / dist.get_world_size()
         count, *sums = self._good.sum(dim=1).unbind()
@@ -161,13 +161,13 @@ class SpikeGuard(Callback):
         self._unread.append((step, samples, (self._skip.view(1), observed, limit)))
 
     def _read(self) -> None:
-        """Learn on the host what was decided since the last time, and say which steps were skipped."""
+        """Read the results since the last call on the host, and warn about skipped steps."""
         if not self._unread:
             return
         named: list[str] = []
         finite = 0
         packed = torch.cat([value for _, _, values in self._unread for value in values])
-        decisions = packed.view(-1, 5).tolist()  # the one wait for the device
+        decisions = packed.view(-1, 5).tolist()  # the only host synchronisation
         for (step, samples, _), (skip, loss, norm, loss_limit, norm_limit) in zip(self._unread, decisions, strict=True):
             if self._scaler is not None and math.isfinite(loss) and not math.isfinite(norm):
                 continue
@@ -187,7 +187,7 @@ class SpikeGuard(Callback):
         self._unread = []
 
     def _wrap(self, optimizer: Optimizer) -> None:
-        """Make `optimizer.step` look at the decision between the closure (backward and all hooks) and the update."""
+        """Make `optimizer.step` apply the test's result between the closure (backward and all hooks) and the update."""
         self._restore()
 
         def step(original: Callable[..., Any], closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -197,7 +197,7 @@ class SpikeGuard(Callback):
                     result = closure()
             skip, self._skip = self._skip, None
             if skip is not None and optimizer.param_groups[0]["params"][0].device.type == "cpu":
-                skip = skip.cpu()  # parameters offloaded to the host: what acts on them must not read it too early
+                skip = skip.cpu()  # parameters offloaded to the host: synchronise before the CPU kernels read it
             if skip is None:
                 original(**kwargs)
             elif honours_found_inf(optimizer) and (_is_fused(optimizer) or skip.device.type != "cpu"):
@@ -240,18 +240,18 @@ class SpikeGuard(Callback):
 
 
 def _is_fused(optimizer: Optimizer) -> bool:
-    """Whether `found_inf` costs nothing. Elsewhere it is paid for in copies, and on a CPU reading the decision is free."""
+    """Whether `found_inf` is free. Otherwise it costs copies, while on a CPU reading the result costs nothing."""
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def honours_found_inf(optimizer: Optimizer) -> bool:
-    """Whether, with `optimizer.found_inf` set to 1, `step` leaves everything as it was, deciding so on the device."""
+    """Whether `step` changes nothing when `optimizer.found_inf` is 1, without host synchronisation."""
     if getattr(optimizer, "honours_found_inf", False):
         return True
-    # Not subclasses: their `step` may do anything. Not what __init__ was told: a resume restores the groups' options.
+    # Exact types, because a subclass may replace `step`. Options of the groups, because a resume restores those.
     if type(optimizer) not in (Adam, AdamW, SGD, Adagrad) or not all(group.get("fused") for group in optimizer.param_groups):
         return False
-    # In a skipped first step, torch's fused SGD allocates the momentum, leaves it unwritten, and uses it from then on.
+    # In a skipped first step, torch's fused SGD allocates the momentum without initialising it, and uses it later.
     return type(optimizer) is not SGD or all(
         optimizer.state.get(p, {}).get("momentum_buffer") is not None
         for group in optimizer.param_groups
@@ -264,17 +264,17 @@ def honours_found_inf(optimizer: Optimizer) -> bool:
 def _diagnosis(consecutive: int, step: int, last: str, finite: bool) -> str:
     if finite:
         cause = (
-            "The loss or the gradient norm has moved to another level and stays there: training diverges (learning rate too"
-            " high, batch too small) or the data changed. Resume from an older checkpoint with a lower learning rate; if the"
-            " new level is right, with a larger --spike_guard.sigma."
+            "The loss or the gradient norm moved to another level and stays there: training diverges (learning rate too"
+            " high, batch too small) or the data changed. Resume from an older checkpoint with a lower learning rate, or, if"
+            " the new level is correct, with a larger --spike_guard.sigma."
         )
     else:
         cause = (
-            "Loss or gradients are no longer finite: learning rate too high, an explosion that began before it was noticed,"
-            " a broken batch or initialisation, or numbers too large for the precision. Resume from an older checkpoint with"
-            " a lower learning rate, or in bf16-mixed or fp32."
+            "Loss or gradients are no longer finite: the learning rate is too high, the weights diverged before a spike was"
+            " detected, a batch or the initialisation is broken, or numbers are too large for the precision. Resume from an"
+            " older checkpoint with a lower learning rate, or in bf16-mixed or fp32."
         )
     return (
         f"SpikeGuard stops training at optimizer step {step}: the last {consecutive} steps were all skipped"
-        f" (--spike_guard.max_consecutive), lastly {last}. {cause} The weights are those before these steps."
+        f" (--spike_guard.max_consecutive). The last one was {last}. {cause} The weights are those before these steps."
     )

@@ -1,4 +1,4 @@
-"""Random draws that depend on the position in training only."""
+"""Random numbers that depend only on the position in training."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from ._lightning import data_parallel
 
 
 class StepSeed(Callback):
-    """Seeds every generator anew for each micro-batch, from its position: dropout is then the same after a resume.
+    """Seeds all random generators before each micro-batch, so that dropout is the same after a resume.
 
-    The seed is a hash of (`seed`, optimizer steps made, number of the micro-batch in the step, data-parallel rank), so
-    there is no generator state to save, and what validation or generated text draws in between changes nothing.
-    Tensor-parallel ranks work on one batch and draw alike, unless the strategy has an attribute `random_rank`, which is then
-    taken for the rank: where each of them has other tokens or heads of the batch, they must draw differently. On another
-    number of ranks, or with micro-batches of another size, the draws are others.
+    The seed is a hash of (`seed`, optimizer steps made, number of the micro-batch in the step, data-parallel rank). So no
+    generator state is saved, and random numbers used by validation or text generation do not matter. They do change with
+    the number of ranks and the micro-batch size.
 
-    Not covered: what loader workers draw, which have generators of their own.
+    Tensor-parallel ranks share a batch and draw the same numbers by default. If each of them holds other tokens or heads,
+    they must differ: the strategy's attribute `random_rank`, if it exists, replaces the data-parallel rank.
+
+    Not covered: generators in loader workers.
 
     Logs: nothing.
 
     Contract:
         on_train_batch_start: seeds torch (the CPU and every accelerator), `random` and `numpy.random`.
         State: none.
-    Costs about 20 µs a micro-batch (one CPU core).
+    Cost: about 20 µs a micro-batch (one CPU core).
 
     Args:
-        seed: another one gives another run.
+        seed: seed of the run.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -41,14 +42,14 @@ class StepSeed(Callback):
         self._rank = 0
         self._seed_accelerator: Callable[[int], object] | None = None
         self._step = -1
-        self._micro_batch = 0  # counted, so that it is right for manual optimization too, which has no fixed window
+        self._micro_batch = 0  # counted here, because manual optimization has no fixed window
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._rank = getattr(trainer.strategy, "random_rank", data_parallel(trainer)[0])
         device = trainer.strategy.root_device
         if device.type != "cpu":
             module = torch.get_device_module(device)
-            self._seed_accelerator = getattr(module, "manual_seed_all", module.manual_seed)  # mps is always one
+            self._seed_accelerator = getattr(module, "manual_seed_all", module.manual_seed)  # mps is a single device
         self._step = -1
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -56,9 +57,9 @@ class StepSeed(Callback):
         self._micro_batch = self._micro_batch + 1 if step == self._step else 0
         self._step = step
         position = f"{self.seed} {step} {self._micro_batch} {self._rank}"
-        # One hash for each generator: the same number in all would tie their streams together.
+        # Different bytes for each generator: equal seeds would correlate their streams.
         drawn = hashlib.blake2b(position.encode(), digest_size=20).digest()
-        # Not torch.manual_seed: without an accelerator it takes half a millisecond, to format a stack trace.
+        # Not torch.manual_seed: without an accelerator it formats a stack trace, which takes 0.5 ms.
         torch.default_generator.manual_seed(int.from_bytes(drawn[:8], "little"))
         if self._seed_accelerator is not None:
             self._seed_accelerator(int.from_bytes(drawn[:8], "little"))

@@ -1,4 +1,4 @@
-"""Stops training cleanly when the process receives a signal to end."""
+"""Stops training cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -39,67 +39,67 @@ _SIGNALS = tuple(
 
 
 class StopOnSignal(Callback):
-    """On SIGTERM, SIGINT or SIGUSR1 to any rank: finish the optimizer step or validation batch, save, stop.
+    """On SIGTERM, SIGINT or SIGUSR1 to any rank: finishes the optimizer step or validation batch, saves, and stops.
 
-    A second SIGINT interrupts at once (KeyboardInterrupt).
+    A second SIGINT interrupts immediately (KeyboardInterrupt).
 
-    The handler only sets a flag. After each optimizer step, and before each validation batch, one all-reduce tells all ranks
-    whether any of them has it, so all stop at the same place. On CPU that is the next such place. On accelerators it is the one
-    after: the result of the all-reduce before is read there, so neither host nor device waits for it. `min_steps` and
-    `min_epochs` do not delay the stop.
+    The handler only sets a flag. After each optimizer step and before each validation batch, the ranks all-reduce the flag,
+    so all of them stop at the same point. On accelerators each point reads the result of the previous all-reduce, so
+    neither host nor device waits and the stop comes one point later. `min_steps` and `min_epochs` do not delay it.
 
-    A validation that is due at the stop, or that the signal interrupts, is not finished: the resumed run makes all of it
-    before its first step. Two kinds of validation are finished first: those at the end of an epoch, unless training ends there
-    by `max_steps` (Lightning cannot resume there), and on several ranks those whose loaders do not know their length.
+    The stop skips a due validation and interrupts a running one. The resumed run then repeats it in full before its first
+    step. Exceptions, which are finished before the stop: a validation at the end of an epoch, unless training ends there by
+    `max_steps` (Lightning cannot resume it); and, on several ranks, a validation with loaders of unknown length.
 
     For the calling program: `stopped_by` is the signal's name after an interrupted `fit` and None after a complete one.
-    Exit with `exit_code` then: 75 (EX_TEMPFAIL of sysexits.h: try again), but 0 in processes that Lightning itself started,
-    because rank 0 kills itself when one of those fails. For callbacks that save: `save_now` is True from the moment of the
-    decision, in on_train_batch_end (StepCheckpoint saves then, or at the end of training).
+    After an interrupted `fit`, exit with `exit_code`. It is 75 (EX_TEMPFAIL of sysexits.h: try again), but 0 in processes
+    that Lightning launched, because rank 0 kills itself when one of those fails.
+    For callbacks that save: `save_now` is True from the stop on, which is set in on_train_batch_end (StepCheckpoint saves
+    there, or at the end of training).
 
-    A signal to a whole process group (Ctrl-C, schedulers) also reaches the workers of data loaders, which the run needs to
-    finish its step: give the loaders `worker_init_fn=ignore_signals` from this file.
+    A signal to a whole process group (Ctrl-C, schedulers) also reaches data loader workers, which the run still needs to
+    finish its step. Give the loaders `worker_init_fn=ignore_signals` from this file.
 
-    It replaces Lightning's own handling of signals: SIGTERM (exception, no checkpoint, exit code 0), SLURM auto-requeue (saves
-    inside a step), and the broadcast before every micro-batch by which ranks tell each other of a SIGTERM.
+    Replaces Lightning's signal handling: SIGTERM (exception, no checkpoint, exit code 0), SLURM auto-requeue (saves inside
+    a step), and the broadcast of a SIGTERM flag before every micro-batch.
 
     Logs: nothing.
 
     Contract:
         setup: makes Lightning's SIGTERM handler, which is installed shortly before this one, set a flag only.
-        on_fit_start, on_train_start: repeat the validation that the run before interrupted.
-        on_train_start: installs the handlers over Lightning's. A SIGTERM between the two counts. Lightning restores the
-            earlier handlers when `fit` ends, after everything is saved: a signal does not interrupt the last save.
-        on_train_batch_end, on_validation_batch_start: the all-reduce and, if a rank has a signal, the stop.
-        on_validation_end: an interrupted validation is made up for.
+        on_fit_start, on_train_start: schedule the validation that the previous run interrupted.
+        on_train_start: replaces Lightning's handlers; a SIGTERM received before that still counts. Lightning restores the
+            original handlers at the end of `fit`, after the last save, so a signal cannot interrupt that save.
+        on_train_batch_end, on_validation_batch_start: all-reduce the flag and stop if it is set on any rank.
+        on_validation_end: clears the record of an interrupted validation.
         on_train_end: waits for the pending all-reduce.
-        teardown, on_exception: restores Lightning's methods.
+        teardown, on_exception: restore Lightning's methods.
         State: whether a validation was interrupted.
-    Cost: nothing on one process. On several, one all-reduce a step or validation batch, which takes as long as each of the
-    broadcasts that it replaces (0.2 to 0.5 ms between two busy CPU processes). On accelerators nothing waits for it.
+    Cost: nothing on one process. On several, one all-reduce per step or validation batch, which takes as long as each of
+    the broadcasts that it replaces (0.2 to 0.5 ms between two busy CPU processes). On accelerators nothing waits for it.
 
-    `fit` in a thread other than the main one cannot have handlers: a warning says so.
+    Does nothing, with a warning, if `fit` does not run in the main thread: Python allows signal handlers only there.
     """
 
     def __init__(self) -> None:
         self.stopped_by: str | None = None
         self.save_now = False
         self.exit_code = 75
-        self._received = 0  # number of the last signal
+        self._received = 0  # signal number of the last signal, 0 = none
         self._interrupted = False  # by a first SIGINT
         self._installed = False
         self._step = 0
         self._group: Any = None
         self._lags = False
-        self._pending: tuple[Any, Tensor] | None = None  # all-reduce under way, and its result
-        self._validation_is_due = False  # in the run that resumes
-        self._validation_batches = 0  # of the validation under way, before which all ranks still look for a signal
+        self._pending: tuple[Any, Tensor] | None = None  # all-reduce in progress, and its result
+        self._validation_is_due = False  # the resumed run begins with a validation
+        self._validation_batches = 0  # left in this validation that all ranks have, each preceded by an all-reduce
         self._undo: list[Callable[[], None]] = []
         self._restore_minima: Callable[[], None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self._validation_is_due = False  # a checkpoint may say otherwise, which is loaded next
+            self._validation_is_due = False  # load_state_dict runs later and may set it
             self._undo.append(note_sigterm_only(trainer))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -114,7 +114,7 @@ class StopOnSignal(Callback):
         self._step = trainer.global_step
         self._installed = threading.current_thread() is threading.main_thread()
         if not self._installed:
-            rank_zero_warn("StopOnSignal does nothing: signals reach only the main thread, and fit runs in another.")
+            rank_zero_warn("StopOnSignal does nothing: signals reach only the main thread, but fit runs in another thread.")
             return
         for signum in _SIGNALS:
             signal.signal(signum, self._handle)
@@ -125,7 +125,7 @@ class StopOnSignal(Callback):
         started_by_lightning = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
         self.exit_code = 0 if started_by_lightning else 75
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            # A CPU group of its own: the device takes no part in it, and there is no order with other collectives to keep.
+            # A separate CPU group: independent of the device, and of the order of other collectives.
             self._group = dist.new_group(backend="gloo")
             self._lags = trainer.strategy.root_device.type != "cpu"
             self._undo.append(without_sigterm_broadcast(trainer))
@@ -137,9 +137,9 @@ class StopOnSignal(Callback):
             self._interrupted = True
         self._received = signum
         name = signal.Signals(signum).name
-        again = "; once more stops at once" if signum == signal.SIGINT else ""
-        # Not print: the handler may have interrupted one.
-        os.write(2, f"{name}: stopping after this optimizer step{again}.\n".encode())
+        again = " Press Ctrl-C again to stop immediately." if signum == signal.SIGINT else ""
+        # Not print: it is not reentrant, and the handler may interrupt a print.
+        os.write(2, f"{name}: stopping after this optimizer step.{again}\n".encode())
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -166,9 +166,11 @@ class StopOnSignal(Callback):
         if not _can_be_deferred(trainer):
             return
         if self._group is None:
-            self._validation_batches = -1  # before all, however many there are
+            self._validation_batches = -1  # never 0: check before every batch
             return
-        batches = torch.tensor(validation_batches(trainer))  # of this rank; all must take part equally often
+        batches = torch.tensor(
+            validation_batches(trainer)
+        )  # of this rank; the minimum over ranks, because every all-reduce needs all of them
         dist.all_reduce(batches, dist.ReduceOp.MIN, group=self._group)
         self._validation_batches = int(batches)
 
@@ -188,7 +190,7 @@ class StopOnSignal(Callback):
             self._validation_is_due = False
 
     def _any_signal(self) -> int:
-        """A signal that some rank has received, the same on all, or 0."""
+        """The largest signal number that any rank has received, or 0. Same result on all ranks."""
         if self._group is None:
             return self._received
         previous, mine = self._pending, torch.tensor(self._received)
@@ -218,7 +220,7 @@ class StopOnSignal(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._restore()
-        self._group = None  # not destroyed: another rank may have ended already
+        self._group = None  # not destroyed: that would wait for ranks that may be gone
 
     def _restore(self) -> None:
         for undo in self._undo:
@@ -233,13 +235,13 @@ class StopOnSignal(Callback):
 
 
 def ignore_signals(worker_id: int) -> None:
-    """A DataLoader's `worker_init_fn`: the worker ignores signals, and ends with the process that it works for."""
+    """`worker_init_fn` of a DataLoader: the worker ignores signals, and ends when its parent process ends."""
     for signum in _SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
 
 
 def _can_be_deferred(trainer: Trainer) -> bool:
-    """Whether a run that is stopped here can begin with this step's validation when it resumes."""
+    """Whether this step's validation can be repeated by the resumed run."""
     ends_by_steps = trainer.global_step == trainer.max_steps and trainer.max_epochs in (None, -1)
     return ends_by_steps or not trainer.is_last_batch
 

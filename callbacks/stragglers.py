@@ -1,4 +1,4 @@
-"""Which rank the others wait for."""
+"""Finds the slowest rank."""
 
 from __future__ import annotations
 
@@ -17,45 +17,46 @@ from ._torch import after_gradients, tensors_in
 
 
 class Stragglers(Callback):
-    """Names the rank that is slowest at its own work, and says how long that takes it and the average rank.
+    """Logs which rank works longest in a step, and for how long.
 
-    In synchronous training every step takes every rank equally long: the fast ones wait for the slow one. So what is measured
-    is the time of a rank's step less the time in which it was seen to wait, which is least where the others wait for it.
+    In synchronous training a step takes equally long on every rank, because fast ranks wait for the slowest one. So this
+    callback measures each rank's work: the time of the step minus the waits. The straggler is the rank with the most work.
 
-    Logs at logged steps (not at the first two steps of a process, nor on one process), about that step alone:
-        `rank/step_time_max`: seconds of own work of the slowest rank.
-        `rank/step_time_mean`: the same, averaged over ranks. Equal to the maximum, nobody waits.
-        `rank/straggler`: the slowest rank. A rank that is slow shows again and again; by chance it is another each time.
+    Logs at logged steps, about that step only (not the first two steps of a process; nothing on one process):
+        `rank/step_time_max`: work of the slowest rank, in seconds.
+        `rank/step_time_mean`: work in seconds, averaged over ranks. If it equals the maximum, the ranks are balanced.
+        `rank/straggler`: the slowest rank. A faulty rank shows up repeatedly; otherwise the number varies by chance.
 
-    A step is measured from the end of one gradient synchronisation to the end of the next: the optimizer, callbacks, loading
-    of data, forward, backward. Not measured: steps between which a checkpoint was saved or validation ran. Seen waits are
-        DDP: from when this rank's own gradients are all computed until those of all ranks are reduced.
-        FSDP2: that, and for each sharded module until its parameters are gathered, forward and backward. What a rank waits
-            in a reduce-scatter between two layers is not seen (on a CPU; on CUDA nobody waits there), and is taken for work.
-    Not seen are waits in other collectives: what slows a rank down before one of them counts for all ranks. Lightning's
-    SIGTERM broadcast, before every micro-batch, is one, and hides all but the last micro-batch of a step; StopOnSignal, which
-    does away with it, asks once a step, and hides the optimizer. So do the collectives within each layer of tensor parallelism,
-    whose ranks count alike, and those of FSDP1.
+    A step is measured from the end of one gradient synchronisation to the end of the next. It includes the optimizer,
+    callbacks, data loading, forward and backward. A step with validation or a save in it is not measured. Measured waits:
+        DDP: from the end of this rank's gradient computation to the end of the reduction over all ranks.
+        FSDP2: the same, and the gathering of each sharded module's parameters, forward and backward. On a CPU, waits in a
+            reduce-scatter between two layers count as work. On CUDA no rank waits there.
+    Waits in other collectives count as work on every rank, and so hide the delay of the slow rank:
+        Lightning's SIGTERM broadcast before every micro-batch hides delays in all micro-batches of a step but the last.
+        StopOnSignal removes that broadcast. Its own all-reduce once a step hides delays in the optimizer.
+        Tensor parallelism: collectives within each layer give all ranks of a group the same time.
+        FSDP1: waits in its collectives are not measured.
 
-    On CUDA the device's times are measured, with events on the current stream.
+    On CUDA, times are those of the device: events on the current stream.
 
     Contract:
-        on_train_start: with several ranks and FSDP2, hooks around those of sharded modules.
-        on_before_backward, on_after_backward: note the waits of a step that will be logged, and where it begins and ends.
-        on_before_optimizer_step: one all-gather of a number per rank, and the row.
-        on_validation_start, on_save_checkpoint: the step under way is not measured.
-        teardown, on_exception: removes the hooks.
+        on_train_start: with several ranks and FSDP2, registers hooks before and after FSDP2's.
+        on_before_backward, on_after_backward: record begin, end and waits of a step that will be logged.
+        on_before_optimizer_step: all-gathers one number per rank and writes the row.
+        on_validation_start, on_save_checkpoint: discard the measurement of the current step.
+        teardown, on_exception: remove the hooks.
         State: none.
-    Cost: none that shows. The ratio of time per step with and without, in runs on two gloo processes that took turns step by
-    step with a row every 5 (benchmarks/callback_cost.py, a busy machine, 4 runs): 0.99 (0.96 to 1.04) on the wall, 1.01 (0.91
-    to 1.13) on the CPU. On CUDA the host waits for the device at logged steps; not measured there.
+    Cost: not measurable. Time per step with / without the callback, alternating steps on two gloo processes, a row every 5
+    steps (benchmarks/callback_cost.py, a busy machine, 4 runs): wall 0.99 (0.96 to 1.04), CPU 1.01 (0.91 to 1.13). On CUDA
+    the host synchronises at logged steps; that cost was not measured.
     """
 
     def __init__(self) -> None:
         self._several = False  # ranks
         self._first = 0  # optimizer step
         self._device = torch.device("cpu")
-        self._step_began: Any = None  # a time of `_now`; None: this step is not measured
+        self._step_began: Any = None  # a result of `_now`; None = this step is not measured
         self._step_ended: Any = None
         self._waits: list[tuple[Any, Any]] = []  # begin and end
         self._wait_began: Any = None
@@ -64,7 +65,7 @@ class Stragglers(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hooks()
         self._several = trainer.world_size > 1
-        self._first = trainer.global_step + 3  # in the second, ranks under DDP agree on new buckets and wait where none looks
+        self._first = trainer.global_step + 3  # in the second step DDP rebuilds its buckets, an unmeasured wait
         self._device = trainer.strategy.root_device
         self._forget()
         if self._several:
@@ -73,7 +74,7 @@ class Stragglers(Callback):
                     self._surround(module)
 
     def _surround(self, module: nn.Module) -> None:
-        """Hooks before and after those with which FSDP2 gathers the module's parameters, forward and backward."""
+        """Register hooks before and after FSDP2's hooks that gather the module's parameters, forward and backward."""
         outputs: list[Tensor] = []  # of the forward pass under way
 
         def before_gathering(*_: Any) -> None:
@@ -94,7 +95,7 @@ class Stragglers(Callback):
             outputs.clear()
 
         def eager(hook: Callable[..., None]) -> Callable[..., None]:
-            return torch.compiler.disable(hook)  # a compiled block calls its hooks too
+            return torch.compiler.disable(hook)  # compiled blocks also call hooks
 
         # FSDP2 puts its forward pre-hook first and its forward hook last.
         self._hooks += [
@@ -129,7 +130,7 @@ class Stragglers(Callback):
             return
 
         def backward_began(grad: Tensor) -> None:
-            after_gradients(self._begin_wait)  # the strategy then waits for the reduction
+            after_gradients(self._begin_wait)  # from here on, the strategy only waits for the reduction
 
         loss.register_hook(backward_began)
 
@@ -138,7 +139,7 @@ class Stragglers(Callback):
         if not self._several or accumulates(trainer):
             return
         if self._step_began is not None:
-            self._step_ended = self._now()  # read when the row is written, which is next
+            self._step_ended = self._now()  # read in on_before_optimizer_step, which follows
         elif self._is_measured(trainer, trainer.global_step + 2):
             self._step_began = self._now()
 
@@ -149,7 +150,7 @@ class Stragglers(Callback):
             torch.cuda.synchronize(self._device)
         waited = sum(self._seconds(begin, end) for begin, end in self._waits)
         own = self._seconds(self._step_began, self._step_ended) - waited
-        mine = torch.tensor([own], dtype=torch.float32, device=self._device)  # not float64, which MPS has not
+        mine = torch.tensor([own], dtype=torch.float32, device=self._device)  # MPS does not support float64
         gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, mine)
         times = torch.cat(gathered).tolist()  # (ranks,)

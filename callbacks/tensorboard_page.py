@@ -5,8 +5,7 @@ from __future__ import annotations
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-# TensorBoard takes tags as regular expressions and matches prefixes: without the anchors "lr" would also draw
-# "lr/embedding".
+# TensorBoard matches tags as regular expressions at the beginning: without the anchors "lr" also matches "lr/embedding".
 LAYOUT = {
     "training": {
         "loss": ["Multiline", ["^train/loss$", "^val/loss$"]],

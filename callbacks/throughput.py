@@ -1,4 +1,4 @@
-"""Tokens per second, model FLOP utilisation, share of time spent waiting for data, peak memory."""
+"""Tokens per second, model FLOP utilisation (MFU), share of time waiting for data, peak memory."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ except ImportError:  # Windows has no getrusage
     resource = None  # type: ignore[assignment]
 
 # Dense peak TFLOP/s: (device name, bf16 or fp16 with fp32 accumulation, tf32, fp32 without tensor cores). Vendors print
-# tensor-core figures "with sparsity": halved here. The whole name must match: an unknown variant (another form factor,
-# a laptop part, a MIG slice) has another peak, and gets none rather than a wrong one.
+# tensor-core figures "with sparsity": halved here. The pattern must match the whole name, because a variant (another form
+# factor, a laptop part, a MIG slice) has another peak. An unknown device has no peak, which is better than a wrong one.
 PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
     # https://www.nvidia.com/en-us/data-center/a100/ (specifications)
     (r"(NVIDIA )?A100-(SXM4|SXM|PCIE|PCIe)-(40|80)GB|NVIDIA A100 80GB PCIe", 312.0, 156.0, 19.5),
@@ -52,7 +52,7 @@ PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
     (r"AMD Instinct MI300X( OAM)?", 1307.4, 653.7, 163.4),
 )
 
-# Announced actions that are not part of a training step. Other callbacks may announce long work as SAMPLES.
+# Profiler actions that are not part of a training step. Other callbacks may announce long work as SAMPLES.
 _OUTSIDE = (SAVE, SAMPLES)
 
 
@@ -60,10 +60,9 @@ def peak_tflops(device_name: str, precision: str, matmul_precision: str = "highe
     """Dense peak of one device in TFLOP/s for the trainer's precision; None if either is not in the table.
 
     Args:
-        device_name: as `torch.cuda.get_device_name()` says it.
+        device_name: as returned by `torch.cuda.get_device_name()`.
         precision: `Trainer(precision)`, canonical ("bf16-mixed", "32-true", …).
-        matmul_precision: `torch.get_float32_matmul_precision()`: other than "highest", fp32 matrix products run in
-            tf32.
+        matmul_precision: `torch.get_float32_matmul_precision()`. Unless "highest", fp32 matrix products run in tf32.
     """
     for pattern, half, tf32, fp32 in PEAKS:
         if re.fullmatch(pattern, device_name):
@@ -78,7 +77,7 @@ def count_tokens(batch: Any) -> int:
     """Tokens in a batch: elements of `batch["input_ids"]`, else of the first integer tensor in it (depth first).
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: the batch has no integer tensor.
     """
     if isinstance(batch, dict) and isinstance(batch.get("input_ids"), torch.Tensor):
         return batch["input_ids"].numel()
@@ -93,39 +92,38 @@ def count_tokens(batch: Any) -> int:
         elif isinstance(item, (list, tuple)):
             todo.extend(reversed(item))
     raise ConfigurationError(
-        f"Throughput counts tokens but a batch of type {type(batch).__name__} holds no tensor of integers:"
-        ' yield {"input_ids": …} from the train_dataloader, or drop the callback.'
+        f"Throughput counts tokens but a batch of type {type(batch).__name__} has no integer tensor:"
+        ' yield {"input_ids": …} from the train_dataloader, or remove the callback.'
     )
 
 
 class Throughput(Callback):
     """Measures the speed of training between two rows.
 
-    What is measured: wall-clock time from one row to the next, both taken when the gradients of a logged step are ready
-    (CUDA is synchronised there and nowhere else between), so it covers whole optimizer steps: waiting for data,
-    forward, backward, optimizer, logging, every callback. Left out: validation, saving of checkpoints, text generation
-    (`TextSamples`). The first step of a process is left out too (compilation, warm-up): the first row has no speed.
+    A row is written when the gradients of a logged step are ready; CUDA is synchronised then. The measured time runs from
+    one row to the next, so it covers whole optimizer steps: waiting for data, forward, backward, optimizer, logging, every
+    callback. Excluded: validation, saving checkpoints, text generation (`TextSamples`), and the first step of a process
+    (compilation, warm-up). So the first row has no speed.
 
     Logs at logged steps:
         `throughput/tokens_per_second`: of all ranks together.
-        `throughput/mfu`: tokens/s · FLOPs per token / (devices · dense peak); absent where the peak is unknown. FLOPs
-            per token is `LightningModule.flops_per_token` where it has one, else 6 · parameters. Both, and the peak,
-            are printed once.
+        `throughput/mfu`: tokens/s · FLOPs per token / (devices · dense peak); absent if the peak is unknown. FLOPs per
+            token is `LightningModule.flops_per_token` if it exists, else 6 · parameters. FLOPs and peak are printed once.
         `time/data_fraction`: share of the measured time spent in the train loader's next().
-        `memory/peak_gb`: GB = 1e9 bytes since the process began: CUDA memory allocated, else resident memory.
+        `memory/peak_gb`: peak since the process began, in GB (1e9 bytes): allocated CUDA memory, else resident memory.
         `progress/tokens`: tokens consumed since the beginning of training, of all ranks, across resumes.
 
     Contract:
-        on_train_start: begins to listen to `trainer.profiler`, on which the trainer announces fetching and saving.
-        on_train_batch_start: counts the batch's tokens: sizes only, nothing is read from the device.
-        on_before_optimizer_step: writes the row, before on_train_batch_end hooks look for it.
-        on_save_checkpoint: warns once if saving cannot be left out.
-        teardown, on_exception: stop listening.
+        on_train_start: wraps `trainer.profiler`, to which the Trainer reports fetching and saving.
+        on_train_batch_start: counts the batch's tokens from its shape, without a device synchronisation.
+        on_before_optimizer_step: writes the row, so that on_train_batch_end hooks can read it.
+        on_save_checkpoint: warns once if the time of saving cannot be excluded.
+        teardown, on_exception: unwrap the profiler.
         State: tokens consumed.
-    All ranks are assumed to hold batches of equal size.
+    Assumes batches of equal size on all ranks.
 
     Args:
-        peak_tflops: dense peak of one device in TFLOP/s, for hardware that is not in the table; null = look it up.
+        peak_tflops: dense peak of one device in TFLOP/s, for hardware that is not in the table; null = use the table.
 
     Raises:
         ConfigurationError: peak_tflops <= 0; a batch without an integer tensor.
@@ -135,19 +133,19 @@ class Throughput(Callback):
         if peak_tflops is not None and not peak_tflops > 0:
             raise ConfigurationError(f"peak_tflops is {peak_tflops} but must be above 0 (--throughput.peak_tflops).")
         self.peak_tflops = peak_tflops
-        self._tokens = 0  # consumed in all
+        self._tokens = 0  # consumed by all ranks
         self._world = 1  # data-parallel ranks
         self._cuda = False
         self._flops_per_token: float | None = None
         self._peak: float | None = None  # FLOP/s of all devices
         self._undo: list[Callable[[], None]] = []
-        self._fetched = False  # whether the trainer has announced a fetch
+        self._fetched = False  # whether the Trainer has reported a fetch to its profiler
         # The window since the last row:
-        self._begin: float | None = None  # None until the first step is over
+        self._begin: float | None = None  # None before the end of the first step
         self._begin_tokens = 0
         self._outside_seconds = 0.0
         self._data_seconds = 0.0
-        # Sections now open: validation may hold a save.
+        # Nesting depth of excluded sections: a save may happen during validation.
         self._outside_depth = 0
         self._outside_since = 0.0
         self._fetch_since = 0.0
@@ -169,8 +167,8 @@ class Throughput(Callback):
             tflops = peak_tflops(name, str(trainer.precision), torch.get_float32_matmul_precision())
         if tflops is None:
             rank_zero_info(
-                f"throughput/mfu: none, no dense peak is known for {name} at precision {trainer.precision}"
-                " (give one with --throughput.peak_tflops)."
+                f"throughput/mfu: not logged, because the dense peak of {name} at precision {trainer.precision} is unknown"
+                " (set --throughput.peak_tflops)."
             )
             return
         own = getattr(pl_module, "flops_per_token", None)
@@ -213,7 +211,7 @@ class Throughput(Callback):
 
     def _enter_outside(self) -> None:
         if self._outside_depth == 0:
-            self._synchronize()  # work queued before belongs to the steps
+            self._synchronize()  # work queued so far belongs to the steps
             self._outside_since = time.perf_counter()
         self._outside_depth += 1
 
@@ -259,7 +257,7 @@ class Throughput(Callback):
                 row["throughput/mfu"] = speed * self._flops_per_token / self._peak
         self._begin, self._begin_tokens = now, self._tokens
         self._data_seconds = self._outside_seconds = 0.0
-        if not logged:  # the first step after a resume only starts the clock
+        if not logged:  # the first step of a process only starts the clock
             return
         write_row(trainer, row, step)
 

@@ -1,4 +1,4 @@
-"""Where the time of training goes, as fractions that add up to 1."""
+"""Divides training time into parts: fractions that add up to 1."""
 
 from __future__ import annotations
 
@@ -27,59 +27,58 @@ from ._torch import is_profiling, profiler_events
 from .errors import ConfigurationError
 
 PARTS = ("data_stall", "forward", "backward", "communication", "optimizer", "checkpoint", "validation", "other")
-_COMPUTING = ("forward", "backward", "optimizer")  # the parts whose waits for other ranks are told apart
-# Names of what is no work of this rank's own: launching collectives, waiting for them, and what encloses both.
+_COMPUTING = ("forward", "backward", "optimizer")  # parts whose waits for collectives are counted as communication
+# Prefixes of events that are not computation: launching collectives, waiting for them, and operators around both.
 _COMMUNICATION = ("c10d::", "_c10d_functional::", "FSDP::", "gloo:", "nccl:")
-_FOLD_AT = 4096  # marks kept before those that are over are added up
+_FOLD_AT = 4096  # marks kept before finished ones are added up
 
 
 class TimeBreakdown(Callback):
-    """Logs how the wall-clock time since the last row divides into parts of training, on rank 0. Off by default.
+    """Logs the parts of the wall-clock time since the last row, on rank 0. Off by default.
 
-    Logs at logged steps (the first step of a process has no row), fractions of the time since the last row that add up to 1:
-        `time/data_stall_fraction`: held up by the train loader's next() and by moving the batch to the device.
+    Logs at logged steps (not the first step of a process), fractions of the time since the last row that add up to 1:
+        `time/data_stall_fraction`: waiting for the train loader's next(), and moving the batch to the device.
         `time/forward_fraction`: `training_step`.
         `time/backward_fraction`: the backward pass.
-        `time/communication_fraction`: of forward, backward and optimizer, the part in which collectives were under way and
-            nothing else was, which is not in theirs: also waiting for a slower rank. Collectives that hide behind
-            computation count nowhere.
+        `time/communication_fraction`: time in forward, backward and optimizer with only collectives running, including
+            waits for a slower rank. It is subtracted from those parts. Communication that overlaps with computation is
+            not counted.
         `time/optimizer_fraction`: from gradients to updated weights: norm, clipping, every callback's
             `on_before_optimizer_step`, the update, zeroing gradients.
-        `time/checkpoint_fraction`: saving, as far as training stands still for it.
+        `time/checkpoint_fraction`: saving, as long as it blocks training.
         `time/validation_fraction`: validation.
-        `time/other_fraction`: all else: callbacks, loggers, the Trainer's own loop, text samples.
-    `time/data_fraction` of `Throughput` is another thing: time in next() over training time alone. On an accelerator that
-    still has work while the host waits for the loader, it is above `time/data_stall_fraction`.
+        `time/other_fraction`: everything else: callbacks, loggers, the Trainer's loop, text samples.
+    `time/data_fraction` of `Throughput` differs: it is time in next() / training time. It exceeds
+    `time/data_stall_fraction` if an accelerator still works while the host waits for the loader.
 
-    How: the Trainer announces what it does to its profiler; each announced part is the time until the next begins or it
-    ends. On a CPU that is the host's clock. On CUDA it is the device's: events on the current stream, read at logged steps
-    only, so a part is the time in which the device had the part's work to do or waited for it. The host never waits for
-    the device but at logged steps and in sampled steps.
+    Method: the Trainer reports its actions to its profiler. A part lasts from its report to its end, without parts nested in
+    it. On a CPU, times are those of the host's clock. On CUDA they are those of events on the current stream, so a part is
+    the time in which the device executed its work or waited for it. Events are read at logged steps. The host synchronises
+    with the device only at logged and at sampled steps.
 
-    Communication runs beside computation, on threads and streams of its own, and what shows of it differs between strategies;
-    no hook sees it in all. So one step in `communication_every_n_steps` is recorded by torch.profiler (on CUDA: kernels only,
-    and the device is synchronised between parts so that the parts can be told apart). Its share of each part is then taken
-    off that part until the next sampled step. The third step of a process is the first one sampled, and there is no row
-    before it is over. While another torch.profiler records, no step is sampled. On one process there is nothing to sample.
-    Counted are gloo's collectives on a CPU, NCCL's kernels on CUDA. A CPU that neither runs an operator nor waits while a
-    collective is under way (a sleep, a long loop of Python) is taken to wait.
+    Communication runs on separate threads and streams, and strategies expose it differently, so hooks cannot time it.
+    Instead torch.profiler records one step in `communication_every_n_steps` (on CUDA: kernels only, with a synchronisation
+    between parts). The communication share found in each part is subtracted from it until the next sampled step. The first
+    sampled step is the third of a process, and the first row follows it. Steps are not sampled while another torch.profiler
+    records, or on one process. Collectives are gloo's on a CPU and NCCL's kernels on CUDA. A CPU that runs no operator
+    during a collective (a sleep, a long Python loop) counts as waiting.
 
     Contract:
-        on_train_start: listens to what the Trainer announces to its profiler, and wraps validation.
-        on_train_batch_start: starts recording if the step is to be sampled.
+        on_train_start: wraps the Trainer's profiler and validation.
+        on_train_batch_start: starts recording if the step is sampled.
         on_before_optimizer_step: writes the row.
-        teardown, on_exception: stops listening.
+        teardown, on_exception: unwrap both.
         State: none.
-    Cost, as the ratio of CPU time per step with and without, in runs that took turns step by step (benchmarks/callback_cost.py,
-    a busy machine, steps of about 0.1 s, a row every 5): on one process 0.98 (4 runs: 0.91 to 1.00), so none that shows; on two
-    gloo processes with one step in ten sampled 1.04 (0.96 to 1.07), which at the default of one in a hundred is below 0.5 %.
-    Not measured on CUDA.
+    Cost: CPU time per step with / without the callback, alternating steps (benchmarks/callback_cost.py, a busy machine,
+    steps of about 0.1 s, a row every 5 steps). One process: 0.98 (4 runs: 0.91 to 1.00), not measurable. Two gloo processes,
+    one step in ten sampled: 1.04 (0.96 to 1.07), which is below 0.5 % at the default of one in a hundred. Not measured on
+    CUDA.
 
     Args:
-        communication_every_n_steps: optimizer steps from one sampled for communication to the next.
+        communication_every_n_steps: sample communication in one of this many optimizer steps.
 
     Raises:
-        ConfigurationError: communication_every_n_steps < 1; manual optimization, whose parts the Trainer does not announce.
+        ConfigurationError: communication_every_n_steps < 1; manual optimization, whose parts the Trainer does not report.
     """
 
     def __init__(self, communication_every_n_steps: int = 100) -> None:
@@ -90,30 +89,30 @@ class TimeBreakdown(Callback):
             )
         self.communication_every_n_steps = communication_every_n_steps
         self._clock: _HostClock | _DeviceClock = _HostClock()
-        self._running: list[str] = []  # announced parts that are not over, the innermost last
-        self._marks: deque[tuple[Any, str]] = deque()  # a time, and the part that was running until then
-        self._seconds = dict.fromkeys(PARTS, 0.0)  # since the last row, of the marks that are added up
+        self._running: list[str] = []  # open parts, the innermost last
+        self._marks: deque[tuple[Any, str]] = deque()  # a time, and the part that ran until then
+        self._seconds = dict.fromkeys(PARTS, 0.0)  # since the last row, from the marks added up so far
         self._begun = False
         self._several = False  # processes
         self._recording: profile | None = None
         self._recorded: list[tuple[int, str]] = []  # marks of the step being sampled, in ns since the epoch
         self._sample_at = 0  # the next optimizer step to sample
-        self._seen = 0  # the hook runs once a micro-batch
-        self._waits: dict[str, float] | None = None  # share of each part, in the last sampled step
+        self._seen = 0  # the last step handled: on_train_batch_start runs once per micro-batch
+        self._waits: dict[str, float] | None = None  # communication share of each part, in the last sampled step
         self._undo: list[Callable[[], None]] = []
-        self._parts: dict[str, str | None] = {}  # of each action that the Trainer has announced
+        self._parts: dict[str, str | None] = {}  # the part of each action that the Trainer has reported
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
             raise ConfigurationError(
-                f"{type(pl_module).__name__} optimizes by hand, which TimeBreakdown cannot tell into parts: remove"
+                f"{type(pl_module).__name__} uses manual optimization, which TimeBreakdown cannot divide into parts: remove"
                 " --time_breakdown."
             )
         device = trainer.strategy.root_device
         self._clock = _DeviceClock(device) if device.type == "cuda" else _HostClock()
         self._several = trainer.world_size > 1
         self._begun, self._waits, self._recording = False, None, None
-        self._sample_at = trainer.global_step + 3  # DDP arranges its buckets anew in the second
+        self._sample_at = trainer.global_step + 3  # DDP rebuilds its buckets in the second step
         self._running.clear()
         self._marks.clear()
         self._listen(trainer)
@@ -143,7 +142,7 @@ class TimeBreakdown(Callback):
 
     def _enter(self, part: str) -> None:
         self._mark()
-        # What validation does is validation, but for saving what it found to be the best.
+        # Everything nested in validation counts as validation, except saving the best checkpoint.
         self._running.append("validation" if "validation" in self._running and part != "checkpoint" else part)
 
     def _leave(self) -> None:
@@ -151,7 +150,7 @@ class TimeBreakdown(Callback):
         self._running.pop()
 
     def _mark(self) -> None:
-        """The part running until now ends here, or is interrupted by another."""
+        """Record the current time as the end of the running part, or as its interruption by another."""
         part = self._running[-1] if self._running else "other"
         if self._recording is not None:
             self._clock.synchronize()
@@ -161,7 +160,7 @@ class TimeBreakdown(Callback):
             self._fold()
 
     def _fold(self) -> None:
-        """Add up the marks that the device has passed; the last one stays, as the beginning of what follows."""
+        """Add up the marks that the device has passed. The last one remains, as the beginning of the next interval."""
         while len(self._marks) > 1 and self._clock.passed(self._marks[1][0]):
             begin, _ = self._marks.popleft()
             end, part = self._marks[0]
@@ -249,13 +248,13 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """The time at which a device reaches the host's present position in its queue; read later."""
+    """The time at which a device reaches the current end of its queue, read later."""
 
     activity = ProfilerActivity.CUDA
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._unused: list[torch.cuda.Event] = []  # making one takes longer than recording it
+        self._unused: list[torch.cuda.Event] = []  # reused, because creating an event takes longer than recording it
 
     def now(self) -> torch.cuda.Event:
         event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
@@ -279,9 +278,9 @@ Interval = tuple[int, int]  # begin and end, ns since the epoch
 
 
 def _intervals(events: Iterable[Any], *, on_device: bool) -> tuple[list[Interval], list[Interval]]:
-    """When collectives were under way, and when something was computed, from the events of a torch.profiler.
+    """The times of collectives, and of computation, from the events of a torch.profiler.
 
-    On a device: its kernels and copies. On the host: of operators the innermost, since those around them may also wait.
+    On a device: its kernels and copies. On the host: only innermost operators, because outer ones may contain waits.
     """
     collectives: list[Interval] = []
     computing: list[Interval] = []
@@ -297,7 +296,7 @@ def _intervals(events: Iterable[Any], *, on_device: bool) -> tuple[list[Interval
         else:
             by_thread.setdefault(event.start_thread_id(), []).append((begin, -duration, name))
     for spans in by_thread.values():
-        spans.sort()  # what begins together: the outer one first
+        spans.sort()  # of spans with the same begin, the outer one first
         next_begins = [begin for begin, _, _ in spans[1:]] + [spans[-1][0] - spans[-1][1]]
         for (begin, minus_duration, name), next_begin in zip(spans, next_begins, strict=True):
             if next_begin >= begin - minus_duration and not name.startswith(_COMMUNICATION):
@@ -306,10 +305,10 @@ def _intervals(events: Iterable[Any], *, on_device: bool) -> tuple[list[Interval
 
 
 def _waits(collectives: list[Interval], computing: list[Interval], marks: list[tuple[int, str]]) -> dict[str, float]:
-    """The share of each part's time in which a collective was under way and nothing was computed.
+    """The share of each part's time in which a collective ran without any computation.
 
     Args:
-        marks: a time in ns, and the part that ran until then since the mark before.
+        marks: (time in ns, the part that ran from the previous mark until then).
     """
     changes: list[tuple[int, int, int]] = []
     for which, spans in enumerate((collectives, computing)):
@@ -324,7 +323,7 @@ def _waits(collectives: list[Interval], computing: list[Interval], marks: list[t
         whole[part] += end - now
         while changes and changes[-1][0] <= end:
             at, which, sign = changes.pop()
-            if at > now:  # not of before the first mark
+            if at > now:  # ignore time before the first mark
                 waited[part] += (at - now) * _only_waiting(under_way)
                 now = at
             under_way[which] += sign

@@ -13,25 +13,24 @@ from .errors import ConfigurationError
 
 
 class ValidateEvery(Callback):
-    """Runs validation every `every_n_steps` optimizer steps and after the very last one.
+    """Runs validation every `every_n_steps` optimizer steps and after the last one.
 
-    `Trainer(val_check_interval)` counts micro-batches, so its meaning changes with gradient accumulation, and it
-    misses the end of a run that is no multiple of it. Here validation always falls on an optimizer-step boundary.
+    `Trainer(val_check_interval)` counts micro-batches, so its meaning changes with gradient accumulation. It also misses
+    the end of a run whose length is not a multiple of it. This callback validates at optimizer-step boundaries only.
 
-    How: Lightning validates after micro-batch i when `(i + 1) % trainer.val_check_batch == 0`. This callback sets
-    `val_check_batch` to 1 for the micro-batches after which validation is due and to a huge number for all others.
-    A run that stops early (`trainer.should_stop`) is validated by Lightning itself, as always. `limit_val_batches=0`
-    turns validation off.
+    Method: Lightning validates after micro-batch i if `(i + 1) % trainer.val_check_batch == 0`. This callback sets
+    `val_check_batch` to 1 if validation is due after the micro-batch, and otherwise to a huge number. Lightning still
+    validates a run that stops early (`trainer.should_stop`). `limit_val_batches=0` turns validation off.
 
     Logs: nothing.
 
     Contract:
-        setup: refuses a second source of validation; makes EarlyStopping check after validation.
-        on_train_start: answers whether validation was due at the step resumed from: Lightning then knows that a
-            checkpoint saved at the end of a validation need not run it again. One saved after that step, but before its
-            validation, is validated before training goes on (Lightning would leave it out).
-        on_train_batch_start: decides for this micro-batch.
-        State: none, a pure function of the step.
+        setup: refuses other settings that trigger validation; makes EarlyStopping check after validation.
+        on_train_start: sets `val_check_batch` for the resumed step, so that Lightning does not repeat a validation after
+            which the checkpoint was saved. If the checkpoint was saved before its due validation, which Lightning would
+            skip, that validation runs first.
+        on_train_batch_start: sets `val_check_batch` for this micro-batch.
+        State: none; a pure function of the step.
 
     Args:
         every_n_steps: optimizer steps between two validations.
@@ -48,23 +47,23 @@ class ValidateEvery(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        interval = getattr(trainer, "val_check_interval", "a time")  # Lightning sets no attribute for a time
+        interval = getattr(trainer, "val_check_interval", "a time")  # Lightning does not set the attribute for a time interval
         if interval != 1.0:
             raise ConfigurationError(
-                f"Trainer(val_check_interval={interval}) and ValidateEvery({self.every_n_steps}) both"
-                " say when to validate: remove --trainer.val_check_interval."
+                f"Trainer(val_check_interval={interval}) conflicts with ValidateEvery({self.every_n_steps}):"
+                " remove --trainer.val_check_interval."
             )
         if trainer.check_val_every_n_epoch not in (1, None):
             raise ConfigurationError(
-                f"Trainer(check_val_every_n_epoch={trainer.check_val_every_n_epoch}) and ValidateEvery("
-                f"{self.every_n_steps}) both say when to validate: remove --trainer.check_val_every_n_epoch."
+                f"Trainer(check_val_every_n_epoch={trainer.check_val_every_n_epoch}) conflicts with"
+                f" ValidateEvery({self.every_n_steps}): remove --trainer.check_val_every_n_epoch."
             )
         trainer.check_val_every_n_epoch = None
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            # An EarlyStopping set up before us took check_val_every_n_epoch=1 to mean "look at the end of the epoch",
-            # which for a run that is one long epoch is never. Set up after us it decides rightly by itself.
+            # With check_val_every_n_epoch=1, an EarlyStopping set up before this callback checks at the end of the epoch,
+            # which a run of one long epoch never reaches. One set up later sees None and checks after validation.
             if check_after_validation(callback):
-                rank_zero_info("ValidateEvery: EarlyStopping looks after each validation, not at epoch ends.")
+                rank_zero_info("ValidateEvery: EarlyStopping checks after each validation, not at the end of an epoch.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         step = trainer.global_step
@@ -80,7 +79,7 @@ class ValidateEvery(Callback):
     def _due(self, trainer: Trainer, step: int) -> bool:
         if step % self.every_n_steps == 0 or step == trainer.max_steps:
             return True
-        max_epochs = trainer.max_epochs  # the other way to end: the data of the last epoch run out
+        max_epochs = trainer.max_epochs  # a run also ends with the last batch of the last epoch
         return max_epochs is not None and max_epochs != -1 and trainer.is_last_batch and trainer.current_epoch + 1 >= max_epochs
 
     @staticmethod

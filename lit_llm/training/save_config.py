@@ -1,4 +1,4 @@
-"""The callback that writes config.yaml and the tokenizer into the run folder, and prints what is about to be trained."""
+"""The callback that writes config.yaml and the tokenizer into the run folder, and prints a summary of the run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LAUNCH_ONLY = ("base", "replace", "accept_changes", "additional_steps", "check_a
 
 
 class SaveRunFolder(SaveConfigCallback):
-    """Makes a run folder self-contained: config.yaml, which can be run again as it is, and the tokenizer."""
+    """Makes a run folder self-contained: writes config.yaml, which can be run again unchanged, and the tokenizer."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # With --additional_steps each rank counts from the checkpoint of --resume PATH. If that is a link, it may have changed.
+        # With --additional_steps, each rank adds to the step of --resume PATH. If PATH is a link, it may change between ranks.
         max_steps = trainer.strategy.broadcast(trainer.max_steps)
         if max_steps != trainer.max_steps:
             raise UserError(
                 f"trainer.max_steps is {max_steps} on rank 0 and {trainer.max_steps} on rank {trainer.global_rank}: the "
-                "checkpoint of --resume was replaced during the launch; name a step-….ckpt instead of a link"
+                "checkpoint of --resume was replaced during the launch. Pass a step-….ckpt to --resume instead of a link."
             )
         super().setup(trainer, pl_module, stage)
 
@@ -39,9 +39,9 @@ class SaveRunFolder(SaveConfigCallback):
         run_dir = Path(trainer.default_root_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         config = self.config.clone()
-        for key in LAUNCH_ONLY:  # options of this launch, not of the run
+        for key in LAUNCH_ONLY:  # options of this launch only
             config.pop(key, None)
-        if not is_path(config.resume):  # the checkpoint where a branch began belongs to the run
+        if not is_path(config.resume):  # the checkpoint of a branch is part of the run, so its path is kept
             config.pop("resume")
         text = self.parser.dump(config, skip_unset=False, skip_validation=True)
         partial = run_dir / f".{CONFIG}.partial"
@@ -51,7 +51,7 @@ class SaveRunFolder(SaveConfigCallback):
         if tokenizer is not None:
             tokenizer.save(run_dir)
             start = None if pl_module.init_from is None else InitialWeights.find(pl_module.init_from).tokenizer_file
-            if start is not None:  # it has the same tokenizer, otherwise `fit` would have refused
+            if start is not None:  # `fit` has checked that the tokenizers are equal
                 copy_companions(start.parent, run_dir)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
@@ -59,7 +59,7 @@ class SaveRunFolder(SaveConfigCallback):
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print model, data and length of the run."""
+        """Print the sizes of model and data, and the length of the run."""
         assert isinstance(pl_module, LanguageModel) and pl_module.model is not None
         data = trainer.datamodule  # type: ignore[attr-defined]
         print(f"model: {pl_module.model.num_parameters():,} parameters, vocabulary {pl_module.config.vocab_size:,}")
@@ -71,13 +71,23 @@ class SaveRunFolder(SaveConfigCallback):
             for first in [0] if data.ramp is None else [stage.step for stage in data.ramp.stages]:
                 sequences = data.batch_samples(first)
                 micro_batches = data.micro_batches_before(first + 1) - data.micro_batches_before(first)
+                parts = _count(micro_batches, "micro-batch", "micro-batches")
+                processes = _count(trainer.world_size, "process", "processes")
                 print(
                     f"{f'from step {first + 1:,} on' if first else 'step'}: {sequences} sequences of {data.block_size} = "
-                    f"{sequences * data.block_size:,} tokens, in {micro_batches} micro-batch(es) on each of "
-                    f"{trainer.world_size} process(es)"
+                    f"{sequences * data.block_size:,} tokens, in {parts} on each of {processes}"
                 )
             tokens = data.samples_before(trainer.max_steps) * data.block_size
             print(
-                f"run: {trainer.max_steps:,} steps = {tokens:,} tokens = {tokens / data.train_tokens:.2f} epochs, into"
+                f"run: {trainer.max_steps:,} steps = {tokens:,} tokens = {_epochs(tokens / data.train_tokens)} epochs, into"
                 f" {trainer.default_root_dir}"
             )
+
+
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number} {singular if number == 1 else plural}"
+
+
+def _epochs(number: float) -> str:
+    """12.345 -> "12.35", 0.00123 -> "0.0012": two decimals, or two significant digits if that shows more."""
+    return f"{number:.2f}" if number >= 0.1 or number == 0 else f"{number:.2g}"

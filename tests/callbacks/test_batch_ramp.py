@@ -140,10 +140,10 @@ def test_two_runs_of_one_trainer_have_both_the_ramp(tmp_path):
 
 def test_what_cannot_be_a_ramp_is_refused():
     for pairs, said in (
-        ([], "must begin with a size from 0 tokens on"),
-        ([(5, 1)], "must begin with a size from 0 tokens on"),
-        ([(0, 1), (9, 2), (9, 3)], "names 9 after 9"),
-        ([(0, 0)], "batches of 0 tokens"),
+        ([], "its first pair must begin at 0 tokens"),
+        ([(5, 1)], "its first pair must begin at 0 tokens"),
+        ([(0, 1), (9, 2), (9, 3)], "has threshold 9 after 9"),
+        ([(0, 0)], "a batch of 0 tokens"),
     ):
         with pytest.raises(ValueError, match=said) as caught:
             BatchRamp(pairs)
@@ -153,10 +153,10 @@ def test_what_cannot_be_a_ramp_is_refused():
 def test_sizes_that_do_not_divide_are_reported_with_the_nearest():
     ramp = BatchRamp([(0, 3), (5, 12), (9, 17), (40, 3)])
     assert ramp.size_problems(4, 1) == [
-        "batch_ramp: 3 tokens per batch is not a multiple of 4 tokens per micro-batch x 1 data-parallel rank = 4: the nearest"
-        " that divide are 4 (--batch_ramp.tokens_per_batch).",
-        "batch_ramp: 17 tokens per batch is not a multiple of 4 tokens per micro-batch x 1 data-parallel rank = 4: the nearest"
-        " that divide are 16 and 20 (--batch_ramp.tokens_per_batch).",
+        "batch_ramp: 3 tokens per batch is not a multiple of 4 tokens per micro-batch x 1 data-parallel rank = 4: use 4"
+        " tokens (--batch_ramp.tokens_per_batch).",
+        "batch_ramp: 17 tokens per batch is not a multiple of 4 tokens per micro-batch x 1 data-parallel rank = 4: use 16"
+        " or 20 tokens (--batch_ramp.tokens_per_batch).",
     ]
     assert "2 data-parallel ranks = 8" in BatchRamp([(0, 12)]).size_problems(4, 2)[0]
 
@@ -170,8 +170,8 @@ def test_what_the_trainer_or_the_module_decides_otherwise_is_refused(tmp_path):
         fit([BatchRamp(RAMP)], tmp_path, module=Ramped(), accumulate_grad_batches=2)
     module = Ramped()
     module.automatic_optimization = False
-    with pytest.raises(ValueError, match="optimizes by hand"):
+    with pytest.raises(ValueError, match="uses manual optimization"):
         fit([BatchRamp(RAMP)], tmp_path, module=module)
     trainer = make_trainer([], tmp_path)
     trainer.strategy.__class__ = type("Own", (type(trainer.strategy),), {"handles_gradient_accumulation": True})
-    assert "Own accumulates gradients by itself" in BatchRamp.trainer_problems(trainer)[0]
+    assert "Own handles gradient accumulation itself" in BatchRamp.trainer_problems(trainer)[0]

@@ -87,7 +87,7 @@ def test_what_cannot_be_recorded_is_refused(tmp_path):
     for arguments, flag in (({"wait": -1}, "--profile.wait"), ({"steps": 0}, "--profile.steps")):
         with pytest.raises(ValueError, match=flag):
             Profile(**arguments)
-    with pytest.raises(ValueError, match=r"this run is on cpu: remove --profile\.memory_snapshot"):
+    with pytest.raises(ValueError, match=r"this run uses cpu: remove --profile\.memory_snapshot"):
         fit([Profile(memory_snapshot=True)], tmp_path)
     trainer = make_trainer([], tmp_path, profiler="pytorch")
     assert "remove --trainer.profiler" in Profile().trainer_problems(trainer)[0]

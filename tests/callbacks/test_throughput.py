@@ -221,7 +221,7 @@ def test_tokens_are_input_ids_or_else_the_first_integers():
     assert count_tokens({"mask": other, "input_ids": ids}) == 6
     assert count_tokens([torch.zeros(9), (other, ids)]) == 5
     assert count_tokens({"x": torch.zeros(4, dtype=torch.bool), "y": {"z": ids}}) == 6
-    with pytest.raises(ValueError, match="holds no tensor of integers"):
+    with pytest.raises(ValueError, match="has no integer tensor"):
         count_tokens([torch.zeros(3)])
 
 

@@ -335,7 +335,7 @@ def test_a_run_that_breaks_while_a_step_is_sampled_leaves_no_profiler_behind(tmp
 def test_what_cannot_be_told_apart_is_refused(tmp_path):
     module = Foreign()
     module.automatic_optimization = False
-    with pytest.raises(ValueError, match="optimizes by hand"):
+    with pytest.raises(ValueError, match="uses manual optimization"):
         fit([TimeBreakdown()], tmp_path, module=module)
     with pytest.raises(ValueError, match=r"--time_breakdown\.communication_every_n_steps"):
         TimeBreakdown(0)

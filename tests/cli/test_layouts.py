@@ -56,7 +56,7 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     out = fit(*overlay("strategy/tp"), *stop, *two, "--trainer.max_steps", "8", "--async_checkpoints", "true")
-    assert "in 2 micro-batch(es) on each of 2 process(es)" in out
+    assert "in 2 micro-batches on each of 2 processes" in out
     code, out, err = run(capsys, "fit", "--config", "tiny.yaml", *overlay("strategy/single"), *ten, "--resume", "auto")
     assert code == 0, err
     straight, moved = Path("runs/straight"), Path("runs/tiny")

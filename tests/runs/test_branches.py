@@ -73,7 +73,7 @@ def test_a_checkpoint_whose_rate_is_zero_is_not_annealed(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml", "--schedule.final_ratio", "0")
     flags = ["--config", "tiny.yaml", "--config", DECAY, "--resume", "runs/tiny/checkpoints/last.ckpt"]
     code, _, err = run(capsys, "fit", *flags)
-    assert code == 2 and "which is 0 after its 8 steps" in err and err.count("error: ") == 1
+    assert code == 2 and "but that is 0 after step 8:" in err and err.count("error: ") == 1
     assert not Path("runs/tiny-decay").exists()
 
 
@@ -159,7 +159,7 @@ def test_a_branch_can_take_the_place_of_a_run_that_is_set_aside(stable, capsys):
 def test_a_schedule_that_jumps_from_the_checkpoints_rate_warns(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml")
     with pytest.warns(
-        UserWarning, match=r"step 8 was made at 0\.001, .* as if it had been 0\.00\d+\. The schedule, its end or"
+        UserWarning, match=r"the checkpoint of optimizer step 8 has 0\.001, but .* gives 0\.00\d+\. The schedule, its end or"
     ):
         run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "12")
 

@@ -21,8 +21,8 @@ def test_a_ramp_is_printed_logged_and_saved_for_resume(ramped, capsys):
     assert code == 0
     said = [line for line in out.splitlines() if "sequences of" in line or line.startswith("run:")]
     assert said[:2] == [
-        "step: 2 sequences of 16 = 32 tokens, in 1 micro-batch(es) on each of 1 process(es)",
-        "from step 4 on: 4 sequences of 16 = 64 tokens, in 2 micro-batch(es) on each of 1 process(es)",
+        "step: 2 sequences of 16 = 32 tokens, in 1 micro-batch on each of 1 process",
+        "from step 4 on: 4 sequences of 16 = 64 tokens, in 2 micro-batches on each of 1 process",
     ]
     assert said[2].startswith("run: 8 steps = 416 tokens = ")
     assert list(curve(Path("runs/ramped"), "progress/tokens").values()) == TOKENS
@@ -58,7 +58,7 @@ def test_an_interrupted_ramp_gets_its_certificate(ramped, capsys):
     ("flags", "expected"),
     [
         (["--batch_ramp.tokens_per_batch", "[[0, 40], [80, 64]]"], ["40 tokens per batch", "= 32", "32 and 64"]),
-        (["--batch_ramp.tokens_per_batch", "[[5, 32]]"], ["from 0 tokens on", "--batch_ramp.tokens_per_batch"]),
+        (["--batch_ramp.tokens_per_batch", "[[5, 32]]"], ["must begin at 0 tokens", "--batch_ramp.tokens_per_batch"]),
         (["--batch_ramp.tokens_per_batch", "[[0, 32]]"], ["ends with 32 tokens", "--data.global_batch_size 2"]),
         (["--data.micro_batch_size", "null"], ["--data.micro_batch_size"]),
         (["--trainer.accumulate_grad_batches", "2"], ["remove --trainer.accumulate_grad_batches"]),
