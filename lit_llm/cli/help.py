@@ -107,7 +107,9 @@ def _default_class(group: str) -> type:
 
 
 def _others(group: str, cls: type) -> str:
-    names = [name for name, each in known_classes(group).items() if each is not cls]
+    known = known_classes(group).items()
+    ours_first = sorted(known, key=lambda item: not item[1].__module__.startswith("lit_llm."))  # others may be cut off
+    names = [name for name, each in ours_first if each is not cls]
     return f"Others: {', '.join(names)}." if names else ""
 
 

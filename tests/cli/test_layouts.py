@@ -74,7 +74,9 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
     assert code == 2 and "one.ckpt exists and is not overwritten" in err
 
 
-@pytest.mark.parametrize("name", ["bf16-mixed", "bf16-true", "16-mixed", "tf32"])
+@pytest.mark.parametrize(
+    "name", ["bf16-mixed", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bf16-true", "16-mixed", "tf32"))]
+)
 def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
     before = torch.get_float32_matmul_precision()
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *overlay(f"precision/{name}"), "--run_dir", f"runs/{name}")

@@ -17,7 +17,10 @@ def debug(recipe, capsys, *arguments):
     return re.findall(r"step +(\d+)/20 +loss ([\d.]+)", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("recipe", ["gpt2-124m", "mistral-7b", "gpt3-125m", "minicpm-2.4b"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["minicpm-2.4b", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2-124m", "mistral-7b", "gpt3-125m"))],
+)
 def test_a_recipe_keeps_its_architecture_and_runs_small(tmp_path, monkeypatch, capsys, recipe):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))

@@ -26,6 +26,9 @@ from lit_llm.runs.run_folder import default_run_dir
 NAMES = [name for name, header in shipped().items() if not header.is_overlay]
 OVERLAYS = [name for name, header in shipped().items() if header.is_overlay]
 PLANNED = [name for name in NAMES if name != "finetune"]  # which takes its model from a checkpoint
+# Those that two cores can finish, and one of each family: GPT-2, batch ramp, WSD, grouped queries with a window, Muon.
+QUICK = ("quickstart", "bytes", "chars", "gpt2-124m", "gpt3-125m", "minicpm-2.4b", "mistral-7b", "speed-124m")
+TIERED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PLANNED]
 
 
 def test_every_file_is_a_recipe_an_overlay_or_the_base_of_a_recipe():
@@ -73,7 +76,7 @@ def planned(arguments: list[str]) -> tuple[PlannedRecipe, Plan]:
     return cli, make_plan(cli.settings(), hardware)
 
 
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", TIERED)
 def test_the_header_says_what_plan_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no data here, whatever this machine has
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path))
@@ -167,11 +170,7 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
 VOCABULARY = {"quickstart": 257, "bytes": 257, "chars": 128}  # these follow the data
 
 
-# Those that two cores can finish, and one of each family: GPT-2, batch ramp, WSD, grouped queries with a window, Muon.
-QUICK = ("quickstart", "bytes", "chars", "gpt2-124m", "gpt3-125m", "minicpm-2.4b", "mistral-7b", "speed-124m")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in PLANNED])
+@pytest.mark.parametrize("name", TIERED)
 def test_ten_steps_of_each_recipe_start_at_ln_v_and_learn(name, data, tmp_path, monkeypatch, capsys):
     losses, val = fit(tmp_path / "run", data, monkeypatch, capsys, "--config", name, "--config", shrunk(name, data, tmp_path))
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
