@@ -57,7 +57,7 @@ def test_an_interrupted_ramp_gets_its_certificate(ramped, capsys):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--batch_ramp.tokens_per_batch", "[[0, 40], [80, 64]]"], ["40 tokens per batch", "= 32", "32 and 64"]),
+        (["--batch_ramp.tokens_per_batch", "[[0, 40], [80, 64]]"], ["40 tokens per batch", "= 32", "use 32 or 64 tokens"]),
         (["--batch_ramp.tokens_per_batch", "[[5, 32]]"], ["must begin at 0 tokens", "--batch_ramp.tokens_per_batch"]),
         (["--batch_ramp.tokens_per_batch", "[[0, 32]]"], ["ends with 32 tokens", "--data.global_batch_size 2"]),
         (["--data.micro_batch_size", "null"], ["--data.micro_batch_size"]),
