@@ -1,7 +1,7 @@
 """`python -m lit_llm check`: the launch checklist of a recipe. Exit code 0 if every line passes, else 1.
 
 Runs three optimizer steps in a temporary folder on one device, with every callback of the recipe. Then it examines the result.
-The batch is cut to two micro-batches of two sequences, which does not change what is checked. `--full_batch true` keeps it.
+The batch is reduced to two micro-batches of two sequences, which is enough for the checks, unless `--full_batch true`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m lit_llm consolidate`: a checkpoint, in shards or not, as one file."""
+"""`python -m lit_llm consolidate`: write a checkpoint, sharded or not, as one file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--run", help="run folder, like runs/quickstart")
-    parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint")
+    parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint's path")
     parser.add_argument("--out", required=True, help="the file to write, like model.ckpt")
     parser.add_argument(
         "--weights", action="store_true", help="leave out the optimizer state; enough for generate and --init_from"
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     checkpoint = find_checkpoint(Path(options.run), options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     out = Path(options.out)
     if out.exists():
-        raise UserError(f"{out} exists and is not overwritten (--out)")
+        raise UserError(f"{out} already exists: give another file (--out)")
     content = read(checkpoint)
     if options.weights:
         content = {key: value for key, value in content.items() if key not in ("optimizer_states", "lr_schedulers")}

@@ -1,4 +1,4 @@
-"""`python -m lit_llm curve`: the curve of a run as a CSV that other runs can be checked against."""
+"""`python -m lit_llm curve`: write the curve of a run as a CSV, to check other runs against."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ def main(arguments: list[str]) -> int:
     """Write the file.
 
     Raises:
-        UserError: The folder is not a run, it has no curve, or a note has no name.
+        UserError: The folder is not a run or has no curve, or a note is not NAME=TEXT.
     """
     parser = argparse.ArgumentParser(prog="python -m lit_llm curve", description=__doc__, allow_abbrev=False)
     parser.add_argument("--run", required=True, type=Path, help="run folder, like runs/quickstart")
     parser.add_argument("--out", required=True, type=Path, help="the CSV; `fit --check_against` reads it")
     parser.add_argument(
-        "--note", action="append", default=[], metavar="NAME=TEXT", help="a line of its head, like hardware='one H100'"
+        "--note",
+        action="append",
+        default=[],
+        metavar="NAME=TEXT",
+        help="a line for the head of the CSV, like hardware='one H100'",
     )
     own = parser.parse_args(arguments)
     notes = {}
     for note in own.note:
         name, equals, text = note.partition("=")
         if not equals or not name.isidentifier() or "\n" in note:
-            raise UserError(f"{note!r} should be NAME=TEXT (--note)")
+            raise UserError(f"note is {note!r}, but must be NAME=TEXT (--note)")
         notes[name] = text
     from lit_llm.runs.logged_curve import curve_of
 
     curve = curve_of(own.run)
     curve.facts |= notes
     curve.write(own.out)
-    print(f"{len(curve.rows)} rows into {own.out}; check a run against it: fit --config RECIPE --check_against {own.out}")
+    print(f"Wrote {len(curve.rows)} rows to {own.out}. Check a run against it: fit --config RECIPE --check_against {own.out}")
     return 0

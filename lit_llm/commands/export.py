@@ -1,4 +1,4 @@
-"""`python -m lit_llm export`: a folder that `transformers` loads without code of lit_llm."""
+"""`python -m lit_llm export`: write a folder that `transformers` loads without lit_llm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, help="folder to create")
     parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     parser.add_argument(
-        "--dtype", choices=[*DTYPES], default=None, help="dtype of the written weights; None: as in the checkpoint"
+        "--dtype", choices=[*DTYPES], default=None, help="dtype of the written weights; default: as in the checkpoint"
     )
     parser.add_argument("--max_shard_gb", type=float, default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
     return parser
@@ -51,15 +51,15 @@ def export_folder(
         UserError: `out` exists, the checkpoint is not lit_llm's, or settings have no equivalent (each with its flag).
     """
     if out.exists():
-        raise UserError(f"{out} exists already; give another place (--out)")
+        raise UserError(f"{out} exists already: give another folder (--out)")
     saved = read(checkpoint)
     config = saved_model_config(saved, checkpoint, "--ckpt_path")
     if (architecture := saved_architecture(saved)) is not None:
         raise UserError(
-            f"transformers has no class for {architecture.class_path}, the model of {checkpoint}; write its weights with "
-            "`consolidate` (--run)"
+            f"transformers has no class for {architecture.class_path}, the model of {checkpoint}: write its weights with "
+            "`consolidate` instead (--run)"
         )
-    assert config.vocab_size is not None  # a checkpoint is of a model that was built
+    assert config.vocab_size is not None  # a checkpoint contains the resolved vocabulary size
     content, notes = write_config(config)
     state = {name.removeprefix("model."): tensor for name, tensor in saved["state_dict"].items() if name.startswith("model.")}
     partial = out.with_name(f".{out.name}.partial")
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
     """
     options = build_parser().parse_args(arguments)
     if not options.max_shard_gb > 0:
-        raise UserError(f"max_shard_gb is {options.max_shard_gb}, it must be above 0 (--max_shard_gb)")
+        raise UserError(f"max_shard_gb is {options.max_shard_gb}, but must be above 0 (--max_shard_gb)")
     run, out = Path(options.run), Path(options.out)
     named = options.ckpt_path in ("last", "best")
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
@@ -97,7 +97,8 @@ def main(arguments: list[str]) -> int:
     architecture, notes = export_folder(checkpoint, run, out, dtype=dtype, max_bytes=options.max_shard_gb * 1e9)
     files = sorted(out.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
-    print(f"{out}: {architecture}, {size:,} bytes of weights in {len(files)} file(s), from {checkpoint}")
+    count = "1 file" if len(files) == 1 else f"{len(files)} files"
+    print(f"{out}: {architecture}, {size:,} bytes of weights in {count}, from {checkpoint}")
     for note in notes:
         print(f"note: {note}")
     return 0

@@ -1,4 +1,4 @@
-"""`python -m lit_llm generate`: text from a run folder."""
+"""`python -m lit_llm generate`: generate text with the model of a run folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     """
     options = build_parser().parse_args(arguments)
     if options.max_new_tokens < 1:
-        raise UserError(f"max_new_tokens is {options.max_new_tokens}, it must be at least 1 (--max_new_tokens)")
+        raise UserError(f"max_new_tokens is {options.max_new_tokens}, but must be at least 1 (--max_new_tokens)")
     try:
         torch.empty(1, device=options.device)
     except (RuntimeError, AssertionError):
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     opening = tokenizer.prefix_token_ids if options.prefix_token_ids else []
     prompt = opening if opening and not options.prompt else opening + prompt_ids(tokenizer, options.prompt)
     sys.stdout.write(options.prompt)
-    # An id can be a part of a character, so only whole characters are printed.
+    # A token may end inside a character, so only whole characters are printed.
     new_ids: list[int] = []
     printed = ""
     stop_id = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id

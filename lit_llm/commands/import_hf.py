@@ -1,4 +1,4 @@
-"""`python -m lit_llm import`: a Hugging Face folder becomes a run folder, to fine-tune, evaluate and generate from."""
+"""`python -m lit_llm import`: convert a Hugging Face folder to a run folder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def import_folder(folder: Path, run: Path) -> list[str]:
         UserError: `run` exists, `folder` is not a model of a known family, or tensors are missing.
     """
     if run.exists():
-        raise UserError(f"{run} exists already; give another place for the run folder (--out)")
+        raise UserError(f"{run} exists already: give another run folder (--out)")
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a Hugging Face model: it has no {CONFIG} (--from)")
     content = read_json(folder / CONFIG)
@@ -66,18 +66,20 @@ def import_folder(folder: Path, run: Path) -> list[str]:
     if has_tokenizer:
         read_by = load_tokenizer(folder)
         if read_by.vocab_size > config.vocab_size:
-            raise UserError(f"{folder / TOKENIZER_FILE} has {read_by.vocab_size} ids, and {CONFIG} says {config.vocab_size}")
+            raise UserError(
+                f"{folder / TOKENIZER_FILE} has {read_by.vocab_size} ids, but vocab_size in {CONFIG} is {config.vocab_size}"
+            )
         if opening := read_by.prefix_token_ids:
             notes.append(
-                f"this model was trained with {read_by.decode(opening)} before every text; add it with generate "
-                "--prefix_token_ids. Training data here do not have it"
+                f"this model was trained with {read_by.decode(opening)} before every text: add it with generate "
+                "--prefix_token_ids. lit_llm's training data do not contain it"
             )
         tokenizer = {"class_path": "TokenizerJSON", "init_args": {"path": str(run / TOKENIZER_FILE)}}
         recipe["data"] = {"class_path": "PythonStdlib", "init_args": {"tokenizer": tokenizer}}
     else:
         notes.append(
-            f"{folder} has no {TOKENIZER_FILE}, so the model cannot read or write text; "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers creates one"
+            f"{folder} has no {TOKENIZER_FILE}, so text cannot be tokenized; "
+            "create it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     partial = run.with_name(f".{run.name}.partial")
     delete(partial)
@@ -86,7 +88,7 @@ def import_folder(folder: Path, run: Path) -> list[str]:
         if has_tokenizer:
             shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
             copy_companions(folder, partial)
-        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {folder}. Other settings have their defaults.\n"
+        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {folder}. Other settings are defaults.\n"
         (partial / RUN_CONFIG).write_text(title + yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
         checkpoint = {
             "state_dict": {f"model.{name}": weight for name, weight in weights.items()},
@@ -120,7 +122,7 @@ def main(arguments: list[str]) -> int:
     for note in notes:
         print(f"note: {note}")
     print(
-        f"look at it:  python -m lit_llm generate --run {run} --prompt TEXT\n"
+        f"generate:    python -m lit_llm generate --run {run} --prompt TEXT\n"
         f"fine-tune:   python -m lit_llm fit --init_from {run} --config RECIPE --data TextFiles --data.paths my.txt"
     )
     return 0

@@ -75,7 +75,7 @@ def split(arguments: list[str]) -> Request:
     """Separate the flags of `plan` from those of `fit`.
 
     Raises:
-        UserError: A value is missing or out of range, or a flag is mistyped. Every such mistake.
+        UserError: A value is missing or out of range, or a flag is mistyped. The message lists all mistakes.
     """
     parser = _own_flags()
     own, recipe = parser.split(arguments)
@@ -93,11 +93,13 @@ def split(arguments: list[str]) -> Request:
     ):
         value = getattr(own, name)
         if value is not None and not value > 0:
-            problems.append(f"{name} is {value:g}, it must be above 0 (--{name})")
+            problems.append(f"{name} is {value:g}, but must be above 0 (--{name})")
     if own.mfu is not None and own.mfu > 1:
-        problems.append(f"mfu is {own.mfu:g}, a share of the peak is at most 1 (--mfu)")
+        problems.append(f"mfu is {own.mfu:g}, but a share of the peak must be at most 1 (--mfu)")
     if own.slowest_rank < 1:
-        problems.append(f"slowest_rank is {own.slowest_rank:g}, its time over the mean is at least 1 (--slowest_rank)")
+        problems.append(
+            f"slowest_rank is {own.slowest_rank:g}, but its time / the mean time must be at least 1 (--slowest_rank)"
+        )
     flags = re.findall(r"--[a-z_-]+", parser.format_usage())
     for argument in recipe:
         flag = argument.partition("=")[0]
@@ -173,7 +175,7 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
 
 
 def _overridden(own: argparse.Namespace, axes: dict[str, list[str]]) -> list[str]:
-    """A note if --devices does not decide the number of devices."""
+    """A note if another flag overrides --devices."""
     if own.devices is None or own.calibrate:
         return []
     if axes:
@@ -183,7 +185,7 @@ def _overridden(own: argparse.Namespace, axes: dict[str, list[str]]) -> list[str
         return []
     tried = ", ".join(sweep.DEFAULT["devices"])
     return [
-        f"{' and '.join(limits)} override{'s' if len(limits) == 1 else ''} --devices {own.devices}: {tried} devices are tried"
+        f"{' and '.join(limits)} override{'s' if len(limits) == 1 else ''} --devices {own.devices}: comparing {tried} devices"
     ]
 
 
@@ -213,7 +215,7 @@ def _calibrate(planned: PlannedRecipe, settings: RunSettings, own: argparse.Name
         ],
     )
     print(table_rows(["one step on this machine", "predicted", "measured", "ratio"], rows, as_markdown=own.markdown), end="")
-    print(f"steps took {min(result.seconds):.4g} to {max(result.seconds):.4g} s, the median counts")
+    print(f"steps took {min(result.seconds):.4g} to {max(result.seconds):.4g} s; the table has the median")
     if result.mfu is not None:
         print(f"MFU {result.mfu:.1%}: plan with --mfu {result.mfu:.3f}")
 

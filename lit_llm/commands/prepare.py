@@ -1,4 +1,4 @@
-"""`python -m lit_llm prepare`: text to token shards."""
+"""`python -m lit_llm prepare`: tokenize text into shards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _run(arguments: Arguments) -> int:
 
     built = build(parse("prepare", arguments))
     if built.config.out is None:
-        raise UserError("prepare needs a folder to write into (--out DIR)")
+        raise UserError("prepare needs an output folder (--out DIR)")
     summary = prepare(built.datamodule, Path(built.config.out), shard_tokens=built.config.shard_tokens)
     for name, split in summary["splits"].items():
         print(f"{name}: {split['documents']:,} documents, {split['bytes']:,} bytes, {split['tokens']:,} tokens")

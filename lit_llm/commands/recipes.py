@@ -24,17 +24,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lit_llm recipes", allow_abbrev=False, description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_parser = partial(commands.add_parser, allow_abbrev=False)
-    add = add_parser("list", help="name, parameters, tokens and the smallest hardware that fits (the default)")
-    add.add_argument("--json", action="store_true", help="as JSON, with the titles")
-    add = add_parser("show", help="every setting of one recipe, as YAML that runs as it is")
-    add.add_argument("recipe", help="a name of the list, or a file")
-    add = add_parser("diff", help="the settings in which two differ")
-    add.add_argument("recipes", nargs=2, metavar="RECIPE", help="a name of the list, or a file")
+    add = add_parser("list", help="print name, parameters, tokens and smallest hardware of each recipe (default command)")
+    add.add_argument("--json", action="store_true", help="print JSON, with the titles")
+    add = add_parser("show", help="print every setting of one recipe, as runnable YAML")
+    add.add_argument("recipe", help="a name from the list, or a file")
+    add = add_parser("diff", help="print the settings that differ between two recipes")
+    add.add_argument("recipes", nargs=2, metavar="RECIPE", help="a name from the list, or a file")
     add = add_parser("copy", help="copy a recipe, its base and all overlays to DIR/recipes")
-    add.add_argument("recipe", help="a name of the list")
-    add.add_argument("dir", type=Path, metavar="DIR", help="the project's folder")
+    add.add_argument("recipe", help="a name from the list")
+    add.add_argument("dir", type=Path, metavar="DIR", help="folder of your project")
     add.add_argument(
-        "--callbacks", action="store_true", help="copy the callbacks too, to DIR/callbacks, for your own code to import"
+        "--callbacks", action="store_true", help="also copy the callbacks to DIR/callbacks, to import them in your code"
     )
     add.add_argument("--replace", action="store_true", help="overwrite files that differ")
     return parser
@@ -44,12 +44,12 @@ def main(arguments: list[str]) -> int:
     """Entry point; returns the exit code.
 
     Raises:
-        UserError: There is no such recipe, or files would be overwritten.
+        UserError: The recipe does not exist, or files would be overwritten.
     """
     parser = _parser()
     own, rest = parser.parse_known_args(arguments or ["list"])
     if rest and own.command != "show":
-        raise UserError(f"recipes {own.command} does not know {' '.join(rest)} (python -m lit_llm recipes --help)")
+        raise UserError(f"recipes {own.command}: unknown argument {' '.join(rest)} (python -m lit_llm recipes --help)")
     if own.command == "list":
         print(json.dumps(_table(), indent=2) if own.json else _list(), end="" if not own.json else "\n")
     elif own.command == "show":
@@ -74,7 +74,7 @@ def _known(name: str) -> Path:
 
 
 def _table() -> list[dict[str, str]]:
-    """The facts in the header of each recipe, without overlays."""
+    """The facts in the header of each recipe. Overlays are not included."""
     return [
         {
             "name": name,
@@ -117,22 +117,22 @@ def _copy(name: str, project: Path, *, with_callbacks: bool, replace: bool) -> N
     recipe = in_folder(SHIPPED, name)
     if recipe is None:
         yours = _known(name)
-        raise UserError(f"{yours} is your own file; only shipped recipes can be copied (python -m lit_llm recipes lists them)")
+        raise UserError(f"{yours} is not a shipped recipe: only those can be copied (python -m lit_llm recipes lists them)")
     if Header.of(recipe).is_overlay:
-        raise UserError(f"{name} is an overlay; overlays and bases are copied with each recipe (python -m lit_llm recipes)")
+        raise UserError(f"{name} is an overlay: copy a recipe instead, which includes all overlays (python -m lit_llm recipes)")
     base = base_of(recipe)
     overlays = [SHIPPED / f"{overlay}.yaml" for overlay, header in shipped().items() if header.is_overlay]
     pairs = {path: project / "recipes" / path.relative_to(SHIPPED) for path in (recipe, base, *overlays) if path is not None}
     if with_callbacks:
         pairs |= {path: project / "callbacks" / path.name for path in sorted(CALLBACKS.glob("*.py"))}
     if project.exists() and not project.is_dir():
-        raise UserError(f"{project} is a file; give a folder to copy into (DIR)")
+        raise UserError(f"{project} is a file: give a folder to copy into (DIR)")
     changed = [str(to) for path, to in pairs.items() if to.exists() and not filecmp.cmp(path, to, shallow=False)]
     if changed and not replace:
-        raise UserError(f"{', '.join(changed)} would be overwritten; nothing was copied (--replace overwrites)")
+        raise UserError(f"{', '.join(changed)} would be overwritten, so nothing was copied: use --replace to overwrite")
     for path, to in pairs.items():
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, to)
     ours = recipe.relative_to(SHIPPED)
-    print(f"{len(pairs)} files into {project}; run it there:\n\n  cd {shlex.quote(str(project))}")
+    print(f"Copied {len(pairs)} files to {project}. Run the recipe there:\n\n  cd {shlex.quote(str(project))}")
     print(f"  python -m lit_llm fit --config recipes/{ours}")

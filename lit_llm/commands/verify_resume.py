@@ -1,12 +1,12 @@
-"""`python -m lit_llm verify-resume`: run a recipe straight through and interrupted, and compare both runs bit for bit.
+"""`python -m lit_llm verify-resume`: compare an interrupted run of a recipe with an uninterrupted one, bit for bit.
 
-It makes three runs in a temporary folder: one straight through; one interrupted at a random step, by SIGTERM or with `--kill`
-by SIGKILL to all its processes; and its continuation with `--resume auto`. Then it compares every logged number, the ids of
-every sample in the order of every rank, and every value in the last checkpoints.
+It makes three runs in a temporary folder: an uninterrupted run; a run that is interrupted at a random step; and its
+continuation with `--resume auto`. The interruption is a SIGTERM, or with `--kill` a SIGKILL to all processes of the run. Then
+it compares every logged number, the ids of every sample in the order of every rank, and every value in the last checkpoints.
 
-All flags of `fit` are passed on, such as `--trainer.devices 2 --trainer.strategy ddp`. The runs end after `--steps`, on the
-schedule of the whole recipe. Two settings are fixed: trainer.log_every_n_steps is 1, and with `--kill` checkpoint.every_n_steps
-is a fifth of the steps, so that there is a checkpoint to continue from.
+All flags of `fit` are passed on, such as `--trainer.devices 2 --trainer.strategy ddp`. The runs end after `--steps` steps, with
+the schedule of the whole recipe. Two settings are fixed: trainer.log_every_n_steps is 1, and with `--kill`
+checkpoint.every_n_steps is a fifth of the steps, so that a checkpoint exists when the run is killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def fit(
 
     Args:
         ledger: arguments of the SampleLedger.
-        kill_now: whether to kill the run, asked again and again; None: never.
+        kill_now: called repeatedly; the run is killed when it returns True. None: never.
     """
     overlay = run.parent / f"{run.name}.yaml"
     overlay.write_text(json.dumps({"trainer": {"callbacks+": [{"class_path": LEDGER_CLASS, "init_args": ledger}]}}))
@@ -56,7 +56,7 @@ def launch(arguments: list[str], log: Path, kill_now: Callable[[], bool] | None 
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         while kill_now is not None and process.poll() is None:
             if kill_now():
-                os.killpg(process.pid, signal.SIGKILL)  # other ranks and loader workers too
+                os.killpg(process.pid, signal.SIGKILL)  # also other ranks and loader workers
                 break
             time.sleep(_POLL_SECONDS)
         return process.wait()
@@ -64,12 +64,12 @@ def launch(arguments: list[str], log: Path, kill_now: Callable[[], bool] | None 
 
 @dataclass
 class KillInStep:
-    """Tells when to kill a run: some time after a step has begun, or at the end of training if that comes first.
+    """Returns True when a run is to be killed: a delay after a step began, or at the end of training if that comes first.
 
     Args:
         ledger: the ledger file of rank 0.
         step: the optimizer step, 1, 2, …
-        delay: the time to wait, in lengths of the step before.
+        delay: the time to wait, in durations of the previous step.
     """
 
     ledger: Path
@@ -93,13 +93,13 @@ class KillInStep:
 
 
 def last_step(ledger: Path) -> int:
-    """The step in the last whole line of a ledger; 0 if there is none."""
+    """The step in the last complete line of a ledger; 0 if it has none."""
     lines = ledger.read_text().rpartition("\n")[0].splitlines() if ledger.exists() else []
     return int(json.loads(lines[-1])[0]) if lines else 0
 
 
 def error_of(run: Path) -> str:
-    """Why a run failed: its error lines, or the end of its output."""
+    """The error lines of a failed run, or the end of its output."""
     output = (run.parent / f"{run.name}.log").read_text()
     errors = [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
     return "\n".join(errors) or output[-2000:].strip()
@@ -117,17 +117,17 @@ def _steps(text: str) -> int:
     try:
         steps = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError("needs a number of optimizer steps, like --steps 20") from None
+        raise argparse.ArgumentTypeError("needs a number of optimizer steps, such as --steps 20") from None
     if steps < 2:
         raise argparse.ArgumentTypeError(f"is {steps}, but an interrupted run needs at least 2 (--steps)")
     return steps
 
 
 def main(words: list[str]) -> int:
-    """Print a certificate, or what differs first and the likely cause. Returns 0 if nothing differs, else 1.
+    """Print a certificate, or the first difference and its likely cause. Returns 0 if the runs are equal, else 1.
 
     Raises:
-        UserError: The recipe does not run; with its own messages.
+        UserError: The recipe does not run. The message is that of `fit`.
     """
     own, rest = own_flags().split(words)
     arguments = read(rest)
@@ -136,7 +136,7 @@ def main(words: list[str]) -> int:
         return 0
     for flag in ("run_dir", "resume", "replace"):
         if arguments.asks_for(flag):
-            raise UserError(f"verify-resume uses its own folders and continues there: leave out --{flag}")
+            raise UserError(f"verify-resume uses its own folders: remove --{flag}")
     return launch_command("fit", rest, lambda checked: _verify(checked, rest, steps=own.steps, kill=own.kill))
 
 
@@ -153,14 +153,14 @@ def _verify(arguments: Arguments, words: list[str], *, steps: int, kill: bool) -
         if fit(words, straight, {"stop_after": steps}, extra) != 0:
             raise UserError(error_of(straight))
         if (made := max(ledger(straight))) < steps:
-            raise UserError(f"the recipe ends after {made} steps (--steps {made}, or --trainer.max_steps)")
-        # A kill comes after the first save. SIGTERM comes before the last step, after which the run would end anyway.
+            raise UserError(f"the recipe ends after {made} steps: use --steps {made}, or raise --trainer.max_steps")
+        # Kill after the first save. Send SIGTERM before the last step, because the run ends after that step in any case.
         first, last = (steps // 5 + 2, steps) if kill else (1, steps - 1)
         step = random.randint(min(first, last), last)
         if kill:
             kill_now = KillInStep(interrupted / LEDGER.format(0), step, random.random())
             code = fit(words, interrupted, {"stop_after": steps, "wait_at_end": True}, extra, kill_now)
-            step = max(ledger(interrupted), default=step)  # some steps later, if they are shorter than a poll
+            step = max(ledger(interrupted), default=step)  # a later step, if steps are shorter than the poll interval
         else:
             code = fit(words, interrupted, {"stop_after": steps, "terminate_in": step}, extra)
         print(f"interrupted in step {step} of {steps} by {'SIGKILL' if kill else 'SIGTERM'}: exit code {code}")
@@ -170,7 +170,7 @@ def _verify(arguments: Arguments, words: list[str], *, steps: int, kill: bool) -
             raise UserError(error_of(interrupted))
         resumed = re.search(r"^resume: from step (\d+)", (Path(folder) / "interrupted.log").read_text(), re.M)
         if resumed is None:
-            raise UserError("the interrupted run left no checkpoint to continue from; save some (--checkpoint)")
+            raise UserError("the interrupted run saved no checkpoint: set --checkpoint")
         rows, found = differences(straight, interrupted)
     print(f"continued from step {resumed[1]}")
     for name, count, different in rows:
@@ -178,12 +178,12 @@ def _verify(arguments: Arguments, words: list[str], *, steps: int, kill: bool) -
     if found:
         print("NOT the same run:\n  " + "\n  ".join(found))
         return 1
-    print("certificate: the interrupted run is the straight one, bit for bit.")
+    print("certificate: the interrupted run equals the uninterrupted run, bit for bit.")
     return 0
 
 
 def _find_other_mistakes(arguments: Arguments, run_dir: Path) -> None:
-    """Raise UserError: some mistakes have been printed already."""
+    """Raise a UserError with the remaining mistakes, after some have been printed."""
     from lit_llm.cli.build import build
     from lit_llm.cli.parse import parse
 

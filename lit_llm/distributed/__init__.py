@@ -1,1 +1,1 @@
-"""How a model is spread over devices and computed there."""
+"""Parallelism, activation checkpointing, compilation and float8."""

@@ -1,4 +1,4 @@
-"""Activation checkpointing: the backward pass recomputes what the forward pass does not keep (Chen et al. 2016)."""
+"""Activation checkpointing: recompute activations in the backward pass instead of storing them (Chen et al. 2016)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lit_llm.models.gpt import GPT
 
 
 def apply_activation_checkpointing(model: GPT | CustomModel, mode: str | int) -> None:
-    """Recompute in the backward pass what `mode` (`ComputeConfig.activation_checkpointing`) says."""
-    # Restoring random generators takes time, and a GPT without dropout draws nothing.
+    """Recompute in the backward pass the part of each block that `mode` names (`ComputeConfig.activation_checkpointing`)."""
+    # Restoring random generators takes time, and a GPT without dropout does not use them.
     rng = not isinstance(model, GPT) or model.config.dropout > 0
     blocks = list(model.blocks)
     if mode == "attention":
@@ -47,7 +47,7 @@ _EXPENSIVE_NAMES = {
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_attention_math_for_mps",
-    # Results of communication: recomputing them would send everything twice.
+    # Results of communication: recomputing them would communicate twice.
     *("_c10d_functional::all_gather_into_tensor", "_c10d_functional::reduce_scatter_tensor", "_c10d_functional::all_reduce"),
 }
 

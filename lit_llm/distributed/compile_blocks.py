@@ -18,9 +18,9 @@ def no_compiler(device: torch.device) -> str | None:
     if device.type == "cpu":
         candidates = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++", "c++", "cl"]
         if not any(shutil.which(name) for name in candidates):
-            return f"there is no C++ compiler ({', '.join(candidates)})"
+            return f"no C++ compiler was found ({', '.join(candidates)})"
     elif importlib.util.find_spec("triton") is None:
-        return "there is no Triton"
+        return "Triton is not installed"
     return None
 
 
@@ -28,7 +28,7 @@ def compile_blocks(model: GPT | CustomModel, device: torch.device) -> None:
     """Compile each block's forward: one compilation serves all blocks, and FSDP's hooks run outside it."""
     reason = no_compiler(device)
     if model.vocabulary_shards is not None:
-        # The hooks of inner modules would be compiled too, and torch 2.13 treats their distributed tensors as plain ones.
+        # torch 2.13 would also compile the hooks of inner modules, and treat their distributed tensors as plain ones.
         reason = "it does not work with tensor parallelism yet"
     if reason:
         rank_zero_warn(f"compute.compile is off: {reason} (--compute.compile false).")

@@ -1,4 +1,4 @@
-"""How the model is computed: activation checkpointing, compilation, float8 and the precision of matrix products."""
+"""Compute settings: activation checkpointing, compilation, float8 and the precision of matrix products."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ MODES = ("none", "full", "attention", "cheap")
 
 @dataclass
 class ComputeConfig:
-    """How the model is computed. Nothing here changes what is computed, up to rounding."""
+    """Compute settings. They change results only by rounding."""
 
     activation_checkpointing: Literal["none", "full", "attention", "cheap"] | int = "none"
-    """What the backward pass recomputes instead of keeping it. full: every block; k: every k-th block; attention: queries,
+    """What the backward pass recomputes instead of storing. full: every block; k: every k-th block; attention: queries,
     keys, values, rotation and attention of every block; cheap: all but the results of matrix products and attention."""
     compile: bool = False
-    """torch.compile each block. Off with a warning without a compiler, and under tensor parallelism."""
+    """torch.compile each block. Turned off with a warning if no compiler is found, and under tensor parallelism."""
     float8: bool = False
     """The blocks' linear layers in float8 (torchao), on GPUs that support it: NVIDIA Ada, Hopper and later."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """torch's float32_matmul_precision: high lets GPUs with tensor cores multiply fp32 matrices in tf32."""
 
     def problems(self) -> list[str]:
-        """Every reason why this cannot be done, one sentence each, as far as it is known without the device."""
+        """Every reason known without the device why these settings cannot work, one sentence each."""
         found = []
         mode = self.activation_checkpointing
         if isinstance(mode, int) and mode < 1:

@@ -1,4 +1,4 @@
-"""How DistributedDataParallel averages gradients."""
+"""Gradient averaging in fp32 for DistributedDataParallel."""
 
 # No `from __future__ import annotations`: DistributedDataParallel checks the hook's annotations, which must be types.
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def reduce_in_fp32(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """A communication hook for DDP that averages gradients in fp32 whatever their dtype, as MeshStrategy does.
+    """A communication hook for DDP that averages gradients in fp32, whatever their dtype, like MeshStrategy.
 
     Lightning's DDPStrategy(ddp_comm_hook=...) installs it on GPUs only.
     """

@@ -17,8 +17,8 @@ from lit_llm.models.gpt import GPT
 def apply_fsdp(model: GPT | CustomModel, strategy: MeshStrategy) -> None:
     """Shard a model over `strategy.data_mesh`.
 
-    Blocks and embedding are gathered when they are needed; the rest stays gathered during a step. Gradients are reduced in
-    fp32. A two-dimensional mesh (replicas × shards) makes it hybrid sharding (HSDP).
+    Blocks and embedding are gathered when needed; other parameters stay gathered during a step. Gradients are reduced in
+    fp32. With a two-dimensional mesh (replicas × shards) this is hybrid sharding (HSDP).
     """
     on_accelerator = strategy.root_device.type != "cpu"
     options: dict[str, Any] = {
@@ -35,8 +35,8 @@ def apply_fsdp(model: GPT | CustomModel, strategy: MeshStrategy) -> None:
         )
     for unit in units:
         fully_shard(unit, reshard_after_forward=strategy.reshard_after_forward, **options)
-    # The root: norm and head (and a tied embedding); of a custom model everything but its blocks. Forward uses it last and
-    # backward first, so freeing it in between would only gather it again.
+    # The root holds norm and head (and a tied embedding), or everything but the blocks of a custom model. Forward uses it
+    # last and backward first, so freeing it in between would only cost another gather.
     fully_shard(model, reshard_after_forward=False, **options)
     blocks: list[FSDPModule] = list(model.blocks)  # type: ignore[arg-type]
     for i, block in enumerate(blocks):

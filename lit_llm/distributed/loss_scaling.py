@@ -1,4 +1,4 @@
-"""Precision 16-mixed where Lightning does not offer it: on CPUs, and under MeshStrategy."""
+"""Precision 16-mixed on CPUs and under MeshStrategy, which Lightning does not support."""
 
 from __future__ import annotations
 

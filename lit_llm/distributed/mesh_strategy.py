@@ -1,4 +1,4 @@
-"""The Lightning strategy for meshes of processes: FSDP2, HSDP, tensor parallelism, and both together."""
+"""The Lightning strategy for meshes of processes: FSDP2, HSDP and tensor parallelism, also combined."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RESHARD = {  # FSDP1's sharding strategies: whether weights are freed between f
     ShardingStrategy.SHARD_GRAD_OP: False,
     HYBRID_SHARD_GRAD_OP: False,
 }
-# FSDP1 settings that FSDP2 does not need or that `fsdp.py` decides.
+# FSDP1 settings that FSDP2 does not need or that `fsdp.py` sets.
 _IGNORED_FSDP1_SETTINGS = {
     *("auto_wrap_policy", "use_orig_params", "device_id", "sync_module_states", "forward_prefetch", "backward_prefetch"),
     "limit_all_gathers",
@@ -53,12 +53,12 @@ class MeshStrategy(ModelParallelStrategy):
 
     Ranks along `shard` each hold a part of every parameter, gradient and optimizer state (FSDP2). Ranks along `replicate` hold
     equal parts: with shard 1 this is plain data parallelism, with more it is HSDP. Ranks along `tensor_parallel` process
-    the same samples, each with a part of every matrix. Tensor-parallel ranks are neighbours, then shards: the dimensions that
-    communicate most should stay on one machine.
+    the same samples, each with a part of every matrix. Ranks are numbered along `tensor_parallel` first, then `shard`, so that
+    the dimensions that communicate most stay on one machine.
 
     The LightningModule applies the mesh in `configure_model` (as `lit_llm.distributed.parallelize` does). `device_mesh` has
-    these three dimensions and the flattened `data_parallel`. A module that does not distribute a parameter is refused:
-    Lightning would train replicas that drift apart.
+    these three dimensions and the flattened `data_parallel`. A module with a parameter that is not distributed is
+    refused, because its copies would diverge.
 
     Checkpoints equal those of any other strategy: rank 0 writes whole tensors, or with `sharded_checkpoints` every rank writes
     its part. Both load on any mesh and on one process.
@@ -68,12 +68,12 @@ class MeshStrategy(ModelParallelStrategy):
         shard: number of ranks that share one replica. "auto": all remaining ranks.
         tensor_parallel: number of ranks that share each matrix.
         reshard_after_forward: free a block's gathered weights after its forward pass and gather them again for backward.
-            False keeps them: one gather fewer, more memory.
+            False: keep them, which saves a gather and needs more memory.
         prefetch: number of blocks to gather ahead.
         cpu_offload: keep shards, gradients and optimizer state in host memory.
 
     Raises:
-        UserError: if the sizes do not make up the number of processes, or a model is not sharded.
+        UserError: if the product of the sizes is not the number of processes, or a model is not sharded.
     """
 
     def __init__(
@@ -98,10 +98,9 @@ class MeshStrategy(ModelParallelStrategy):
 
     @classmethod
     def from_fsdp1(cls, strategy: str | FSDPStrategy, num_nodes: int) -> MeshStrategy:
-        """The MeshStrategy that does what a configured FSDPStrategy of Lightning (FSDP1) asks for.
+        """The MeshStrategy equivalent to a configured FSDPStrategy of Lightning (FSDP1).
 
-        FSDP1 flattens parameters, so optimizers cannot tell matrices from vectors: Muon and weight decay by shape would be
-        silently wrong.
+        FSDP1 itself is not used: it flattens parameters, so Muon and weight decay by shape would be silently wrong.
 
         Raises:
             UserError: if a setting has no counterpart here.
@@ -143,20 +142,20 @@ class MeshStrategy(ModelParallelStrategy):
         """(replicate, shard, tensor_parallel) on `world_size` processes.
 
         Raises:
-            UserError: if they do not make up that number.
+            UserError: if their product is not `world_size`.
         """
         return mesh_sizes(self.replicate, self.shard, self.tensor_parallel, world_size)
 
     def setup_environment(self) -> None:
         assert self.accelerator is not None and self.parallel_devices is not None
         if self.cpu_offload and self.root_device.type == "cuda":
-            set_process_group_backend(self, "cpu:gloo,cuda:nccl")  # gloo reduces norms of gradients in host memory
+            set_process_group_backend(self, "cpu:gloo,cuda:nccl")  # gloo reduces gradient norms in host memory
         connect_processes(self)
         mesh = init_device_mesh(self.root_device.type, self.sizes(self.world_size), mesh_dim_names=DIMENSIONS)
         set_device_mesh(self, mesh)
-        self._data_parallel_mesh = flatten_mesh(mesh["replicate", "shard"], "data_parallel")  # the name that Lightning uses
+        self._data_parallel_mesh = flatten_mesh(mesh["replicate", "shard"], "data_parallel")  # Lightning expects this name
         if self.tensor_parallel > 1:
-            flatten_mesh(mesh["shard", "tensor_parallel"])  # so that one all-reduce makes a norm over both
+            flatten_mesh(mesh["shard", "tensor_parallel"])  # so that a norm over both needs one all-reduce
         if self.sharded_checkpoints:
             self._writers = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
 
@@ -174,7 +173,7 @@ class MeshStrategy(ModelParallelStrategy):
 
     @property
     def random_rank(self) -> int:
-        """Ranks of equal value share a random stream. None do: tensor-parallel ranks differ in tokens and heads."""
+        """Seed offset of this rank. Unique, because tensor-parallel ranks also hold different tokens and heads."""
         return self.global_rank
 
     @property
@@ -219,16 +218,16 @@ class MeshStrategy(ModelParallelStrategy):
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Distributed tensors by name; `save_checkpoint` gathers them, or writes the parts."""
+        """Distributed tensors by name. `save_checkpoint` gathers them or writes the parts."""
         assert self.model is not None
         return self.model.state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's own state_dict: parameters are numbered by the order of the groups, as on one process."""
+        """The optimizer's state_dict. Parameters are numbered in the order of the groups, as on one process."""
         return (optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint. All ranks call it."""
+        """Write a checkpoint. Called on all ranks."""
         path = Path(self.broadcast(str(filepath)))
         if self.sharded_checkpoints and isinstance(self.checkpoint_io, FolderCheckpointIO):
             self.checkpoint_io.save_checkpoint(split(checkpoint), path, storage_options=self._writers)
@@ -238,7 +237,7 @@ class MeshStrategy(ModelParallelStrategy):
             self.checkpoint_io.save_checkpoint(whole, path, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load a checkpoint. Tensors stay on disk where possible: each rank reads only the parts that it keeps."""
+        """Load a checkpoint. Tensors stay on disk if possible: each rank reads only its own parts."""
         path = Path(self.broadcast(str(checkpoint_path)))
         if isinstance(self.checkpoint_io, FolderCheckpointIO):
             return self.checkpoint_io.load_checkpoint(path, lazy=True)
@@ -270,7 +269,7 @@ class MeshStrategy(ModelParallelStrategy):
 
 
 def _whole(tree: Any, *, keep: bool) -> Any:
-    """Gather every distributed tensor in nested dicts and lists, one at a time; with `keep` into host memory, else drop it."""
+    """Gather the distributed tensors in nested dicts and lists one by one: into host memory if `keep`, else drop each."""
     if isinstance(tree, DTensor):
         full = tree.full_tensor()  # collective
         return full.cpu() if keep else None

@@ -1,6 +1,6 @@
 """Prepare a model for training: float8, activation checkpointing, tensor parallelism, FSDP2, compile, in this order.
 
-Each step changes modules and their `forward` in place, so that parameter names, and with them checkpoints, stay the same.
+Each step changes modules and their `forward` in place, so that parameter names and checkpoints stay the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parallelize(
         convert_to_float8(model)
     apply_activation_checkpointing(model, compute.activation_checkpointing)
     if strategy is not None and strategy.tensor_mesh is not None:
-        assert isinstance(model, GPT)  # `preflight.layout` refuses custom models
+        assert isinstance(model, GPT)  # `preflight.layout` refuses custom models here
         apply_tensor_parallel(model, strategy.tensor_mesh)
     if strategy is not None and strategy.data_mesh is not None:
         apply_fsdp(model, strategy)

@@ -62,7 +62,7 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
 
 
 class _SplitPositions(ParallelStyle):
-    """A position table that every rank holds whole. A rank returns the rows of its part: (1, T) → (1, T / ranks, d)."""
+    """A replicated position table. Each rank returns the rows of its part: (1, T) → (1, T / ranks, d)."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return distribute_module(
@@ -75,9 +75,9 @@ class _SplitPositions(ParallelStyle):
 
 
 class _GatheredNorm(SequenceParallel):
-    """The last norm: (B, T / ranks, d) in, the whole (B, T, d) out as a plain tensor, for the loss.
+    """The last norm: (B, T / ranks, d) → (B, T, d) as a plain tensor, for the loss.
 
-    Each rank's loss yields the gradient through its own rows of the vocabulary; `Partial` sums them over the ranks.
+    Each rank's loss gives the gradient through its rows of the vocabulary. `Partial` sums them over the ranks.
     """
 
     @staticmethod
@@ -92,7 +92,7 @@ def _distribute(placement: Replicate | Shard, name: str, module: nn.Module, mesh
 
 
 def tensor_parallel_problems(config: GPTConfig, ranks: int) -> list[str]:
-    """Why a model cannot be split over `ranks` tensor-parallel ranks, one sentence each."""
+    """Every reason why a model cannot be split over `ranks` tensor-parallel ranks, one sentence each."""
     found = []
 
     def check(what: str, size: int, flag: str) -> None:

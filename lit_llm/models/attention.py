@@ -24,7 +24,7 @@ class Attention(nn.Module):
         self.dropout = config.dropout
         d, heads, kv = config.n_embd, config.n_head * self.head_dim, config.kv_heads * self.head_dim
         qkv_bias = config.bias if config.qkv_bias is None else config.qkv_bias
-        # Three matrices, not one fused: Muon orthogonalises each on its own, tensor parallelism splits each by heads.
+        # Three matrices, not one fused matrix: Muon orthogonalises each, and tensor parallelism splits each by heads.
         self.query = nn.Linear(d, heads, bias=qkv_bias)
         self.key = nn.Linear(d, kv, bias=qkv_bias)
         self.value = nn.Linear(d, kv, bias=qkv_bias)
@@ -97,7 +97,7 @@ def scale_rope_frequencies(
 
 
 class LayerCache:
-    """Keys and values of one layer, (B, K, capacity, h), filled from the left."""
+    """Keys and values of one layer, (B, K, capacity, h), filled from position 0."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
@@ -120,7 +120,7 @@ class KVCache:
     """One `LayerCache` per block, and the token ids, so that generation computes each position once.
 
     Args:
-        capacity: greatest number of positions. None: block_size, which is up to 131,072 in imported models.
+        capacity: maximum number of positions. None: block_size, which is up to 131,072 in imported models.
     """
 
     def __init__(self, config: GPTConfig, capacity: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The configuration of a GPT: GPT-2, LLaMA, Mistral and the modern small-model recipe are settings of it, never names."""
+"""The configuration of a GPT. GPT-2, LLaMA, Mistral and others are settings of it; the code never reads a model's name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass
 class GPTConfig:
-    """What the model is. The defaults are the recipe that learns most per token at small scale (see docs/measurements.md)."""
+    """The model's architecture. The defaults learn most per token at small scale (see docs/measurements.md)."""
 
     n_layer: int = 6
     """Number of blocks."""
@@ -39,11 +39,11 @@ class GPTConfig:
     """Base of the rotary frequencies."""
     rope_scaling: dict[str, float] | None = None
     """Llama 3.1's scaling of rotary wavelengths to a longer context: factor, low_freq_factor, high_freq_factor and
-    original_max_position_embeddings. None: as they are."""
+    original_max_position_embeddings. None: no scaling."""
     bias: bool = False
     """Biases in every linear layer of the blocks, and in LayerNorm."""
     qkv_bias: bool | None = None
-    """Biases of queries, keys and values (Qwen2 has only these). None: as bias says."""
+    """Biases of queries, keys and values (Qwen2 has only these). None: same as bias."""
     tie_embeddings: bool = False
     """One matrix for the token embedding and the output head."""
     dropout: float = 0.0
@@ -51,16 +51,16 @@ class GPTConfig:
     qk_norm: bool = True
     """RMSNorm with a gain on each head's queries and keys, before the rotary embedding."""
     window: int | None = None
-    """Sliding window: a position sees itself and the window - 1 before it. None: everything before it."""
+    """Sliding window: a position attends to itself and the window - 1 positions before it. None: all earlier positions."""
     logit_softcap: float | None = None
-    """c: logits become c * tanh(logits / c). None: left as they are."""
+    """c: logits become c * tanh(logits / c). None: no soft cap."""
     pad_vocab_to: int = 64
-    """The embedding and head have vocab_size rounded up to a multiple of this; padded ids are never predicted, cost no loss."""
+    """Embedding and head have vocab_size rounded up to a multiple of this. Padding ids enter neither logits nor loss."""
     init_std: float = 0.02
     """Standard deviation of the initial weights (GPT-2)."""
     zero_init_projections: bool | None = None
-    """True: blocks start as the identity, both projections into the residual stream are zero. False: their std is
-    init_std / sqrt(2 * n_layer) (GPT-2). Null: true unless embeddings are tied, where the identity would predict its input."""
+    """True: both projections into the residual stream start at zero, so blocks start as the identity. False: their std is
+    init_std / sqrt(2 * n_layer) (GPT-2). Null: true unless embeddings are tied, because the model would predict its input."""
     mask_documents: bool = False
     """Attention does not cross the end-of-document id."""
     eos_id: int | None = None
@@ -120,7 +120,7 @@ class GPTConfig:
             )
         if self.tie_embeddings and self.zero_init_projections:
             found.append(
-                "model.zero_init_projections with model.tie_embeddings would start by predicting its own input "
+                "model.zero_init_projections with model.tie_embeddings would make the untrained model predict its own input "
                 "(--model.zero_init_projections null, or --model.tie_embeddings false)"
             )
         if not 0.0 <= self.dropout < 1.0:
@@ -137,8 +137,8 @@ class GPTConfig:
     def flops_per_token(self, length: int | None = None) -> float:
         """Training FLOPs per token: 6 * N_matmul + 12 * L * H * h * min(T, window), full-attention convention.
 
-        H * h is d unless head_dim says otherwise. N_matmul counts every matrix that multiplies (a tied head once, embedding
-        look-ups not); forward is a third of it.
+        H * h is d unless head_dim is set. N_matmul counts every matrix in a matrix product: a tied head once, an embedding
+        look-up not at all. The forward pass takes a third of the FLOPs.
         Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
         """
         length = self.block_size if length is None else length

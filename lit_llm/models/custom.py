@@ -1,4 +1,4 @@
-"""Custom models in recipes: the group `architecture`, and the wrapper between such a class and the training step."""
+"""Custom models in recipes: the group `architecture`, and a wrapper that fits such a class into the training step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = ("block_size", "vocab_size", "eos_id")
 
 @dataclass(frozen=True)
 class Architecture:
-    """A class of yours in place of `GPT`: ``architecture: {class_path: mine.LSTMModel, init_args: {width: 64}}`` in a recipe.
+    """Your own class instead of `GPT`: ``architecture: {class_path: mine.LSTMModel, init_args: {width: 64}}`` in a recipe.
 
     The whole contract:
 
@@ -37,7 +37,7 @@ class Architecture:
     * ``blocks`` is optional, an ``nn.ModuleList``. FSDP2, activation checkpointing, compile and float8 work on each block.
       Without it FSDP2 gathers the whole model at once, and the other three are refused.
 
-    The initial weights are those that ``__init__`` draws, on the CPU, equal on all ranks. `parameter_groups` sorts them:
+    ``__init__`` draws the initial weights, on the CPU and equal on all ranks. `parameter_groups` sorts them:
     ``nn.Embedding`` and modules called ``head`` are embeddings, other tensors with two dimensions are matrices (Muon, weight
     decay).
     """
@@ -81,7 +81,7 @@ class Architecture:
         return found
 
     def build(self, vocab_size: int) -> nn.Module:
-        """The module on the CPU, as its `__init__` leaves it.
+        """Build the module on the CPU.
 
         Raises:
             UserError: as `load`; or if the class does not accept the arguments.
@@ -97,7 +97,7 @@ class Architecture:
             return cls(vocab_size=vocab_size, **self.init_args)
 
     def problems(self, model: GPTConfig, chunk_size: int | None, compute: ComputeConfig) -> list[str]:
-        """Every reason why a recipe cannot train it, one sentence each, as far as it is known without the data."""
+        """Every reason known without the data why a recipe cannot train it, one sentence each."""
         found = []
         try:
             self.load()
@@ -137,7 +137,7 @@ class Architecture:
 
 
 def class_problem(key: str, value: Any) -> str | None:
-    """What is wrong with the class that the group `architecture` names; None if nothing is, and for other keys."""
+    """Why the class named in the group `architecture` cannot be used; None if it can, and for other keys."""
     if key != "architecture" or not isinstance(value, str):
         return None
     try:
@@ -175,7 +175,7 @@ class CustomModel(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The network's, empty if it has none."""
+        """The network's blocks; empty if it has none."""
         blocks = getattr(self.network, "blocks", None)
         return nn.ModuleList() if blocks is None else blocks
 
@@ -190,7 +190,7 @@ class CustomModel(nn.Module):
 
         Args:
             input_ids: (B, T) int64.
-            targets: (B, T) int64, the id that follows each position; -100 is not counted.
+            targets: (B, T) int64, the id that follows each position; -100 is ignored.
             loss: `lit_llm.models.loss.cross_entropy_of_logits`, with settings bound by `functools.partial`.
 
         Returns:
@@ -223,5 +223,5 @@ class CustomModel(nn.Module):
                 fill_(tensor, values[name])
 
     def num_parameters(self) -> int:
-        """Number of parameters, a shared one once."""
+        """Number of parameters. A shared parameter counts once."""
         return sum(p.numel() for p in self.parameters())

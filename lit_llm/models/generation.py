@@ -19,7 +19,7 @@ from lit_llm.models.gpt import GPT, KVCache
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn.
+    """Settings for drawing the next token.
 
     Raises:
         UserError: if a setting is out of range; the message lists every reason.
@@ -32,11 +32,13 @@ class Sampling:
     top_p: float | None = None
     """Keep the smallest set of most likely ids whose probability reaches p (Holtzman et al. 2020); None keeps all."""
     seed: int = 0
-    """Seed of the draws; the same on every device."""
+    """Seed of the draws. The same seed gives the same draws on every device."""
 
     def __post_init__(self) -> None:
         found = []
-        if not (self.temperature == 0 or 1e-3 <= self.temperature < math.inf):  # not NaN; smaller values overflow the logits
+        if not (
+            self.temperature == 0 or 1e-3 <= self.temperature < math.inf
+        ):  # also rejects NaN; smaller values overflow the logits
             found.append(f"temperature is {self.temperature}, but must be 0 (greedy) or at least 0.001 (--temperature)")
         if self.top_k is not None and self.top_k < 1:
             found.append(f"top_k is {self.top_k}, but must be at least 1, or 0 to keep all (--top_k)")
@@ -49,12 +51,14 @@ class Sampling:
         """(V,) fp32 logits to (V,) probabilities, zero outside the kept ids. Needs a temperature above 0."""
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.numel():
-            kept = logits.topk(self.top_k).indices  # exactly k of them, ties or not
+            kept = logits.topk(self.top_k).indices  # exactly k, even with ties
             logits = torch.full_like(logits, -torch.inf).scatter_(0, kept, logits[kept])
         probabilities = logits.softmax(dim=-1)
         if self.top_p is not None and self.top_p < 1:
             ordered, ids = probabilities.sort(descending=True)
-            before = ordered.cumsum(0) - ordered  # (V,): probability of all more likely ids; 0 for the first, so one stays
+            before = (
+                ordered.cumsum(0) - ordered
+            )  # (V,): total probability of more likely ids; 0 for the first, so it is always kept
             probabilities = torch.zeros_like(probabilities).scatter_(0, ids, ordered * (before < self.top_p))
             probabilities = probabilities / probabilities.sum()
         return probabilities
@@ -72,12 +76,12 @@ def generate(
 ) -> Iterator[int]:
     """Yield sampled ids one by one, up to `max_new_tokens`, or until `stop_id` (which is not yielded).
 
-    A context longer than `block_size` drops its older half, and the cache is rebuilt. So a token still costs O(1) positions on
-    average. Without a cache each token costs a pass over the whole context.
+    When the context exceeds `block_size`, its older half is dropped and the cache is rebuilt. So a token costs O(1) positions
+    on average. Without a cache, each token costs a pass over the whole context.
     """
     assert prompt, "a prompt has at least one id"
     sampling = sampling or Sampling()
-    # A separate generator on the CPU: the same text on every device, and the random state of a training run does not change.
+    # A separate CPU generator: the same text on every device, and no effect on the random state of a training run.
     generator = torch.Generator().manual_seed(sampling.seed)
     device, block_size = next(model.parameters()).device, model.config.block_size
     # Tensor-parallel and custom models have no cache.
@@ -101,7 +105,7 @@ def generate(
                 token = int(last.argmax())
             else:
                 token = int(torch.multinomial(sampling.probabilities(last), 1, generator=generator))
-            if distributed:  # ranks that disagree because of rounding would deadlock
+            if distributed:  # rounding may differ between ranks, and different tokens would deadlock
                 agreed = torch.tensor(token, device=device)
                 dist.broadcast(agreed, src=0)
                 token = int(agreed)

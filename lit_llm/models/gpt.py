@@ -89,7 +89,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.vocabulary_shards: VocabularyShards | None = None  # set where the vocabulary is split over ranks
+        self.vocabulary_shards: VocabularyShards | None = None  # set if the vocabulary is split over ranks
         problems = config.problems()
         if config.vocab_size is None:
             problems.append("model.vocab_size is null, and there is no data to take it from (--model.vocab_size)")
@@ -97,8 +97,8 @@ class GPT(nn.Module):
             raise UserError("\n".join(problems))
         self.config = config
         device = torch.get_default_device()
-        # Built on the meta device and then initialised. So the random draws do not depend on the device, and torch's own
-        # initialisation, which would be overwritten, is never computed.
+        # Build on the meta device, then initialise. The random draws then do not depend on the device, and torch's default
+        # initialisation is skipped.
         with torch.device("meta"):
             self._build(config)
         if device.type != "meta":
@@ -111,7 +111,7 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = make_norm(config)
-        # A tied head is no module of its own, so that the matrix is one parameter and is counted, sharded and saved once.
+        # A tied head is not a module, so that the matrix is one parameter and is counted, sharded and saved once.
         self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         if config.position == "rope":
             table = torch.empty(config.block_size, config.resolved_head_dim // 2, dtype=torch.float32)
@@ -120,7 +120,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """(Re)initialise everything, buffers too: also what a model built on the meta device calls once it has memory."""
+        """(Re)initialise all parameters and buffers. Required after `to_empty` of a model built on the meta device."""
         config = self.config
         assert config.vocab_size is not None
         for name, module in self.named_modules():
@@ -133,14 +133,15 @@ class GPT(nn.Module):
                 draw_(module.weight, partial(nn.init.normal_, std=config.init_std))
             elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.reset_parameters()
-        # The normed stream has length sqrt(d), so logits have variance d * std^2 and the first loss is ln V + d * std^2 / 2.
-        # Up to a width of about 1,000 GPT-2's 0.02 is used; wider models get a smaller std, to start within 2 % of ln V.
+        # The normalised residual stream has norm sqrt(d). So logits have variance d * std^2, and the first loss is
+        # ln V + d * std^2 / 2. Up to a width of about 1,000, std is GPT-2's 0.02. Wider models get a smaller std, so that the
+        # first loss is within 2 % of ln V.
         head_std = min(config.init_std, math.sqrt(0.04 * math.log(max(config.vocab_size, 2)) / config.n_embd))
         draw_(self.embedding.weight if self.head is None else self.head.weight, partial(nn.init.normal_, std=head_std))
         self._fill_rotation()
 
     def _fill_rotation(self) -> None:
-        """Fill the tables of cos and sin of (T, h/2) angles."""
+        """Fill the cos and sin tables of the (T, h/2) rotary angles."""
         config = self.config
         if config.position == "rope":
             half = config.resolved_head_dim // 2
@@ -180,7 +181,7 @@ class GPT(nn.Module):
 
         Args:
             input_ids: (B, T) int64, T at most block_size (cached positions included).
-            targets: (B, T) int64, the id that follows each position; -100 is not counted.
+            targets: (B, T) int64, the id that follows each position; -100 is ignored.
             loss: `lit_llm.models.loss.cross_entropy`, or `chunked_cross_entropy`, with settings bound by `functools.partial`.
             cache: keys and values of the positions before these; extended in place.
 
@@ -194,8 +195,8 @@ class GPT(nn.Module):
         assert start + length <= config.block_size, f"{start + length} positions > block_size {config.block_size}"
         shards = self.vocabulary_shards
         if shards is not None:
-            assert cache is None, "tensor parallelism has no cache: its positions are spread over the ranks"
-            # Ranks need equal parts of the sequence. Attention is causal, so padding at the end changes nothing before it.
+            assert cache is None, "a cache does not work with tensor parallelism, which splits positions over ranks"
+            # Ranks need equal parts of the sequence. Attention is causal, so padding at the end affects no other position.
             input_ids = F.pad(input_ids, (0, -length % shards.group.size()))
         x = self.embedding(input_ids)  # (B, T, d); under tensor parallelism (B, T / ranks, d) until the last norm
         if self.positions is not None:
@@ -241,5 +242,5 @@ class GPT(nn.Module):
         return mask
 
     def num_parameters(self) -> int:
-        """Number of parameters, a tied matrix once."""
+        """Number of parameters. A tied matrix counts once."""
         return sum(p.numel() for p in self.parameters())

@@ -1,9 +1,9 @@
-"""Next-token cross-entropy from hidden states: full logits, or chunk by chunk without ever holding them.
+"""Next-token cross-entropy from hidden states: with full logits, or in chunks to save memory.
 
-Both functions take the hidden states and the output matrix instead of logits. They return *sums*: the caller divides by the
-token count of the global batch. They agree in value and gradient:
+Both functions take the hidden states and the output matrix instead of logits. They return *sums*; the caller divides by the
+token count of the global batch. Both compute the same value and gradient:
 
-    z    = softcap · tanh(h Wᵀ / softcap)            (no softcap: z = h Wᵀ), columns ≥ vocab_size do not exist
+    z    = softcap · tanh(h Wᵀ / softcap)            (no softcap: z = h Wᵀ), without columns ≥ vocab_size
     nll  = logsumexp(z) − z[target]                  nats, summed over targets ≠ ignore_index
     loss = nll + z_loss · logsumexp(z)²              (z-loss: PaLM, arXiv 2204.02311, section 5)
 
@@ -12,8 +12,8 @@ W), C rows of one chunk, R rows of one block of its softmax.
 
 Under tensor parallelism W is sharded by rows: each rank computes its columns of z, and no rank holds a whole row. Each block
 of the softmax takes one all-gather of three numbers per row and rank: the greatest logit, the sum of exponentials relative to
-it, and the target's logit. Every rank then does the same arithmetic on the same numbers. So the sums are bitwise equal on all
-ranks, whatever the order in which a library's all-reduce adds.
+it, and the target's logit. Every rank then does the same arithmetic on the same numbers, so the sums are bitwise equal on all
+ranks. An all-reduce would not guarantee that.
 
 Why not ``F.linear_cross_entropy`` (torch ≥ 2.13)? It has no softcap, no z-loss, no padded vocabulary and no autocast, and
 was slower on two AMX cores, N 8192, V 50304, d 768. Median ratio of time, and peak extra memory, of forward and backward
@@ -48,9 +48,9 @@ class LossConfig:
     """How the loss is computed."""
 
     chunk_size: int | None = None
-    """Tokens whose logits are held at a time. None: all at once. Chunks save memory when the vocabulary is large."""
+    """Tokens whose logits are in memory at a time. None: all at once. Chunks save memory if the vocabulary is large."""
     z_loss: float = 0.0
-    """Weight of logsumexp(logits)^2 in the training loss, which keeps logits from drifting (PaLM: 1e-4). Not in metrics."""
+    """Weight of logsumexp(logits)^2 in the training loss, which limits the growth of logits (PaLM: 1e-4). Not in metrics."""
 
     def problems(self) -> list[str]:
         found = []
@@ -96,9 +96,9 @@ def logits(
 ) -> Tensor:
     """Logits of real token ids in at least float32: (..., d), (V, d) → (..., vocab_size). Respects autocast.
 
-    With ``shards`` every rank gets all logits, for generating text. The gathering is not differentiable.
+    With ``shards``, every rank gets all logits, for text generation. The all-gather is not differentiable.
     """
-    # The product includes the padding, which aligns its rows for a GPU; the padding is cut afterwards.
+    # Include the padding in the product, for GPU alignment, and cut it afterwards.
     z = F.linear(hidden, weight)
     if shards is not None:
         z = z.detach().contiguous()
@@ -122,16 +122,16 @@ def cross_entropy(
     z_loss: float = 0.0,
     shards: VocabularyShards | None = None,
 ) -> LossSums:
-    """Cross-entropy through full logits: fastest for small vocabularies, holds (N, V) several times over.
+    """Cross-entropy with full logits. Fastest for small vocabularies; stores (N, V) several times.
 
-    With ``shards`` it is `chunked_cross_entropy` in one chunk of all rows, which holds (N, V) once.
+    With ``shards``, calls `chunked_cross_entropy` with one chunk of all rows, which stores (N, V) once.
 
     Args:
         hidden: (..., d) final hidden states.
-        weight: (V, d) output matrix; rows ≥ ``vocab_size`` are padding: never in the logsumexp, gradient exactly zero.
-        targets: (...) int64, leading shape of ``hidden``; ``ignore_index`` counts neither in the sums nor in the count.
-        vocab_size: real rows of the whole output matrix, also where ``weight`` is a shard of it.
-        shards: ``weight`` is this rank's part of the output matrix; None: it is the whole.
+        weight: (V, d) output matrix; rows ≥ ``vocab_size`` are padding: not in the logsumexp, gradient exactly zero.
+        targets: (...) int64, leading shape of ``hidden``; ``ignore_index`` is left out of the sums and the count.
+        vocab_size: rows without padding of the whole output matrix, even if ``weight`` is a shard.
+        shards: describes the shard if ``weight`` is this rank's part of the output matrix; None: ``weight`` is the whole.
 
     Raises:
         IndexError: if a target is neither ``ignore_index`` nor in [0, vocab_size) (a device-side assert on CUDA). With
@@ -156,10 +156,10 @@ def cross_entropy(
 
 
 def cross_entropy_of_logits(z: Tensor, targets: Tensor, *, ignore_index: int = -100, z_loss: float = 0.0) -> LossSums:
-    """The sums from existing logits, in their dtype.
+    """The loss sums of given logits, in their dtype.
 
     Args:
-        z: (..., V) logits, every column a real token.
+        z: (..., V) logits, without padding columns.
         targets: (...) int64, leading shape of ``z``.
 
     Raises:
@@ -186,12 +186,12 @@ def chunked_cross_entropy(
     chunk_size: int = CHUNK_SIZE,
     shards: VocabularyShards | None = None,
 ) -> LossSums:
-    """`cross_entropy` in chunks of ``chunk_size`` rows: memory of O(C·V) instead of O(N·V) beside the two gradients.
+    """`cross_entropy` in chunks of ``chunk_size`` rows: memory of O(C·V) instead of O(N·V), plus the two gradients.
 
     The gradients are computed in the forward pass, while a chunk's logits exist, and only scaled in the backward pass.
     So the result can be differentiated once: a second backward (``retain_graph=True``) or a double backward raises
     RuntimeError. Gradients that are not needed (``no_grad``, frozen weight) are not computed. The gradient of ``weight`` is
-    summed over chunks in float32 (float64 for float64 inputs) whatever the autocast dtype.
+    summed over chunks in float32 (float64 for float64 inputs), regardless of the autocast dtype.
 
     Arguments, result and errors are those of `cross_entropy`.
     """
@@ -200,7 +200,7 @@ def chunked_cross_entropy(
     _check(hidden, weight, targets, vocab_size, shards)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     counted = targets != ignore_index  # (N,) bool
-    # Ignored rows stay in the products, because dropping them needs their positions on the host. They get any valid id.
+    # Ignored rows stay in the products, with id 0: dropping them would need their positions on the host.
     targets = torch.where(counted, targets, 0)
     _check_range(targets, vocab_size)
     columns = vocab_size if shards is None else min(max(vocab_size - shards.first_row, 0), weight.shape[0])
@@ -223,7 +223,7 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, sha
 
 
 def _check_range(targets: Tensor, vocab_size: int) -> None:
-    """Every rank checks all targets, so that all of them raise."""
+    """Check all targets on every rank, so that all ranks raise."""
     if targets.device.type == "cpu":
         wrong = targets[(targets < 0) | (targets >= vocab_size)]
         if len(wrong):
@@ -234,7 +234,7 @@ def _check_range(targets: Tensor, vocab_size: int) -> None:
 
 class _Settings(NamedTuple):
     columns: int
-    """Leading columns of h Wᵀ that are real tokens; with `shards` there may be none."""
+    """Leading columns of h Wᵀ that are not padding; may be 0 with `shards`."""
     softcap: float | None
     z_loss: float
     chunk_size: int
@@ -270,7 +270,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def _forward(
     hidden: Tensor,  # (N, d)
     weight: Tensor,  # (V, d)
-    targets: Tensor,  # (N,) int64 in [0, vocab_size), also where not counted
+    targets: Tensor,  # (N,) int64 in [0, vocab_size), also in ignored rows
     counted: Tensor,  # (N,) bool
     settings: _Settings,
     *,
@@ -292,9 +292,8 @@ def _forward(
     grad_hidden = torch.empty_like(hidden) if need_hidden else None
     grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if need_weight else None
 
-    # All chunks share their memory: new memory for each costs page faults, a third of the time on a CPU. Matrix products
-    # are faster with many rows at once. The softmax between them is not, and needs twice the bytes, so it runs in smaller
-    # blocks of a chunk.
+    # All chunks share buffers: new memory for each chunk costs page faults, a third of the time on a CPU. Matrix products
+    # are faster with many rows at once. The softmax is not, and needs twice the bytes, so it runs in smaller blocks.
     product_block = torch.empty(min(chunk_size := settings.chunk_size, rows), padded_size, dtype=dtype, device=device)
     softmax_rows = max(1, SOFTMAX_NUMEL // padded_size)
     scratch = product_block.new_empty(2, min(softmax_rows, chunk_size, rows), padded_size, dtype=sum_dtype)
@@ -358,8 +357,8 @@ def _softmax_to_gradient(
         target = torch.where(here, target, 0)
         z_target, log_p_target, log_z = _sharded_softmax(z, torch.where(here, z.gather(1, target), 0), p, shards.group)
     if need_gradient:
-        # d loss / d z = (1 + 2·z_loss·logsumexp)·softmax(z) − onehot, and times 1 − (z/softcap)² for the raw product.
-        # The target's entry comes from expm1: a rounded softmax minus 1 would lose it where the model is confident.
+        # d loss / d z = (1 + 2·z_loss·logsumexp)·softmax(z) − onehot; for the raw product, times 1 − (z/softcap)².
+        # expm1 computes the target's entry: softmax minus 1 would cancel if the model is confident.
         grad, grad_target = p, torch.expm1(log_p_target)
         if z_loss:
             grad_target += 2 * z_loss * log_z * log_p_target.exp()
@@ -377,12 +376,12 @@ def _softmax_to_gradient(
 
 def _sharded_softmax(
     z: Tensor,  # (R, V) logits of this rank's columns, -inf where padding
-    z_target: Tensor,  # (R, 1) the target's logit on the rank that has it, else 0
+    z_target: Tensor,  # (R, 1) the target's logit on the rank with its column, else 0
     p: Tensor,  # (R, V) overwritten by this rank's columns of the softmax over all ranks' columns
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The target's logit, its log-probability, and the logsumexp of each row, (R, 1): the same on every rank."""
-    # A shard of only padding has the greatest logit -inf, and -inf − -inf is NaN. The clamped minimum avoids that.
+    # In a shard of padding only, the largest logit is -inf, and -inf − -inf is NaN. The clamp avoids that.
     top = z.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)  # (R, 1)
     torch.sub(z, top, out=p).exp_()
     mine = torch.stack((top, p.sum(dim=-1, keepdim=True), z_target))  # (3, R, 1)
@@ -393,5 +392,5 @@ def _sharded_softmax(
     total = (sums * torch.exp(tops - highest)).sum(dim=0)  # Σ exp(z − highest)
     z_target, log_total = z_targets.sum(dim=0), total.log()
     p.mul_(torch.exp(top - highest) / total)
-    # In this order: highest + log_total would round away the loss of a confident prediction.
+    # Subtract in this order: highest + log_total would round away the loss of a confident prediction.
     return z_target, z_target - highest - log_total, highest + log_total

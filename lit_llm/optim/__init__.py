@@ -1,15 +1,15 @@
-"""Parameter groups, and the optimizers that torch does not have: `MuonAdamW` and `Lion`.
+"""Parameter groups, and the optimizers `MuonAdamW` and `Lion`.
 
 SGD, AdamW and Adafactor come from torch.optim; any of them takes the groups of `parameter_groups`. Each group has its own
 ``lr``, so a schedule scales all of them alike. A step never synchronises host and device.
 
 With distributed parameters (FSDP2, tensor parallelism) a step equals that of whole parameters, up to rounding. Elementwise
-updates run on each rank's part. Muon needs whole matrices: each step gathers the momentum, and the ranks share the matrices
-out among them, so that each is orthogonalised once.
+updates run on each rank's part. Muon needs whole matrices: each step gathers the momentum, and each rank orthogonalises a
+different part of the matrices.
 
-Both optimizers honour ``found_inf`` as torch's fused ones do. If the attribute holds a float tensor of one element, a step
-where it is 1 leaves parameters and state unchanged bit for bit, whatever the gradients (NaN, infinity). A step where it is 0
-is the ordinary step, bit for bit.
+Both optimizers honour ``found_inf`` like torch's fused ones. The attribute is None or a float tensor of one element. If it is
+1, a step leaves parameters and state unchanged bit for bit, even with NaN or infinite gradients. If it is 0, the step equals
+the ordinary step, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ from lit_llm.optim.parameter_groups import GROUPS, parameter_groups
 
 __all__ = ["GROUPS", "Lion", "MuonAdamW", "newton_schulz", "parameter_groups"]
 
-# Checkpoints record where a class is found: by the path that a recipe names, not by the file that defines it.
+# Checkpoints store the class path that recipes use, not that of the defining file.
 MuonAdamW.__module__ = Lion.__module__ = __name__

@@ -1,4 +1,4 @@
-"""Optimizer steps that the device undoes when `found_inf` is set (torch's fused optimizers read the same attribute)."""
+"""Undo an optimizer step on the device if `found_inf` is 1 (torch's fused optimizers read the same attribute)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 @contextmanager
 def undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]:
-    """Restore the tensors' old values after the block if ``found_inf`` is not 0. With None do nothing.
+    """Restore the tensors' old values after the block if ``found_inf`` is not 0. Does nothing if it is None.
 
-    It copies them, because arithmetic cannot undo a step exactly: 0 · NaN is NaN, and -0.0 + 0.0 is 0.0.
+    Copies the tensors, because arithmetic cannot undo a step exactly: 0 · NaN is NaN, and -0.0 + 0.0 is 0.0.
     """
     if found_inf is None:
         yield
@@ -26,5 +26,5 @@ def undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]:
 
 
 def to_device(device: torch.device, tensor: Tensor) -> Tensor:
-    """The tensor on a device, without synchronising. A copy to the host waits: the host would read it too early."""
+    """Copy a tensor to a device, without synchronising. A copy to the host waits, or the host would read it too early."""
     return tensor.to(device, non_blocking=device.type != "cpu")

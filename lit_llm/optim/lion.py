@@ -1,4 +1,4 @@
-"""Lion, an optimizer that torch does not have."""
+"""The optimizer Lion."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Lion(Optimizer):
             for p in params:
                 if not self.state[p]:
                     self.state[p]["exp_avg"] = torch.zeros_like(p)
-            # A step that may be undone copies what it changes: in parts, so that the copies stay small.
+            # A step that may be undone copies the tensors that it changes. Update in parts, so that the copies are small.
             for part in [params] if self.found_inf is None else _parts(params):
                 self._update(group, part)
         return loss
@@ -73,7 +73,7 @@ class Lion(Optimizer):
 
 
 def _parts(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """On a CPU one parameter at a time, whose copies stay in the cache; else up to MUON_BATCH_NUMEL elements together."""
+    """On a CPU one parameter at a time, whose copies fit the cache; otherwise up to MUON_BATCH_NUMEL elements at a time."""
     part: list[Tensor] = []
     for p in params:
         if part and (p.device.type == "cpu" or sum(q.numel() for q in part) + p.numel() > MUON_BATCH_NUMEL):

@@ -1,4 +1,4 @@
-"""Muon for hidden matrices and AdamW for everything else, as one optimizer."""
+"""The optimizer MuonAdamW."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lit_llm.optim.option_checks import check_below_one, check_not_negative
 
 
 class MuonAdamW(Optimizer):
-    """Muon for hidden matrices and AdamW for everything else, as one Optimizer, so that automatic optimization works.
+    """Muon for hidden matrices and AdamW for all other parameters, in one Optimizer, as automatic optimization needs.
 
     Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; ``torch.optim.Muon`` computes the same). For a matrix of
     r rows and c columns, with O = `newton_schulz`:
@@ -32,20 +32,20 @@ class MuonAdamW(Optimizer):
         m ← μ m + (1 − μ) g;   u = μ m + (1 − μ) g  (Nesterov; otherwise u = m)
         θ ← (1 − η λ) θ − η s(r, c) O(u)
 
-    s = √max(1, r/c) for ``adjust_lr="original"``; 0.2·√max(r, c) for ``"match_rms_adamw"``, which gives updates AdamW's
-    usual RMS so that its learning rates carry over (Liu et al. 2025, arXiv 2502.16982). AdamW is torch's fused kernel.
+    s = √max(1, r/c) for ``adjust_lr="original"``; 0.2·√max(r, c) for ``"match_rms_adamw"``, which gives updates the
+    usual RMS of AdamW, so that AdamW's learning rates apply (Liu et al. 2025, arXiv 2502.16982). AdamW is torch's fused kernel.
 
-    A parameter gets Muon if it has 2 dimensions and its group is named ``matrix`` (as `parameter_groups` names it) or has
-    no name. A group that holds both kinds is split in two.
+    Muon updates a parameter if it has 2 dimensions and its group is named ``matrix`` (as in `parameter_groups`) or has no
+    name. A group with both kinds is split in two.
 
     Args:
         lr: learning rate of Muon groups without their own.
         adamw_lr: learning rate of AdamW groups without their own.
         momentum, nesterov, ns_steps, adjust_lr: Muon's options.
         ns_dtype: dtype of the Newton–Schulz iteration. "auto" is bfloat16 on accelerators, as in `torch.optim.Muon`, and
-            float32 on CPUs. It never depends on the features of a processor, so that a run gives the same numbers on any CPU.
-            "bfloat16" on a CPU with AMX is 2.3 to 6 times faster (k, r, c = 16, 128, 128: 2.8 against 6.4 ms; 8, 256, 1024:
-            13 against 77 ms); elsewhere bf16 is emulated. It turns rounding differences between layouts into about 2^-8.
+            float32 on CPUs. It does not depend on processor features, so that a run gives the same numbers on any CPU.
+            "bfloat16" on a CPU with AMX is 2.3 to 6 times faster (k, r, c = 16, 128, 128: 2.8 instead of 6.4 ms; 8, 256, 1024:
+            13 instead of 77 ms). Other CPUs emulate bf16. It increases differences between layouts to about 2^-8.
         betas, eps: AdamW's options.
         weight_decay: decoupled weight decay of groups without their own, for both algorithms.
 
@@ -142,8 +142,8 @@ class MuonAdamW(Optimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        # Small matrices of one shape, or of its transpose, are orthogonalised as one batch: one by one they underuse the
-        # device. Large ones use all of it, and a batch of them would only cost memory.
+        # Small matrices of one shape, or of its transpose, are orthogonalised as one batch, because a single one underuses the
+        # device. A batch of large matrices would only cost memory.
         batches: dict[Any, list[Tensor]] = defaultdict(list)
         for p in params:
             mesh = p.device_mesh if isinstance(p, DTensor) else None
@@ -214,7 +214,7 @@ _NS_DTYPES = ("auto", "float32", "bfloat16")
 
 
 def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
-    """The dtype that `MuonAdamW` iterates in, from its option `ns_dtype`. bf16 is precise enough for a direction."""
+    """The dtype of the iteration for the option `ns_dtype` of `MuonAdamW`. bf16 is precise enough for a direction."""
     if ns_dtype == "auto":
         ns_dtype = "float32" if device_type == "cpu" else "bfloat16"
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[ns_dtype]
@@ -223,8 +223,8 @@ def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
 def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:
     """Approximate U Vᵀ of each matrix U S Vᵀ. Singular values end in about [0.7, 1.2].
 
-    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F. The coefficients of Jordan et al. 2024 give up
-    convergence to exactly 1 for a steeper slope at 0.
+    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F. With the coefficients of Jordan et al. 2024,
+    singular values do not converge to exactly 1, but small ones grow faster.
 
     Args:
         x: (k, r, c) with r ≤ c, so that A is the smaller Gram matrix. A zero matrix stays zero.
@@ -246,7 +246,7 @@ def newton_schulz_on_mesh(x: Tensor, mesh: DeviceMesh, *, steps: int, dtype: tor
 
     Args:
         x: (k, r, c) with r ≤ c, equal on all ranks of `mesh`.
-        mesh: of any number of dimensions. Ranks outside it take no part.
+        mesh: of any number of dimensions. Ranks outside it do not call this.
 
     Returns:
         (k, r, c) in `dtype`, equal on all ranks of `mesh`.
@@ -260,7 +260,7 @@ def newton_schulz_on_mesh(x: Tensor, mesh: DeviceMesh, *, steps: int, dtype: tor
     mine = x[index * share : (index + 1) * share]  # (≤ share, r, c)
     out = newton_schulz(mine, steps=steps, dtype=dtype) if mine.size(0) else mine.to(dtype)
     out = torch.cat((out, out.new_zeros(share - out.size(0), *x.shape[1:])))  # (share, r, c): the last ranks may have fewer
-    for dim in reversed(range(mesh.ndim)):  # the last dimension first, so that shares end in row-major order
+    for dim in reversed(range(mesh.ndim)):  # the last dimension first, so that shares are in row-major order
         gathered = [torch.empty_like(out) for _ in range(mesh.size(dim))]
         dist.all_gather(gathered, out, group=mesh.get_group(dim))
         out = torch.cat(gathered)

@@ -1,7 +1,7 @@
-"""Measures what `plan` predicts: parameters, peak memory, FLOPs as torch counts them, and seconds per step on this machine.
+"""Measures what `plan` predicts: parameters, peak memory, FLOPs by torch's counter, and seconds per step on this machine.
 
-The predicted time uses speeds fitted to four smaller versions of the same recipe: half the layers, half the sequences, half the
-context, and all three.
+The predicted time uses speeds fitted to four smaller versions of the recipe: half the layers, half the sequences, half the
+context, and all three halved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lit_llm.plan.parameters import ModelShape, total_parameters
 from lit_llm.plan.settings import RunSettings
 from lit_llm.plan.timing import fit_speeds, work_of
 
-_UNKNOWN_TO_TORCH: dict[Any, Any] = {  # takes shapes, as torch's own formulas do
+_UNKNOWN_TO_TORCH: dict[Any, Any] = {  # functions of shapes, like torch's formulas
     CPU_ATTENTION: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
     CPU_ATTENTION_BACKWARD: lambda grad, q, k, v, *_, **__: sdpa_backward_flop_count(grad, q, k, v),
     torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
@@ -47,8 +47,8 @@ class Measured:
     """Measurements of one optimizer step on one device.
 
     Attributes:
-        peak_bytes: the largest allocation, with weights and optimizer state. On a CPU from the log of torch's allocator, which
-            contains tensors and kernel workspaces, but not libraries' own buffers. On CUDA `max_memory_allocated`.
+        peak_bytes: peak allocated memory, with weights and optimizer state. On CUDA `max_memory_allocated`. On a CPU from the
+            log of torch's allocator, which contains tensors and kernel workspaces, but not buffers of other libraries.
         flops: counted by torch's FlopCounterMode.
         seconds: of each timed step.
     """
@@ -95,7 +95,7 @@ class TrainingStep:
         self.autocast: Callable[[], AbstractContextManager] = nullcontext
         if precision.endswith("-mixed"):
             dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float16
-            self.autocast = partial(torch.autocast, self.device.type, dtype=dtype, cache_enabled=False)  # as Lightning has it
+            self.autocast = partial(torch.autocast, self.device.type, dtype=dtype, cache_enabled=False)  # as in Lightning
         self.optimizer = optimizer(parameter_groups(self.model))
         self.loss = partial(cross_entropy, z_loss=loss.z_loss)
         if loss.chunk_size is not None:
@@ -146,7 +146,7 @@ class TrainingStep:
             torch.cuda.reset_peak_memory_stats(self.device)
             self()
             return torch.cuda.max_memory_allocated(self.device)
-        self.optimizer.zero_grad()  # the log does not contain earlier allocations
+        self.optimizer.zero_grad()  # so that the log contains the gradients' allocations
         stays = sum(t.numel() * t.element_size() for t in self.model.parameters())
         stays += sum(
             t.numel() * t.element_size()
@@ -177,7 +177,7 @@ def highest(log: profile) -> int:
 
 
 def measure(step: TrainingStep, steps: int = 5) -> Measured:
-    """Parameters, peak memory, FLOPs, and seconds of `steps` steps after these."""
+    """Measure parameters, peak memory and FLOPs, then time `steps` more steps."""
     peak, flops = step.peak_bytes(), step.flops()
     return Measured(step.parameters(), peak, flops, step.timed(steps))
 
@@ -236,7 +236,7 @@ def compare(
     *,
     steps: int = 5,
 ) -> Comparison:
-    """Measure a step of the recipe on this machine, and four smaller ones to predict its time from.
+    """Measure a step of the recipe on this machine. Its predicted time comes from measuring four smaller versions.
 
     Raises:
         UserError: The step does not fit into this machine's memory.
@@ -248,7 +248,7 @@ def compare(
     parameters, peak_bytes, flops = predict(settings, cuda=cuda)
     if hardware.memory_gb is not None and peak_bytes > hardware.memory_gb * 1e9:
         raise UserError(
-            f"a step of this recipe needs {peak_bytes / 1e9:.1f} GB, this machine has {hardware.memory_gb:.1f} "
+            f"a step of this recipe needs {peak_bytes / 1e9:.1f} GB, but this machine has {hardware.memory_gb:.1f} GB "
             "(--data.micro_batch_size, --compute.activation_checkpointing)"
         )
 
@@ -284,7 +284,7 @@ def compare(
 
 
 def smaller_versions(settings: RunSettings) -> list[RunSettings]:
-    """Half the layers, half the sequences, half the context, and all of these; one micro-batch each."""
+    """Four versions: half the layers, half the sequences, half the context, all three halved. One micro-batch each."""
     layers, sequences = max(1, settings.model.n_layer // 2), max(1, settings.sequences // 2)
     length = max(1, settings.model.block_size // 2)
     half_model = {"n_layer": layers, "block_size": length}

@@ -1,4 +1,4 @@
-"""The lines of `check`: what three steps of training show, and what the trained model and the loader show afterwards."""
+"""The lines of `check`: tests of three training steps, then of the trained model and the loader."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ LOADER_SECONDS, LOADER_BATCHES = 2.0, 500
 LOADER_SHARE = 0.05
 """The largest accepted time in the loader, as a share of the training time."""
 TOY_PARAMETERS = 1_000_000
-"""A smaller model trains about as fast as data are read, so its loader is not judged."""
+"""A smaller model trains about as fast as data are read, so the speed of its loader is not tested."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the checklist: what was checked, whether it passes, and what was found."""
+    """One line of the checklist: the check, whether it passed, and the finding."""
 
     name: str
     passed: bool
@@ -62,13 +62,13 @@ class Observer(Callback):
             self._since = time.perf_counter()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        self._sum += loss.item()  # divided by the number of micro-batches already
+        self._sum += loss.item()  # already divided by the number of micro-batches
         self._count += 1
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         self.losses.append(self._sum)
         self.rates.append([float(group["lr"]) for group in optimizer.param_groups])
-        # Blocks may start as the identity: parameters behind a zero matrix get gradients from the second update on.
+        # Blocks may start as the identity. Parameters behind a zero matrix have no gradient before the second update.
         self.without_gradient = [
             name
             for name, p in pl_module.named_parameters()
@@ -84,7 +84,7 @@ class Observer(Callback):
 
 
 class CheckedRun:
-    """A run on one device that is thrown away, and an observer of its first steps.
+    """A temporary run on one device, with an observer of its first steps.
 
     Args:
         run_dir: an empty folder.
@@ -100,14 +100,14 @@ class CheckedRun:
         self.trainer.callbacks = [*kept, self.observer]  # type: ignore[attr-defined]
 
     def cut_batch(self) -> str:
-        """Make the batch small; returns a description of it."""
+        """Reduce the batch; returns a description of it."""
         data = self.datamodule
         configured = getattr(data, "global_batch_size", None)
         if configured is None:
             return "the recipe's batch"
         micro = min(data.micro_batch_size or configured, 2)
         data.micro_batch_size, data.global_batch_size = micro, min(configured // micro, 2) * micro
-        return f"batches of {data.global_batch_size} sequences instead of {configured} (--full_batch true for all of it)"
+        return f"batches of {data.global_batch_size} sequences instead of {configured} (--full_batch true for the whole batch)"
 
 
 def checklist(run: CheckedRun) -> list[Line]:
@@ -128,11 +128,11 @@ def checklist(run: CheckedRun) -> list[Line]:
     return lines
 
 
-# -- what the first steps showed --------------------------------------------------------------------------------------
+# -- tests of the first steps -----------------------------------------------------------------------------------------
 
 
 def shapes(observer: Observer, model: GPT | CustomModel) -> Line:
-    """Batches are (B, T) int64 with ids below the vocabulary's size, and of one shape."""
+    """Batches are (B, T) int64 of one shape, with ids below the vocabulary size."""
     config, wrong = model.config, []
     assert config.vocab_size is not None
     seen = {tuple(batch["input_ids"].shape) for batch in observer.batches}
@@ -141,9 +141,9 @@ def shapes(observer: Observer, model: GPT | CustomModel) -> Line:
         if ids.dtype != torch.int64 or targets.dtype != torch.int64 or ids.ndim != 2 or ids.shape != targets.shape:
             wrong.append(f"input_ids {tuple(ids.shape)} {ids.dtype}, targets {tuple(targets.shape)} {targets.dtype}")
         elif ids.min() < 0 or ids.max() >= config.vocab_size or targets.max() >= config.vocab_size:
-            wrong.append(f"ids from {ids.min()} to {ids.max()}, the vocabulary has {config.vocab_size}")
+            wrong.append(f"ids from {ids.min()} to {ids.max()}, but the vocabulary has {config.vocab_size}")
         elif ids.size(1) > config.block_size:
-            wrong.append(f"{ids.size(1)} positions, the model has {config.block_size}")
+            wrong.append(f"{ids.size(1)} positions, but the model has {config.block_size}")
     if len(seen) > 1:
         wrong.append(f"batches of different shapes {sorted(seen)}")
     return Line("shapes", not wrong, wrong[0] if wrong else f"{seen.pop()} int64, ids below {config.vocab_size:,}")
@@ -174,7 +174,7 @@ def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = 
 
 
 def gradients(observer: Observer) -> Line:
-    """After two updates every parameter has a finite gradient that is not zero."""
+    """After two updates, every parameter has a finite, non-zero gradient."""
     missing = observer.without_gradient
     seen = f"all, in step {STEPS}" if not missing else f"none, zero or not finite: {', '.join(missing[:5])}"
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -182,7 +182,7 @@ def gradients(observer: Observer) -> Line:
 
 
 def learning_rate(observer: Observer, trainer: Trainer, module: Any) -> Line:
-    """The optimizer's rates in the first steps are the schedule's, the first is above zero, and so is the peak."""
+    """The learning rates of the first steps equal the schedule's, and the first one is above zero."""
     optimizer = module.configure_optimizers()
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
     found = [c for c in trainer.callbacks if isinstance(c, callbacks.Schedule)]  # type: ignore[attr-defined]
@@ -198,12 +198,12 @@ def learning_rate(observer: Observer, trainer: Trainer, module: Any) -> Line:
     if found and steps > 0:
         text += f", {found[0].rate(steps, peaks[0]):.3g} at step {steps:,}"
     if not same:
-        text += f"; the schedule says {wanted[0][0]:.3g} and {wanted[-1][0]:.3g}"
+        text += f"; the schedule has {wanted[0][0]:.3g} and {wanted[-1][0]:.3g}"
     return Line("learning rate as intended", same and first > 0, text)
 
 
 def save_and_load(run: CheckedRun) -> Line:
-    """The last checkpoint holds the weights that were trained and the optimizer's state, bit for bit."""
+    """The last checkpoint contains the trained weights, bit for bit, and loads."""
     name = "a save and a load"
     found = sorted((run.run_dir / CHECKPOINTS).glob("step-*.ckpt"))
     path = run.run_dir / "by-hand.ckpt"
@@ -220,19 +220,19 @@ def save_and_load(run: CheckedRun) -> Line:
     ]
     state = saved["optimizer_states"][0]["state"]
     if different or saved["global_step"] != run.trainer.global_step:
-        return Line(name, False, f"{', '.join(different[:5]) or 'the step'} differ from what was trained ({path.name})")
+        return Line(name, False, f"not equal to the trained model: {', '.join(different[:5]) or 'the step'} ({path.name})")
     try:
         load_model(path)
     except UserError as error:
         return Line(name, False, f"does not fit the model: {error}")
-    return Line(name, True, f"{len(trained)} tensors and the state of {len(state)} parameters, bit for bit")
+    return Line(name, True, f"{len(trained)} tensors bit for bit, and optimizer state of {len(state)} parameters")
 
 
-# -- what is measured afterwards --------------------------------------------------------------------------------------
+# -- tests after training ---------------------------------------------------------------------------------------------
 
 
 def causal_mask(run: CheckedRun) -> Line:
-    """A changed token changes predictions at and after its position only; with document masks, only within its document."""
+    """A token affects predictions only from its position on; with document masks, only within its document."""
     model = run.model.model
     assert model is not None
     config, device, vocab_size = model.config, run.trainer.strategy.root_device, model.config.vocab_size
@@ -256,17 +256,19 @@ def causal_mask(run: CheckedRun) -> Line:
     moved = (before - after).abs().amax(dim=-1)[0].cpu()  # (T,)
     rounding = 1e-3 * before.abs().max().item()
     if moved[:place].max() > rounding:
-        return Line("mask", False, f"position {int(moved[:place].argmax())} sees the token at {place}, which comes after it")
+        return Line(
+            "mask", False, f"the prediction at position {int(moved[:place].argmax())} depends on the later token at {place}"
+        )
     if not moved[place:].max() > 0:
         return Line("mask", False, f"the token at {place} has no effect")
     if end is not None and moved[end + 1 :].max() > rounding:
-        return Line("mask", False, f"a document sees the one before it, beyond the end-of-document id at {end}")
-    across = ", nothing beyond the end of its document" if end is not None else ""
-    return Line("mask", True, f"a token changes predictions from its own place on, none before{across}")
+        return Line("mask", False, f"predictions after the end-of-document id at {end} depend on a token before it")
+    across = ", none after the end of its document" if end is not None else ""
+    return Line("mask", True, f"a token affects predictions from its position on, none before{across}")
 
 
 def ignored_targets(run: CheckedRun) -> Line:
-    """Targets of -100 are left out of the loss and of the token count."""
+    """Targets of -100 are excluded from the loss and the token count."""
     module, batch = run.model, run.observer.batches[0]
     device = run.trainer.strategy.root_device
     ids, targets = batch["input_ids"].to(device), batch["targets"].to(device)
@@ -283,11 +285,11 @@ def ignored_targets(run: CheckedRun) -> Line:
         whole, even, odd = sums(targets), sums(masked), sums(other)
     added = (even.nll + odd.nll).item()
     right = int(even.count + odd.count) == int(whole.count) and math.isclose(added, whole.nll.item(), rel_tol=1e-2)
-    return Line("ignored targets", right, f"two halves add up to {added:.2f}, all together {whole.nll.item():.2f} nats")
+    return Line("ignored targets", right, f"two halves add up to {added:.2f} nats, the whole batch has {whole.nll.item():.2f}")
 
 
 def loader(run: CheckedRun) -> list[Line]:
-    """Read batches without training: how fast, and whether a sequence comes twice."""
+    """Read batches without training, to test the speed and whether sequences repeat."""
     seen: set[bytes] = set()
     repeated = sequences = tokens = 0
     batches = iter(run.datamodule.train_dataloader())
@@ -311,16 +313,16 @@ def loader(run: CheckedRun) -> list[Line]:
         per_epoch = (run.datamodule.train_tokens - 1) // batch_length(run)
     expected = 0 if per_epoch is None else max(0, sequences - per_epoch)  # a second pass over a small corpus must repeat
     unique = repeated - expected <= 0.01 * sequences
-    text = f"{repeated:,} of {sequences:,} sequences came before"
+    text = f"{repeated:,} of {sequences:,} sequences are repeats"
     if expected:
-        text += f", {expected:,} because an epoch has {per_epoch:,}"
+        text += f", {expected:,} of them expected because an epoch has {per_epoch:,}"
     trained = sum(b["input_ids"].numel() for b in run.observer.batches) / STEPS / min(run.observer.seconds)  # tokens/s
     speed = tokens / max(spent, 1e-9)
     share = trained / speed
-    text_speed = f"{speed:,.0f} tokens/s alone, training takes {trained:,.0f}: {share:.1%} of its time"
+    text_speed = f"loader {speed:,.0f} tokens/s, training {trained:,.0f}: loading takes {share:.1%} of the time"
     toy = sum(p.numel() for p in run.model.parameters()) < TOY_PARAMETERS
     if toy and share >= LOADER_SHARE:
-        text_speed += f"; not judged for a model below {TOY_PARAMETERS:,} parameters"
+        text_speed += f"; not tested for a model below {TOY_PARAMETERS:,} parameters"
     fast = toy or share < LOADER_SHARE
     return [Line("data do not repeat", unique, text), Line("loader is fast enough", fast, text_speed)]
 

@@ -1,4 +1,4 @@
-"""Why training ended, and a check of what could end it early."""
+"""The reason why training ended, and a check of EarlyStopping."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lit_llm.errors import UserError
 
 
 class RequireMonitor(Callback):
-    """Refuses an EarlyStopping whose metric does not exist. Belongs directly before it in `trainer.callbacks`.
+    """Raises if the metric of an EarlyStopping does not exist. Must precede it directly in `trainer.callbacks`.
 
     Contract:
-        on_validation_end, on_train_epoch_end: the check, in the hook in which the EarlyStopping looks: after validation if
-            there is a ValidateEvery, else at the end of an epoch.
+        on_validation_end, on_train_epoch_end: checks in the hook that the EarlyStopping uses: after validation with a
+            ValidateEvery, else at the end of an epoch.
         State: none.
     """
 
@@ -33,7 +33,7 @@ class RequireMonitor(Callback):
         monitor, metrics = self.early_stopping.monitor, trainer.callback_metrics
         if monitor not in metrics:
             raise UserError(
-                f"EarlyStopping monitors {monitor!r}, which is not logged; logged are {', '.join(sorted(metrics)) or 'none'} "
+                f"EarlyStopping monitors {monitor!r}, but the logged metrics are: {', '.join(sorted(metrics)) or 'none'} "
                 "(monitor of EarlyStopping in trainer.callbacks)"
             )
 
@@ -54,7 +54,7 @@ def reason_for_end(trainer: Trainer) -> str:
         return f"reached trainer.max_steps={trainer.max_steps}"
     if not trainer.should_stop:
         limited = trainer.max_epochs not in (None, -1)
-        return f"reached trainer.max_epochs={trainer.max_epochs}" if limited else "there are no training batches"
+        return f"reached trainer.max_epochs={trainer.max_epochs}" if limited else "the data have no training batches"
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, EarlyStopping) and callback.stopping_reason_message is not None:
             value = trainer.callback_metrics.get(callback.monitor)

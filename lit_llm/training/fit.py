@@ -1,4 +1,4 @@
-"""Training as a command: checks that need the data, the run itself, and its result."""
+"""The command `fit`: checks that need the data, training, and evaluation."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def fit(
     replace: bool,
     accept_changes: bool,
 ) -> int:
-    """Train, then evaluate; returns the exit code. It is 1 when training was given up, on this rank or on a lost one.
+    """Train, then evaluate; returns the exit code. It is 1 if SpikeGuard stopped training, or another process ended early.
 
     Args:
-        initial: The weights to begin with, instead of random ones.
-        replace: Set the run that is in the folder aside.
-        accept_changes: Continue with other data than the checkpoint's.
+        initial: Initial weights instead of random ones.
+        replace: Move an existing run in the folder aside.
+        accept_changes: Continue even if the data differ from the checkpoint's.
 
     Raises:
-        UserError: The data do not fit the run or its weights, or the folder is in use. The folder is then left as it was.
+        UserError: The data do not fit the run or its weights, or the folder is in use. The folder is then unchanged.
         KeyboardInterrupt: Instead of Lightning's SystemExit.
     """
     require_monitors(trainer)
@@ -87,7 +87,7 @@ def _check_data(
     *,
     accept_changes: bool,
 ) -> None:
-    """Raises a UserError if the data do not fit. Lightning would open the event file before the data."""
+    """Raise a UserError if the data do not fit. Runs early, because Lightning opens the event file before the data."""
     data.prepare_data()
     data.setup()
     problem = None if initial is None else initial.tokenizer_problem(data.tokenizer)
@@ -106,7 +106,7 @@ def _train(
     run_dir: Path,
     folder: _FolderBefore | None,
 ) -> int | None:
-    """Train; returns the exit code of a run that did not come to its end, and None after a complete one."""
+    """Train; returns the exit code of an incomplete run, or None after a complete one."""
     try:
         trainer.fit(model, datamodule=data, ckpt_path=start.checkpoint, weights_only=True)
     except SystemExit:  # Lightning turns a KeyboardInterrupt into it
@@ -117,11 +117,11 @@ def _train(
         if not is_lost_peer(error):
             raise
         last = run_dir / CHECKPOINTS / "last.ckpt"
-        how = "there is no checkpoint yet, start again with --resume auto"
+        how = "no checkpoint exists yet, start again with --resume auto"
         if last.exists():
             how = f"the last checkpoint is {last.resolve()}, continue with: {_continue(run_dir)}"
         rank = f"rank {trainer.global_rank}"
-        print(f"{rank}: another process of this run ended, see its output for the reason; {how}", file=sys.stderr)
+        print(f"{rank}: another process of this run ended. See its output for the reason; {how}", file=sys.stderr)
         return 1
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
@@ -136,20 +136,20 @@ def _train(
 
 
 def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule, start: RunStart) -> None:
-    """Validate the final weights if training did not: after resuming a finished run, or with `--validation null`."""
+    """Validate the final weights, unless training did. Needed after resuming a finished run, or with `--validation null`."""
     if "val/loss" in trainer.callback_metrics:
         return
-    loggers, trainer.loggers = trainer.loggers, []  # Lightning would log at a step of its own
+    loggers, trainer.loggers = trainer.loggers, []  # Lightning would log at a wrong step
     evaluated = trainer.validate(model, datamodule=data, verbose=False)
     trainer.loggers = loggers
-    if trainer.global_step != start.step:  # else it has been logged
+    if trainer.global_step != start.step:  # otherwise it was logged before
         for metrics in evaluated:  # empty with limit_val_batches 0
             model.log_row(dict(metrics), trainer.global_step)
 
 
 @rank_zero_only
 def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Path, steps: int) -> None:
-    """Print a table of the metrics of an evaluation after that many optimizer steps."""
+    """Print a table of evaluation metrics after `steps` optimizer steps."""
     metrics = trainer.callback_metrics
     table = Table("metric", "value", title=f"{run_dir} at step {steps}", title_justify="left")
     for name in (f"{prefix}/loss", f"{prefix}/perplexity", f"{prefix}/bits_per_byte"):
@@ -159,7 +159,7 @@ def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Pat
 
 
 class _SaveAsOwner(Callback):
-    """Checks before each save that this run still owns its folder."""
+    """Checks before each save that this run still holds the lock of its folder."""
 
     def __init__(self, lock: RunLock) -> None:
         self.lock = lock
@@ -172,9 +172,9 @@ class _FolderBefore:
     """The run folder as it was before this launch, to restore it if the configuration is refused.
 
     Args:
-        lock: Owned; it moves along if the folder is replaced.
+        lock: Held; acquired again if the folder is replaced.
         existed: Whether the folder existed before the lock was acquired.
-        replace: Set the folder aside if it existed.
+        replace: Move the folder aside if it existed.
     """
 
     def __init__(self, run_dir: Path, lock: RunLock, *, existed: bool, replace: bool) -> None:
@@ -192,7 +192,7 @@ class _FolderBefore:
             self.config = (run_dir / CONFIG).read_bytes() if CONFIG in self.names else None
 
     def restore(self) -> None:
-        """Delete what this launch made. Never a folder with checkpoints of its own."""
+        """Delete the files of this launch. Keeps a new folder that has checkpoints."""
         if not self.existed:
             if not (self.run_dir / CHECKPOINTS).exists():
                 shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -211,6 +211,6 @@ def _continue(run_dir: Path) -> str:
 
 
 def _started_by_rank_zero(trainer: Trainer) -> bool:
-    """Whether Lightning started this process: its rank 0 kills itself when one of those fails, so only its exit code counts."""
+    """Whether Lightning launched this process. Rank 0 kills itself if such a process fails, so it must exit with 0."""
     environment = getattr(trainer.strategy, "cluster_environment", None)
     return isinstance(environment, LightningEnvironment) and trainer.local_rank > 0

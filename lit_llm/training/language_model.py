@@ -1,4 +1,4 @@
-"""The LightningModule: the training step, validation sums, and nothing a callback could do."""
+"""The LightningModule: training step and validation sums. Everything else is in callbacks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cro
 from lit_llm.optim import MuonAdamW, parameter_groups
 from lit_llm.training.metrics import BitsPerByte, Perplexity
 
-# Entries of a parameter group that are no options: the schedule sets the rate, and the others must fit the restored state.
+# Entries of a parameter group that are not options: the schedule sets the rate, and the others must fit the restored state.
 _NOT_OPTIONS = ("params", "lr", "fused", "foreach", "capturable", "differentiable")
 
 
@@ -40,14 +40,14 @@ class LanguageModel(L.LightningModule):
 
     Every mean is over the tokens of the *global* batch.
 
-    Batches are dicts of `input_ids` and `targets`, both (B, T) int64; a target of -100 counts nowhere.
+    Batches are dicts of `input_ids` and `targets`, both (B, T) int64. Targets of -100 are ignored.
 
     Logs, at optimizer step 1 and every `trainer.log_every_n_steps`: `train/loss` (nats per token over that step's global
-    batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, when the
-    data knows its tokenizer, `val/bits_per_byte`.
+    batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, if the
+    data module has a tokenizer, `val/bits_per_byte`.
 
     Args:
-        architecture: built instead of a GPT; of `model` only block_size, vocab_size and eos_id are then used.
+        architecture: built instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.
         init_from: a checkpoint whose weights replace the random initial ones.
 
     Raises:
@@ -81,24 +81,24 @@ class LanguageModel(L.LightningModule):
         )
         if loss.chunk_size is not None:
             self.loss_function = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
-        self.model: GPT | CustomModel | None = None  # built in configure_model, which knows the vocabulary and the strategy
+        self.model: GPT | CustomModel | None = None  # built in configure_model, when vocabulary and strategy are known
         self.perplexity = Perplexity()
         self.bits_per_byte = BitsPerByte()
         self.token_bytes: Tensor | None = None
         self.tokenizer: Any = None
-        # Sums over the current optimizer step's micro-batches, on the device; nothing to save between steps.
+        # Sums over the current optimizer step's micro-batches, on the device. Not saved: checkpoints are made between steps.
         self.window_nll: Tensor | float = 0.0
         self.window_count: Tensor | int = 0
 
     # -- building ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        torch.set_float32_matmul_precision(self.compute_config.matmul_precision)  # of the process, so once a run
+        torch.set_float32_matmul_precision(self.compute_config.matmul_precision)  # a setting of the process
 
     def configure_model(self) -> None:
-        """Build the model once the data is known. Lightning may call this more than once.
+        """Build the model when the data is known. Lightning may call this more than once.
 
-        `config` becomes a copy with the data's vocabulary; the caller's `GPTConfig` stays as it is.
+        `config` becomes a copy with the data's vocabulary; the caller's `GPTConfig` does not change.
 
         Raises:
             UserError: if the model does not fit the data's tokenizer.
@@ -116,13 +116,13 @@ class LanguageModel(L.LightningModule):
         elif data_vocab_size is not None and data_vocab_size > config.vocab_size:
             raise UserError(
                 f"The data's tokenizer has {data_vocab_size} ids, but model.vocab_size is {config.vocab_size}. "
-                "Remove --model.vocab_size to follow the data."
+                "Remove --model.vocab_size to use the data's."
             )
         if config.eos_id is None:
             config.eos_id = getattr(data, "eos_id", None)
         if config.mask_documents and config.eos_id is None:
             raise UserError(
-                "model.mask_documents needs an end-of-document id, and the data's tokenizer has none. "
+                "model.mask_documents needs an end-of-document id, but the data's tokenizer has none. "
                 "Set --model.eos_id, or --model.mask_documents false."
             )
         self.config = config
@@ -131,11 +131,11 @@ class LanguageModel(L.LightningModule):
         device = torch.device("cpu") if strategy is None else strategy.root_device
         model: GPT | CustomModel
         if self.architecture is not None:
-            # With memory: a foreign class may not work on the meta device.
+            # Not on the meta device, because a custom class may not support it.
             model = CustomModel(config, self.architecture)
             parallelize(model, self.compute_config, device, mesh)
         else:
-            # Sharded on the meta device, so that no rank ever holds more than its part.
+            # Shard on the meta device, so that each rank allocates only its part.
             with torch.device("meta"):
                 model = GPT(config)
             parallelize(model, self.compute_config, device, mesh)
@@ -165,7 +165,7 @@ class LanguageModel(L.LightningModule):
         ]
 
     def on_train_start(self) -> None:
-        """Restoring an optimizer also restores its options: apply the configured ones again, with a warning if they differ."""
+        """Apply the configured optimizer options again, because a checkpoint restores its own. Warns if they differ."""
         changed = {}
         for group, configured in zip(self.trainer.optimizers[0].param_groups, self._configured_options, strict=True):
             for name, value in configured.items():
@@ -174,14 +174,14 @@ class LanguageModel(L.LightningModule):
                     group[name] = value
         if changed:
             rank_zero_warn(
-                f"The optimizer's options differ from the checkpoint's and apply from here on: {', '.join(changed.values())}."
+                f"The optimizer's options differ from the checkpoint's. The new ones apply: {', '.join(changed.values())}."
             )
 
     # -- training ---------------------------------------------------------------------------------------------------
 
     @property
     def every_target_counts(self) -> bool:
-        """The data promises that no training target is ignored, so each micro-batch weighs the same."""
+        """Whether the data module declares that no training target is ignored, so that micro-batches have equal weight."""
         return getattr(getattr(self.trainer, "datamodule", None), "every_target_counts", False)
 
     def sums(self, batch: dict[str, Tensor]) -> LossSums:
@@ -208,7 +208,7 @@ class LanguageModel(L.LightningModule):
         optimizer: Any,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Make the gradient the mean over all counted tokens before any callback sees (or clips) it."""
+        """Scale the gradient to the mean over all counted tokens, before callbacks read or clip it."""
 
         def closure() -> Any:
             assert optimizer_closure is not None
@@ -220,7 +220,7 @@ class LanguageModel(L.LightningModule):
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
 
     def _divide_gradients_by_token_count(self) -> None:
-        # The gradient is already divided: by Lightning by the micro-batches, by the strategy by the ranks.
+        # Lightning has divided the gradient by the number of micro-batches, and the strategy by the number of ranks.
         count = torch.as_tensor(
             self.window_count, device=self.trainer.strategy.root_device
         ).clone()  # some strategies reduce in place

@@ -1,8 +1,8 @@
-"""Perplexity and bits per byte as torchmetrics: sums over batches and ranks, and one division at the end.
+"""Perplexity and bits per byte as torchmetrics: sums over batches and ranks, with one division at the end.
 
-Averaging per-batch or per-rank values is wrong if they have different numbers of tokens, as in the last batch of a validation
-set. States and results are 0-d float64 tensors (float32 on MPS, which has no float64): a float32 sum of a billion nats is too
-coarse to compare losses. A result is NaN before the first update.
+Averaging per-batch or per-rank values would be wrong if the numbers of tokens differ, as in the last batch of a validation
+set. States and results are 0-d float64 tensors, because a float32 sum of a billion nats is too coarse to compare losses. On
+MPS they are float32, because it does not support float64. A result is NaN before the first update.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Ratio(Metric):
         self.add_state("size", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> _Ratio:
-        # bf16-true precision calls to(bfloat16) on everything in a LightningModule, which would round the sums.
+        # bf16-true precision calls to(bfloat16) on the whole LightningModule, which would round the sums.
         def without_cast(t: Tensor) -> Tensor:
             try:
                 moved = fn(t)
@@ -44,7 +44,7 @@ class _Ratio(Metric):
         return self
 
     def _add(self, nll_sum: Tensor | float, size: Tensor | int) -> None:
-        self.nll_sum = self.nll_sum + nll_sum  # torchmetrics runs updates without a graph
+        self.nll_sum = self.nll_sum + nll_sum  # torchmetrics runs updates under no_grad
         self.size = self.size + size
 
     def _mean(self) -> Tensor:

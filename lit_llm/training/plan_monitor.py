@@ -1,4 +1,4 @@
-"""Compares the plan of a run with what is measured while `fit` runs."""
+"""Compares the plan of a run with measurements during `fit`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from lit_llm.training.language_model import LanguageModel
 
 
 class PlanMonitor(Callback):
-    """Predicts peak memory when training starts, logs the prediction, and reports once how the measurement differs from it.
+    """Predicts peak memory when training starts, logs it, and reports once how the measurement differs.
 
-    The measurement is the peak of CUDA's allocator on this rank. A CPU only has the process's resident memory
-    (`memory/peak_gb`), which also holds libraries, buffers and freed pages: 0.98 to 1.94 times the tensors' peak in six runs.
-    It is therefore not compared. A run that the planner does not support (torch.compile, float8, other strategies) gets no
+    The measurement is the peak of CUDA's allocator on this rank. On a CPU, only the process's resident memory is known
+    (`memory/peak_gb`). It includes libraries, buffers and freed pages, and was 0.98 to 1.94 times the tensors' peak in six
+    runs, so it is not compared. Runs that the planner does not support (torch.compile, float8, other strategies) get no
     prediction.
 
-    Logs at logged steps from the second step on: `plan/peak_gb` (predicted); on CUDA `plan/memory_ratio` (measured by
-    predicted); `plan/mfu_ratio` (`throughput/mfu` by the planned MFU), if `throughput/mfu` is logged. The first ratio beyond
-    `tolerance` is a warning.
+    Logs at logged steps from the second step on: `plan/peak_gb` (predicted); on CUDA `plan/memory_ratio` (measured /
+    predicted); `plan/mfu_ratio` (`throughput/mfu` / planned MFU), if `throughput/mfu` is logged. Warns if the first ratio is
+    beyond `tolerance`.
 
     Contract:
         on_train_start: predicts.
-        on_train_batch_end: writes the row; reads nothing from the device.
+        on_train_batch_end: writes the row, without a device synchronisation.
         State: none.
 
     Args:
-        mfu: the MFU that the run was planned with (`plan --mfu`). None: 0.4, an assumption.
+        mfu: the planned MFU (`plan --mfu`). None: 0.4, an assumption.
         tolerance: relative difference that causes a warning.
 
     Raises:
@@ -107,9 +107,9 @@ def predicted_bytes(trainer: Trainer, module: LightningModule) -> int:
     assert isinstance(module, LanguageModel)
     compute = module.compute_config
     if compute.compile or compute.float8:
-        raise UserError("the planner does not know which tensors compiled and float8 blocks keep")
+        raise UserError("the planner does not support compute.compile or compute.float8")
     if module.architecture is not None:
-        raise UserError(f"the planner does not know {module.architecture.class_path}")
+        raise UserError(f"the planner does not support the architecture {module.architecture.class_path}")
     layout = layout_of_trainer(trainer)
     group = trainer.optimizers[0].param_groups
     fused = all(g.get("fused") for g in group)
@@ -134,10 +134,10 @@ def predicted_bytes(trainer: Trainer, module: LightningModule) -> int:
 
 
 def layout_of_trainer(trainer: Trainer) -> Layout:
-    """How the ranks of a Trainer share the work.
+    """The parallel layout of a Trainer.
 
     Raises:
-        UserError: if the planner does not know the strategy.
+        UserError: if the planner does not support the strategy.
     """
     strategy, world_size = trainer.strategy, trainer.world_size
     if isinstance(strategy, MeshStrategy):
@@ -157,4 +157,4 @@ def layout_of_trainer(trainer: Trainer) -> Layout:
         return Layout("ddp", replicate=world_size, bucket_copies=not view)
     if isinstance(strategy, SingleDeviceStrategy):
         return Layout()
-    raise UserError(f"the planner does not know {type(strategy).__name__}")
+    raise UserError(f"the planner does not support {type(strategy).__name__}")

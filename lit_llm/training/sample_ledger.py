@@ -21,9 +21,9 @@ class SampleLedger(Callback):
     """Writes a checksum of every sample's ids, by optimizer step, to `samples-rank<r>.jsonl` in the run folder.
 
     Args:
-        stop_after: optimizer steps after which the run ends; null = as the recipe says.
+        stop_after: optimizer steps after which the run ends; null = the end of the recipe.
         terminate_in: the optimizer step, 1, 2, …, at whose start rank 0 sends SIGTERM to itself; null = never.
-        wait_at_end: at the end of training, rank 0 waits to be killed, for a minute at most.
+        wait_at_end: at the end of training, rank 0 waits up to a minute to be killed.
     """
 
     def __init__(self, stop_after: int | None = None, terminate_in: int | None = None, wait_at_end: bool = False) -> None:
@@ -33,7 +33,7 @@ class SampleLedger(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         path = Path(trainer.default_root_dir) / LEDGER.format(trainer.global_rank)
         self.file = open(path, "a")  # noqa: SIM115  # closed in on_train_end
-        self._write(STARTED)  # steps that this process repeats replace those of the process before it
+        self._write(STARTED)  # later lines replace those of the same step by an earlier process
         self._stop(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -54,7 +54,7 @@ class SampleLedger(Callback):
 
     def _write(self, step: int, *checksums: int) -> None:
         self.file.write(json.dumps([step, *checksums]) + "\n")
-        self.file.flush()  # a kill loses no line
+        self.file.flush()  # so that a kill loses no line
 
     def _stop(self, trainer: Trainer) -> None:
         if self.stop_after is not None and trainer.global_step >= self.stop_after:

@@ -91,7 +91,7 @@ def test_a_slow_loader_is_seen_unless_the_model_is_a_toy(folder, monkeypatch):
 
 def test_documents_are_kept_apart(folder):
     found = lines(folder, "--model.mask_documents", "true")
-    assert not failed(found) and "nothing beyond the end of its document" in found["mask"].found
+    assert not failed(found) and "none after the end of its document" in found["mask"].found
 
 
 def test_a_mistake_in_the_recipe_is_fits_message(folder, capsys):
@@ -116,7 +116,7 @@ def test_a_leak_from_the_future_is_seen(folder, monkeypatch):
 
     monkeypatch.setattr(Attention, "forward", looks_ahead)
     found = lines(folder)
-    assert "mask" in failed(found) and "comes after it" in found["mask"].found
+    assert "mask" in failed(found) and "depends on the later token at" in found["mask"].found
 
 
 def test_a_wrong_initialisation_is_seen(folder, monkeypatch):
@@ -162,7 +162,7 @@ def test_a_rate_that_is_not_the_schedules_is_seen(folder, monkeypatch):
 
     monkeypatch.setattr(Cosine, "on_train_batch_start", too_high)
     found = lines(folder)
-    assert "learning rate as intended" in failed(found) and "the schedule says" in found["learning rate as intended"].found
+    assert "learning rate as intended" in failed(found) and "the schedule has" in found["learning rate as intended"].found
 
 
 def test_text_that_repeats_is_seen(folder):

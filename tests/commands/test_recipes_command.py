@@ -117,7 +117,7 @@ def test_a_users_own_recipe_is_not_copied(tmp_path, monkeypatch, capsys):
     Path("recipes/mine.yaml").write_text("model: {n_layer: 1}")
     for name in ("mine", "recipes/mine.yaml"):
         assert main(["recipes", "copy", name, "elsewhere"]) == 2
-        assert "recipes/mine.yaml is your own file; only shipped recipes can be copied" in capsys.readouterr().err
+        assert "recipes/mine.yaml is not a shipped recipe: only those can be copied" in capsys.readouterr().err
     assert not Path("elsewhere").exists()
 
 
@@ -129,7 +129,7 @@ def test_what_was_changed_is_not_overwritten_unless_asked(tmp_path, capsys):
     (tmp_path / "recipes/decay.yaml").unlink()
     capsys.readouterr()
     assert main(["recipes", "copy", "quickstart", str(tmp_path)]) == 2
-    assert f"{recipe} would be overwritten; nothing was copied" in capsys.readouterr().err
+    assert f"{recipe} would be overwritten, so nothing was copied" in capsys.readouterr().err
     assert recipe.read_text() == "mine" and not (tmp_path / "recipes/decay.yaml").exists()
     assert main(["recipes", "copy", "quickstart", str(tmp_path), "--replace"]) == 0
     assert recipe.read_text() == (SHIPPED / "quickstart.yaml").read_text()
@@ -139,11 +139,11 @@ def test_what_was_changed_is_not_overwritten_unless_asked(tmp_path, capsys):
     "arguments, said",
     [
         (["show", "quikstart"], "recipe not found: quikstart; did you mean quickstart"),
-        (["copy", "strategy/ddp", "x"], "strategy/ddp is an overlay; overlays and bases are copied with each recipe"),
+        (["copy", "strategy/ddp", "x"], "strategy/ddp is an overlay: copy a recipe instead, which includes all overlays"),
         (["copy", "quickstart", "/dev/null/x"], "error: /dev/null/x/recipes: Not a directory"),
-        (["copy", "quickstart", "x", "--callback"], "recipes copy does not know --callback"),
+        (["copy", "quickstart", "x", "--callback"], "recipes copy: unknown argument --callback"),
         (["copy", "zzzzzzzz", "x"], "recipe not found: zzzzzzzz (python -m lit_llm recipes lists them)"),
-        (["diff", "quickstart", "quickstart", "--json"], "recipes diff does not know --json"),
+        (["diff", "quickstart", "quickstart", "--json"], "recipes diff: unknown argument --json"),
         (["show", "quickstart", "--model.n_lair", "2"], "unknown key model.n_lair; did you mean model.n_layer?"),
     ],
 )

@@ -100,7 +100,7 @@ def test_compiled_blocks_compute_the_same():
 
 def test_without_a_compiler_compile_is_off_and_says_why(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.warns(match=r"compute.compile is off: there is no C\+\+ compiler \(no-such-compiler\)"):
+    with pytest.warns(match=r"compute.compile is off: no C\+\+ compiler was found \(no-such-compiler\)"):
         model = build(compile=True)
     assert torch.equal(model(IDS), build()(IDS))
 
@@ -136,7 +136,7 @@ def test_preparing_a_model_leaves_the_global_matmul_precision_alone():
 def test_float8_is_refused_on_a_device_without_it():
     with torch.device("meta"):
         model = GPT(GPTConfig(**SIZE))
-    with pytest.raises(ValueError, match=r"compute capability 8.9 or more, this is cpu \(--compute.float8 false\)"):
+    with pytest.raises(ValueError, match=r"compute capability 8.9 or more, but this device is cpu \(--compute.float8 false\)"):
         parallelize(model, ComputeConfig(float8=True), torch.device("cpu"))
 
 

@@ -59,7 +59,9 @@ def test_an_imported_tokenizer_comes_out_as_it_came_in(tmp_path):
     hf = tmp_path / "hf"
     theirs("qwen2").save_pretrained(hf)  # its vocabulary is too small: 101 rows
     tokenizer.save(hf)
-    with pytest.raises(ValueError, match=rf"{hf}/tokenizer.json has {tokenizer.vocab_size} ids, and config.json says 101"):
+    with pytest.raises(
+        ValueError, match=rf"{hf}/tokenizer.json has {tokenizer.vocab_size} ids, but vocab_size in config.json is 101"
+    ):
         import_folder(hf, tmp_path / "run")
     config = theirs("qwen2").config
     config.vocab_size, config.eos_token_id = tokenizer.vocab_size + 5, end  # room for more, as real ones have

@@ -95,7 +95,7 @@ def test_a_run_without_checkpoints_gets_no_certificate(forked, capsys):
     code = main([*RECIPE, "--trainer.devices", "1", "--checkpoint", "null"])
     out, err = capsys.readouterr()
     assert code == 2 and "certificate" not in out
-    assert "error: the interrupted run left no checkpoint to continue from; save some (--checkpoint)" in err
+    assert "error: the interrupted run saved no checkpoint: set --checkpoint" in err
 
 
 def test_what_cannot_be_verified_is_refused(forked, capsys, folder):

@@ -170,7 +170,7 @@ def test_options_given_to_the_optimizer_hold_after_a_resume_and_another_optimize
     code, _, err = run(capsys, *auto, "--optimizer", "AdamW")
     assert code == 2 and "trained with lit_llm.optim.MuonAdamW, whose state does not fit torch.optim.adamw.AdamW" in err
     changes = r"momentum 0\.95 -> 0\.5, betas \(0\.9, 0\.95\) -> \(0\.8, 0\.95\)\."
-    changes = r"differ from the checkpoint's and apply from here on: " + changes
+    changes = r"differ from the checkpoint's\. The new ones apply: " + changes
     with pytest.warns(UserWarning, match=changes):
         run(capsys, *auto, "--optimizer.momentum", "0.5", "--optimizer.betas", "[0.8, 0.95]")
     from lit_llm.checkpoint.format import read

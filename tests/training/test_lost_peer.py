@@ -48,7 +48,7 @@ def fit(folder: Path, *flags: str, dies_at: int) -> list[tuple[int, str, str]]:
 STEP_4 = (
     "the last checkpoint is {runs}/tiny/checkpoints/step-00000004.ckpt, continue with: {command} --run runs/tiny --resume auto"
 )
-NONE = "there is no checkpoint yet, start again with --resume auto"
+NONE = "no checkpoint exists yet, start again with --resume auto"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_surviving_rank_names_the_last_checkpoint_and_how_to_continue(folder
     (code, _, err), (killed, *_) = fit(folder, "--config", "dies.yaml", "--trainer.strategy", strategy, dies_at=dies_at)
     assert killed == -signal.SIGKILL and code == 1
     what = what.format(runs=folder.resolve() / "runs", command="python -m lit_llm fit")
-    said = f"rank 0: another process of this run ended, see its output for the reason; {what}"
+    said = f"rank 0: another process of this run ended. See its output for the reason; {what}"
     assert err.splitlines().count(said) == 1, err
     assert "Traceback" not in err and "GLHF" not in err
 

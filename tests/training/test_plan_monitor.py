@@ -77,7 +77,7 @@ def test_the_planned_peak_is_that_of_the_run_and_in_every_row_from_the_second_st
         2: expected / 1e9,
         4: expected / 1e9,
     }
-    assert not any("plan/memory_ratio" in row for row in rows.values()), "resident memory is not judged"
+    assert not any("plan/memory_ratio" in row for row in rows.values()), "resident memory is not compared"
 
 
 def test_muon_is_planned_by_its_class(tmp_path):
