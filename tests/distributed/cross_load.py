@@ -1,4 +1,4 @@
-"""Checkpoints of every layout, saved in every way, and the jobs that continue from them: for the test, and for a table.
+"""Checkpoints of every layout and way of saving, and jobs that continue from them, for a test and a table.
 
 `benchmarks/layouts.py cross` prints the table.
 """
@@ -22,7 +22,7 @@ COMMON = {"model": "modern", "optimizer": "MuonAdamW"}  # three parameter groups
 
 
 def run(folder: Path, ranks: int, jobs: dict[str, dict[str, Any]], timeout: float = 400) -> list[dict[str, Any]]:
-    """What each rank reports of `jobs`, arguments of `layouts.train`."""
+    """The report of each rank on `jobs` (arguments of `layouts.train`)."""
     (folder / "jobs.json").write_text(json.dumps({name: {**COMMON, **job} for name, job in jobs.items()}))
     return run_ranks(SCRIPT, ranks, folder, folder / "jobs.json", timeout=timeout)
 
@@ -30,7 +30,7 @@ def run(folder: Path, ranks: int, jobs: dict[str, dict[str, Any]], timeout: floa
 def save_all(folder: Path, at: int) -> dict[str, str]:
     """{name: folder of checkpoints}: one process, and every layout whole, in shards, and in shards in the background.
 
-    A name is the layout's, with ", shards" or ", shards, async" behind it.
+    A name is that of the layout, followed by ", shards" or ", shards, async" where used.
     """
     places = {"single": "single"}
     layouts.train(folder, steps=at, to="single", **COMMON)

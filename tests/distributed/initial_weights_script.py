@@ -1,4 +1,4 @@
-"""What every rank of a layout holds after one step at a rate of zero from other weights: argv[1] is a JSON dict of layouts."""
+"""Reports the weights of every rank after one step at learning rate 0 with `init_from`. argv[1]: a JSON dict of layouts."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from lit_llm.training.language_model import LanguageModel
 
 
 def held(start: Path, strategy: str | dict[str, Any], ranks: int) -> dict[str, Any]:
-    """The whole parameters, and how many values of them this rank holds."""
+    """The whole parameters, and the number of their values on this rank."""
     config = saved_model_config(read(start), start, "--init_from")
     data = TextFiles(paths="text.txt", tokenizer=Bytes(), global_batch_size=4, micro_batch_size=1, block_size=16)
     module = LanguageModel(config, lambda groups: torch.optim.SGD(groups, lr=0.0), init_from=start)
@@ -51,7 +51,7 @@ if __name__ == "__main__":
     world = int(os.environ["WORLD_SIZE"])
     layouts: dict[str, Any] = json.loads(sys.argv[1])
     results = {name: held(Path("start.ckpt"), layout, world) for name, layout in layouts.items()}
-    # From parts that two shards wrote, into matrices that two ranks split.
+    # From parts written by two shards, to matrices split over two tensor-parallel ranks.
     trained = train(Path.cwd(), strategy={"shard": 2}, ranks=world, steps=1, to="saved", sharded=True, parameters=True)
     (saved,) = (path for path in Path("saved").glob("step-*.ckpt"))
     assert len(list(saved.glob("shard-*.pt"))) == 2

@@ -1,4 +1,4 @@
-"""Starts a script in several processes, as torchrun would, and collects what each of them reports.
+"""Starts a script in several processes, like torchrun, and collects their reports.
 
 A test calls `run_ranks`; the script calls ``from launch import report`` and `report` at its end.
 """
@@ -23,13 +23,13 @@ from ports import free_port  # noqa: E402
 
 
 def run_ranks(script: Path | str, ranks: int, folder: Path, *arguments: object, timeout: float = 240) -> list[dict[str, Any]]:
-    """Run `script` in `ranks` processes on this machine; what each of them reported, in rank order.
+    """Run `script` in `ranks` processes on this machine; returns their reports in rank order.
 
-    Each process has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free one) in its environment, which is all
-    that ``torch.distributed.init_process_group("gloo")`` and a Trainer with ``devices=ranks`` need, one OpenMP thread, and
-    can import this folder, the repository and what lies beside the script. Its output goes to ``folder/rank-R.log``. It does
-    not get PL_GLOBAL_SEED, which ``seed_everything`` in an earlier test leaves in this process: Lightning's strategies for
-    several processes (not that for one) seed with it anew, over the seed that the script has set.
+    Each process has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free one) in its environment. That is enough
+    for ``torch.distributed.init_process_group("gloo")`` and for a Trainer with ``devices=ranks``. It has one OpenMP thread, and
+    can import this folder, the repository and the script's folder. Its output goes to ``folder/rank-R.log``. PL_GLOBAL_SEED,
+    which ``seed_everything`` in an earlier test sets, is removed: Lightning's strategies for several processes would use it
+    to override the script's seed.
 
     Args:
         script: the path of a script, or the source of one (str), which is then written into `folder`.
@@ -38,8 +38,8 @@ def run_ranks(script: Path | str, ranks: int, folder: Path, *arguments: object, 
         timeout: seconds for all of them together.
 
     Raises:
-        AssertionError: a process failed (the others, which may wait for it for ever, are killed), the time is up (all are
-            killed), or a process ended without a report. With the end of their output.
+        AssertionError: a process failed (the others are killed), the time is up (all are killed), or a process ended without a
+            report. The message has the end of their output.
     """
     if isinstance(script, str):
         source, script = script, folder / "script.py"
@@ -57,7 +57,7 @@ def run_ranks(script: Path | str, ranks: int, folder: Path, *arguments: object, 
         for rank in range(ranks):
             own = {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
             with open(folder / f"rank-{rank}.log", "wb") as log:
-                processes.append(  # a session of its own: its workers are killed with it
+                processes.append(  # a separate session, so that its workers are killed with it
                     subprocess.Popen(
                         command, env={**inherited, **own}, cwd=folder, stdout=log, stderr=log, start_new_session=True
                     )
@@ -79,14 +79,14 @@ def run_ranks(script: Path | str, ranks: int, folder: Path, *arguments: object, 
 
 
 def report(**values: Any) -> None:
-    """In the script: what `run_ranks` returns for this rank (tensors and plain values). The last call counts."""
+    """In the script: set the value that `run_ranks` returns for this rank (tensors and plain values). The last call counts."""
     torch.save(values, f"report-{os.environ['RANK']}.pt")
     atexit.unregister(_take_leave)
     atexit.register(_take_leave)
 
 
 def _take_leave() -> None:
-    # A process group that is left to the interpreter's end aborts the process now and then.
+    # Without this, the process occasionally aborts at the interpreter's exit.
     if dist.is_available() and dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

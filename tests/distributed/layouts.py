@@ -1,8 +1,9 @@
-"""Trains a tiny model again and again in one set of processes, once for each job; started by tests through `launch.run_ranks`.
+"""Trains a tiny model once for each job, in one set of processes. Tests start it with `launch.run_ranks`.
 
-    python layouts.py JOBS.json      as many processes as there are ranks; reports what `train` returned for each job
+    python layouts.py JOBS.json      one process per rank; reports the result of `train` for each job
 
-A job is a dict of `train`'s arguments. Importing torch and Lightning takes longer than training, hence the jobs.
+A job is a dict of `train`'s arguments. All jobs share one set of processes, because imports take longer than
+training.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Rows(Logger):
 
 
 class Ignoring(LanguageModel):
-    """Leaves out the targets of some tokens, so that ranks and micro-batches count differently many."""
+    """Ignores some targets, so that ranks and micro-batches have different token counts."""
 
     def on_after_batch_transfer(self, batch: dict[str, torch.Tensor], dataloader_idx: int) -> dict[str, torch.Tensor]:
         left_out = (batch["input_ids"] % 5 == 0) | (batch["input_ids"][:, :1] % 2 == 0)  # (B, T)

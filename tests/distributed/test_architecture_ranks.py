@@ -1,4 +1,4 @@
-"""An architecture of the user's on two gloo processes against one."""
+"""A custom architecture on two gloo processes, compared with one."""
 
 import json
 import sys
@@ -51,7 +51,7 @@ def test_two_processes_train_as_one_and_their_checkpoints_cross(tmp_path, monkey
         for key in ("bytes", "state bytes"):
             held = sum(report[f"{kind} / fsdp2"][key] for report in reports)
             assert held == pytest.approx(alone[kind][key], rel=0.01), (kind, key)
-    # Written by two in shards, continued by one.
+    # Written in shards by two processes, continued by one.
     continued = layouts.train(tmp_path, resume="sharded/step-00000004.ckpt", **KINDS["blocks"])
     assert continued["steps"] == [5, 6, 7, 8]
     assert continued["train/loss"] == pytest.approx(alone["blocks"]["train/loss"][4:], rel=2e-5)

@@ -7,7 +7,7 @@ from cross_load import COMMON, LAYOUTS, checkpoint, moves, run, save_all
 
 from lit_llm.checkpoint import format
 
-pytestmark = pytest.mark.slow  # `make test` has one move between layouts: tests/resume/test_elastic.py
+pytestmark = pytest.mark.slow  # `make test` has one change of layout: tests/resume/test_elastic.py
 
 SAVED_AT, STEPS = 3, 6
 

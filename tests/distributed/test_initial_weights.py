@@ -1,4 +1,4 @@
-"""A run that starts from other weights (`init_from`) on two processes: every layout has the very values of the checkpoint."""
+"""A run that starts from other weights (`init_from`) on two processes: every layout has the checkpoint's values."""
 
 import json
 from dataclasses import asdict
@@ -22,7 +22,7 @@ def start(tmp_path_factory):
     (folder / "text.txt").write_text("".join(f"line {i}, {i * i}\n" for i in range(300)))
     torch.manual_seed(0)
     config = GPTConfig(n_layer=2, n_head=4, n_kv_head=2, n_embd=32, head_dim=12, block_size=32, vocab_size=257, mlp="swiglu")
-    model = GPT(config).bfloat16()  # as imported weights are; the run has fp32
+    model = GPT(config).bfloat16()  # like imported weights; the run uses fp32
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     format.write({"state_dict": weights, "model_config": asdict(config), "global_step": 0}, folder / "start.ckpt")
     reports = run_ranks(SCRIPT, 2, folder, json.dumps(LAYOUTS))

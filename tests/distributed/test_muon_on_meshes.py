@@ -1,4 +1,4 @@
-"""MuonAdamW on meshes of all ranks and of some: each mesh shares out its own matrices, and steps equal those of one process."""
+"""MuonAdamW on meshes of all or some ranks: each mesh divides its matrices, and steps equal those of one process."""
 
 import pytest
 import torch

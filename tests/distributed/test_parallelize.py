@@ -1,4 +1,4 @@
-"""What is applied to a model on one device: activation checkpointing, compilation, float8; and which layouts are refused."""
+"""Activation checkpointing, compilation and float8 on one device, and refused layouts."""
 
 import math
 from functools import partial
@@ -65,11 +65,11 @@ def peak():
 def test_each_mode_keeps_less(peak):
     block_input = IDS.numel() * 64 * 4  # (B, T, d) in fp32
     assert peak["full"] < peak["attention"] < peak["none"] and peak["cheap"] < peak["none"]
-    # Of L blocks those not recomputed keep everything: the peak falls in proportion to how many are.
+    # Blocks that are not recomputed store everything, so the peak falls linearly with the recomputed ones.
     a_block = (peak["none"] - peak["full"]) / 5  # at the peak of "full" one block is whole
     assert peak[2] == pytest.approx(peak["none"] - 3 * a_block, rel=0.1)
     assert peak[3] == pytest.approx(peak["none"] - 2 * a_block, rel=0.1)
-    # What full recomputation still keeps of a block is its input.
+    # Full recomputation still stores each block's input.
     deeper = build("full", n_layer=12)
     gradients(deeper)
     tracker = MemTracker()
@@ -115,7 +115,7 @@ def test_compile_is_off_under_tensor_parallelism_and_says_so():
 
 
 def test_tables_of_positions_stay_in_fp32():
-    """2,049 has no bf16: rounded tables would turn position 2,049 like 2,048."""
+    """bf16 cannot represent 2,049: rounded tables would give it the angle of 2,048."""
     model = build(block_size=4096).to(torch.bfloat16)
     assert model.rope_cos.dtype == torch.float32 and model.blocks[0].attention.query.weight.dtype == torch.bfloat16
     half = 8
@@ -141,14 +141,14 @@ def test_float8_is_refused_on_a_device_without_it():
 
 
 def test_float8_replaces_only_the_linear_layers_of_the_blocks(monkeypatch):
-    """torchao's emulation: the same casts to float8 and scales, multiplied in a wider type, so that a CPU can do it."""
+    """Uses torchao's emulation for CPUs: the same casts and scales, multiplied in a wider type."""
     from torchao import float8
     from torchao.float8.float8_linear import Float8Linear
 
     convert = float8.convert_to_float8_training
     emulated = partial(convert, config=float8.Float8LinearConfig(emulate=True))
     monkeypatch.setattr(float8, "convert_to_float8_training", emulated)
-    config = GPTConfig(**SIZE, mlp_width=72, zero_init_projections=False)  # 72 is no multiple of 16
+    config = GPTConfig(**SIZE, mlp_width=72, zero_init_projections=False)  # 72 is not a multiple of 16
     with torch.device("meta"):
         model = GPT(config)
     names = list(model.state_dict())
@@ -169,7 +169,7 @@ def test_float8_replaces_only_the_linear_layers_of_the_blocks(monkeypatch):
         gradients.append((loss.item(), each.blocks[0].attention.query.weight.grad))
     (ours, theirs), (gradient, exact) = zip(*gradients, strict=True)
     assert ours == pytest.approx(theirs, rel=1e-3) and ours != theirs
-    # e5m2 keeps two bits after the first of each gradient: an eighth at most, and less where many are summed.
+    # e5m2 has two mantissa bits: a relative error of at most 1/8, and less in sums.
     assert 0 < (gradient - exact).norm() < exact.norm() / 8
 
 

@@ -1,4 +1,4 @@
-"""The same training on any layout: losses, norms and first weights of 2 and 4 gloo processes against one process."""
+"""The same training on any layout: losses, norms and first weights of 2 and 4 gloo processes, compared with one."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def run(folder: Path, ranks: int, jobs: dict) -> dict:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """One process: by kind, optimizer and precision; memoised, so that only what a test looks at is trained."""
+    """One process, by kind, optimizer and precision. Memoised, so that each test trains only what it needs."""
     folder, known = make(tmp_path_factory.mktemp("alone")), {}
 
     def result(**job):
@@ -88,7 +88,7 @@ JOBS = {
 }
 
 
-# One case of each strategy: all that `make test` has time for.
+# `make test` has one case of each strategy.
 QUICK = {
     name: JOBS[2][name]
     for name in ("ddp / gpt2", "fsdp2 / gpt2", "tp / gpt2", "fsdp2 / modern", "fsdp2 / Muon in bf16", "fsdp2 / bf16-mixed")
@@ -117,13 +117,13 @@ def test_losses_norms_and_weights_in_fp32_equal_one_process(cells, alone):
             continue
         ours, reference = cells[1][name], alone(**{k: v for k, v in job.items() if k != "strategy"})
         assert worst(ours["train/loss"], reference["train/loss"]) < 2e-6, name
-        # Of equal weights; later steps' norms are of weights that rounding, which Adam amplifies near zero, has taken apart.
+        # Only the first norm, of equal weights: later weights differ by rounding, which Adam amplifies near zero.
         assert ours["grad/norm"][0] == pytest.approx(reference["grad/norm"][0], rel=1e-6), name
         assert worst(ours["grad/norm"], reference["grad/norm"]) < 5e-5, name
         assert ours["val/loss"] == pytest.approx(reference["val/loss"], rel=2e-6), name
         assert ours["lr"] == reference["lr"], name
         for parameter, value in ours.get("parameters", {}).items():
-            # Adam turns a gradient near zero into a full step, so single weights scatter; most do not.
+            # Adam turns a gradient near zero into a full step, so a few weights differ.
             close = torch.isclose(value, reference["parameters"][parameter], rtol=1e-3, atol=1e-4)
             assert close.float().mean() > 0.99, (name, parameter)
 
@@ -142,20 +142,20 @@ def test_with_a_bf16_newton_schulz_iteration_losses_differ_by_its_rounding(cells
         assert ours["grad/norm"][0] == pytest.approx(reference["grad/norm"][0], rel=1e-6), name
         assert worst(ours["train/loss"], reference["train/loss"]) < 2e-4, name
         assert worst(ours["grad/norm"], reference["grad/norm"]) < 1.2e-3, name
-        # The fp32 iteration is near as well, so what the layouts share is not a common mistake.
+        # The fp32 iteration is close too, so the layouts do not share a mistake.
         assert worst(ours["train/loss"], alone(optimizer="MuonAdamW")["train/loss"]) < 4e-4, name
 
 
 def test_losses_in_narrow_precisions_are_near_one_process(cells, alone):
-    """A last bit of an fp32 weight decides which way it rounds, so runs part by about the step of the narrow numbers: 2^-8 in
-    bf16, 2^-11 in fp16, in which tensor parallelism also rounds each rank's partial sums."""
+    """The last bit of an fp32 weight can change its rounding, so runs differ by about one step of the narrow type: 2^-8 in
+    bf16, 2^-11 in fp16. Tensor parallelism also rounds each rank's partial sums."""
     for name, job in cells[0].items():
         if "precision" not in job:
             continue
         reference = alone(**{k: v for k, v in job.items() if k != "strategy"})
         step = 2**-11 if job["precision"] == "16-mixed" else 2**-8
         assert worst(cells[1][name]["train/loss"], reference["train/loss"]) < 2 * step, name
-        # And narrow runs stay near the fp32 run of one process, so what they share is not a common mistake.
+        # Narrow runs are also close to the fp32 run of one process, so they do not share a mistake.
         assert worst(cells[1][name]["train/loss"], alone()["train/loss"]) < 2e-2, name
 
 

@@ -1,4 +1,4 @@
-"""The loss with a sharded output matrix, in 2 and 4 processes, against autograd in float64 of the formulas."""
+"""The loss with a sharded output matrix in 2 and 4 processes, compared with the formulas in float64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def exact(case: Case, ranks: int) -> dict[str, Tensor]:
-    """The formulas as they are written, of the whole matrix without its padding, through autograd in float64."""
+    """The formulas for the whole matrix without padding, with autograd in float64."""
     hidden, weight, targets = inputs(case, ranks)
     hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
     kept = targets != case.ignore_index
@@ -41,7 +41,7 @@ def exact(case: Case, ranks: int) -> dict[str, Tensor]:
 
 
 def assembled(results: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """What the group has: partial gradients of the hidden states added, rows of the matrix one below the other."""
+    """Combine the ranks: sum of partial gradients of the hidden states, concatenated rows of the matrix."""
     return {
         **{name: results[0][name] for name in ("loss", "nll", "count")},
         "hidden": sum(each["hidden"].double() for each in results),

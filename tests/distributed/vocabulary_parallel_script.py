@@ -1,4 +1,4 @@
-"""What every rank of test_vocabulary_parallel_loss.py does: the loss of each case with its shard of the output matrix."""
+"""Script of test_vocabulary_parallel_loss.py: the loss of each case with this rank's shard of the output matrix."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ CASES = {
 
 
 def inputs(case: Case, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states (N, d), the whole matrix (ranks·V, d), whose padding must not be seen to be huge, and targets (N,)."""
+    """Hidden states (N, d), the whole matrix (ranks·V, d) with huge padding that must be ignored, and targets (N,)."""
     generator = torch.Generator().manual_seed(case.seed)
     hidden = torch.randn(case.rows, case.width, generator=generator, dtype=torch.float64)
     weight = torch.randn(case.shard * ranks, case.width, generator=generator, dtype=torch.float64)
@@ -93,7 +93,7 @@ def inputs(case: Case, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def run(case: Case, hidden: Tensor, weight: Tensor, targets: Tensor, ranks: int, shards: VocabularyShards | None) -> dict:
-    """The sums and the gradients of 0.37 × the loss (what follows a loss in real life is a factor), None where frozen."""
+    """The sums, and the gradients of 0.37 × the loss (training also scales the loss). None for frozen inputs."""
     hidden = hidden.clone().requires_grad_(case.frozen != "hidden")
     weight = weight.clone().requires_grad_(case.frozen != "weight")
     loss_module.SOFTMAX_NUMEL = case.softmax_rows * len(weight)
@@ -138,7 +138,7 @@ def main() -> None:
         shard = weight[first : first + case.shard]
         results[name] = run(case, hidden, shard, targets, ranks, VocabularyShards(everyone, first)) | {"gathers": gathers}
 
-    # Two groups of ranks that are not neighbours, each with data of its own.
+    # Two groups of non-adjacent ranks, each with different data.
     mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("tensor_parallel", "data"))
     vertical, column = mesh.get_local_rank("tensor_parallel"), mesh.get_local_rank("data")
     case = Case(seed=10 + column)
@@ -176,7 +176,7 @@ def main() -> None:
         for first_row in (rank * SHARD + 1, ranks * SHARD, -SHARD):
             misplaced = {**options, "shards": VocabularyShards(everyone, first_row)}
             messages["first_row"].append(error(AssertionError, function, hidden, shard, targets, **misplaced))
-    # After all these errors nobody waits for anybody: the next loss is right.
+    # After these errors no rank waits for another: the next loss is correct.
     results["after"] = run(case, hidden, shard, targets, ranks, shards)
     report(**results, messages=messages)
     dist.destroy_process_group()

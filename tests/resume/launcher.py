@@ -1,7 +1,7 @@
-"""`python -m lit_llm …` as often as a test likes for the price of one import (some 8 s of CPU): a server that forks.
+"""Runs `python -m lit_llm …` any number of times with a single import (about 8 s of CPU), from a server that forks.
 
-The server imports everything, never trains, and forks every process it is asked for, so each begins where a fresh interpreter
-is after its imports. Several ranks of a run get the environment that torchrun gives them.
+The server imports everything and never trains. It forks every requested process, so each has the state of a fresh interpreter
+after its imports. Several ranks of a run get the environment that torchrun gives them.
 
     with Launcher() as launcher:
         run = launcher.start(["fit", …], folder, ranks=2)         # returns at once
@@ -26,12 +26,12 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for matrix.py as a script, which lacks the tests' folder
 from ports import free_port
 
-# Each of these changes something on the disk, or makes it durable; Python tells of them before they are done.
+# Audit events of operations that change files or make them durable. Python raises the event before the operation.
 OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree"}
 
 
 class Run:
-    """One run: its processes, which are a process group, and what they print."""
+    """One run: its processes (one process group) and their output."""
 
     def __init__(self, launcher: Launcher, pids: list[int], log: Path) -> None:
         self.launcher, self.pids, self.log = launcher, pids, log
@@ -41,7 +41,7 @@ class Run:
         os.kill(self.pids[rank], signum)
 
     def signal_all(self, signum: int) -> None:
-        """To every process of the run at once, loader workers too."""
+        """Send a signal to every process of the run, also to loader workers."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pids[0], signum)
 
@@ -49,11 +49,11 @@ class Run:
         self.signal_all(signal.SIGKILL)
 
     def alive(self) -> bool:
-        """Whether rank 0 has not ended."""
+        """Whether rank 0 is running."""
         return Path(f"/proc/{self.pids[0]}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
     def wait(self, timeout: float = 240.0) -> list[int]:
-        """Exit codes in rank order, negative for a signal. One that hangs is killed and is an error."""
+        """Exit codes in rank order, negative for a signal. A process that hangs is killed, and raises an error."""
         if self.codes is None:
             answer = self.launcher.ask(wait=self.pids, timeout=timeout)
             self.codes = answer["codes"]
@@ -76,7 +76,7 @@ class Launcher:
 
     def __exit__(self, *_: object) -> None:
         assert self.server.stdin is not None
-        self.server.stdin.close()  # the server kills what is left, and ends
+        self.server.stdin.close()  # the server kills remaining processes, and ends
         self.server.wait()
 
     def start(
@@ -89,13 +89,13 @@ class Launcher:
         log: str = "log",
         die_at: int | None = None,
     ) -> Run:
-        """Start `python -m lit_llm ARGUMENTS` in `folder`; what it prints is appended to `folder/log`.
+        """Start `python -m lit_llm ARGUMENTS` in `folder`. Its output is appended to `folder/log`.
 
         Args:
             ranks: 1: as from a shell; more: as torchrun starts them.
             env: added to the environment.
             die_at: SIGKILL for the whole run just before rank 0's operation number `die_at` = 1, 2, … on a checkpoint's files.
-                0: never, but how many there were is written to `folder/operations`.
+                0: never, but their number is written to `folder/operations`.
         """
         order = {"arguments": arguments, "folder": str(folder), "log": log, "env": env or {}, "die_at": die_at}
         answer = self.ask(start=order, ranks=ranks, port=free_port())
@@ -129,7 +129,7 @@ def serve() -> None:
     import lit_llm.training.sample_ledger  # noqa: F401  # what a run imports before it does anything
     from lit_llm.cli.resolved_config import resolved
 
-    resolved([])  # fills the parser's caches, which halves what remains of a start
+    resolved([])  # fills the parser's caches, which halves the remaining start time
 
     groups: set[int] = set()
     for line in sys.stdin:
@@ -144,7 +144,7 @@ def serve() -> None:
                     answers.close()
                     become(rank, order["ranks"], order["port"], pids, **order["start"])
                 pids.append(pid)
-                os.setpgid(pid, pids[0])  # here and there: whoever comes first
+                os.setpgid(pid, pids[0])  # in parent and child, because either may run first
             groups.add(pids[0])
             answer = {"pids": pids}
         answers.write(json.dumps(answer) + "\n")
@@ -180,7 +180,7 @@ def become(
     env: dict[str, str],
     die_at: int | None,
 ) -> None:
-    """In the fork: be `python -m lit_llm ARGUMENTS`, to the exit."""
+    """In the fork: run `python -m lit_llm ARGUMENTS` until exit."""
     os.setpgid(0, before[0] if before else 0)
     os.chdir(folder)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -193,7 +193,7 @@ def become(
     os.environ.update(env)
     from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-    rank_zero_only.rank = rank  # read from the environment when it was imported
+    rank_zero_only.rank = rank  # was read from the environment at import
     if die_at is not None and rank == 0:
         count_operations(die_at)
     from lit_llm.__main__ import main
@@ -212,7 +212,7 @@ def become(
 
 
 def count_operations(die_at: int) -> None:
-    """Count what happens to checkpoint files, and die in the middle."""
+    """Count operations on checkpoint files, and kill the run before number `die_at`."""
     count = 0
 
     def hook(event: str, args: tuple[Any, ...]) -> None:

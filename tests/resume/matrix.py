@@ -1,15 +1,14 @@
-"""Runs that are killed again and again, compared with the same runs left alone: every combination of what could matter.
+"""Repeatedly killed runs, compared with uninterrupted ones, over combinations of settings.
 
     python tests/resume/matrix.py FOLDER [--kills 4] [--seed 0] [--only fsdp2]
 
 A cell is a tiny recipe on 1 or 2 processes: 20 steps, a save every 3 and 10, a validation every 4, 1.5 passes over its data. It
-is run straight through; then again, killed by SIGKILL, continued with `--resume auto`, killed, …, until it is done. Half of the
-kills are at a random moment, half of those to one process up to a second before the others; the other half are at a random
-operation on a checkpoint's files. Every logged number, the ids of every sample on every rank, every value of the last
-checkpoint and the names of the files beside it must be those of the straight run.
+is run without interruption. Then it is run again, killed by SIGKILL and continued with `--resume auto` until it is complete.
+Half of the kills come at a random moment, and half of those hit one process up to a second before the others. The other half
+come at a random operation on a checkpoint's files. These must equal the uninterrupted run: every logged number, the ids of
+every sample on every rank, every value of the last checkpoint and the names of the files beside it.
 
-With loader workers a cell also saves in the background and, under FSDP2, in shards, while the straight run that it is compared
-with does neither.
+With loader workers, a cell also saves in the background and, under FSDP2, in shards. The uninterrupted run does neither.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ OVERLAYS = Path(__file__).parents[2] / "recipes" / "strategy"
 
 
 class Cell(NamedTuple):
-    """One combination."""
+    """One combination of settings."""
 
     layout: str
     accumulate: int
@@ -78,7 +77,7 @@ class Cell(NamedTuple):
         ]
 
     def other_flags(self) -> list[str]:
-        """What must change nothing."""
+        """Flags that must not change the result."""
         if self.workers == 0:
             return []
         sharded = ["--sharded_checkpoints", "true"] if self.layout.split()[1] not in ("single", "ddp") else []
@@ -96,7 +95,7 @@ CELLS += [  # other layouts, once each
 
 
 class Result(NamedTuple):
-    """What came of a cell."""
+    """The result of a cell."""
 
     kills: int
     in_a_save: int
@@ -116,7 +115,7 @@ def fit(cell: Cell, run_dir: str, *more: str) -> list[str]:
 
 
 class Straight(NamedTuple):
-    """A run that was left alone."""
+    """An uninterrupted run."""
 
     seconds_to_start: float
     seconds_of_training: float
@@ -133,7 +132,7 @@ def run_straight(launcher: Launcher, cell: Cell, folder: Path) -> Straight:
 
 
 def wait_for_training(run: Run, run_dir: Path, more_than: int = 0) -> None:
-    """Until rank 0 has begun a step, or is gone."""
+    """Wait until rank 0 has begun a step or has ended."""
     file = run_dir / LEDGER.format(0)
     while not (file.exists() and file.stat().st_size > more_than) and run.alive():
         time.sleep(0.002)
@@ -142,13 +141,13 @@ def wait_for_training(run: Run, run_dir: Path, more_than: int = 0) -> None:
 def run_killed(
     launcher: Launcher, cell: Cell, folder: Path, straight: Straight, kills: int, rng: random.Random
 ) -> tuple[int, int]:
-    """Kill and continue until it is done; (kills, of which in the middle of a save or deletion)."""
+    """Kill and continue until the run is complete; returns (kills, kills during a save or deletion)."""
     name = f"{cell.straight}-{cell.workers}"
     arguments, log = fit(cell, name, *cell.other_flags()), f"{name}.log"
     ledger, checkpoints = folder / name / LEDGER.format(0), folder / name / "checkpoints"
     done, in_a_save = 0, 0
     for turn in range(kills):
-        # Each turn may use up its share of what is left, so that most kills find a run to kill.
+        # Kill early enough in the remaining time that most kills hit a running process.
         share = 1.5 / (kills - turn + 1)
         if turn % 2 == 0:
             die_at = rng.randint(1, max(1, int(straight.operations * share)))
@@ -163,7 +162,7 @@ def run_killed(
                 time.sleep(rng.uniform(0, straight.seconds_of_training * share))
             if cell.ranks > 1 and rng.random() < 0.5:
                 run.signal(signal.SIGKILL, rng.randrange(cell.ranks))
-                time.sleep(rng.uniform(0, 1))  # in which the others may notice: a launcher ends them soon after
+                time.sleep(rng.uniform(0, 1))  # time for the others to notice; a launcher ends them soon after
             run.kill()
         codes = run.wait()
         if set(codes) == {0}:
@@ -179,7 +178,7 @@ def run_killed(
 def run_cell(
     launcher: Launcher, cell: Cell, folder: Path, known: dict[str, Straight], kills: int, rng: random.Random
 ) -> Result:
-    """Run one cell; straight runs are made once and kept in `known`."""
+    """Run one cell. Uninterrupted runs are made once and cached in `known`."""
     if cell.straight not in known:
         known[cell.straight] = run_straight(launcher, cell, folder)
     done, in_a_save = run_killed(launcher, cell, folder, known[cell.straight], kills, rng)
@@ -199,7 +198,7 @@ HEADER = (
 
 
 def report(launcher: Launcher, cells: list[Cell], folder: Path, kills: int, seed: int) -> tuple[list[Result], str]:
-    """Run cells and print a table of them, row by row, and a summary."""
+    """Run cells, and print a table row for each and a summary."""
     rng, known, results = random.Random(seed), dict[str, Straight](), list[Result]()
     print(HEADER)
     for cell in cells:

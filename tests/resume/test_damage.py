@@ -1,4 +1,4 @@
-"""The newest checkpoint of a real run, truncated or with one bit flipped: it alone is lost, and says so."""
+"""The newest checkpoint of a real run, truncated or with one bit flipped, is reported. Only that checkpoint is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module", params=[pytest.param("one file", marks=pytest.mark.slow), "shards"])
 def finished(request, launcher, folder):
-    """(cell, flags, run folder) of a run that is done."""
+    """(cell, flags, run folder) of a complete run."""
     cell, flags = LAYOUTS[request.param]
     name = f"damage-{cell.ranks}"
     run = launcher.run(matrix.fit(cell, name, *flags), folder, ranks=cell.ranks, log=f"{name}.log")
@@ -32,7 +32,7 @@ def finished(request, launcher, folder):
 
 
 def place(rng: random.Random, checkpoint: Path) -> tuple[Path, int]:
-    """A file of it, and a byte of that."""
+    """A file of the checkpoint and an offset in it."""
     file = rng.choice(sorted(checkpoint.iterdir()))
     return file, rng.randrange(file.stat().st_size)
 

@@ -1,4 +1,4 @@
-"""Saved with one layout or micro-batch, continued with another: the same samples in order, the same losses but for rounding."""
+"""A run saved with one layout or micro-batch and continued with another: same samples, same losses up to rounding."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_run_continued_on_another_layout_reads_the_same_samples_and_its_losses
 
     order = samples(folder / first)
     assert [len(order[step]) for step in range(1, STEPS + 1)] == [4] * STEPS
-    assert len({checksum for step in order.values() for checksum in step}) > 40  # they can be told apart
+    assert len({checksum for step in order.values() for checksum in step}) > 40  # the samples differ
     assert samples(folder / second) == {step: order[step] for step in range(SAVED_AT + 1, STEPS + 1)}
     before, after = curves(folder / first), curves(folder / second)
     for name in ("lr", "progress/tokens"):

@@ -1,4 +1,4 @@
-"""A disk that is full for a while: told, lived through, and nothing lost that was saved before."""
+"""A temporarily full disk: the run warns and continues, and keeps all earlier checkpoints."""
 
 from __future__ import annotations
 

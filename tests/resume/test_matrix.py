@@ -1,4 +1,4 @@
-"""Killed anywhere, continued exactly: a few cells of the matrix, and under `make soak` all of them."""
+"""Runs killed anywhere continue exactly: a few cells of the matrix, or all of them with `make soak`."""
 
 import random
 
@@ -28,7 +28,7 @@ def test_a_run_killed_repeatedly_equals_the_uninterrupted_run_bit_for_bit(launch
 
 @pytest.mark.slow
 def test_a_run_with_log_windows_a_batch_ramp_and_other_callbacks_is_bit_exact_too(launcher, tmp_path):
-    """Rows are written every 3 steps, saves are made after 3, 4, 6, 8, …: counts since the last row are cut by the kills."""
+    """Rows come every 3 steps, saves at steps 3, 4, 6, 8, …, so kills interrupt counts since the last row."""
     matrix.prepare(tmp_path)
     recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     stopping = {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss", "patience": 50}}

@@ -1,4 +1,4 @@
-"""Told to end through the command line: exit codes, nobody left behind, and the run goes on as the straight one."""
+"""Signals to a run of the command line: exit codes, no process remains, and the run continues like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SINGLE, DDP = Cell("1 single", 1, 0, 0.2, "32-true"), Cell("2 ddp", 2, 0, 0.2, "
 
 @pytest.fixture(scope="module")
 def straight(launcher, folder):
-    """{cell: its run left alone}, made when it is asked for."""
+    """{cell: its uninterrupted run}, made on first use."""
     known: dict[Cell, Path] = {}
 
     def run(cell: Cell) -> Path:
@@ -49,14 +49,14 @@ STOPPING = ": stopping after this optimizer step"
 
 
 def held(folder: Path) -> tuple[list[str], Path]:
-    """Flags that hold a run in its sixth step (the fifth has no validation), and the file to delete so that it continues."""
+    """Flags that pause a run in its sixth step (no validation follows the fifth), and the file to delete to continue."""
     hold = folder / "hold"
     hold.touch()
     return overlay(folder, "hold.yaml", ("Hold", {"step": 6, "file": str(hold)})), hold
 
 
 def start_held(launcher: Launcher, folder: Path, cell: Cell, name: str, **options) -> tuple[Run, Path]:
-    """A run that is held in its sixth step, and the file that holds it."""
+    """A run paused in its sixth step, and the file that pauses it."""
     flags, hold = held(folder)
     run = launcher.start(matrix.fit(cell, name, *flags), folder, ranks=cell.ranks, log=f"{name}.log", **options)
     eventually(lambda: run.log.exists() and re.search(r"^step +5/", run.said(), re.M), run.alive)
@@ -71,7 +71,7 @@ def goes_on(launcher: Launcher, folder: Path, cell: Cell, name: str, straight: P
 
 
 def stopped_at(run: Run, folder: Path, name: str, by: str) -> int:
-    """The step at which a run says that it stopped, once; it is the one that is saved last."""
+    """The step at which a run reports its stop, once. It must be the last one saved."""
     said = re.findall(rf"^stopped by {by} after step (\d+); continue with: python -m lit_llm fit --run {name} --resume auto$",
                       run.said(), re.M)  # fmt: skip
     assert len(said) == 1, run.said()
@@ -115,7 +115,7 @@ def test_a_signal_during_validation_exits_with_75_before_its_next_batch_and_the_
     assert run.wait(60) == [75] * cell.ranks, run.said()
     for note in notes:
         batches = note.read_text().splitlines()
-        assert batches[-1] == f"{step} 0" and "4 1" in batches  # a whole validation has more
+        assert batches[-1] == f"{step} 0" and "4 1" in batches  # a complete validation has more
     assert stopped_at(run, folder, name, "SIGTERM") == step
     goes_on(launcher, folder, cell, name, straight(cell))
 
@@ -143,7 +143,7 @@ SLURM = {
 
 @pytest.fixture
 def slurm(folder):
-    """The environment of a task, where asking for a requeue would leave a mark."""
+    """The environment of a SLURM task. A requeue request would leave a mark."""
     (folder / "bin").mkdir(exist_ok=True)
     for name in ("scontrol", "srun"):
         (folder / "bin" / name).write_text(f"#!/bin/sh\necho $0 $* >> {folder}/asked\n")
@@ -169,7 +169,7 @@ def test_a_task_preempted_by_slurm_saves_between_two_steps_and_leaves_the_requeu
 @pytest.mark.slow
 def test_torchrun_within_a_slurm_job_is_torchrun(launcher, folder, straight, slurm):
     name = "slurm-torchrun"
-    goes_on(launcher, folder, DDP, name, straight(DDP), env=slurm)  # two ranks, though the job has one task
+    goes_on(launcher, folder, DDP, name, straight(DDP), env=slurm)  # two ranks, although the job has one task
 
 
 HERE = Path(__file__).parent

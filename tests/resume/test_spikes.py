@@ -1,4 +1,4 @@
-"""Gradients that are NaN, infinite or a thousand times too large, through the command line: as if those steps had not been."""
+"""Steps with NaN, infinite or huge gradients, through the command line. The run must equal one without those steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_llm.runs.comparison import curves, values
 
 SPOILT = {3: "nan", 12: "inf", 13: "1000", 16: "nan", 17: "-inf", 20: "1000"}
 ADAMW = ["--optimizer", "AdamW", "--optimizer.fused", "true"]
-ADAFACTOR = ["--optimizer", "torch.optim.Adafactor"]  # knows nothing of found_inf: the host is asked
+ADAFACTOR = ["--optimizer", "torch.optim.Adafactor"]  # does not read found_inf: the host reads the result
 LION = ["--optimizer", "Lion", "--optimizer.lr", "0.001"]
 CELLS = [
     pytest.param(Cell("1 single", 2, 0, 0.2, "bf16-mixed"), [], id="muon bf16-mixed"),

@@ -1,4 +1,4 @@
-"""The command verify-resume: what it certifies, and what it will not."""
+"""The command verify-resume: equal runs get a certificate, different ones do not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FSDP2 = ["--config", str(matrix.OVERLAYS / "fsdp2.yaml"), "--trainer.devices", "
 
 @pytest.fixture
 def forked(launcher, monkeypatch, folder):
-    """Runs are forks instead of processes that begin with imports; with two devices as torchrun would start them."""
+    """Runs are forked after the imports. With two devices, they are started like torchrun would."""
 
     def launch(arguments: list[str], log: Path, kill_now: Callable[[], bool] | None = None) -> int:
         ranks = 2 if DDP[1] in arguments[arguments.index("--trainer.devices") + 1 :][:1] else 1
@@ -74,7 +74,7 @@ def test_fresh_processes_get_a_certificate_too(launcher, folder, monkeypatch, ca
 
 
 class Forgetful(SampleLedger):
-    """Changes the weights where a run is resumed."""
+    """Changes the weights when a run resumes."""
 
     def on_train_start(self, trainer, pl_module):
         super().on_train_start(trainer, pl_module)
@@ -110,7 +110,7 @@ def test_what_cannot_be_verified_is_refused(forked, capsys, folder):
         code = main(["verify-resume", "--config", "recipe.yaml", *flags])
         err = capsys.readouterr().err
         assert code == 2 and said in err, err
-    assert err.count("error: ") == 2 and "no.txt" in err  # all at once, in the recipe's own words
+    assert err.count("error: ") == 2 and "no.txt" in err  # all mistakes, with the names of the recipe
     assert sorted(folder.iterdir()) == before
 
 

@@ -1,4 +1,4 @@
-"""Callbacks that the runs of these tests are given through `trainer.callbacks+`."""
+"""Callbacks that these tests add to runs with `trainer.callbacks+`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_llm.checkpoint import crash_safe
 
 
 class Hold(Callback):
-    """Waits in optimizer step number `step` for as long as `file` exists."""
+    """Waits in optimizer step number `step` while `file` exists."""
 
     def __init__(self, step: int, file: str) -> None:
         self.step, self.file = step, Path(file)
@@ -26,7 +26,7 @@ class Hold(Callback):
 
 
 class SlowValidation(Callback):
-    """Waits after the first batch of the validation after one step; writes each finished batch to a file a rank."""
+    """Waits after the first batch of the validation after one step. Records each finished batch in a file per rank."""
 
     def __init__(self, seconds: float, step: int, file: str) -> None:
         self.seconds, self.step, self.file = seconds, step, file
@@ -41,7 +41,7 @@ class SlowValidation(Callback):
 
 
 class Spoil(Callback):
-    """Multiplies the gradients of some optimizer steps; "nan" and "inf" are factors."""
+    """Multiplies the gradients of some optimizer steps by a factor, which can be "nan" or "inf"."""
 
     def __init__(self, factors: dict[int, str], forever_from: int | None = None) -> None:
         self.factors, self.forever_from = factors, forever_from
@@ -57,7 +57,7 @@ class Spoil(Callback):
 
 
 class Leave(Callback):
-    """Makes no update in these optimizer steps: an optimizer passes over parameters without a gradient."""
+    """Skips the update in these optimizer steps, by removing the gradients."""
 
     def __init__(self, steps: list[int]) -> None:
         self.steps = steps
@@ -69,7 +69,7 @@ class Leave(Callback):
 
 
 class FullDisk(Callback):
-    """While these optimizer steps are made and after them, the disk of one rank takes no more than is there."""
+    """During and after these optimizer steps, the disk of one rank is full."""
 
     def __init__(self, rank: int, steps: list[int]) -> None:
         self.rank, self.steps = rank, steps
