@@ -1,4 +1,4 @@
-"""What the callbacks are tested with: a LightningModule that knows nothing of this project, and a plain Trainer."""
+"""A LightningModule and a plain Trainer that are independent of lit_llm, to test the callbacks with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMPORTS = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parent
 
 
 class Batches(Dataset):
-    """Micro-batch i is a pure function of i: what a resumed run sees depends on where it begins and on nothing else."""
+    """Micro-batch i is a pure function of i, so the data of a resumed run depend only on where it begins."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -34,7 +34,7 @@ class Batches(Dataset):
 
 
 class FromGlobalStep(Sampler):
-    """Micro-batches of this rank in global order, beginning after the optimizer steps the trainer has made."""
+    """Micro-batches of this rank in global order, beginning at the trainer's optimizer step."""
 
     def __init__(self, trainer: Trainer, steps: int) -> None:
         self.trainer, self.steps = trainer, steps
@@ -101,7 +101,7 @@ class Foreign(LightningModule):
 
 
 class Rows(Logger):
-    """Keeps what is logged: {step: row}."""
+    """Stores logged rows: {step: row}."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def run_ranks(script: str, tmp_path: Path, ranks: int = 2) -> list[dict[str, Any
         f"OUT, WORLD = Path({str(tmp_path)!r}), {ranks}\n"
         "def report(trainer, **values):\n"
         "    (OUT / f'report-{trainer.global_rank}.json').write_text(json.dumps(values))\n"
-        # A process that ends with a group undone aborts once in a while, in gloo's threads.
+        # Without this, a process occasionally aborts at exit, in gloo's threads.
         f"{script}\ntorch.distributed.barrier()\ntorch.distributed.destroy_process_group()\n"
     )
     from ports import free_port  # not at the top: the script imports this module without the tests' folder on its path

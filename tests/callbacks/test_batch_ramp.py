@@ -1,4 +1,4 @@
-"""BatchRamp with a LightningModule that knows nothing of this project; with our data in tests/data/test_ramped_order.py."""
+"""BatchRamp with a LightningModule independent of lit_llm. With TokenDataModule: tests/data/test_ramped_order.py."""
 
 import random
 
@@ -17,7 +17,7 @@ FIRST = [0, 1, 2, 3, 6, 9, 11, 13]  # number of each step's first micro-batch
 
 
 class FromRamp(FromGlobalStep):
-    """Begins where the docstring of BatchRamp says."""
+    """Begins at the micro-batch given in the docstring of BatchRamp."""
 
     def __len__(self):
         return self.ramp.tokens_before(self.steps) // (MICRO * self.trainer.world_size)
@@ -74,7 +74,7 @@ def test_windows_gradients_and_tokens_with_a_custom_loader(tmp_path, ramp_first)
     assert module.validated == [3, 6, 8]
     files = sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*"))
     assert files == ["step-00000004.ckpt", "step-00000008.ckpt"]
-    # each gradient is that of the step's samples in one micro-batch
+    # each gradient equals that of the step's samples as one micro-batch
     for step, (before, gradient) in enumerate(module.gradients):
         batch = torch.cat([Batches(99)[FIRST[step] + i] for i in range(WINDOWS[step])])
         alone = Foreign()
@@ -126,7 +126,7 @@ def test_where_an_epoch_ends_within_a_step_the_next_step_is_whole_again(tmp_path
 
     module = fit([BatchRamp(RAMP)], tmp_path, module=Short(), steps=6)[1]
     steps = [step for step, _ in module.windows]
-    assert steps == [0, 1, 2, 3, 3, *[4, 4, 4], *[5, 5]]  # step 3 has two of its three: the epoch was over
+    assert steps == [0, 1, 2, 3, 3, *[4, 4, 4], *[5, 5]]  # step 3 has two of its three micro-batches, because the epoch ended
 
 
 def test_two_runs_of_one_trainer_have_both_the_ramp(tmp_path):

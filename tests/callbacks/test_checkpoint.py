@@ -63,7 +63,7 @@ def test_keep_last_says_how_many(tmp_path, keep_last, kept):
             "min",
             [float("nan"), 3.0, 5.0, 9.0],
             4,
-        ),  # NaN compares false with everything: first, it would never be beaten
+        ),  # Comparisons with NaN are false, so a NaN as first best would stay the best
         ("min", [3.0, float("-inf"), 5.0, 9.0], 2),
     ],
 )
@@ -121,7 +121,7 @@ def test_the_sanity_check_and_trainer_validate_save_nothing(tmp_path):
 
 
 class SaveEach(StepCheckpoint):
-    """Keeps all, so that a resume from each can be tried."""
+    """Keeps all files, to test a resume from each."""
 
     def __init__(self, every):
         super().__init__(every, keep_last=100)

@@ -1,4 +1,4 @@
-"""StepCheckpoint with CheckpointIOs that take their time or fail, and what is due when."""
+"""StepCheckpoint with slow or failing CheckpointIOs, and when saves are due."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ def content(tmp_path, step):
 
 
 def saves_of(tmp_path, callbacks, steps=8, module=None, **options):
-    """The steps at which something was saved, in order."""
+    """The saved steps, in order."""
     trainer = make_trainer(callbacks, tmp_path, steps=steps, **options)
     saves, save = [], trainer.save_checkpoint
     trainer.save_checkpoint = lambda path, *a, **k: (saves.append(trainer.global_step), save(path, *a, **k))
@@ -77,7 +77,7 @@ def test_resumed_from_any_folder_the_rest_is_bit_identical(tmp_path, io, accumul
 
 
 def full_disk(at):
-    """A disk that is full while those steps are saved."""
+    """A full disk during the saves of these steps."""
     write = format.write
 
     def writing(checkpoint, path):
@@ -124,7 +124,7 @@ def test_a_best_that_could_not_be_saved_was_never_the_best(tmp_path, io, monkeyp
 
 
 class Waiting(Callback):
-    """Before each step, lets the thread end its work: here it is to be known that a save failed when the next is the best."""
+    """Waits for the writing thread before each step, so that a failed save is known at the next best."""
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         for *_, future in getattr(trainer.strategy.checkpoint_io, "_jobs", []):
@@ -132,7 +132,7 @@ class Waiting(Callback):
 
 
 class Slow:
-    """A CheckpointIO that is done when told, for watching what happens in between."""
+    """A CheckpointIO whose saves finish when the test sets it, to test the time before."""
 
     def __init__(self):
         self.inner, self.pending, self.result = FolderCheckpointIO(), None, None
@@ -152,7 +152,7 @@ class Slow:
 
 
 def test_nothing_is_linked_or_deleted_before_the_save_is_known_to_be_good(tmp_path):
-    """Saves of 2, 4, 6; that of 4 is known to be on disk during step 6."""
+    """Saves at 2, 4, 6. The save of 4 finishes during step 6."""
     slow, looks = Slow(), {}
 
     class Look(Callback):
@@ -214,7 +214,7 @@ def test_links_and_deletions_that_a_kill_prevented_are_made_when_the_run_goes_on
 
     fit([Look(), *callbacks(StepCheckpoint)], tmp_path, module=module(), resume=resume, plugins=[io()], **VAL)
     assert looks[-1][1] == [6, 6, 6]
-    if io is FolderCheckpointIO:  # the other one deletes on its thread, which may be at it still
+    if io is FolderCheckpointIO:  # the other one deletes on a thread, which may still run
         assert looks[-1][0] == [6]
     assert files(tmp_path) == [6, 8] and [link(tmp_path, name) for name in ("last", "best", "stable")] == [8, 6, 6]
 
@@ -273,7 +273,7 @@ def test_extended_from_the_stable_one_the_run_keeps_it_and_links_the_next(tmp_pa
 
 
 class Signal(Callback):
-    """As StopOnSignal: at a step boundary it asks for a save and a stop."""
+    """Like StopOnSignal: requests a save and a stop at a step boundary."""
 
     save_now = False
 
@@ -307,7 +307,7 @@ def test_save_now_does_not_wait_for_a_validation_and_is_saved_again_after_it(tmp
 
 
 class Clock(Callback):
-    """Time passes only in training steps, each takes its seconds."""
+    """Time passes only in training steps, by given seconds."""
 
     def __init__(self, monkeypatch, seconds):
         self.now, self.looks, self.seconds = 0.0, 0, seconds
@@ -322,7 +322,7 @@ class Clock(Callback):
 
 
 def test_minutes_count_from_the_last_save(tmp_path, monkeypatch):
-    """10 s a step, one minute: after steps 6 and 12; the save by steps at 15 begins a new minute, which ends at 21."""
+    """10 s a step: due after steps 6 and 12. The save by steps at 15 restarts the minute, which ends at 21."""
     clock = Clock(monkeypatch, lambda step: 10)
     saves = saves_of(tmp_path, [clock, StepCheckpoint(15, monitor=None, every_n_minutes=1)], steps=24)
     assert saves == [6, 12, 15, 21, 24]
@@ -336,7 +336,7 @@ def test_the_clock_is_read_far_less_often_than_every_step_and_the_save_is_in_tim
 
 
 def test_first_steps_that_seem_to_take_no_time_do_not_put_the_save_off(tmp_path, monkeypatch):
-    """A GPU's first steps are only queued. 0.001 s for ten steps, then 1 s: due after about 70."""
+    """A GPU only queues its first steps. 0.001 s each for ten steps, then 1 s: due after about step 70."""
     clock = Clock(monkeypatch, lambda step: 0.001 if step < 10 else 1.0)
     saves = saves_of(tmp_path, [clock, StepCheckpoint(10**6, monitor=None, every_n_minutes=1)], steps=130)
     assert 70 <= saves[0] <= 80
@@ -399,7 +399,7 @@ report(trainer, seen=module.seen, saves=saves, listing=listing, best=checkpoint.
 
 
 def test_two_ranks_agree_on_time_on_failed_saves_and_resume_what_a_thread_wrote(tmp_path):
-    """Losses 3, 1, 2, 4 at steps 4, 8, 12, 16. Step 14, due by the clock, finds the disk full."""
+    """Losses 3, 1, 2, 4 at steps 4, 8, 12, 16. Step 14 is due by the clock, and the disk is full."""
     reports = run_ranks(RANKS, tmp_path)
     for each in reports:
         assert each["saves"] == [4, 8, 14, 15, 16]

@@ -10,7 +10,7 @@ from lit_llm.callbacks.gradient_norm_and_clipping import scale_, total_norm
 
 
 class Fixed(Foreign):
-    """Gradients are given: those of `grads`, times the step's entry of `factors`."""
+    """Has the given gradients `grads`, times the step's entry of `factors`."""
 
     def __init__(self, grads, factors=(1.0,), dtype=torch.float32, **kwargs):
         super().__init__(steps=len(factors), **kwargs)
@@ -69,7 +69,7 @@ def test_clip_null_changes_nothing_and_logs_the_norm(tmp_path):
 
 
 def test_the_norm_of_bfloat16_gradients_is_computed_in_float32():
-    # 4,000 entries of 1: norm 63.2456; bfloat16 has 8 bits and would say 63.25 at best.
+    # 4,000 entries of 1: norm 63.2456; bfloat16 has 8 bits and would give 63.25 at best.
     norm = total_norm([torch.ones(2000, dtype=torch.bfloat16), torch.ones(2000, dtype=torch.bfloat16)])
     assert norm.dtype == torch.float32
     assert norm.item() == pytest.approx(math.sqrt(4000), rel=1e-6)
@@ -130,7 +130,7 @@ def test_manual_optimization_gets_one_norm_per_optimizer():
     module = Manual()
     make_trainer([callback], "/tmp", steps=1).fit(module)
     assert module.embedding_grad == pytest.approx(1.0, abs=1e-5)
-    assert module.head_grad > 1.0  # the first optimizer's step leaves the other's gradients alone
+    assert module.head_grad > 1.0  # the first optimizer's step does not change the other's gradients
     assert module.head_after == pytest.approx(1.0, abs=1e-5)
 
 

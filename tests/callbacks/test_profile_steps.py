@@ -1,4 +1,4 @@
-"""Profile: what is in the file it writes, and when it writes none; on several processes in test_time_ranks.py."""
+"""Profile: the content of its file, and runs without one. Several processes: test_time_ranks.py."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ def test_the_chosen_steps_and_no_others_are_in_the_trace_each_with_all_its_work(
     steps = by_step(trace(tmp_path / "profile" / "rank0.4.pt.trace.json.gz"))
     assert set(steps) == {4, 5}
     for names in steps.values():
-        assert names.count("aten::randint") == 2  # a micro-batch is made with one
+        assert names.count("aten::randint") == 2  # each micro-batch is made with one such operator
         assert names.count("aten::embedding") == names.count("aten::embedding_dense_backward") == 2
         assert names.count("autograd::engine::evaluate_function: NllLossBackward0") == 2
         assert len([name for name in names if name.startswith("Optimizer.step#Adam")]) == 1

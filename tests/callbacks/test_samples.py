@@ -12,7 +12,7 @@ from lit_llm.callbacks.samples import markdown
 
 
 class Writer(Foreign):
-    """Draws from every generator there is, as careless generation code may."""
+    """Draws from every global random generator."""
 
     def __init__(self, steps=8, whole=False, **kwargs):
         super().__init__(steps=steps, **kwargs)

@@ -69,7 +69,7 @@ def test_warmup_never_starts_at_zero_and_no_warmup_starts_near_the_peak(schedule
 
 
 class Rates(torch.optim.SGD):
-    """Records the rates each update really uses."""
+    """Records the learning rates that each update uses."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""SpikeGuard: what it decides, that a skipped step leaves no trace, and what it says."""
+"""SpikeGuard: which steps it skips, that a skipped step changes nothing, and its messages."""
 
 import math
 import random
@@ -40,7 +40,7 @@ class InOrder(FromGlobalStep):
 
 
 class Sick(Foreign):
-    """Micro-batches `order` in turn; those in `bad` have their loss or gradient spoilt."""
+    """Micro-batches in the order `order`. Those in `bad` have a broken loss or gradient."""
 
     def __init__(self, order, bad, make=OPTIMIZERS["adamw fused"]):
         super().__init__(steps=len(order))
@@ -61,7 +61,7 @@ class Sick(Foreign):
 
 
 class Numbers(Foreign):
-    """Losses and gradient norms are given, per micro-batch; the weights never move."""
+    """Has given losses and gradient norms per micro-batch. The weights never change."""
 
     def __init__(self, losses, norms):
         super().__init__(steps=len(losses))
@@ -118,7 +118,7 @@ def test_decisions_are_those_of_the_formula(tmp_path):
     for i in (1, 40, 71, 100, 160, 199):
         norms[i] *= draw.choice([3, 1000, math.nan, math.inf])
     losses[120] = -math.inf
-    losses[121] = -1e6  # far below: no spike, but the window is wide from then on
+    losses[121] = -1e6  # far below: not a spike, but it widens the window
     settings = {"window": 50, "sigma": 3.0, "min_steps": 20}
     skipped, good = expected_decisions(losses, norms, **settings)
     assert 8 < sum(skipped) < 40
@@ -196,7 +196,7 @@ def test_a_run_without_spikes_is_bit_for_bit_the_run_without_the_guard(tmp_path)
 
 
 class HostReads(TorchDispatchMode):
-    """Counts every `item()`, wherever it comes from."""
+    """Counts every call of `item()`."""
 
     def __init__(self, module):
         super().__init__()
@@ -212,14 +212,14 @@ class HostReads(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ON_DEVICE)
 def test_between_rows_the_host_reads_nothing(tmp_path, monkeypatch, name):
-    # On a CPU our own optimizers are asked the slow way, which is free there: take the way of an accelerator.
+    # On a CPU the host reads the result for our own optimizers. Force the path of an accelerator.
     monkeypatch.setattr("lit_llm.callbacks.spike_guard._is_fused", lambda optimizer: True)
     module = Sick(list(range(12)), {3: math.nan, 7: math.inf}, OPTIMIZERS[name])
     lists, tolist = [], torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda t: lists.append(module.trainer.global_step + 1) or tolist(t))
     with HostReads(module) as reads:
         _, _, rows, _ = guarded(tmp_path, module, every=5)
-    # torch's fused SGD is asked the slow way before its momentum exists. Step 13: what is unread when training ends.
+    # The host reads the result for torch's fused SGD before its momentum exists. Step 13: the unread rest at the end.
     assert set(reads.steps) <= ({1} if "sgd" in name else set())
     assert lists == [1, 5, 10, 13]
     assert [rows[t]["spike/skipped"] for t in (1, 5, 10)] == [0, 1, 1]
@@ -268,11 +268,11 @@ def test_a_window_of_another_length_takes_the_newest(tmp_path):
     assert empty.state_dict()["losses"] == []
 
 
-# -- what it says and when it stops ------------------------------------------------------------------------------------
+# -- messages and the stop ---------------------------------------------------------------------------------------------
 
 
 class Counting(LightningDataModule):
-    """What a data module may offer."""
+    """A data module with `step_samples`."""
 
     @property
     def step_samples(self):

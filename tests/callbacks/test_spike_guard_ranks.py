@@ -1,4 +1,4 @@
-"""SpikeGuard on two real processes (gloo): what one of them sees, both skip."""
+"""SpikeGuard on two real processes (gloo): a spike on one rank makes both skip."""
 
 import pytest
 from foreign import run_ranks

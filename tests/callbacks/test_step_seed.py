@@ -1,4 +1,4 @@
-"""StepSeed: draws depend on the position and on nothing else."""
+"""StepSeed: random draws depend only on the position."""
 
 import random
 
@@ -12,7 +12,7 @@ from lit_llm.callbacks import StepSeed
 
 
 class Dropping(Foreign):
-    """Drops half of its features, and notes what every generator draws at each micro-batch."""
+    """Applies dropout, and records a draw of every generator at each micro-batch."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -73,7 +73,7 @@ def test_every_micro_batch_generator_and_seed_draws_its_own(tmp_path):
 
 
 def test_the_position_is_the_step_and_the_micro_batch_in_it(tmp_path):
-    """The numbers are pinned: a run must continue under another version of this file."""
+    """The numbers are pinned, because a run must continue with a later version of StepSeed."""
     drawn = run(tmp_path, [StepSeed(7)], steps=2)[1].drawn
     expected = []
     for step in range(2):

@@ -1,4 +1,4 @@
-"""Stragglers on one process, and the plain case on two; all others in test_time_ranks.py."""
+"""Stragglers on one process, and the basic case on two. Other cases: test_time_ranks.py."""
 
 from foreign import fit, run_ranks
 

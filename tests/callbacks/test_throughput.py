@@ -14,7 +14,7 @@ TOKENS = BATCH * (LENGTH + 1)  # of a micro-batch
 
 
 class Clock:
-    """Time passes only where a test says so, which makes every figure exact."""
+    """Time passes only when a test advances it, so every figure is exact."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0
@@ -27,7 +27,7 @@ def clock(monkeypatch):
 
 
 class Slow(Foreign):
-    """A step takes `step` seconds, fetching a micro-batch `fetch`, validating a batch `val`."""
+    """A step takes `step` seconds, fetching a micro-batch takes `fetch`, validating a batch takes `val`."""
 
     def __init__(self, clock, step=1.0, fetch=0.0, val=0.0, **kwargs):
         super().__init__(**kwargs)

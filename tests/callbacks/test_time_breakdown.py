@@ -1,4 +1,4 @@
-"""TimeBreakdown on a clock that only tests move, which makes every figure exact; on real processes in test_time_ranks.py."""
+"""TimeBreakdown with a simulated clock, so every figure is exact. Real processes: test_time_ranks.py."""
 
 import random
 from itertools import pairwise, permutations
@@ -16,7 +16,7 @@ PARTS = ("data_stall", "forward", "backward", "communication", "optimizer", "che
 
 
 class Clock:
-    """Time passes only where a test says so, which makes every figure exact."""
+    """Time passes only when a test advances it, so every figure is exact."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0
@@ -33,7 +33,7 @@ def clock(monkeypatch):
 
 
 class Pass(torch.autograd.Function):
-    """Nothing forward; time passes backward."""
+    """The identity; time passes in its backward pass."""
 
     @staticmethod
     def forward(ctx, x, clock, seconds):
@@ -188,7 +188,7 @@ def test_the_trainer_is_given_back_as_it_was_beside_another_that_listens(tmp_pat
 def test_several_listeners_of_one_kind_measure_the_same_and_stop_in_any_order(tmp_path, clock, monkeypatch, order):
     monkeypatch.setattr(throughput, "time", module_under_test.time)
 
-    class Second(Throughput):  # the Trainer refuses two callbacks of one class that have a state
+    class Second(Throughput):  # the Trainer refuses two stateful callbacks of one class
         pass
 
     alone = {}
@@ -198,7 +198,7 @@ def test_several_listeners_of_one_kind_measure_the_same_and_stop_in_any_order(tm
     trainer = make_trainer(three, tmp_path)
     before = set(vars(trainer.profiler))
 
-    class StopEarlier(Callback):  # in the middle of the run, and in an order of its own
+    class StopEarlier(Callback):  # in the middle of the run, and in another order
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
             if batch_idx == 5:
                 three[order[0]].teardown(trainer, module, "fit")
@@ -232,7 +232,7 @@ def test_an_action_that_the_trainer_no_longer_announces_is_an_error_and_not_a_ze
 
 
 class Device:
-    """Stands in for the clock of a device: when it has got somewhere is not known before a synchronisation."""
+    """Replaces the clock of a device: a time is not known before a synchronisation."""
 
     activity = torch.profiler.ProfilerActivity.CPU
 
@@ -300,7 +300,7 @@ def test_waiting_is_a_collective_and_no_computation(seed):
 
 
 class Sampling(TimeBreakdown):
-    """Samples on one process too."""
+    """Samples communication on one process too."""
 
     def on_train_start(self, trainer, pl_module):
         super().on_train_start(trainer, pl_module)

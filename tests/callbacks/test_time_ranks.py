@@ -1,4 +1,4 @@
-"""TimeBreakdown, Stragglers and Profile on real gloo processes, where something sleeps far longer than anything else takes."""
+"""TimeBreakdown, Stragglers and Profile on real gloo processes, with sleeps that dominate all other times."""
 
 import gzip
 import json
@@ -225,11 +225,11 @@ def test_where_none_is_slower_the_mean_is_near_the_maximum(two):
 
 
 def test_a_step_in_which_all_stood_still_is_not_measured(two):
-    # Validation follows steps 2, 4 and 6; a save step 5. Logged are 2, too early, and 4, 6, 8: before 6 there was the save.
+    # Validation follows steps 2, 4 and 6; a save follows step 5. Logged: 2 (too early), 4, 6 (after the save) and 8.
     assert list(two[0]["pauses"]) == ["4", "8"]
     for row in two[0]["pauses"].values():
         check(row, straggler=1, ranks=2)
-        assert row["rank/step_time_max"] < 3 * NAP  # its own nap, not the two of a pause
+        assert row["rank/step_time_max"] < 3 * NAP  # its own sleep, not the two of a pause
 
 
 # ---- Profile ----------------------------------------------------------------------------------------------------

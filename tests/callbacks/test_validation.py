@@ -39,7 +39,7 @@ def test_early_stopping_looks_after_each_validation_wherever_it_stands_in_the_li
     callbacks = [stop, ValidateEvery(2)] if order == "before" else [ValidateEvery(2), stop]
     module = Foreign(steps=20, val_losses=[3.0, 2.0, 2.5, 2.6, 2.7, 2.8, 2.9, 3.0, 3.1, 3.2])
     trainer, _, _ = fit(callbacks, tmp_path, module=module, steps=20, **VAL)
-    assert module.validated == [2, 4, 6]  # best at 4; patience 1 stops at the first that is no better
+    assert module.validated == [2, 4, 6]  # best at 4; patience 1 stops at the next one that does not improve
     assert trainer.global_step == 6
 
 
