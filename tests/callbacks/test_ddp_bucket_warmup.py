@@ -1,5 +1,6 @@
 """DDPBucketWarmup: on more than two ranks the first step after a resume is rounded as in the straight run."""
 
+import pytest
 from foreign import run_ranks
 
 SCRIPT = """
@@ -40,6 +41,7 @@ report(trainer, results=results)
 """
 
 
+@pytest.mark.slow
 def test_a_resumed_run_on_three_ranks_equals_the_uninterrupted_run_bit_for_bit(tmp_path):
     for each in run_ranks(SCRIPT, tmp_path, ranks=3):
         assert each["results"] == {"without": False, "with": True, "views": True, "unused": True}

@@ -327,6 +327,7 @@ def ranks(tmp_path_factory):
     return run_ranks(RANKS, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "name"), [("0", "SIGTERM"), ("1", "SIGTERM"), ("01", "SIGTERM"), ("int", "SIGINT"), ("usr", "SIGUSR1")]
 )
@@ -340,6 +341,7 @@ def test_whichever_rank_gets_the_signal_all_stop_after_the_same_step_and_continu
         assert each["results"][f"{case} resumed"][1] is None
 
 
+@pytest.mark.slow
 def test_where_the_host_runs_ahead_of_the_device_all_stop_one_step_later(ranks):
     for each in ranks:
         assert each["results"]["lagging"][:2] == [4, "SIGTERM"]
@@ -347,6 +349,7 @@ def test_where_the_host_runs_ahead_of_the_device_all_stop_one_step_later(ranks):
         assert each["own"] == []  # Lightning has its broadcasts back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sort", "batches"), [("StopOnSignal", 2), ("Lagging", 3)])
 def test_a_signal_to_one_rank_during_validation_stops_it_on_all_at_the_same_batch_and_it_is_made_again(ranks, sort, batches):
     for rank, each in enumerate(ranks):
@@ -356,6 +359,7 @@ def test_a_signal_to_one_rank_during_validation_stops_it_on_all_at_the_same_batc
         assert rest[:2] == [6, None] and part[3] + rest[3] == whole[3] and rest[4:] == whole[4:]
 
 
+@pytest.mark.slow
 def test_a_term_to_one_rank_before_the_first_step_stops_all_after_it(ranks):
     for each in ranks:
         assert each["results"]["early"][:2] == [1, "SIGTERM"]

@@ -18,6 +18,7 @@ def run(*arguments):
 
 @pytest.mark.parametrize("kills", [pytest.param(30, id="30-kills"), pytest.param(200, id="200-kills", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", [pytest.param("sync", marks=pytest.mark.slow), "async"])
+@pytest.mark.slow
 def test_after_kills_at_random_moments_the_newest_checkpoint_is_found_and_loads(kind, kills, tmp_path):
     """One process after the other continues from the newest good one and saves on, some steps twice, deleting older ones."""
     seen = run("random", kind, kills, 17, tmp_path)

@@ -191,6 +191,7 @@ def test_skipped_steps_are_named_with_the_samples_of_their_size(tmp_path, shards
 # ---- Two processes ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_run_of_one_and_either_continues_the_other(tmp_path, shards):
     one, rows = train(tmp_path / "one", shards(global_batch_size=12, micro_batch_size=1))
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}

@@ -46,6 +46,7 @@ def test_ranks_meet_and_report_in_order(ranks: int, tmp_path: Path) -> None:
     assert len(reports) == ranks
 
 
+@pytest.mark.slow
 def test_ranks_do_not_inherit_the_seed_of_an_earlier_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     monkeypatch.setenv("PL_SEED_WORKERS", "1")
@@ -54,6 +55,7 @@ def test_ranks_do_not_inherit_the_seed_of_an_earlier_test(tmp_path: Path, monkey
     assert run_ranks(script, 1, tmp_path) == [{"names": ["KEPT"]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "timeout", "message"),
     [("raise", 60, "rank 1, exit code 1:\n.*the reason"), ("wait", 4, "rank 1, killed:\nwaiting for")],
@@ -68,6 +70,7 @@ def test_all_processes_end_after_a_failure_or_a_timeout(how: str, timeout: float
             os.kill(int((tmp_path / f"pid-{rank}").read_text()), 0)
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_without_a_report_is_a_failure(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text("import os\nfrom launch import report\nif os.environ['RANK'] == '0': report(done=True)")

@@ -104,6 +104,7 @@ report(grown=module.grown, whole=whole, largest=max(p.numel() for p in module.mo
 """
 
 
+@pytest.mark.slow
 def test_building_a_sharded_model_never_allocates_the_whole_model_on_a_rank(tmp_path):
     for each in run_ranks(BUILD, 4, tmp_path):
         assert each["whole"] > 200e6
@@ -255,11 +256,13 @@ def reduced(tmp_path_factory):
     return run_ranks(REDUCED, 4, tmp_path_factory.mktemp("reduced"))
 
 
+@pytest.mark.slow
 def test_an_fp16_overflow_on_one_rank_skips_the_step_of_all(reduced):
     for each in reduced:
         assert each["overflow"] == [[[1.0] * 8, 0.5], [[0.0] * 8, 1.0]]
 
 
+@pytest.mark.slow
 def test_bf16_gradients_are_reduced_in_fp32(reduced):
     for each in reduced:
         assert each["dtype"] == "torch.bfloat16" and each["ddp"].tolist() == [65.0] * 8

@@ -245,7 +245,7 @@ MISTAKES = {
     ),
     "tensor parallelism": (
         ["--config", "strategy/tp", "--trainer.devices=2", "--trainer.accelerator=cpu"],
-        "tensor_parallel=2 splits the matrices of lit_llm's own model",
+        "tensor_parallel=2 works with lit_llm's GPT only, not with custom_models.LSTMModel",
     ),
 }  # fmt: skip
 
@@ -263,7 +263,7 @@ def test_commands_that_need_the_gpt_refuse_a_custom_model(folder, capsys):
     assert fit("--trainer.max_steps", "2") == 0
     capsys.readouterr()
     assert main(["plan", "--config", "own.yaml"]) == 2
-    assert "custom_models.LSTMModel is another" in capsys.readouterr().err
+    assert "only lit_llm's GPT can be planned, not custom_models.LSTMModel" in capsys.readouterr().err
     assert main(["export", "--run", "runs/own", "--out", "hf"]) == 2
     assert "transformers has no class for custom_models.LSTMModel" in capsys.readouterr().err
     assert not Path("hf").exists()

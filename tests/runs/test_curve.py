@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from lit_llm.__main__ import main
+from lit_llm.cli.reference_curve import reference_curve
+from lit_llm.errors import UserError
 from lit_llm.runs.curve import Curve, Row
 from lit_llm.runs.curve_follower import CurveFollower
 
@@ -108,10 +110,10 @@ def test_what_a_run_left_before_it_was_interrupted_is_not_forgotten(there, capsy
 
 
 def test_a_run_folders_own_configuration_goes_by_the_recipes_name():
-    shipped = CurveFollower.named("auto", ["runs/quickstart/config.yaml"], 0.02)
+    shipped = CurveFollower.of_file(reference_curve("auto", ["runs/quickstart/config.yaml"]), 0.02)
     assert shipped.summary().endswith("recipes/evidence/quickstart.csv (--trainer.log_every_n_steps)")
-    with pytest.raises(ValueError, match="no curve is shipped for other, only for bytes, chars, quickstart"):
-        CurveFollower.named("auto", ["runs/other/config.yaml"], 0.02)
+    with pytest.raises(UserError, match="no curve is shipped for other, only for bytes, chars, quickstart"):
+        reference_curve("auto", ["runs/other/config.yaml"])
 
 
 def test_nan_leaves_the_curve():

@@ -64,6 +64,7 @@ def test_a_resume_hashes_the_checkpoint_once_on_rank_0_and_never_on_rank_1(folde
     assert hashed(folder, 1) == []
 
 
+@pytest.mark.slow
 def test_all_ranks_load_the_checkpoint_of_rank_0_even_if_a_link_has_changed_in_between(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml", "--checkpoint.every_n_steps", "1", "--trainer.max_steps", "2")
     steps = [str(folder / f"runs/tiny/checkpoints/step-0000000{step}.ckpt") for step in (1, 2)]

@@ -41,6 +41,7 @@ def ten_steps(path: Path) -> list[str]:
     return ["fit", "--config", path.stem, *steps, "--trainer.limit_val_batches", "1", "--samples", "null"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES)
 def test_ten_steps_follow_the_shipped_curve(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
