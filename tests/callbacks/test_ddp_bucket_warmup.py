@@ -1,4 +1,4 @@
-"""DDPBucketWarmup: on more than two ranks the first step after a resume is rounded as in the straight run."""
+"""DDPBucketWarmup: on more than two ranks, the first step after a resume rounds like in the uninterrupted run."""
 
 import pytest
 from foreign import run_ranks

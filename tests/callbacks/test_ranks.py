@@ -1,4 +1,4 @@
-"""What the callbacks claim about several processes, with two real ones (gloo)."""
+"""The callbacks on two real processes (gloo)."""
 
 import pytest
 import torch

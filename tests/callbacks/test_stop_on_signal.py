@@ -1,4 +1,4 @@
-"""StopOnSignal: told to end, a run stops between two optimizer steps with everything saved."""
+"""StopOnSignal: after a signal, a run stops between two optimizer steps and saves a checkpoint."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from lit_llm.callbacks import GradientNorm, StepCheckpoint, StopOnSignal, Throug
 
 
 class Told(Foreign):
-    """Sends itself signals: {index of the micro-batch: its signals}."""
+    """Sends signals to its own process: {index of the micro-batch: signals}."""
 
     def __init__(self, signals=None, **kwargs):
         super().__init__(**kwargs)
@@ -107,7 +107,7 @@ def test_a_validation_that_is_due_at_the_stop_is_made_by_the_resumed_run_before_
 
 
 class ToldInValidation(Foreign):
-    """Sends itself a SIGTERM in batch `at` = (optimizer steps made, batch) of a validation; `logged`: what it logs."""
+    """Sends SIGTERM to its own process in batch `at` = (optimizer steps made, batch) of a validation. `logged`: its values."""
 
     def __init__(self, at=None, **kwargs):
         super().__init__(**kwargs)
@@ -200,7 +200,7 @@ def test_a_signal_at_the_last_step_does_not_count_as_an_interruption(tmp_path):
 def test_a_term_before_the_first_step_counts(tmp_path):
     class Early(Told):
         def train_dataloader(self):
-            os.kill(os.getpid(), signal.SIGTERM)  # Lightning's handler is there already, ours is not
+            os.kill(os.getpid(), signal.SIGTERM)  # Lightning's handler is installed, ours is not
             return super().train_dataloader()
 
     trainer, _, stop = run(tmp_path, Early())
@@ -335,7 +335,7 @@ def test_whichever_rank_gets_the_signal_all_stop_after_the_same_step_and_continu
     for rank, each in enumerate(ranks):
         step, stopped_by, exit_code, seen, validations = each["results"][case]
         assert (step, stopped_by, validations) == (3, name, 0)
-        assert exit_code == (0 if rank else 75)  # Lightning's rank 0 kills everything when a child of it fails
+        assert exit_code == (0 if rank else 75)  # Lightning's rank 0 kills all processes when a child fails
         whole = each["results"]["whole"][3]
         assert seen == whole[:6] and each["results"][f"{case} resumed"][3] == whole[6:]
         assert each["results"][f"{case} resumed"][1] is None
@@ -345,8 +345,8 @@ def test_whichever_rank_gets_the_signal_all_stop_after_the_same_step_and_continu
 def test_where_the_host_runs_ahead_of_the_device_all_stop_one_step_later(ranks):
     for each in ranks:
         assert each["results"]["lagging"][:2] == [4, "SIGTERM"]
-        assert each["results"]["last"][:2] == [6, None]  # and nobody hangs when the answer comes after the end
-        assert each["own"] == []  # Lightning has its broadcasts back
+        assert each["results"]["last"][:2] == [6, None]  # no rank hangs if the result comes after the end
+        assert each["own"] == []  # Lightning's broadcasts are restored
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The launcher itself: its ranks meet, and none of them outlives a failure or the time."""
+"""The launcher: its ranks connect, and all end after a failure or a timeout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ report(total=total, rank=dist.get_rank(), local=int(os.environ["LOCAL_RANK"]), a
 dist.destroy_process_group()
 """
 
-# Rank 1 breaks (or waits) while rank 0 waits for it; each writes down who it is first.
+# Rank 1 fails (or waits) while rank 0 waits for it. Each first writes its process id.
 WAIT = """
 import os, sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What MeshStrategy and the sharding beneath it claim besides losses: parts, memory, refusals, generation, fp32 reduction."""
+"""MeshStrategy apart from losses: parts on each rank, memory, refusals, generation, reduction in fp32."""
 
 import pytest
 import torch
@@ -108,7 +108,7 @@ report(grown=module.grown, whole=whole, largest=max(p.numel() for p in module.mo
 def test_building_a_sharded_model_never_allocates_the_whole_model_on_a_rank(tmp_path):
     for each in run_ranks(BUILD, 4, tmp_path):
         assert each["whole"] > 200e6
-        # Its quarter, the tensor being drawn, and what allocators and first imports of torch's parts take.
+        # A quarter of the model, the tensor being drawn, and the memory of allocators and lazy imports of torch.
         assert each["grown"] < each["whole"] / 4 + 2 * each["largest"] + 40e6 < 0.6 * each["whole"]
 
 
@@ -177,8 +177,8 @@ report(**out)
 
 @pytest.mark.slow
 def test_every_layout_generates_the_same_text(tmp_path, monkeypatch):
-    """Prompts of any length, also ones that ranks cannot share evenly, and beyond the context."""
-    monkeypatch.setenv("PL_GLOBAL_SEED", "1")  # as tests before this one may leave it: no rank's weights come from it
+    """Prompts of any length, also those not divisible by the ranks, and beyond the context."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")  # earlier tests may set it; it must not affect the weights of any rank
     script = LOGITS.replace("STRATEGIES", "{'tp': MeshStrategy(tensor_parallel=2), 'fsdp': MeshStrategy()}").replace(
         "RANKS", "2"
     )
