@@ -203,7 +203,7 @@ def learning_rate(observer: Observer, trainer: Trainer, module: Any) -> Line:
 
 
 def save_and_load(run: CheckedRun) -> Line:
-    """The last checkpoint contains the trained weights, bit for bit, and loads."""
+    """The last checkpoint contains the trained weights and optimizer state, bit for bit, and loads."""
     name = "a save and a load"
     found = sorted((run.run_dir / CHECKPOINTS).glob("step-*.ckpt"))
     path = run.run_dir / "by-hand.ckpt"
@@ -218,14 +218,21 @@ def save_and_load(run: CheckedRun) -> Line:
         for key, value in trained.items()
         if key not in saved["state_dict"] or not torch.equal(saved["state_dict"][key], value)
     ]
-    state = saved["optimizer_states"][0]["state"]
+    state: dict[int, dict[str, Any]] = saved["optimizer_states"][0]["state"]
+    for number, values in run.trainer.optimizers[0].state_dict()["state"].items():
+        stored = state.get(number, {})
+        different += [
+            f"optimizer state {key} of parameter {number}"
+            for key, value in values.items()
+            if key not in stored or not torch.equal(torch.as_tensor(stored[key]), torch.as_tensor(value).cpu())
+        ]
     if different or saved["global_step"] != run.trainer.global_step:
         return Line(name, False, f"not equal to the trained model: {', '.join(different[:5]) or 'the step'} ({path.name})")
     try:
         load_model(path)
     except UserError as error:
         return Line(name, False, f"does not fit the model: {error}")
-    return Line(name, True, f"{len(trained)} tensors bit for bit, and optimizer state of {len(state)} parameters")
+    return Line(name, True, f"{len(trained)} tensors and the optimizer state of {len(state)} parameters, bit for bit")
 
 
 # -- tests after training ---------------------------------------------------------------------------------------------

@@ -184,6 +184,21 @@ def test_a_checkpoint_that_is_not_what_was_trained_is_seen(folder, monkeypatch):
     assert "a save and a load" in failed(lines(folder))
 
 
+def test_a_changed_optimizer_state_in_a_checkpoint_is_seen(folder, monkeypatch):
+    right = check.read
+
+    def changed(path, **rest):
+        saved = right(path, **rest)
+        state = next(iter(saved["optimizer_states"][0]["state"].values()))
+        name = next(iter(state))
+        state[name] = state[name] + 1
+        return saved
+
+    monkeypatch.setattr(check, "read", changed)
+    found = lines(folder)
+    assert "a save and a load" in failed(found) and "optimizer state" in found["a save and a load"].found
+
+
 def observed(ids, targets) -> Observer:
     observer = Observer()
     observer.batches = [{"input_ids": ids, "targets": targets}]
