@@ -164,7 +164,7 @@ def test_sizes_that_do_not_divide_are_reported_with_the_nearest():
 def test_what_the_trainer_or_the_module_decides_otherwise_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is not a multiple of 12"):
         fit([BatchRamp([(0, 13)])], tmp_path, module=Ramped())
-    with pytest.raises(ValueError, match=r"needs an attribute micro_batch_tokens.* of Foreign"):
+    with pytest.raises(ValueError, match=r"needs an attribute micro_batch_tokens.*add it to the data module or to Foreign"):
         fit([BatchRamp(RAMP)], tmp_path)
     with pytest.raises(ValueError, match=r"remove --trainer\.accumulate_grad_batches"):
         fit([BatchRamp(RAMP)], tmp_path, module=Ramped(), accumulate_grad_batches=2)

@@ -252,7 +252,7 @@ def test_a_truncated_shard_is_refused(folder, capsys):
 
 def test_other_commands_explain_mistakes_too(folder, capsys):
     for arguments, part in (
-        (["generate", "--run", "runs/none"], "runs/none is not a run folder"),
+        (["generate", "--run", "runs/none"], "there is no run folder runs/none"),
         (["validate", "--run", "runs/none"], "not a run folder"),
         (["validate", "--config", "tiny.yaml"], "no run folder"),
         (["prepare", "--config", "tiny.yaml"], "--out"),

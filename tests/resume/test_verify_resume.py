@@ -101,8 +101,8 @@ def test_a_run_without_checkpoints_gets_no_certificate(forked, capsys):
 def test_what_cannot_be_verified_is_refused(forked, capsys, folder):
     before = sorted(folder.iterdir())
     for flags, said in (
-        (["--run_dir", "runs/a"], "leave out --run_dir"),
-        (["--resume=auto"], "leave out --resume"),
+        (["--run_dir", "runs/a"], "remove --run_dir"),
+        (["--resume=auto"], "remove --resume"),
         (["--steps=1"], "at least 2 (--steps)"),
         (["--steps", "few"], "--steps needs a number"),
         (["--trainer.devices", "1", "--model.n_head", "3", "--data.paths", "no.txt"], "error: model.n_head=3 does not divide"),
