@@ -186,9 +186,11 @@ def validate_when_resuming(trainer: Trainer) -> None:
 def enter_finished_fit(trainer: Trainer) -> None:
     """Make `fit` enter its loop although `max_steps` is reached, to run an outstanding validation.
 
-    Call in on_fit_start. The loop validates (:func:`validate_when_resuming`) and ends without a training step.
+    Call in on_fit_start. The loop validates (:func:`validate_when_resuming`) and ends without a training step. Without a
+    validation, for example with `limit_val_batches=0`, it ends at once.
     """
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    validates = False
 
     def raise_limit_by(steps: int) -> None:
         loop.max_steps += steps
@@ -201,6 +203,21 @@ def enter_finished_fit(trainer: Trainer) -> None:
         raise_limit_by(1)
         undos.append(wrap(fit, "on_run_start", on_run_start, "StopOnSignal"))
         undos.append(wrap(loop.val_loop, "on_run_start", on_validation, "StopOnSignal"))
+        undos.append(wrap(loop, "advance", advance, "StopOnSignal"))
+
+    def leave() -> None:
+        raise_limit_by(-1)
+        for undo in undos:
+            undo()
+
+    def advance(inner: Callable[[Any], Any], fetcher: Any) -> None:  # trains, unless a validation follows
+        nonlocal validates
+        follows = loop.restarting and loop._should_check_val_fx(fetcher) and loop.val_loop.restarted_mid_evaluation
+        if validates or not follows:
+            leave()
+            raise StopIteration
+        validates = True
+        inner(fetcher)
 
     def on_run_start(inner: Callable[[], Any]) -> None:
         raise_limit_by(-1)  # on_train_start hooks must see the original max_steps
@@ -208,9 +225,7 @@ def enter_finished_fit(trainer: Trainer) -> None:
         raise_limit_by(1)
 
     def on_validation(inner: Callable[[], Any]) -> None:
-        raise_limit_by(-1)
-        for undo in undos:
-            undo()
+        leave()
         inner()
 
     undos: list[Callable[[], None]] = []
@@ -225,8 +240,8 @@ def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
     """Make `fit` continue after :class:`ValidationInterrupted` as if the validation had not begun.
 
     Nothing is logged, and neither on_validation_epoch_end nor on_validation_end is called. Callbacks with a method
-    `on_validation_interrupted(trainer, pl_module)` get that call instead. It comes within the epoch, because a checkpoint
-    saved later would have the counters of a finished epoch. Returns the function that undoes it.
+    `on_validation_interrupted(trainer, pl_module)` get that call instead. The call is made before the epoch ends: at its end
+    Lightning advances the epoch counters, and a checkpoint would contain them. Returns the function that undoes it.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
     loop = epoch_loop.val_loop

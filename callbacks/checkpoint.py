@@ -341,7 +341,7 @@ class StepCheckpoint(Checkpoint):
         os.replace(temporary, self._folder / link)
 
     def state_dict(self) -> dict[str, Any]:
-        # During a save this is the state to be saved: whoever reads it has found that file on disk.
+        # During a save: the state after the save. It is read only from a file that was completely written.
         files = self._saving.files if self._saving else self._files
         lists = {"kept": list(files.kept), "permanent": list(files.permanent), "leaving": list(files.leaving)}
         return files._asdict() | lists

@@ -48,8 +48,8 @@ class StopOnSignal(Callback):
     neither host nor device waits and the stop comes one point later. `min_steps` and `min_epochs` do not delay it.
 
     The stop skips a due validation and interrupts a running one. The resumed run then repeats it in full before its first
-    step. Exceptions, which are finished before the stop: a validation at the end of an epoch, unless training ends there by
-    `max_steps` (Lightning cannot resume it); and, on several ranks, a validation with loaders of unknown length.
+    step. Two kinds of validation are completed before the stop: one at the end of an epoch, because Lightning cannot
+    resume it (unless `max_steps` ends training there), and one with loaders of unknown length on several ranks.
 
     For the calling program: `stopped_by` is the signal's name after an interrupted `fit` and None after a complete one.
     After an interrupted `fit`, exit with `exit_code`. It is 75 (EX_TEMPFAIL of sysexits.h: try again), but 0 in processes
@@ -147,6 +147,7 @@ class StopOnSignal(Callback):
         if not self._installed or self.save_now or trainer.global_step == self._step:
             return
         self._step = trainer.global_step
+        self._validation_is_due = False  # that of an earlier step
         signum = self._any_signal()
         if not signum:
             return

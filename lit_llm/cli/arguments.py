@@ -124,8 +124,14 @@ class Arguments:
                 words += [f"--config={yaml.safe_dump(content, sort_keys=False)}" for content in contents]
             else:
                 flags = [item for item in items if isinstance(item, Flag) and item.value is not None]
-                # A class before its arguments, in whatever order they were given.
-                words += [flag.word for flag in sorted(flags, key=lambda flag: plain_key(flag.key).count("."))]
+                # A class before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
+                # arguments after `--trainer.callbacks+ X` belong to X.
+                position = 0
+                order: list[tuple[int, int, Flag]] = []
+                for flag in flags:
+                    position += flag.key.endswith("+")
+                    order.append((position, 0 if flag.key.endswith("+") else plain_key(flag.key).count("."), flag))
+                words += [flag.word for *_, flag in sorted(order, key=lambda each: each[:2])]
         return words
 
 

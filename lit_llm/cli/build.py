@@ -28,6 +28,7 @@ from lit_llm.cli.preflight import (
     callback_problems,
     device_problems,
     devices_problem,
+    launcher_problem,
     layout,
     logger_problems,
     optimizer_problems,
@@ -255,7 +256,7 @@ def _try_optimizer(built: Built) -> tuple[Optimizer | None, list[str]]:
 def _make_trainer(built: Built, replaced: Mapping[str, Any], scratch: bool) -> list[str]:
     config = built.config.trainer
     wanted = Namespace({**vars(config), **replaced})
-    problem = devices_problem(config.devices) or accelerator_problem(wanted)
+    problem = devices_problem(config.devices) or accelerator_problem(wanted) or launcher_problem(wanted.strategy)
     if found := [*([problem] if problem else []), *logger_problems(wanted.logger)]:
         return found
     try:

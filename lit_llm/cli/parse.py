@@ -80,6 +80,8 @@ def _initial_weights(command: Command, arguments: Arguments) -> tuple[InitialWei
     named = arguments.value_of("init_from")
     if command != "fit" or named in (None, "null"):
         return None, []
+    if not isinstance(named, str):
+        raise UserError(f"init_from is {named!r}, but must be the path of a run folder or checkpoint (--init_from)")
     try:
         return InitialWeights.find(Path(named)), []
     except UserError as error:

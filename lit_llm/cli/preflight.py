@@ -21,6 +21,13 @@ from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 
 
+def launcher_problem(strategy: object) -> str | None:
+    """Why a strategy's name is refused: spawned and forked processes would need every callback to be pickled."""
+    if isinstance(strategy, str) and strategy.startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
+        return f"trainer.strategy is {strategy}, but its way to start processes is not supported (--trainer.strategy ddp)"
+    return None
+
+
 def layout(
     strategy: Strategy, world_size: int, model: GPTConfig | None, architecture: Architecture | None = None
 ) -> tuple[int | None, list[str]]:

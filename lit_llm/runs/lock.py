@@ -97,10 +97,13 @@ class RunLock:
         """Write lock.json, in place of that of a dead owner if there is one.
 
         Raises:
-            UserError: Another process owns the lock.
+            UserError: Another process owns the lock, or the folder cannot be created.
         """
         self._made_folder |= not self.run_dir.exists()
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"run folder {self.run_dir} cannot be created: {error.strerror} (--run_dir DIR)") from None
         while not self._try_to_write():
             self.refuse_if_held()
         if self._thread is None:

@@ -223,7 +223,7 @@ def find_start(run_dir: Path, resume: str, *, replace: bool) -> tuple[Path | Non
             checkpoint = _verified(path)
             if holds_run(run_dir) and not replace:
                 raise UserError(
-                    f"run folder {run_dir} already holds another run than a branch of {path}; continue that with --run "
+                    f"run folder {run_dir} holds a run that did not start from {path}; continue that with --run "
                     f"{run_dir} --resume auto, set it aside with --replace true, or write elsewhere with --run_dir DIR"
                 )
             return checkpoint, origin

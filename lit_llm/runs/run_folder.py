@@ -55,10 +55,17 @@ def config_of(run: Path) -> Path:
 
 
 def origin_of(run_dir: Path) -> Path | None:
-    """The checkpoint of another run from which this folder's run branched off, as config.yaml records it."""
+    """The checkpoint of another run from which this folder's run branched off, as config.yaml records it.
+
+    Raises:
+        UserError: config.yaml is not valid YAML.
+    """
     if not (run_dir / CONFIG).is_file():
         return None
-    config = yaml.safe_load((run_dir / CONFIG).read_text(encoding="utf-8"))
+    try:
+        config = yaml.safe_load((run_dir / CONFIG).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise UserError(f"{run_dir / CONFIG} is not valid YAML: restore it, or use another folder (--run_dir)") from None
     origin = config.get("resume") if isinstance(config, dict) else None
     return None if origin is None else Path(origin)
 

@@ -18,7 +18,9 @@ from rich.table import Table
 import lit_llm.data
 from lit_llm import callbacks
 from lit_llm.checkpoint.crash_safe import delete
+from lit_llm.data.tokenizer import TOKENIZER_FILE
 from lit_llm.errors import UserError, is_user_error
+from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.lock import LOCK, RunLock
@@ -168,6 +170,10 @@ class _SaveAsOwner(Callback):
         self.lock.check()
 
 
+_WRITTEN = {CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml"}
+"""What a launch writes into a run folder before the first step, beside TensorBoard's event file."""
+
+
 class _FolderBefore:
     """The run folder as it was before this launch, to restore it if the configuration is refused.
 
@@ -200,7 +206,7 @@ class _FolderBefore:
                     self.aside.rename(self.run_dir)
             return
         for path in self.run_dir.iterdir():
-            if path.name not in {*self.names, CHECKPOINTS}:
+            if path.name not in self.names and (path.name in _WRITTEN or path.name.startswith("events.out.tfevents.")):
                 delete(path)
         if self.config is not None:
             (self.run_dir / CONFIG).write_bytes(self.config)

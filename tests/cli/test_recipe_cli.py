@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from recipe_runs import curve, run, table
 
 
@@ -294,3 +295,28 @@ def test_two_processes_make_the_losses_of_one(folder, capsys):
     assert curve(Path("runs/two"), "val/loss") == pytest.approx(curve(Path("runs/one"), "val/loss"), rel=1e-5)
     assert done.stdout.count("at step 8") == 1  # one table, from one rank
     assert not [p for p in (folder / "runs").iterdir() if p.name not in ("one", "two")]
+
+
+def test_arguments_after_an_appended_callback_belong_to_it(folder, capsys):
+    first = ("--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "val/loss")
+    second = ("--trainer.callbacks+", "LearningRateMonitor", "--trainer.callbacks.logging_interval", "step")
+    code, out, err = run(capsys, "recipes", "show", "tiny.yaml", *first, *second)
+    assert code == 0, err
+    stopping, rates = yaml.safe_load(out)["trainer"]["callbacks"]
+    assert stopping["class_path"].endswith(".EarlyStopping") and stopping["init_args"]["monitor"] == "val/loss"
+    assert rates["class_path"].endswith(".LearningRateMonitor") and rates["init_args"]["logging_interval"] == "step"
+
+
+def test_mistakes_about_folders_and_strategies_are_one_sentence(folder, capsys):
+    Path("runs/broken").mkdir(parents=True)
+    Path("runs/broken/config.yaml").write_text("a: [")
+    Path("number.yaml").write_text("init_from: 3")
+    Path("occupied").write_text("")
+    for flags, part in (
+        (["--run_dir", "occupied/run"], "occupied/run cannot be created"),
+        (["--run_dir", "runs/broken", "--resume", "auto"], "runs/broken/config.yaml is not valid YAML"),
+        (["--config", "number.yaml"], "init_from is 3, but must be the path of a run folder"),
+        (["--trainer.strategy", "ddp_spawn"], "trainer.strategy is ddp_spawn, but its way to start processes"),
+    ):
+        code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *flags)
+        assert code == 2 and part in err and err.count("error: ") == 1, err

@@ -167,6 +167,22 @@ def test_a_finished_fit_can_be_entered_for_a_validation_and_makes_no_step(tmp_pa
     assert "setup_data" not in vars(trainer.fit_loop) and "on_run_start" not in vars(trainer.fit_loop)
 
 
+def test_a_finished_fit_entered_without_a_validation_makes_no_step(tmp_path):
+    checkpoint = tmp_path / "x.ckpt"
+    save = lambda trainer: trainer.global_step == 4 and trainer.save_checkpoint(checkpoint)
+    fit(tmp_path, val_check_interval=4, limit_val_batches=2, on_train_batch_end=save)
+    trainer = fit(
+        tmp_path,
+        resume=checkpoint,
+        val_check_interval=4,
+        limit_val_batches=0,
+        on_fit_start=internals.enter_finished_fit,
+        on_train_start=internals.validate_when_resuming,
+    )
+    assert trainer.global_step == trainer.max_steps == 4
+    assert not {"on_run_start", "advance"} & vars(trainer.fit_loop.epoch_loop).keys()
+
+
 def test_an_interrupted_validation_leaves_the_trainer_training_without_its_results(tmp_path):
     """_current_fx_name, _logged_outputs, _on_evaluation_model_train, _logger_connector.reset_results."""
     module, ended = Module(), []
