@@ -21,6 +21,7 @@ KINDS = {
 SHARDS = {"shard": 2}
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_their_checkpoints_cross(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(MODELS))
     monkeypatch.setenv("PYTHONPATH", str(MODELS))
