@@ -109,7 +109,7 @@ class Evil:
 
 
 def of_others(folder: Path) -> dict[str, tuple[str, str]]:
-    """What can be given to --resume by mistake, and what is said."""
+    """Values that a user can give to --resume by mistake, and the part of the message that explains each."""
     (folder / "text").write_text("hello")
     (folder / "hf").mkdir()
     (folder / "hf" / "model.safetensors").write_text("x")

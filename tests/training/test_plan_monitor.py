@@ -1,4 +1,4 @@
-"""While training, the planned peak is written beside the measured one, and differences are told once."""
+"""While training, the planned peak is logged beside the measured one, and a difference is reported once."""
 
 from functools import partial
 
