@@ -5,7 +5,6 @@ A flag is written `--key value` or `--key=value`, with dashes or underscores. La
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import json
 import re
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
@@ -83,12 +82,14 @@ class Arguments:
         items: recipe files and flags, in the order in which they apply. A file's base comes right before it.
         config_files: the recipe files that were named, without bases. The run folder is named after them.
         problems: what cannot be understood, one sentence each.
+        bare: keys of flags that lack their value.
         reported: whether mistakes have already been printed, so that the command must fail.
     """
 
     items: list[RecipeFile | Flag]
     config_files: list[str]
     problems: list[str] = field(default_factory=list)
+    bare: list[str] = field(default_factory=list)
     reported: bool = False
 
     @property
@@ -203,7 +204,7 @@ def read(words: list[str]) -> Arguments:
     Raises:
         UserError: A recipe file cannot be read, or --run does not name a run folder. Every such mistake, one sentence a line.
     """
-    flags, problems = read_flags(underscored(words))
+    flags, problems, bare = read_flags(underscored(words))
     items: list[RecipeFile | Flag] = []
     named: list[str] = []
     unreadable: list[str] = []
@@ -224,32 +225,44 @@ def read(words: list[str]) -> Arguments:
         except UserError as error:
             unreadable += str(error).splitlines()
     if unreadable:
-        raise UserError("\n".join([*problems, *unreadable]))
-    return Arguments(items, named, problems)
+        raise UserError("\n".join([*problems, *map(needs_value, bare), *unreadable]))
+    return Arguments(items, named, problems, bare)
 
 
-def read_flags(words: list[str]) -> tuple[list[Flag], list[str]]:
-    """Flags with their values, and a sentence for each word that is neither."""
+def is_flag(word: str) -> bool:
+    """Whether a word is a flag. Any other word that begins with a dash is a value, such as -1e-3, -inf or -name."""
+    return re.match(r"--[A-Za-z]|-[ch](=|$)", word) is not None
+
+
+def needs_value(key: str) -> str:
+    """One sentence about a flag without its value."""
+    return f"--{key} needs a value, like --{key} VALUE"
+
+
+def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
+    """Flags with their values, a sentence for each word that is neither, and the keys of flags that lack their value."""
     found: list[Flag] = []
     problems: list[str] = []
+    bare: list[str] = []
     position = 0
     while position < len(words):
         word = words[position]
         position += 1
-        if not word.startswith("-"):
-            problems.append(f"unexpected argument '{word}'; write values after their flag, like --model.n_layer 4")
+        if not is_flag(word):
+            rule = "a flag starts with two dashes" if word.startswith("-") else "write values after their flag"
+            problems.append(f"unexpected argument '{word}'; {rule}, like --model.n_layer 4")
             continue
         key, equals, value = word.lstrip("-").partition("=")
         if equals:
             found.append(Flag(key, value))
-        elif position < len(words) and not re.match(r"--?[A-Za-z]", words[position]) and key != PRINT_CONFIG:
+        elif position < len(words) and not is_flag(words[position]) and key != PRINT_CONFIG:
             found.append(Flag(key, words[position]))
             position += 1
         elif key in _WITHOUT_VALUE or key.endswith(".help"):
             found.append(Flag(key, None))
         else:
-            problems.append(f"--{key} needs a value, like --{key} VALUE")
-    return found, problems
+            bare.append(key)
+    return found, problems, bare
 
 
 def _with_current_name(flag: Flag) -> Flag:
@@ -294,39 +307,3 @@ def _own_tokenizer(run: Path) -> list[Flag]:
     from lit_llm.data.tokenizer import TOKENIZER_FILE  # imports torch
 
     return [Flag("data.tokenizer.path", str(run / TOKENIZER_FILE))] if (run / TOKENIZER_FILE).is_file() else []
-
-
-# -- flags of one command ---------------------------------------------------------------------------------------------
-
-
-class OwnFlags(argparse.ArgumentParser):
-    """Flags that a command has in addition to those of `fit`. Mistakes raise UserError."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, add_help=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-
-    def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The values of these flags, and the other words.
-
-        Raises:
-            UserError: A value is missing or wrong.
-        """
-        return self.parse_known_args(underscored(words))
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(re.sub(r"^argument (--\w+): ", r"\1 ", message))
-
-
-def whole_number(text: str) -> int:
-    """Value of an own flag."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"needs a number, not {text!r}") from None
-
-
-def true_or_false(text: str) -> bool:
-    """Value of an own flag."""
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"is {text!r}, it must be true or false")
-    return text == "true"

@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from lit_llm.cli.arguments import Arguments, read
+from lit_llm.cli.arguments import Arguments, needs_value, read
 from lit_llm.cli.class_defaults import drop_arguments_of_other_classes, restore_defaults
 from lit_llm.cli.groups import CLASSES, Command
 from lit_llm.cli.parse_errors import explain, reason
@@ -61,7 +61,7 @@ def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
     initial, initial_problems = _initial_weights(command, arguments)
     parser = make_parser(command, None if initial is None else initial.defaults())
     arguments = drop_arguments_of_other_classes(arguments, _default_value, find_class)
-    problems = list(arguments.problems)
+    problems = [*arguments.problems, *map(needs_value, arguments.bare)]
     try:
         config = parser.parse_args(arguments.words())
     except Exception as error:

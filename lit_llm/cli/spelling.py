@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
-from lit_llm.cli.arguments import Arguments, Assignment
+from lit_llm.cli.arguments import COMMAND_LINE, Arguments, Assignment, needs_value, plain_key
 from lit_llm.cli.groups import ARCHITECTURE, CLASSES, GROUPS, PLAIN, Command, options_of
 from lit_llm.cli.recipe_files import SHIPPED
 from lit_llm.cli.source_keys import arguments_of
@@ -25,6 +25,9 @@ def check(command: Command, arguments: Arguments) -> Arguments:
     known = known_keys(command, arguments)
     unknown = [a for a in arguments.assignments if is_unknown(a, known)]
     problems = [*arguments.problems, *(unknown_key(a, _flat(known)) for a in unknown)]
+    for key in arguments.bare:
+        flag = Assignment(plain_key(key), None, COMMAND_LINE)
+        problems.append(unknown_key(flag, _flat(known)) if is_unknown(flag, known) else needs_value(key))
     if not problems:
         return arguments
     rest = arguments.without(unknown)

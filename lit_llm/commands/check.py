@@ -10,8 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lit_llm.cli.arguments import Arguments, OwnFlags, true_or_false
+from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
+from lit_llm.cli.own_flags import OwnFlags, true_or_false
 
 ON_ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False, "limit_val_batches": 1}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import IO, cast
@@ -11,23 +10,24 @@ import torch
 
 from lit_llm.checkpoint.crash_safe import HashingFile, fsync_folder, make_folder
 from lit_llm.checkpoint.format import read
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def own_flags() -> OwnFlags:
+    flags = OwnFlags(
+        alone=True,
         prog="python -m lit_llm consolidate",
         description="Write a checkpoint of any strategy as one file in Lightning's format.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--run", help="run folder, like runs/quickstart")
-    parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint's path")
-    parser.add_argument("--out", required=True, help="the file to write, like model.ckpt")
-    parser.add_argument(
+    flags.add_argument("--run", help="run folder, like runs/quickstart")
+    flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint's path")
+    flags.add_argument("--out", required=True, help="the file to write, like model.ckpt")
+    flags.add_argument(
         "--weights", action="store_true", help="leave out the optimizer state; enough for generate and --init_from"
     )
-    return parser
+    return flags
 
 
 def main(arguments: list[str]) -> int:
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     Raises:
         UserError: The checkpoint does not exist or is damaged, or the file exists.
     """
-    options = build_parser().parse_args(arguments)
+    options = own_flags().parse(arguments)
     named = options.ckpt_path in ("last", "best")
     if named and options.run is None:
         raise UserError(f"'{options.ckpt_path}' needs a run folder (--run runs/NAME, or --ckpt_path PATH)")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 
 
@@ -14,17 +14,17 @@ def main(arguments: list[str]) -> int:
     Raises:
         UserError: The folder is not a run or has no curve, or a note is not NAME=TEXT.
     """
-    parser = argparse.ArgumentParser(prog="python -m lit_llm curve", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--run", required=True, type=Path, help="run folder, like runs/quickstart")
-    parser.add_argument("--out", required=True, type=Path, help="the CSV; `fit --check_against` reads it")
-    parser.add_argument(
+    flags = OwnFlags(alone=True, prog="python -m lit_llm curve", description=__doc__)
+    flags.add_argument("--run", required=True, type=Path, help="run folder, like runs/quickstart")
+    flags.add_argument("--out", required=True, type=Path, help="the CSV; `fit --check_against` reads it")
+    flags.add_argument(
         "--note",
         action="append",
         default=[],
         metavar="NAME=TEXT",
         help="a line for the head of the CSV, like hardware='one H100'",
     )
-    own = parser.parse_args(arguments)
+    own = flags.parse(arguments)
     notes = {}
     for note in own.note:
         name, equals, text = note.partition("=")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.crash_safe import delete, make_folder
 from lit_llm.checkpoint.format import read
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.data.tokenizer import TOKENIZER_FILE
 from lit_llm.errors import UserError
 from lit_llm.hf.config_map import write_config
@@ -23,20 +23,20 @@ from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def own_flags() -> OwnFlags:
+    flags = OwnFlags(
+        alone=True,
         prog="python -m lit_llm export",
         description="Create a folder for transformers' AutoModelForCausalLM and AutoTokenizer from a run.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--run", required=True, help="run folder, like runs/quickstart")
-    parser.add_argument("--out", required=True, help="folder to create")
-    parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
-    parser.add_argument(
+    flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
+    flags.add_argument("--out", required=True, help="folder to create")
+    flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
+    flags.add_argument(
         "--dtype", choices=[*DTYPES], default=None, help="dtype of the written weights; default: as in the checkpoint"
     )
-    parser.add_argument("--max_shard_gb", type=float, default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
-    return parser
+    flags.add_argument("--max_shard_gb", type=float, default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
+    return flags
 
 
 def export_folder(
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
     Raises:
         UserError: As in `export_folder`; or the run or checkpoint does not exist.
     """
-    options = build_parser().parse_args(arguments)
+    options = own_flags().parse(arguments)
     if not options.max_shard_gb > 0:
         raise UserError(f"max_shard_gb is {options.max_shard_gb}, but must be above 0 (--max_shard_gb)")
     run, out = Path(options.run), Path(options.out)

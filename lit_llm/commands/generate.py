@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 import torch
 
 from lit_llm.checkpoint.load_model import load_model
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.data.tokenizer import load_tokenizer
 from lit_llm.errors import UserError
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def own_flags() -> OwnFlags:
+    flags = OwnFlags(
+        alone=True,
         prog="python -m lit_llm generate",
         description="Continue a prompt with a trained model.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--run", required=True, help="run folder, like runs/quickstart")
-    parser.add_argument("--prompt", default="", help="text to continue; empty starts a new document")
-    parser.add_argument(
+    flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
+    flags.add_argument("--prompt", default="", help="text to continue; empty starts a new document")
+    flags.add_argument(
         "--prefix_token_ids",
         action="store_true",
         help="start with the ids that an imported tokenizer puts before each text, such as LLaMA's <s>",
     )
-    parser.add_argument("--max_new_tokens", type=int, default=200, help="maximum number of new tokens")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy; 1: the model's own distribution")
-    parser.add_argument("--top_k", type=int, default=50, help="keep the k most likely tokens; 0 keeps all")
-    parser.add_argument("--top_p", type=float, default=None, help="keep the smallest set of tokens with this total probability")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
-    parser.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
-    return parser
+    flags.add_argument("--max_new_tokens", type=int, default=200, help="maximum number of new tokens")
+    flags.add_argument("--temperature", type=float, default=0.8, help="0: greedy; 1: the model's own distribution")
+    flags.add_argument("--top_k", type=int, default=50, help="keep the k most likely tokens; 0 keeps all")
+    flags.add_argument("--top_p", type=float, default=None, help="keep the smallest set of tokens with this total probability")
+    flags.add_argument("--seed", type=int, default=0, help="seed of the sampling")
+    flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
+    flags.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
+    return flags
 
 
 def main(arguments: list[str]) -> int:
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     Raises:
         UserError: The run folder, the checkpoint or a setting is wrong.
     """
-    options = build_parser().parse_args(arguments)
+    options = own_flags().parse(arguments)
     if options.max_new_tokens < 1:
         raise UserError(f"max_new_tokens is {options.max_new_tokens}, but must be at least 1 (--max_new_tokens)")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from dataclasses import asdict
@@ -14,6 +13,7 @@ import yaml
 
 from lit_llm.checkpoint import format
 from lit_llm.checkpoint.crash_safe import delete, make_folder
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 from lit_llm.errors import UserError
 from lit_llm.hf.config_map import ARCHITECTURES, read_config
@@ -27,14 +27,15 @@ from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
 STEP_0 = "step-00000000.ckpt"
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def own_flags() -> OwnFlags:
+    flags = OwnFlags(
+        alone=True,
         prog="python -m lit_llm import",
         description=f"Create a run folder from a Hugging Face folder. Families: {', '.join(ARCHITECTURES)}.",
     )
-    parser.add_argument("--from", dest="folder", required=True, help="folder with config.json and safetensors")
-    parser.add_argument("--out", required=True, help="run folder to create, like runs/llama")
-    return parser
+    flags.add_argument("--from", dest="folder", required=True, help="folder with config.json and safetensors")
+    flags.add_argument("--out", required=True, help="run folder to create, like runs/llama")
+    return flags
 
 
 def import_folder(folder: Path, run: Path) -> list[str]:
@@ -112,7 +113,7 @@ def main(arguments: list[str]) -> int:
     Raises:
         UserError: As in `import_folder`.
     """
-    options = build_parser().parse_args(arguments)
+    options = own_flags().parse(arguments)
     run = Path(options.out)
     notes = import_folder(Path(options.folder), run)
     saved = format.read(run / CHECKPOINTS / "last.ckpt", verify=False)

@@ -10,8 +10,9 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lit_llm.cli.arguments import Arguments, OwnFlags, whole_number
+from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.hardware import Hardware
@@ -29,7 +30,7 @@ def _own_flags() -> OwnFlags:
     add = parser.add_argument
     add("--hardware", metavar="NAME", help="a name of the table in lit_llm/plan/hardware.yaml, or auto: measure this machine. "
         "Default: this machine, unmeasured.")  # fmt: skip
-    add("--devices", type=whole_number, metavar="N", help="devices in all. Default: the recipe's trainer.devices x num_nodes.")
+    add("--devices", type=int, metavar="N", help="devices in all. Default: the recipe's trainer.devices x num_nodes.")
     add("--mfu", type=float, metavar="F", help="useful FLOP/s over the dense peak. Default: 0.4, an assumption.")
     add("--price", type=float, metavar="USD", help="per device-hour. Default: the table's range.")
     add("--mtbf_hours", type=float, metavar="H", help="between failures of the whole run. Default: 50,000 / devices.")
@@ -41,7 +42,7 @@ def _own_flags() -> OwnFlags:
         help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.",
     )
     add("--serve_tokens", type=float, metavar="T", help="tokens that the model will generate in use: adds the lifetime cost.")
-    add("--pipeline_stages", type=whole_number, default=1, metavar="P", help="print the bubble of a pipeline with P stages.")
+    add("--pipeline_stages", type=int, default=1, metavar="P", help="print the bubble of a pipeline with P stages.")
     add(
         "--slowest_rank",
         type=float,

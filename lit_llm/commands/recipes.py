@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import filecmp
 import json
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from lit_llm.cli import spelling
 from lit_llm.cli.arguments import read
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, find_recipe, in_folder, shipped
 from lit_llm.errors import UserError
 
@@ -20,10 +20,11 @@ FACTS = ("parameters", "tokens", "fits on")
 CALLBACKS = SHIPPED.parent / "callbacks"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m lit_llm recipes", allow_abbrev=False, description=__doc__)
+def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
+    """The parser of the command, and those of its subcommands."""
+    parser = OwnFlags(alone=True, prog="python -m lit_llm recipes", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    add_parser = partial(commands.add_parser, allow_abbrev=False)
+    add_parser = partial(commands.add_parser, alone=True)
     add = add_parser("list", help="print name, parameters, tokens and smallest hardware of each recipe (default command)")
     add.add_argument("--json", action="store_true", help="print JSON, with the titles")
     add = add_parser("show", help="print every setting of one recipe, as runnable YAML")
@@ -37,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         "--callbacks", action="store_true", help="also copy the callbacks to DIR/callbacks, to import them in your code"
     )
     add.add_argument("--replace", action="store_true", help="overwrite files that differ")
-    return parser
+    return parser, commands.choices
 
 
 def main(arguments: list[str]) -> int:
@@ -46,10 +47,10 @@ def main(arguments: list[str]) -> int:
     Raises:
         UserError: The recipe does not exist, or files would be overwritten.
     """
-    parser = _parser()
+    parser, commands = _parsers()
     own, rest = parser.parse_known_args(arguments or ["list"])
-    if rest and own.command != "show":
-        raise UserError(f"recipes {own.command}: unknown argument {' '.join(rest)} (python -m lit_llm recipes --help)")
+    if own.command != "show":
+        commands.get(own.command, parser).refuse_unknown(rest)
     if own.command == "list":
         print(json.dumps(_table(), indent=2) if own.json else _list(), end="" if not own.json else "\n")
     elif own.command == "show":

@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_llm.cli.arguments import HELP, Arguments, OwnFlags, read
+from lit_llm.cli.arguments import HELP, Arguments, read
 from lit_llm.cli.launch import launch as launch_command
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 
 LEDGER_CLASS = "lit_llm.training.sample_ledger.SampleLedger"

@@ -141,9 +141,9 @@ def test_what_was_changed_is_not_overwritten_unless_asked(tmp_path, capsys):
         (["show", "quikstart"], "recipe not found: quikstart; did you mean quickstart"),
         (["copy", "strategy/ddp", "x"], "strategy/ddp is an overlay: copy a recipe instead, which includes all overlays"),
         (["copy", "quickstart", "/dev/null/x"], "error: /dev/null/x/recipes: Not a directory"),
-        (["copy", "quickstart", "x", "--callback"], "recipes copy: unknown argument --callback"),
+        (["copy", "quickstart", "x", "--callback"], "unknown flag --callback; did you mean --callbacks?"),
         (["copy", "zzzzzzzz", "x"], "recipe not found: zzzzzzzz (python -m lit_llm recipes lists them)"),
-        (["diff", "quickstart", "quickstart", "--json"], "recipes diff: unknown argument --json"),
+        (["diff", "quickstart", "quickstart", "--json"], "unknown flag --json"),
         (["show", "quickstart", "--model.n_lair", "2"], "unknown key model.n_lair; did you mean model.n_layer?"),
     ],
 )
