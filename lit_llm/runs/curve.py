@@ -83,8 +83,8 @@ class Curve:
             raise UserError(
                 f"{path} is not a curve: line {reader.line_num + len(facts)} contains a value that is not a number"
             ) from None
-        if not rows:
-            raise UserError(f"{path} is not a curve: it has no rows")
+        if all(row.loss is None and row.validation_loss is None for row in rows):
+            raise UserError(f"{path} is not a curve: it has no loss to compare with")
         return cls(facts, sorted(rows, key=lambda row: row.step))
 
 

@@ -136,7 +136,8 @@ def test_nothing_in_common_is_not_following():
     "text, said",
     [
         (None, "cannot be read: No such file"),
-        ("step,loss\n", "is not a curve: it has no rows"),
+        ("step,loss\n", "is not a curve: it has no loss"),
+        ("step,loss\n1\n", "is not a curve: it has no loss"),
         ("a,b\n1,2\n", "is not a curve: its columns must be step, tokens, loss"),
         ("# seed: 1\nstep,loss\n1,2\n2,x\n", "line 4 contains a value that is not a number"),
     ],

@@ -1,0 +1,117 @@
+"""Repeatedly killed runs of other configurations than the matrix: optimizers, schedules, data, models, callbacks.
+
+    python tests/resume/configurations.py FOLDER [--kills 6] [--seed 0] [--only lion]
+
+As in `matrix.py`, a run is killed and continued until it is complete, and must equal the uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import matrix
+from launcher import Launcher
+
+from lit_llm.__main__ import main as lit_llm
+
+
+class Configuration(NamedTuple):
+    """A configuration, given as flags after the matrix's recipe. Duck type of `matrix.Cell`."""
+
+    name: str
+    added: str
+    ranks: int = 1
+    other: str = ""
+    """Flags of the killed run only, which must not change the result."""
+
+    @property
+    def straight(self) -> str:
+        return self.name.replace(" ", "-")
+
+    @property
+    def workers(self) -> str:
+        return "killed"
+
+    def flags(self) -> list[str]:
+        overlay = (
+            [] if self.ranks == 1 else ["--config", str(matrix.OVERLAYS / "ddp.yaml"), "--trainer.devices", str(self.ranks)]
+        )
+        micro = [] if "micro_batch_size" in self.added else ["--data.micro_batch_size", "2"]
+        return [*overlay, *micro, *self.added.split()]
+
+    def other_flags(self) -> list[str]:
+        return self.other.split()
+
+
+SHARDED = "--sharded_checkpoints true --async_checkpoints true --data.num_workers 2"
+FSDP2 = f"--trainer.strategy lit_llm.distributed.mesh_strategy.MeshStrategy {SHARDED}"
+CONFIGURATIONS = [
+    Configuration("adamw cosine", "--optimizer AdamW --schedule Cosine --schedule.warmup_steps 3"),
+    Configuration("adamw fused amsgrad", "--optimizer AdamW --optimizer.fused true --optimizer.amsgrad true"),
+    Configuration("lion linear", "--optimizer Lion --schedule Linear --schedule.warmup_steps 3", 1, "--async_checkpoints true"),
+    Configuration("sgd constant", "--optimizer SGD --optimizer.lr 0.05 --optimizer.momentum 0.9 --schedule Constant"),
+    Configuration("radam inverse root", "--optimizer RAdam --schedule InverseSquareRoot --schedule.warmup_steps 3"),
+    Configuration("adafactor", "--optimizer Adafactor --optimizer.lr 0.01"),
+    Configuration("shards", "--data TokenShards --data.train shards/train*.bin --data.val shards/val*.bin "
+                  " --data.vocab_size 257"),
+    Configuration("characters", "--data.tokenizer Characters --data.tokenizer.vocab_size 64", other="--data.num_workers 1"),
+    Configuration("bpe", "--data.tokenizer BPE --data.tokenizer.vocab_size 280 --data.val_fraction 0.3 --model.block_size 8"),
+    Configuration("gpt2 style", "--model.norm layernorm --model.position learned --model.mlp gelu --model.bias true"
+                  " --model.tie_embeddings true --model.qk_norm false --model.dropout 0.1"),
+    Configuration("grouped window", "--model.n_kv_head 1 --model.window 5 --model.logit_softcap 20 --model.mlp swiglu"),
+    Configuration("chunked loss", "--loss.chunk_size 7 --loss.z_loss 0.001 --gradient_norm.clip 0.1"),
+    Configuration("recomputation", "--compute.activation_checkpointing full --model.dropout 0.3"),
+    Configuration("float16", "--trainer.precision 16-mixed --optimizer AdamW"),
+    Configuration("bfloat16", "--trainer.precision bf16-true"),
+    Configuration("epochs", "--trainer.max_steps -1 --trainer.max_epochs 2 --schedule Constant"),
+    Configuration("four micro-batches", "--data.micro_batch_size 1 --trainer.log_every_n_steps 4 --checkpoint.every_n_steps 1"),
+    Configuration("no validation", "--validation null --checkpoint.monitor null --checkpoint.keep_last 1"),
+    Configuration("own model", "--architecture custom_models.LSTMModel --architecture.dropout 0.2"),
+    Configuration("two ranks, lion", "--optimizer Lion --model.dropout 0.2", 2, "--data.num_workers 1"),
+    Configuration("two ranks, own model", "--architecture custom_models.ConvModel", 2),
+    Configuration("two shards, adamw", "--optimizer AdamW --compute.activation_checkpointing full", 2, FSDP2),
+]  # fmt: skip
+
+
+def prepare(folder: Path) -> None:
+    """Write the recipe, the text, and shards of the text."""
+    matrix.prepare(folder)
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert lit_llm(["prepare", "--config", "recipe.yaml", "--out", "shards"]) == 0
+    finally:
+        os.chdir(here)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    os.environ["LIT_LLM_CACHE"] = str(options.folder / "cache")
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "models")
+    prepare(options.folder)
+    rng, total = random.Random(options.seed), [0, 0, 0, 0]
+    print("| configuration | kills | in a save | values | differ |\n|---|---|---|---|---|")
+    with Launcher() as launcher:
+        for each in CONFIGURATIONS:
+            if options.only not in each.name:
+                continue
+            result = matrix.run_cell(launcher, each, options.folder, {}, options.kills, rng)  # type: ignore[arg-type]
+            print(f"| {each.name} | " + " | ".join(map(str, result[:4])) + " |", *result.found[:5], sep="\n  ", flush=True)
+            total = [a + b for a, b in zip(total, result[:4], strict=True)]
+    print(f"{total[0]} kills, {total[1]} of them in a save; {total[2]} values compared, {total[3]} differ")
+    return int(total[3] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
