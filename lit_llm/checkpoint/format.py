@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import math
@@ -34,6 +35,7 @@ from typing import IO, Any, TypeVar, cast
 import lightning
 import torch
 import torch.distributed as dist
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from lit_llm.checkpoint.crash_safe import HashingFile, delete, fsync_folder, make_folder, sha256_of
 from lit_llm.checkpoint.sharded import join
@@ -318,18 +320,38 @@ def _age(path: Path) -> tuple[float, int]:
 def _load(file: Path, name: Path, *, map_location: Any = "cpu", mmap: bool = True) -> dict[str, Any]:
     """The dict in `file`. Error messages call the checkpoint `name`."""
     try:
-        content = torch.load(file, map_location=map_location, mmap=mmap, weights_only=True)
+        content = _torch_load(file, map_location=map_location, mmap=mmap)
     except pickle.UnpicklingError as error:
         unsafe = re.search(r"GLOBAL (\S+)", str(error))
         raise UserError(
             f"{name} cannot be loaded without running code from it: it holds {unsafe[1] if unsafe else 'something'} where only "
             "tensors and plain values (numbers, strings, lists, dicts) are allowed."
         ) from error
+    except UserError:
+        raise
     except Exception as error:  # torch raises several types for a damaged archive
         raise UserError(f"{name} cannot be loaded: {_first_line(error)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{name} is not a checkpoint of lit_llm or of Lightning: it holds no dict.")
     return content
+
+
+def _torch_load(file: Path, **options: Any) -> Any:
+    """torch.load of tensors and plain values, and of the compressed optimizer states of torchao, an optional package.
+
+    Those are tensors of classes that torchao registers as safe when it is imported.
+    """
+    try:
+        return torch.load(file, weights_only=True, **options)
+    except pickle.UnpicklingError:
+        unsafe = get_unsafe_globals_in_checkpoint(file)
+        if not unsafe or not all(name.startswith("torchao.optim.") for name in unsafe):
+            raise
+        try:
+            importlib.import_module("torchao.optim")
+        except ImportError:
+            raise UserError(f"{file} holds optimizer state of torchao, which is not installed: pip install torchao") from None
+        return torch.load(file, weights_only=True, **options)
 
 
 def _locate(path: str | Path) -> Path:

@@ -21,6 +21,7 @@ from lit_llm.cli.constructor_errors import is_mistake
 from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.filter_warnings import filter_warnings
 from lit_llm.cli.groups import ARCHITECTURE
+from lit_llm.cli.optimizer_trial import optimizer_problems
 from lit_llm.cli.parse import Recipe
 from lit_llm.cli.parse_errors import reason
 from lit_llm.cli.preflight import (
@@ -31,7 +32,6 @@ from lit_llm.cli.preflight import (
     launcher_problem,
     layout,
     logger_problems,
-    optimizer_problems,
 )
 from lit_llm.cli.reference_curve import reference_curve
 from lit_llm.cli.trainer import make_trainer, trainer_settings
@@ -146,6 +146,8 @@ def build(
     if recipe.command != "prepare":
         optimizer, found = _try_optimizer(built)
         problems += [*found, *_make_trainer(built, trainer or {}, scratch)]
+        if optimizer is not None and recipe.command == "fit":
+            problems += optimizer_problems(_strategy(built, machine), built.make_optimizer, config.optimizer.class_path)
     problems += _data_problems(built, machine)
     problems += _checkpoint_problems(built, optimizer)
     recipe.raise_problems()
@@ -297,13 +299,19 @@ def _data_problems(built: Built, machine: OtherMachine | None) -> list[str]:
 
 def _layout(built: Built, trainer: Trainer) -> tuple[int | None, list[str]]:
     ranks, found = layout(trainer.strategy, trainer.world_size, built.parts.get("model"), built.architecture)
-    found += optimizer_problems(trainer.strategy, built.config.optimizer.class_path)
     return ranks, found + device_problems(trainer, built.parts.get("compute"))
+
+
+def _strategy(built: Built, machine: OtherMachine | None) -> Any:
+    """The strategy that trains: the trainer's, or what the recipe names for another machine."""
+    if machine is not None:
+        return trainer_settings(built.recipe, without=("logger", "callbacks", "profiler", "plugins"))["strategy"]
+    return None if built._trainer is None else built._trainer.strategy
 
 
 def _planned_layout(built: Built, machine: OtherMachine) -> tuple[int | None, list[str]]:
     devices = machine.devices_for(built.config)
-    strategy = trainer_settings(built.recipe, without=("logger", "callbacks", "profiler", "plugins"))["strategy"]
+    strategy = _strategy(built, machine)
     if isinstance(strategy, MeshStrategy):
         return layout(strategy, devices, built.parts.get("model"), built.architecture)
     try:

@@ -56,16 +56,6 @@ def layout(
     return replicate * shard, found
 
 
-def optimizer_problems(strategy: Strategy, class_path: str) -> list[str]:
-    """A sentence if the optimizer does not work on distributed parameters."""
-    if isinstance(strategy, MeshStrategy) and class_path.rpartition(".")[2] == "Adafactor":
-        return [
-            "Adafactor's row and column sums do not work on distributed parameters: AdamW, Adam, SGD, Lion and MuonAdamW do "
-            "(--optimizer AdamW, or --trainer.strategy ddp)"
-        ]
-    return []
-
-
 def device_problems(trainer: Trainer, compute: ComputeConfig | None) -> list[str]:
     """Features of the recipe that the device does not have, one sentence each."""
     device = trainer.strategy.root_device

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import sys
 
 import pytest
 import torch
@@ -110,3 +111,25 @@ def test_a_later_version_of_the_format_asks_for_a_later_lit_llm(tmp_path, monkey
     monkeypatch.undo()
     with pytest.raises(ValueError, match="format version 3, this lit_llm reads versions up to 2: update lit_llm"):
         format.read(step_path(tmp_path, 1))
+
+
+def test_the_compressed_states_of_torchao_load_where_it_is_installed(tmp_path, monkeypatch):
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    moment = OptimState8bit.zeros((64, 64), True, 256, "cpu")
+    path = step_path(tmp_path, 1)
+    format.write({"global_step": 1, "state_dict": {}, "moment": moment}, path)
+    # A process that has not imported torchao, and registers the class as the import would.
+    known = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        monkeypatch.setattr(format.importlib, "import_module", lambda _: torch.serialization.add_safe_globals([OptimState8bit]))
+        assert isinstance(format.read(path)["moment"], OptimState8bit)
+        torch.serialization.clear_safe_globals()
+        monkeypatch.undo()
+        monkeypatch.setitem(sys.modules, "torchao.optim", None)
+        with pytest.raises(ValueError, match="state of torchao, which is not installed: pip install torchao"):
+            format.read(path)
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(known)

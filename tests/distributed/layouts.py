@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.cli import instantiate_class
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -49,6 +50,11 @@ OPTIMIZERS: dict[str, Any] = {
     "Lion": lambda groups: Lion(groups, lr=1e-3),
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
 }
+
+
+def instantiate(class_path: str, groups: Any, init_args: dict[str, Any]) -> torch.optim.Optimizer:
+    """An optimizer as a recipe names it."""
+    return instantiate_class((groups,), {"class_path": class_path, "init_args": init_args})
 
 
 class Rows(Logger):
@@ -96,6 +102,7 @@ def train(
     ignoring: bool = False,
     accelerator: str = "cpu",
     architecture: dict[str, Any] | None = None,
+    more: list[Any] | None = None,
 ) -> dict[str, Any]:
     """Train on `folder`/text.txt; lists by step of losses, norms, rates, and validation; with `parameters` also the final ones.
 
@@ -104,6 +111,7 @@ def train(
         save_at, to: save at this step (and the last) into the folder `to`; `sharded` by all ranks, in the `background`.
         settings, compute, loss, architecture: of GPTConfig, ComputeConfig, LossConfig and Architecture.
         ignoring: leave targets out.
+        more: callbacks after the others.
     """
     seed_everything(1, verbose=False)
     data = TextFiles(
@@ -123,6 +131,7 @@ def train(
     callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), SpikeGuard(), StepSeed(3)]
     if to is not None:
         callbacks.append(StepCheckpoint(save_at or steps, monitor=None, dirpath=str(folder / to), keep_last=9))
+    callbacks += more or []
     chosen = MeshStrategy(**strategy) if isinstance(strategy, dict) else strategy
     if chosen == "ddp":
         chosen = DDPStrategy(gradient_as_bucket_view=True)

@@ -1,0 +1,117 @@
+"""Optimizers × strategies: which combinations train, save, are killed and resume exactly, and that `fit` refuses the others."""
+
+from pathlib import Path
+
+import layouts
+import optimizer_matrix
+import pytest
+import torch
+from launch import run_ranks
+from optimizer_matrix import LAYOUTS, OPTIMIZERS
+
+from lit_llm.__main__ import main
+from lit_llm.cli.optimizer_trial import optimizer_problems
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+
+PAGE = (Path(__file__).parents[2] / "docs" / "support-matrix.md").read_text()
+NOWHERE = {"LBFGS", "SparseAdam", "torch.optim.Muon"}
+WHOLE_ONLY = {"Adafactor", "Rprop", "torchao AdamW8bit", "torchao AdamW4bit", "torchao AdamWFp8"}
+"""Refused on distributed parameters."""
+ON_FOUR = ("MuonAdamW", "Lion", "AdamW")
+
+
+def status(optimizer: str, layout: str) -> str:
+    """What docs/support-matrix.md says of a cell."""
+    if optimizer in NOWHERE or (optimizer in WHOLE_ONLY and isinstance(LAYOUTS[layout][1], dict)):
+        return "refused"
+    return "untested" if LAYOUTS[layout][0] == 4 and optimizer not in ON_FOUR else "tested"
+
+
+def make(optimizer: str):
+    class_path, init_args = OPTIMIZERS[optimizer]
+    return lambda groups: layouts.instantiate(class_path, groups, init_args)
+
+
+def test_the_page_has_a_row_for_every_optimizer_and_a_cell_for_every_layout():
+    table = PAGE.partition("## Optimizer × strategy")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
+    assert rows[0] == ["optimizer", *LAYOUTS]
+    assert rows[2:] == [[f"`{name}`", *(status(name, layout) for layout in LAYOUTS)] for name in OPTIMIZERS]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_trial_step_refuses_exactly_what_does_not_work(optimizer):
+    class_path = OPTIMIZERS[optimizer][0]
+    for layout, (_, strategy) in LAYOUTS.items():
+        found = optimizer_problems(
+            MeshStrategy(**strategy) if isinstance(strategy, dict) else strategy, make(optimizer), class_path
+        )
+        assert len(found) == (status(optimizer, layout) == "refused"), (layout, found)
+        for sentence in found:
+            assert sentence.startswith(class_path.rpartition(".")[2]) and "(--optimizer AdamW" in sentence, sentence
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_trial_step_does_not_draw_random_numbers():
+    class Noisy(torch.optim.SGD):
+        def step(self, closure=None):
+            torch.rand(3)
+
+    torch.manual_seed(5)
+    first = torch.rand(2)
+    torch.manual_seed(5)
+    assert optimizer_problems(MeshStrategy(shard=2), lambda groups: Noisy(groups, lr=1.0), "mine.Noisy") == []
+    assert torch.equal(torch.rand(2), first)
+
+
+def test_a_state_that_no_checkpoint_restores_is_refused():
+    class Odd(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p]["what"] = object()
+
+    (found,) = optimizer_problems("auto", lambda groups: Odd(groups, lr=1.0), "mine.Odd")
+    assert found == "Odd keeps its state in object, which a checkpoint cannot restore (--optimizer AdamW)"
+
+
+def test_fit_refuses_before_anything_is_written(folder, capsys):
+    for flags in (
+        ["--optimizer", "SparseAdam"],
+        ["--optimizer", "Rprop", "--config", "strategy/fsdp2", "--trainer.devices", "2"],
+        ["--optimizer", "torchao.optim.AdamW8bit", "--config", "strategy/tp", "--trainer.devices", "2"],
+    ):
+        before = sorted(folder.rglob("*"))
+        assert main(["fit", "--config", "tiny.yaml", *flags]) == 2
+        err = capsys.readouterr().err.splitlines()
+        assert [line for line in err if line.startswith("error: ")] and flags[1].rpartition(".")[2] in err[-1], err
+        assert sorted(folder.rglob("*")) == before
+
+
+def exact(layout: str, optimizers: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # torchao compiles its step, which takes longer than this test
+    (folder / "text.txt").write_text(layouts.TEXT)
+    ranks, strategy = LAYOUTS[layout]
+    script = Path(optimizer_matrix.__file__)
+    ways = ("whole", "sharded") if isinstance(strategy, dict) else ("whole",)
+    for each in run_ranks(script, ranks, folder, layout, "|".join(optimizers), timeout=800):
+        assert each == {name: dict.fromkeys(ways, "exact") for name in optimizers}
+
+
+def test_a_run_with_a_compressed_state_resumes_exactly(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(layouts.TEXT)
+    straight = optimizer_matrix.train("single", "torchao AdamW8bit", to="saved")
+    resumed = optimizer_matrix.train(
+        "single", "torchao AdamW8bit", resume="saved/step-00000002.ckpt", background=True, to="saved"
+    )
+    assert resumed["train/loss"] == straight["train/loss"][2:] and len(resumed["train/loss"]) == 2
+    for name, value in straight["parameters"].items():
+        assert torch.equal(resumed["parameters"][name], value), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_tested_cell_is_killed_and_resumes_exactly(layout, tmp_path, monkeypatch):
+    exact(layout, [name for name in OPTIMIZERS if status(name, layout) == "tested"], tmp_path, monkeypatch)
