@@ -64,7 +64,7 @@ class TextSamples(Callback):
             raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--samples.every_n_steps).")
         if max_new_tokens < 1:
             raise ConfigurationError(f"max_new_tokens is {max_new_tokens} but must be >= 1 (--samples.max_new_tokens).")
-        if temperature < 0:
+        if not temperature >= 0:
             raise ConfigurationError(f"temperature is {temperature} but must be >= 0 (--samples.temperature).")
         if top_k is not None and top_k < 1:
             raise ConfigurationError(f"top_k is {top_k} but must be >= 1, or null for no limit (--samples.top_k).")

@@ -21,6 +21,8 @@ from lit_llm.cli.constructor_errors import is_mistake
 from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.filter_warnings import filter_warnings
 from lit_llm.cli.groups import ARCHITECTURE
+from lit_llm.cli.null_values import null_problems
+from lit_llm.cli.number_domains import number_problems
 from lit_llm.cli.optimizer_trial import optimizer_problems
 from lit_llm.cli.parse import Recipe
 from lit_llm.cli.parse_errors import reason
@@ -128,7 +130,13 @@ def build(
     """
     filter_warnings()
     config, problems = recipe.config, recipe.problems
-    config.seed_everything = _seed(config.seed_everything)
+    if nulls := null_problems(recipe):
+        raise UserError("\n".join([*problems, *nulls]))
+    numbers = number_problems(config, recipe.given)
+    problems += numbers.values()
+    refused = {key.partition(".")[0] for key in numbers}
+    if "seed_everything" not in refused:
+        config.seed_everything = _seed(config.seed_everything)
     scratch = run_dir is not None
     if run_dir is None:
         run_dir, start = _choose_start(recipe)
@@ -136,17 +144,20 @@ def build(
         start = RunStart()
     if recipe.initial_problems and start.checkpoint is None:  # the model depends on these weights
         raise UserError("\n".join([*problems, *recipe.initial_problems]))
-    built = Built(recipe, config, run_dir, start, _parts(recipe), recipe.initial)
+    built = Built(recipe, config, run_dir, start, _parts(recipe, refused), recipe.initial)
     if not isinstance(built.datamodule, TokenDataModule) and "trainer.use_distributed_sampler" not in recipe.given:
         config.trainer.use_distributed_sampler = True  # other DataModules do not split samples over ranks
     problems += _model_problems(built)
-    if recipe.command == "fit":
+    if recipe.command == "fit" and "check_tolerance" not in refused:
         problems += _follow_curve(built)
     optimizer = None
     if recipe.command != "prepare":
-        optimizer, found = _try_optimizer(built)
-        problems += [*found, *_make_trainer(built, trainer or {}, scratch)]
-        if optimizer is not None and recipe.command == "fit":
+        if "optimizer" not in refused:
+            optimizer, found = _try_optimizer(built)
+            problems += found
+        if not {"trainer", "seed_everything"} & refused:
+            problems += _make_trainer(built, trainer or {}, scratch)
+        if optimizer is not None and recipe.command == "fit" and "trainer" not in refused:
             problems += optimizer_problems(_strategy(built, machine), built.make_optimizer, config.optimizer.class_path)
     problems += _data_problems(built, machine)
     problems += _checkpoint_problems(built, optimizer)
@@ -187,10 +198,15 @@ def _choose_start(recipe: Recipe) -> tuple[Path, RunStart]:
     return run_dir, start
 
 
-def _parts(recipe: Recipe) -> dict[str, Any]:
-    """The objects of all groups that can be built."""
+def _parts(recipe: Recipe, refused: set[str]) -> dict[str, Any]:
+    """The objects of all groups that can be built, except those whose numbers are refused.
+
+    A model's configuration is built nevertheless, for the rules about several of its numbers.
+    """
     parts: dict[str, Any] = {}
     for group in ("model", "loss", "compute", "data", *CALLBACKS):
+        if group in refused - {"model"}:
+            continue
         try:
             value = recipe.parser.instantiate(Namespace({group: recipe.config[group]})).get(group)
         except ValueError as error:
@@ -207,7 +223,9 @@ def _model_problems(built: Built) -> list[str]:
     parts, found = built.parts, []
     model: GPTConfig | None = parts.get("model")
     if model is not None:
-        found += [*model.problems(), *_share_block_size(model, built.datamodule)]
+        numbers = built.recipe.problems  # the ranges of the model's numbers have been checked
+        found += [problem for problem in model.problems() if problem not in numbers]
+        found += _share_block_size(model, built.datamodule)
     for group in ("loss", "compute"):
         found += parts[group].problems() if group in parts else []
     built.architecture = Architecture.of(built.config.get(ARCHITECTURE))

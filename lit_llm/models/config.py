@@ -6,6 +6,29 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from lit_llm.number_domain import Domain, above, below, whole
+
+MODEL_DOMAINS: dict[str, Domain] = {
+    "n_layer": whole(1, 10_000),
+    "n_head": whole(1, 100_000),
+    "n_kv_head": whole(1, 100_000, null=True),
+    "n_embd": whole(1, 1_000_000),
+    "head_dim": whole(1, 1_000_000, null=True),
+    "block_size": whole(1, 1_000_000_000),
+    "vocab_size": whole(1, 100_000_000, null=True),
+    "mlp_width": whole(1, 10_000_000, null=True),
+    "norm_eps": above(0, 1),
+    "rope_theta": above(0, 10**15),
+    "rope_scaling": above(0, 10**9, null=True),
+    "dropout": below(0, 1),
+    "window": whole(1, 1_000_000_000, null=True),
+    "logit_softcap": above(0, 10**6, null=True),
+    "pad_vocab_to": whole(1, 1_000_000),
+    "init_std": above(0, 1000),
+    "eos_id": whole(0, 100_000_000, null=True),
+}
+"""The domain of each number of `GPTConfig`, and of the values in `rope_scaling`. Sizes are far above those of any model."""
+
 
 @dataclass
 class GPTConfig:
@@ -91,16 +114,16 @@ class GPTConfig:
 
     def problems(self) -> list[str]:
         """Every reason why this model cannot be built, one sentence each."""
-        found = []
-        for name in ("n_layer", "n_head", "n_embd", "block_size", "pad_vocab_to"):
-            if getattr(self, name) < 1:
-                found.append(f"model.{name} is {getattr(self, name)}, but must be at least 1 (--model.{name})")
-        for name in ("n_kv_head", "head_dim", "mlp_width", "window", "vocab_size"):
+        ranges, refused = [], set()
+        for name, domain in MODEL_DOMAINS.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                found.append(f"model.{name} is {value}, but must be at least 1 or null (--model.{name})")
-        if found:
-            return found  # the rules below divide by these
+            for number in value.values() if isinstance(value, dict) else [value]:
+                if problem := domain.problem(f"model.{name}", number):
+                    ranges.append(problem)
+                    refused.add(name)
+        if any(MODEL_DOMAINS[name].whole for name in refused):
+            return ranges  # the rules below divide by these
+        found = []
         if self.head_dim is None and self.n_embd % self.n_head:
             near = _nearest_divisors(self.n_embd, self.n_head)
             found.append(
@@ -123,16 +146,14 @@ class GPTConfig:
                 "model.zero_init_projections with model.tie_embeddings would make the untrained model predict its own input "
                 "(--model.zero_init_projections null, or --model.tie_embeddings false)"
             )
-        if not 0.0 <= self.dropout < 1.0:
-            found.append(f"model.dropout is {self.dropout}, but must be at least 0 and below 1 (--model.dropout)")
-        for name in ("norm_eps", "rope_theta", "init_std"):
-            if not getattr(self, name) > 0:
-                found.append(f"model.{name} is {getattr(self, name)}, but must be above 0 (--model.{name})")
-        if self.rope_scaling is not None:
+        if self.rope_scaling is not None and "rope_scaling" not in refused:
             found += _rope_scaling_problems(self.rope_scaling)
-        if self.logit_softcap is not None and not self.logit_softcap > 0:
-            found.append(f"model.logit_softcap is {self.logit_softcap}, but must be above 0 or null (--model.logit_softcap)")
-        return found
+        if self.eos_id is not None and self.vocab_size is not None and self.eos_id >= self.vocab_size:
+            found.append(
+                f"model.eos_id is {self.eos_id}, but must be below model.vocab_size={self.vocab_size}, or null to follow the "
+                "data (--model.eos_id)"
+            )
+        return found + ranges
 
     def flops_per_token(self, length: int | None = None) -> float:
         """Training FLOPs per token: 6 * N_matmul + 12 * L * H * h * min(T, window), full-attention convention.
@@ -161,9 +182,8 @@ _ROPE_SCALING = {"factor", "low_freq_factor", "high_freq_factor", "original_max_
 def _rope_scaling_problems(scaling: dict[str, float]) -> list[str]:
     if scaling.keys() != _ROPE_SCALING:
         return [f"model.rope_scaling has {sorted(scaling)}, but must have {sorted(_ROPE_SCALING)} (--model.rope_scaling)"]
-    if min(scaling.values()) <= 0 or scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
+    if scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
         return [
-            f"model.rope_scaling is {scaling}, but all must be above 0, and high_freq_factor above low_freq_factor "
-            "(--model.rope_scaling)"
+            f"model.rope_scaling is {scaling}, but it must have high_freq_factor above low_freq_factor (--model.rope_scaling)"
         ]
     return []

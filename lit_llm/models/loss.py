@@ -56,7 +56,7 @@ class LossConfig:
         found = []
         if self.chunk_size is not None and self.chunk_size < 1:
             found.append(f"loss.chunk_size is {self.chunk_size}, but must be at least 1 or null (--loss.chunk_size)")
-        if self.z_loss < 0:
+        if not self.z_loss >= 0:
             found.append(f"loss.z_loss is {self.z_loss}, but must not be negative (--loss.z_loss)")
         return found
 

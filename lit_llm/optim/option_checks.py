@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from lit_llm.errors import UserError
 
 
 def check_not_negative(**options: float) -> None:
     for name, value in options.items():
-        if not value >= 0:
-            raise UserError(f"{name} is {value}, but must not be negative (--optimizer.{name}).")
+        if not 0 <= value < math.inf:
+            rule = "must be finite" if value == math.inf else "must not be negative"
+            raise UserError(f"{name} is {value}, but {rule} (--optimizer.{name}).")
 
 
 def check_below_one(**options: float) -> None:
