@@ -135,7 +135,7 @@ SETTINGS: tuple[Setting, ...] = (
     _real("throughput.peak_tflops", [1, 989.5], [0, -1], null=True),
     _real("plan.mfu", [0.4], [0, -1, 1.5], null=True),
     _real("plan.tolerance", [0.5], [-1]),
-    _whole("spike_guard.window", [16, 64], [0, -1, HUGE]),
+    _whole("spike_guard.window", [64, 128], [0, -1, HUGE]),
     _real("spike_guard.sigma", [4, 6.5], [0, -1]),
     _whole("spike_guard.min_steps", [8, 16], [-1]),
     _whole("spike_guard.max_consecutive", [3], [0, -1]),
