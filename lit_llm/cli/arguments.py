@@ -5,7 +5,6 @@ A flag is written `--key value` or `--key=value`, with dashes or underscores. La
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator
@@ -14,13 +13,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_llm.cli.default_callbacks import CALLBACKS
-from lit_llm.cli.recipe_files import base_of, find_recipe, shipped
+from lit_llm.cli.recipe_files import content_of, find_recipe, with_base
 from lit_llm.errors import UserError
 from lit_llm.renamed_classes import current_name, with_current_names
 from lit_llm.runs.run_folder import CONFIG, config_of
+from lit_llm.yaml_reading import InvalidYaml, NotYaml, dump_yaml, read_yaml
 
 COMMAND_LINE = "the command line"
 FLAGS = -1
@@ -122,7 +120,7 @@ class Arguments:
         for is_file, items in groupby(self.items, key=lambda item: isinstance(item, RecipeFile)):
             if is_file:
                 contents = [item.content for item in items if isinstance(item, RecipeFile) and item.content]
-                words += [f"--config={yaml.safe_dump(content, sort_keys=False)}" for content in contents]
+                words += [f"--config={dump_yaml(content)}" for content in contents]
             else:
                 flags = [item for item in items if isinstance(item, Flag) and item.value is not None]
                 # A class before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
@@ -144,9 +142,9 @@ def _assignments_of(item: RecipeFile | Flag, position: int = FLAGS) -> list[Assi
     key = plain_key(item.key)
     if item.value.lstrip().startswith("{"):
         try:
-            value = with_current_names(yaml.safe_load(item.value), CALLBACKS, key.partition(".")[0])
-        except yaml.YAMLError:
-            value = None  # the recipe parser explains what is wrong with it
+            value = with_current_names(read_yaml(item.value), CALLBACKS, key.partition(".")[0])
+        except NotYaml:
+            value = None
         if isinstance(value, dict) and value:
             return [Assignment(k or key, v, COMMAND_LINE) for k, v in leaves(value, f"{key}.")]
     return [Assignment(key, item.value, COMMAND_LINE)]
@@ -211,16 +209,17 @@ def read(words: list[str]) -> Arguments:
     for flag in flags:
         try:
             if flag.key in ("config", "c") and flag.value is not None:
-                file = str(find_recipe(flag.value))
-                named.append(file)
+                file = find_recipe(flag.value)
+                named.append(str(file))
                 items += _with_base(file)
             elif flag.key == "run" and flag.value is not None:
-                file = str(config_of(Path(flag.value)))
-                named.append(file)
+                file = config_of(Path(flag.value))
+                named.append(str(file))
                 items += [*_with_base(file), Flag("run_dir", flag.value), *_own_tokenizer(Path(flag.value))]
             elif flag.key == "base":
                 raise UserError("base is a key of recipe files. Give the base first: --config BASE --config RECIPE (--base)")
             else:
+                _check_yaml(flag)
                 items.append(_with_current_name(flag))
         except UserError as error:
             unreadable += str(error).splitlines()
@@ -265,39 +264,33 @@ def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
     return found, problems, bare
 
 
+def _check_yaml(flag: Flag) -> None:
+    """Raises:
+    UserError: The value is a dict or list that breaks a rule for YAML, such as a key given twice.
+    """
+    if flag.value is None or not flag.value.lstrip().startswith(("{", "[")):
+        return
+    try:
+        read_yaml(flag.value)
+    except NotYaml:
+        pass  # it can be text, such as a prompt; else the recipe parser explains it
+    except InvalidYaml as error:
+        raise UserError(f"the value of {flag.key} {error} (--{flag.key})") from None
+
+
 def _with_current_name(flag: Flag) -> Flag:
     if flag.value is None:
         return flag
     return Flag(flag.key, current_name(flag.value, needs_ours=flag.key.partition(".")[0] in CALLBACKS))
 
 
-def _with_base(path: str) -> list[RecipeFile]:
-    content = _content(path)
-    base = base_of(Path(path))
-    files = [] if base is None else [RecipeFile(str(base), _content(str(base)))]
-    return [*files, RecipeFile(path, {key: value for key, value in content.items() if key != "base"})]
-
-
-def _content(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
-    except OSError as error:
-        near = difflib.get_close_matches(Path(path).stem, [Path(name).stem for name in shipped()], n=1)
-        hint = f"; did you mean {near[0]}?" if near else "; `python -m lit_llm recipes` lists the shipped ones"
-        raise UserError(f"config file {path} cannot be read: {error.strerror}{hint} (--config)") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}" if mark else ""
-        raise UserError(f"config file {path} is not valid YAML{line} (--config)") from None
-    if not isinstance(content, dict):
-        raise UserError(f"config file {path} has no settings; write `key: value` lines (--config)")
-    return with_current_names(content, CALLBACKS)
+def _with_base(path: Path) -> list[RecipeFile]:
+    return [RecipeFile(str(file), with_current_names(content, CALLBACKS)) for file, content in with_base(path)]
 
 
 def _own_tokenizer(run: Path) -> list[Flag]:
     """The run folder's copy of its tokenizer, if the file that the run was started with no longer exists."""
-    content = _content(str(run / CONFIG))
+    content = content_of(run / CONFIG)
     try:
         path = content["data"]["init_args"]["tokenizer"]["init_args"]["path"]
     except (KeyError, TypeError):

@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from lit_llm.cli.arguments import Arguments, needs_value, read
+from lit_llm.cli.arguments import FLAGS, Arguments, leaves, needs_value, read
 from lit_llm.cli.class_defaults import drop_arguments_of_other_classes, restore_defaults
 from lit_llm.cli.groups import CLASSES, Command
 from lit_llm.cli.parse_errors import explain, reason
@@ -17,6 +17,7 @@ from lit_llm.cli.parser import RecipeParser, known_classes, make_parser
 from lit_llm.errors import UserError
 from lit_llm.models.custom import class_problem
 from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.yaml_reading import refusal
 
 STRATEGY = "trainer.strategy"
 
@@ -66,14 +67,39 @@ def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
         config = parser.parse_args(arguments.words())
     except Exception as error:
         found, accepted = explain(arguments, parser.parse_args, lambda key: list(known_classes(key)), class_problem)
+        config = parser.parse_args(accepted)  # so that mistakes of other kinds are found too
+        found = found or _must_be_text(arguments, config)
         if not found:
             raise UserError(reason(str(error))) from None
         problems += found
-        config = parser.parse_args(accepted)  # so that mistakes of other kinds are found too
     config.pop("config", None)
+    problems = problems or _ambiguous_flags(arguments, config)
     given = {assignment.key for assignment in arguments.assignments}
     restore_defaults(config, parser.get_defaults(), (*CLASSES, STRATEGY), given, find_class)
     return Recipe(command, arguments, parser, config, given, problems, initial, initial_problems)
+
+
+def _must_be_text(arguments: Arguments, config: Namespace) -> list[str]:
+    """Values of recipe files that must be text, although they are not. As flags, the same characters are text."""
+    values = dict(leaves(config.as_dict()))
+    return [
+        f"{a.key} is {a.value!r}, but must be text: put it in quotes {a.where}"
+        for a in arguments.assignments
+        if a.source != FLAGS and isinstance(a.value, (bool, int, float, list)) and isinstance(values.get(a.key), str)
+    ]
+
+
+def _ambiguous_flags(arguments: Arguments, config: Namespace) -> list[str]:
+    """Flags whose text became a number or bool, although the same text in a recipe file is refused."""
+    values = dict(leaves(config.as_dict()))
+    return [
+        f"{a.key} is {a.value[:20]}, which {why} (--{a.key})"
+        for a in arguments.assignments
+        if a.source == FLAGS
+        and isinstance(a.value, str)
+        and isinstance(values.get(a.key), (bool, int, float))
+        and (why := refusal(a.value.strip()))
+    ]
 
 
 def _initial_weights(command: Command, arguments: Arguments) -> tuple[InitialWeights | None, list[str]]:

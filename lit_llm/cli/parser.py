@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 
 import lightning.pytorch
 import torch
-import yaml
-from jsonargparse import SUPPRESS, ActionConfigFile, get_loader, set_loader, set_parsing_settings
+from jsonargparse import SUPPRESS, ActionConfigFile, set_dumper, set_loader, set_parsing_settings
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 from torch.optim import Optimizer
@@ -20,12 +19,21 @@ from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.groups import ARCHITECTURE, CLASSES, PLAIN, TRAINER, Command, options_of
 from lit_llm.errors import UserError
 from lit_llm.renamed_classes import with_current_names
+from lit_llm.yaml_reading import InvalidYaml, dump_yaml, read_yaml
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)  # comments of dataclass fields are the help of their flags
 
 
-_load_yaml = get_loader("yaml")
-set_loader("recipe", lambda text: with_current_names(_load_yaml(text), CALLBACKS), (yaml.YAMLError,))
+def _load(text: str) -> Any:
+    """The value of a flag, or the content of a recipe file."""
+    value = read_yaml(text)
+    if isinstance(value, dict) and text.strip(" {}").replace(" ", "").rstrip(":").split(",") == list(value):
+        return text  # `{a, b}` and `a:` are dicts of nulls to YAML, but text to whoever writes them in a flag
+    return with_current_names(value, CALLBACKS)
+
+
+set_loader("recipe", _load, (InvalidYaml,))
+set_dumper("yaml", dump_yaml)  # quotes the texts that `_load` would read as something else
 
 
 class RecipeParser(LightningArgumentParser):

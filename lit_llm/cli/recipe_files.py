@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_llm.errors import UserError
+from lit_llm.yaml_reading import InvalidYaml, read_yaml_file
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
 """The shipped recipes, in a checkout and in an installed wheel."""
@@ -22,7 +22,7 @@ def find_recipe(name: str) -> Path:
     reads the file reports it.
     """
     here = Path(name)
-    if here.suffix in (".yaml", ".yml", ".json") and here.is_file():
+    if here.suffix in (".yaml", ".yml", ".json") and _is_file(here):
         return here
     return in_folder(Path("recipes"), name) or in_folder(SHIPPED, name) or here
 
@@ -30,32 +30,70 @@ def find_recipe(name: str) -> Path:
 def in_folder(folder: Path, name: str) -> Path | None:
     """The recipe with that name in a folder of recipes; None if there is none."""
     file = folder / f"{name.removeprefix('recipes/').removesuffix('.yaml')}.yaml"
-    return file if file.is_file() and file.resolve().is_relative_to(folder.resolve()) else None
+    return file if _is_file(file) and file.resolve().is_relative_to(folder.resolve()) else None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False  # such as a name that is too long
+
+
+def content_of(recipe: Path) -> dict[str, Any]:
+    """The settings of a recipe file, and its key `base`.
+
+    Raises:
+        UserError: It cannot be read, is not YAML, or has no settings.
+    """
+    try:
+        content = read_yaml_file(recipe)
+    except InvalidYaml as error:
+        raise UserError(f"config file {recipe} {error} (--config)") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f"config file {str(recipe)[:200]} cannot be read: {why}{_hint(recipe)} (--config)") from None
+    if not isinstance(content, dict) or not content:
+        raise UserError(f"config file {recipe} has no settings; write `key: value` lines (--config)")
+    return content
+
+
+def _hint(recipe: Path) -> str:
+    near = difflib.get_close_matches(recipe.stem, [Path(name).stem for name in shipped()], n=1)
+    return f"; did you mean {near[0]}?" if near else "; `python -m lit_llm recipes` lists the shipped ones"
+
+
+def with_base(recipe: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """A recipe and the base that it names, each with its settings, in the order in which they apply.
+
+    `base` is a path relative to the recipe, or else a name as `--config` takes it.
+
+    Raises:
+        UserError: A file cannot be read, or the base has a base itself. A reader should need two files at most.
+    """
+    content = content_of(recipe)
+    named = content.pop("base", None)
+    if named is None:
+        return [(recipe, content)]
+    if not isinstance(named, str):
+        raise UserError(f"base is {named!r}, but must be the name of a recipe (base, in {recipe})")
+    base = recipe.parent / named
+    if not _is_file(base) and not _is_file(base := find_recipe(named)):
+        raise UserError(f"base recipe not found: {recipe.parent / named} (base: {named}, in {recipe}){_hint(base)}")
+    settings = content_of(base)
+    if "base" in settings:
+        raise UserError(f"{base} is the base of {recipe}, so it must not have a base itself (base, in {base})")
+    return [(base, settings), (recipe, content)]
 
 
 def base_of(recipe: Path) -> Path | None:
-    """The file that a recipe's key `base` names, relative to the recipe; None without that key, or if `recipe` is not YAML.
+    """The base that a recipe names; None if it names none.
 
     Raises:
-        UserError: The base does not exist, or has a base itself. A reader should need two files at most.
+        UserError: As `with_base`.
     """
-    named = _base_key(recipe)
-    if named is None:
-        return None
-    base = recipe.parent / str(named)
-    if not base.is_file():
-        raise UserError(f"base recipe not found: {base} (base: {named}, in {recipe})")
-    if _base_key(base) is not None:
-        raise UserError(f"{base} is the base of {recipe}, so it must not have a base itself (base, in {base})")
-    return base
-
-
-def _base_key(path: Path) -> Any:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        return None  # reported by whoever reads the file
-    return content.get("base") if isinstance(content, dict) else None
+    files = with_base(recipe)
+    return files[0][0] if len(files) == 2 else None
 
 
 @dataclass(frozen=True)

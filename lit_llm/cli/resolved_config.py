@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from lit_llm.cli.arguments import Arguments, leaves
 from lit_llm.cli.parse import parse
 from lit_llm.training.save_config import LAUNCH_ONLY
+from lit_llm.yaml_reading import dump_yaml, read_yaml
 
 
 def resolved(arguments: Arguments | list[str]) -> str:
@@ -26,14 +25,14 @@ def resolved(arguments: Arguments | list[str]) -> str:
     if not recipe.initial_problems:
         return text
     # The model follows from weights that are not on this machine. Only what the recipe sets is known.
-    values = yaml.safe_load(text)
+    values = read_yaml(text)
     values["model"] = {key: value for key, value in values["model"].items() if f"model.{key}" in recipe.given}
-    return yaml.safe_dump(values, sort_keys=False)
+    return dump_yaml(values)
 
 
 def differences(one: str, other: str) -> list[tuple[str, Any, Any]]:
     """Keys (as their flags are called) whose values differ between two resolved configurations; "–" where there is none."""
-    a, b = (dict(leaves(yaml.safe_load(text))) for text in (one, other))
+    a, b = (dict(leaves(read_yaml(text))) for text in (one, other))
     groups = list(dict.fromkeys(key.partition(".")[0] for key in [*a, *b]))
     keys = sorted(dict.fromkeys([*a, *b]), key=lambda key: groups.index(key.partition(".")[0]))
     absent = "–"

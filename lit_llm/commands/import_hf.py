@@ -9,7 +9,6 @@ from pathlib import Path
 
 import lightning
 import torch
-import yaml
 
 from lit_llm.checkpoint import format
 from lit_llm.checkpoint.crash_safe import delete, make_folder
@@ -23,6 +22,7 @@ from lit_llm.hf.tokenizer_files import copy_companions
 from lit_llm.models.gpt import GPT
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
+from lit_llm.yaml_reading import dump_yaml
 
 STEP_0 = "step-00000000.ckpt"
 
@@ -90,7 +90,7 @@ def import_folder(folder: Path, run: Path) -> list[str]:
             shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
             copy_companions(folder, partial)
         title = f"# {ARCHITECTURES[content['model_type']]}, imported from {folder}. Other settings are defaults.\n"
-        (partial / RUN_CONFIG).write_text(title + yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+        (partial / RUN_CONFIG).write_text(title + dump_yaml(recipe), encoding="utf-8")
         checkpoint = {
             "state_dict": {f"model.{name}": weight for name, weight in weights.items()},
             "model_config": settings,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
-
 from lit_llm.errors import UserError
+from lit_llm.yaml_reading import read_yaml_file
 
 TABLE = Path(__file__).with_name("hardware.yaml")
 
@@ -60,7 +59,7 @@ class Hardware:
 @cache
 def table() -> dict[str, Hardware]:
     """All devices of hardware.yaml, by name."""
-    entries = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    entries = read_yaml_file(TABLE)
     found = {}
     for name, entry in entries.items():
         price = entry.pop("price_usd_hour")

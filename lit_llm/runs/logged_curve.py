@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.checkpoint.format import read_manifest
 from lit_llm.errors import UserError
 from lit_llm.runs.curve import METRICS, Curve, Row, as_text
-from lit_llm.runs.run_folder import config_of, find_checkpoint
+from lit_llm.runs.run_folder import config_of, find_checkpoint, settings_of
 
 
 def logged(run: Path) -> Curve:
@@ -34,7 +33,7 @@ def curve_of(run: Path) -> Curve:
     Raises:
         UserError: It is not a run folder, or nothing was logged.
     """
-    config = yaml.safe_load(config_of(run).read_text(encoding="utf-8"))
+    config = settings_of(config_of(run).parent)
     curve = logged(run)
     if not curve.rows:
         raise UserError(f"{run} has no curves: it was run without a TensorBoard logger, or not at all (--run)")

@@ -6,10 +6,10 @@ Names and rules of the folder only. `lit_llm.runs.resume` decides where a run st
 from __future__ import annotations
 
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from lit_llm.errors import UserError
+from lit_llm.yaml_reading import InvalidYaml, read_yaml_file
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
@@ -62,12 +62,25 @@ def origin_of(run_dir: Path) -> Path | None:
     """
     if not (run_dir / CONFIG).is_file():
         return None
-    try:
-        config = yaml.safe_load((run_dir / CONFIG).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise UserError(f"{run_dir / CONFIG} is not valid YAML: restore it, or use another folder (--run_dir)") from None
-    origin = config.get("resume") if isinstance(config, dict) else None
+    origin = settings_of(run_dir).get("resume")
+    if origin is not None and not isinstance(origin, str):
+        raise UserError(f"resume in {run_dir / CONFIG} is {origin!r}, but must be a path: restore the file (--run_dir)")
     return None if origin is None else Path(origin)
+
+
+def settings_of(run_dir: Path) -> dict[str, Any]:
+    """The settings in the config.yaml of a run folder.
+
+    Raises:
+        UserError: It is not valid YAML, or has no settings.
+    """
+    try:
+        settings = read_yaml_file(run_dir / CONFIG)
+    except InvalidYaml as error:
+        raise UserError(f"{run_dir / CONFIG} {error}: restore it, or use another folder (--run_dir)") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"{run_dir / CONFIG} has no settings: restore it, or use another folder (--run_dir)")
+    return settings
 
 
 def find_checkpoint(run_dir: Path, which: str) -> Path:
