@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -25,25 +26,67 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
         folders: whether a folder is allowed.
 
     Returns:
-        The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if nothing matches it.
+        The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if nothing matches it. A file that
+        is given twice, also through a link, is a problem too.
     """
     files: dict[Path, None] = {}  # an ordered set
     problems: list[str] = []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        path = Path(pattern).expanduser()
-        if path.is_file():
-            if path.stat().st_size == 0:
-                problems.append(f"{pattern} is empty: give a file with content ({flag}).")
-            files[path] = None
-        elif path.is_dir() and not folders:
-            problems.append(f"{pattern} is a folder: give a pattern such as {os.path.join(pattern, '*.bin')} ({flag}).")
-        else:
-            found = _below(path) if path.is_dir() else _glob(path)
-            usable = [file for file in found if file.is_file() and file.stat().st_size > 0]
-            if not usable:
-                problems.append(MissingFiles(f"No non-empty file matches {pattern} ({flag})."))
-            files.update(dict.fromkeys(usable))
-    return list(files), problems
+    given = [patterns] if isinstance(patterns, str) else patterns
+    if not given:
+        problems.append(f"The list of files is empty: give a file{', a folder' if folders else ''} or a glob ({flag}).")
+    if "" in given:
+        problems.append(f"A path is '': give a file{', a folder' if folders else ''} or a glob; . is this folder ({flag}).")
+    for pattern in given:
+        if not pattern:
+            continue
+        try:
+            found, problem = _matches(pattern, flag=flag, folders=folders)
+        except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, an unknown home folder, a NUL byte
+            found, problem = [], f"{pattern[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag})."
+        if problem is not None:
+            problems.append(problem)
+        files.update(dict.fromkeys(found))
+    return list(files), [*problems, *_given_twice(files, given, flag)]
+
+
+def same_files(ours: Iterable[Path], others: Iterable[Path]) -> list[tuple[Path, Path]]:
+    """Pairs of paths, one of each side, that lead to the same file. Symbolic and hard links count."""
+    known = {_identity(path): path for path in ours}
+    return [(known[identity], path) for path in others if (identity := _identity(path)) in known]
+
+
+def _given_twice(files: Iterable[Path], given: list[str], flag: str) -> list[str]:
+    """A sentence for a file that is named twice: by the same path, or by two paths or links."""
+    named = [str(Path(pattern)) for pattern in given if pattern]
+    for name in named:
+        if named.count(name) > 1:
+            return [f"{name} is given twice: remove it once ({flag})."]
+    first: dict[tuple[int, int], Path] = {}
+    for path in files:
+        before = first.setdefault(_identity(path), path)
+        if before is not path:
+            return [f"{before} and {path} are the same file: give it once ({flag})."]
+    return []
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[list[Path], str | None]:
+    """The files of one pattern, and what is wrong with it."""
+    if "\0" in pattern:
+        raise ValueError("it contains a NUL byte")
+    path = Path(pattern).expanduser()
+    if path.is_file():
+        empty = path.stat().st_size == 0
+        return [path], f"{pattern} is empty: give a file with content ({flag})." if empty else None
+    if path.is_dir() and not folders:
+        return [], f"{pattern} is a folder: give a pattern such as {os.path.join(pattern, '*.bin')} ({flag})."
+    found = _below(path) if path.is_dir() else _glob(path)
+    usable = [file for file in found if file.is_file() and file.stat().st_size > 0]
+    return usable, None if usable else MissingFiles(f"No non-empty file matches {pattern} ({flag}).")
 
 
 def _glob(pattern: Path) -> list[Path]:

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
 from lit_llm.data.build import META_FILE, build
 from lit_llm.data.datamodule import Corpus, TokenDataModule
 from lit_llm.data.documents import Document, hold_out
-from lit_llm.data.paths import expand
+from lit_llm.data.paths import expand, same_files
 from lit_llm.data.shards import TokenStream
 from lit_llm.data.tokenizer import Bytes, Tokenizer, load_tokenizer
 from lit_llm.errors import UserError
@@ -40,6 +42,7 @@ class TextDataModule(TokenDataModule):
         super().__init__(**kwargs)
         self._source_tokenizer = tokenizer or Bytes()
         self.cache_dir = cache_dir
+        self._verified: Path | None = None  # the cache that this process has made or checked
 
     @abstractmethod
     def documents(self) -> dict[str, list[Document]]:
@@ -51,11 +54,30 @@ class TextDataModule(TokenDataModule):
         return self._source_tokenizer
 
     def prepare_data(self) -> None:
-        """Tokenise into the cache, unless it has the tokens. Several processes may run this at the same time."""
+        """Tokenise into the cache, unless it has the tokens. Several processes may run this at the same time.
+
+        Raises:
+            UserError: The cache cannot be written, or the text cannot be read.
+        """
         self.raise_problems()
-        folder = self._cache_folder()
-        if folder.exists():
-            return
+        try:
+            folder = self._cache_folder()
+            if folder.exists():
+                if folder == self._verified or (damage := self._damage(folder)) is None:
+                    self._verified = folder
+                    return
+                rank_zero_warn(f"The token cache {folder} is damaged, so the text is tokenised again: {damage}")
+                shutil.rmtree(folder)
+            self._fill(folder)
+            self._verified = folder
+        except OSError as error:
+            where = "" if error.filename is None else f"{error.filename}: "
+            raise UserError(
+                f"The text cannot be tokenised into the cache {self._cache_root()}: {where}{error.strerror or error} "
+                "(--data.cache_dir, or the variable LIT_LLM_CACHE)."
+            ) from error
+
+    def _fill(self, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.parent / f"tmp-{uuid.uuid4().hex}"
         temporary.mkdir()  # not tempfile's: users may share a cache
@@ -72,7 +94,9 @@ class TextDataModule(TokenDataModule):
         folder = self._cache_folder()
         if not folder.exists():
             self.prepare_data()
-        meta = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
+        if folder != self._verified and (damage := self._damage(folder)) is not None:
+            raise UserError(f"The token cache is damaged: delete the folder {folder}, and it is made again. {damage}")
+        meta = _read_meta(folder)
         streams = {}
         for name, split in meta["splits"].items():
             if split["tokens"] < 2:
@@ -80,8 +104,25 @@ class TextDataModule(TokenDataModule):
                     f"The {name} text has only {split['bytes']} bytes = {split['tokens']} tokens: give more text "
                     "(--data.paths, or --data.train and --data.val)."
                 )
-            streams[name] = TokenStream(sorted(folder.glob(f"{name}_*.bin")))
+            streams[name] = _stream(folder, name)
         return Corpus(streams, meta["vocab_size"], load_tokenizer(folder))
+
+    def _damage(self, folder: Path) -> str | None:
+        """What is wrong with a folder of the cache. Token ids are checked, as far as `TokenStream.scan` reads them."""
+        try:
+            meta = _read_meta(folder)
+            if meta["vocab_size"] != load_tokenizer(folder).vocab_size:
+                return f"{folder / META_FILE} and its tokenizer have different vocabularies."
+            for name, split in meta["splits"].items():
+                if split["tokens"] and len(stream := _stream(folder, name)) != split["tokens"]:
+                    return f"the {name} shards have {len(stream)} tokens instead of {split['tokens']}."
+                if split["tokens"]:
+                    stream.scan(meta["vocab_size"])
+        except (UserError, OSError) as error:
+            return str(error)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return f"{folder / META_FILE} cannot be read ({type(error).__name__})."
+        return None
 
     def held_out_text(self) -> Iterator[bytes]:
         """The bytes of the validation text in pieces, for comparing its compression with other programs."""
@@ -89,9 +130,9 @@ class TextDataModule(TokenDataModule):
             yield from document.pieces()
 
     def cached_meta(self) -> dict[str, Any] | None:
-        """What the cache says about the tokenised text, as `build` wrote it; None if it has not been tokenised."""
-        file = self._cache_folder() / META_FILE
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        """What the cache says about the tokenised text, as `build` wrote it; None without an undamaged cache."""
+        folder = self._cache_folder()
+        return _read_meta(folder) if folder.exists() and self._damage(folder) is None else None
 
     def _cache_folder(self) -> Path:
         content: list[Any] = [_CACHE_VERSION, self.source_tokenizer.identity()]
@@ -101,8 +142,41 @@ class TextDataModule(TokenDataModule):
                 status = d.path.stat()
                 content.append([str(d.path.absolute()), d.start, d.stop, status.st_size, status.st_mtime_ns])
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
-        root = self.cache_dir or os.environ.get("LIT_LLM_CACHE") or "~/.cache/lit_llm"
-        return Path(root).expanduser() / "tokens" / key
+        return self._cache_root() / "tokens" / key
+
+    def _cache_root(self) -> Path:
+        return Path(self.cache_dir or os.environ.get("LIT_LLM_CACHE") or "~/.cache/lit_llm").expanduser()
+
+    def problems(self, world_size: int = 1) -> list[str]:
+        return [*super().problems(world_size), *self._cache_problems()]
+
+    def _cache_problems(self) -> list[str]:
+        """Why the cache folder cannot be used, as far as that is known without writing."""
+        if self.cache_dir is not None and (not self.cache_dir or "\0" in self.cache_dir):
+            return [f"cache_dir is {self.cache_dir!r}, but must be the path of a folder, or null (--data.cache_dir)."]
+        mends = "(--data.cache_dir, or the variable LIT_LLM_CACHE)"
+        try:
+            root = self._cache_root()
+            above = next(folder for folder in (root / "tokens", root, *root.absolute().parents) if folder.exists())
+        except (OSError, RuntimeError) as error:  # a name that is too long, an unknown home folder
+            return [f"The cache folder {self.cache_dir} cannot be used: {getattr(error, 'strerror', None) or error} {mends}."]
+        if not above.is_dir():
+            return [f"The cache folder {root} cannot be made: {above} is a file {mends}."]
+        if above != root / "tokens" and not os.access(above, os.W_OK | os.X_OK):  # an existing cache may be read-only
+            return [f"The cache folder {root} cannot be made: {above} is not writable {mends}."]
+        return []
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
+    return content
+
+
+def _stream(folder: Path, name: str) -> TokenStream:
+    shards = sorted(folder.glob(f"{name}_*.bin"))
+    if not shards:
+        raise UserError(f"{folder} has no shards of {name}.")
+    return TokenStream(shards)
 
 
 class TextFiles(TextDataModule):
@@ -148,9 +222,9 @@ class TextFiles(TextDataModule):
         files, path_problems = self._files()
         problems += path_problems
         for held_out in ("val", "test"):
-            both = sorted(set(files.get("train", [])) & set(files.get(held_out, [])))
-            if both:
-                problems.append(f"{both[0]} is in both --data.train and --data.{held_out}: remove it from one of them.")
+            flag = "paths" if self.train is None else "train"
+            for _, path in same_files(files.get("train", []), files.get(held_out, []))[:1]:
+                problems.append(f"{path} is in both --data.{flag} and --data.{held_out}: remove it from one of them.")
         return problems
 
     def documents(self) -> dict[str, list[Document]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.data.datamodule import Corpus, TokenDataModule
-from lit_llm.data.paths import expand
+from lit_llm.data.paths import expand, same_files
 from lit_llm.data.shards import TokenStream
 from lit_llm.data.tokenizer import Tokenizer
 from lit_llm.errors import UserError
@@ -57,6 +57,9 @@ class TokenShards(TokenDataModule):
                         problems.append(f"The {name} shards hold a single token, but at least two are needed (--data.{name}).")
                 except UserError as error:
                     problems += str(error).split("\n")
+        for held_out in ("val", "test"):
+            for _, path in same_files(self._files("train")[0], self._files(held_out)[0])[:1]:
+                problems.append(f"{path} is in both --data.train and --data.{held_out}: remove it from one of them.")
         if self._vocab_size < 1:
             problems.append(f"vocab_size must be at least 1, not {self._vocab_size} (--data.vocab_size).")
         elif self._shard_tokenizer is not None and self._shard_tokenizer.vocab_size > self._vocab_size:

@@ -223,11 +223,12 @@ def test_the_fingerprint_follows_the_tokens_not_the_files(tmp_path, shards):
 
 def test_a_vocabulary_larger_than_the_tokenizer_has_ids_of_no_bytes(tmp_path, shards):
     write(tmp_path, "bytes", np.arange(257))
-    files = str(tmp_path / "bytes_*.bin")
-    data = shards(train=files, val=files, vocab_size=260, tokenizer=Bytes())
+    write(tmp_path, "held", np.arange(257))
+    files = {"train": str(tmp_path / "bytes_*.bin"), "val": str(tmp_path / "held_*.bin")}
+    data = shards(**files, vocab_size=260, tokenizer=Bytes())
     data.setup()
     assert data.token_bytes.tolist() == [1] * 256 + [0] * 4
-    data = shards(train=files, val=files, vocab_size=None, tokenizer=Bytes())
+    data = shards(**files, vocab_size=None, tokenizer=Bytes())
     data.setup()
     assert data.vocab_size == 257
     assert shards(vocab_size=100, tokenizer=Bytes()).problems() == [

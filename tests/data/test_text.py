@@ -13,6 +13,7 @@ from lit_llm.data import BPE, Bytes, PythonStdlib, TextFiles, TokenizerJSON, Tok
 from lit_llm.data import documents as documents_file
 from lit_llm.data.documents import Document, hold_out
 from lit_llm.data.prepare import prepare
+from lit_llm.errors import UserError
 
 
 def text_files(tmp_path, **arguments):
@@ -276,9 +277,104 @@ def test_a_failed_build_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
     (tmp_path / "t.txt").write_text("some line\n" * 60)
     data = text_files(tmp_path, paths=str(tmp_path / "t.txt"))
     monkeypatch.setattr(Bytes, "save", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match=r"disk full \(--data.cache_dir"):
         data.prepare_data()
     assert cached(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda cache: (cache / "meta.json").write_text("{"),
+        lambda cache: (cache / "meta.json").write_text("[1]"),
+        lambda cache: (cache / "meta.json").write_text('{"splits": 3, "vocab_size": 257}'),
+        lambda cache: (cache / "meta.json").write_bytes(b"\xff\x00"),
+        lambda cache: (cache / "meta.json").unlink(),
+        lambda cache: (cache / "tokenizer.json").write_text("{}"),
+        lambda cache: (cache / "tokenizer.json").unlink(),
+        lambda cache: (cache / "train_000000.bin").unlink(),
+        lambda cache: (cache / "train_000000.bin").write_bytes(b"short"),
+        lambda cache: os.truncate(cache / "val_000000.bin", 1030),
+        lambda cache: (cache / "train_000000.bin").write_bytes((cache / "train_000000.bin").read_bytes()[:-2] + b"\xff\xff"),
+    ],
+)
+def test_a_damaged_cache_is_made_again_with_a_note(tmp_path, damage):
+    (tmp_path / "t.txt").write_text("some line\n" * 60)
+    first = opened(text_files(tmp_path, paths=str(tmp_path / "t.txt")))
+    (cache,) = (tmp_path / "cache" / "tokens").iterdir()
+    damage(cache)
+    again = text_files(tmp_path, paths=str(tmp_path / "t.txt"))
+    with pytest.raises(UserError, match=f"damaged: delete the folder {cache}"):
+        again.setup()
+    with pytest.warns(UserWarning, match=f"The token cache {cache} is damaged"):
+        again.prepare_data()
+    again.setup()
+    assert again.fingerprint == first.fingerprint
+    assert cached(tmp_path) == {cache.name}
+
+
+@pytest.mark.parametrize(
+    ("cache_dir", "words"),
+    [
+        ("", "cache_dir is '', but must be the path of a folder, or null (--data.cache_dir)"),
+        ("a\0b", "but must be the path of a folder"),
+        ("t.txt", "t.txt is a file (--data.cache_dir"),
+        ("t.txt/below", "t.txt is a file (--data.cache_dir"),
+        ("x" * 300, "File name too long (--data.cache_dir"),
+        ("~nobody-of-this-name/x", "cannot be used"),
+    ],
+)
+def test_a_cache_folder_that_cannot_be_used_is_a_problem_before_any_work(tmp_path, monkeypatch, cache_dir, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("some line\n" * 60)
+    (problem,) = text_files(tmp_path, paths="t.txt", cache_dir=cache_dir).problems()
+    assert words in problem
+
+
+def test_a_cache_below_a_folder_that_takes_no_files_is_one_sentence(tmp_path):
+    (tmp_path / "t.txt").write_text("some line\n" * 60)
+    data = text_files(tmp_path, paths=str(tmp_path / "t.txt"), cache_dir="/proc/none")
+    with pytest.raises(UserError, match=r"/proc.*\(--data.cache_dir") as error:
+        data.prepare_data()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [
+        ("", "A path is ''"),
+        (["t.txt", ""], "A path is ''"),
+        ([], "The list of files is empty"),
+        (["t.txt", "t.txt"], "t.txt is given twice"),
+        (["t.txt", "./t.txt"], "t.txt is given twice"),
+        (["t.txt", "*.txt"], None),  # a glob may match a file that is also named
+        (["t.txt", "ABSOLUTE"], "t.txt are the same file"),
+        (["t.txt", "link"], "t.txt and link are the same file"),
+        ("a\0b", "cannot be read"),
+        ("x" * 300, "File name too long"),
+        ("~nobody-of-this-name/x", "cannot be read"),
+    ],
+)
+def test_paths_that_name_nothing_or_a_file_twice_are_problems(tmp_path, monkeypatch, paths, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("some line\n" * 60)
+    (tmp_path / "link").symlink_to("t.txt")
+    if isinstance(paths, list):
+        paths = [str(tmp_path / "t.txt") if path == "ABSOLUTE" else path for path in paths]
+    problems = text_files(tmp_path, paths=paths).problems()
+    assert [words in problem and "(--data.paths)" in problem for problem in problems] == [True] * (words is not None)
+
+
+def test_a_file_is_not_trained_on_and_held_out_under_another_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("some line\n" * 60)
+    os.link("t.txt", "u.txt")
+    assert text_files(tmp_path, train="t.txt", val="u.txt").problems() == [
+        "u.txt is in both --data.train and --data.val: remove it from one of them."
+    ]
+    assert text_files(tmp_path, paths="t.txt", test="u.txt").problems() == [
+        "u.txt is in both --data.paths and --data.test: remove it from one of them."
+    ]
 
 
 def test_the_cache_folder_comes_from_the_environment_when_not_given(tmp_path, monkeypatch):
