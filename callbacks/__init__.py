@@ -9,6 +9,7 @@ from .batch_ramp import BatchRamp
 from .checkpoint import StepCheckpoint
 from .ddp_bucket_warmup import DDPBucketWarmup
 from .gradient_norm_and_clipping import GradientNorm
+from .logger_errors import LoggerErrors
 from .profile_steps import Profile
 from .progress_bar import TrainingProgress
 from .samples import TextSamples
@@ -32,6 +33,7 @@ __all__ = [
     "GradientNorm",
     "InverseSquareRoot",
     "Linear",
+    "LoggerErrors",
     "Profile",
     "Schedule",
     "SpikeGuard",

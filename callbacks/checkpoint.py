@@ -73,6 +73,8 @@ class StepCheckpoint(Checkpoint):
     All ranks take part in every save. Rank 0 determines the best and the time, and makes links and deletions. Other ranks
     learn of a failed save at the next save or at the end of training. `fast_dev_run` saves nothing.
 
+    For the calling program: `last_save_failed`, after `fit`, is whether the last checkpoint could not be written.
+
     Args:
         every_n_steps: optimizer steps between two saves.
         keep_last: number of newest files kept, at least 1. The best is kept in addition.
@@ -119,6 +121,7 @@ class StepCheckpoint(Checkpoint):
         self.dirpath = dirpath
         self.every_n_minutes = every_n_minutes
         self.keep_every_n_steps = keep_every_n_steps
+        self.last_save_failed = False
         self._folder = Path()
         self._files = _Files()
         self._saving: _Save | None = None
@@ -151,7 +154,7 @@ class StepCheckpoint(Checkpoint):
         self._folder = Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints").absolute()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saving = None
+        self._saving, self.last_save_failed = None, False
         known = (getattr(callback, "stable_until", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         self._stable_step = next((step for step in known if step), 0)
         leaving = self._files.leaving
@@ -297,6 +300,7 @@ class StepCheckpoint(Checkpoint):
         if saved is None:
             return
         (_, files), self._saving = self._saving, None
+        self.last_save_failed = not saved
         if not saved:
             return
         self._files = files
@@ -321,7 +325,7 @@ class StepCheckpoint(Checkpoint):
         """Wait for the save in progress and broadcast its outcome. Called on all ranks."""
         if trainer.is_global_zero:
             self._settle(trainer, wait=True)
-        self._files = trainer.strategy.broadcast(self._files)
+        self._files, self.last_save_failed = trainer.strategy.broadcast((self._files, self.last_save_failed))
         self._saving = None
 
     def _present(self) -> _Files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -236,9 +237,28 @@ class StopOnSignal(Callback):
 
 
 def ignore_signals(worker_id: int) -> None:
-    """`worker_init_fn` of a DataLoader: the worker ignores signals, and ends when its parent process ends."""
+    """`worker_init_fn` of a DataLoader: the worker ignores signals, and ends with its parent process.
+
+    SIGTERM from the parent itself ends it. Python sends that at its exit to every worker that is left, for example after
+    an exception in validation, and waits for it. Where the sender of a signal is not known (macOS), SIGTERM ends the worker.
+    """
     for signum in _SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
+        if signum != signal.SIGTERM:
+            signal.signal(signum, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if hasattr(signal, "sigtimedwait") and parent is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # threads that start later inherit it
+        threading.Thread(target=_end_with, args=(parent,), name="end-with-parent", daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    """End this process when `parent` ends or sends SIGTERM, also while the worker reads or waits."""
+    forked = os.getppid() == parent.pid  # not by a fork server; then only a pipe tells whether the parent lives
+    while os.getppid() == parent.pid if forked else parent.is_alive():
+        received = signal.sigtimedwait({signal.SIGTERM}, 1.0)
+        if received is not None and received.si_pid == parent.pid:
+            break
+    os._exit(0)  # 0: torch reports a worker that fails, and this one was not needed any more
 
 
 def _can_be_deferred(trainer: Trainer) -> bool:

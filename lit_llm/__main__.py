@@ -6,8 +6,10 @@ import importlib
 import importlib.metadata
 import os
 import sys
+from typing import NoReturn
 
 from lit_llm.cli.arguments import underscored
+from lit_llm.cli.bounded_exit import run_and_end
 from lit_llm.errors import UserError, is_user_error, report
 
 # Command → module with `main(arguments) -> exit code`, what it does, an example. A module is imported when its command runs:
@@ -75,11 +77,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
-def console_script() -> int:
+def console_script() -> NoReturn:
     """Entry point of the installed command `lit_llm`: finds classes in the current folder, as `python -m lit_llm` does."""
     sys.path.insert(0, os.getcwd())
-    return main()
+    run_and_end(main)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_end(main)

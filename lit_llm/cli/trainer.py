@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm import callbacks
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
+from lit_llm.cli.bounded_exit import end_with_launcher, launches_ranks
 from lit_llm.cli.parse import Recipe
 from lit_llm.distributed.loss_scaling import loss_scaling
 from lit_llm.distributed.mesh_strategy import MeshStrategy
@@ -48,6 +49,8 @@ def make_trainer(
     settings["logger"] = _logger(settings["logger"], run_dir, start) if fits else False  # evaluation must not write into curves
     own = _as_list(settings["callbacks"])
     chosen = [*own, *_callbacks(recipe, groups, progress_bar=settings["enable_progress_bar"] is not False)]
+    if fits:
+        chosen.insert(0, callbacks.LoggerErrors())
     if fits and not settings["fast_dev_run"]:
         chosen.append(SaveRunFolder(recipe.parser, config, save_to_log_dir=False))
     settings["callbacks"] = chosen
@@ -61,6 +64,8 @@ def make_trainer(
     if isinstance(settings["strategy"], FSDPStrategy) or settings["strategy"] in ("fsdp", "fsdp_cpu_offload"):
         settings["strategy"] = MeshStrategy.from_fsdp1(settings["strategy"], int(settings["num_nodes"]))
     trainer = Trainer(**settings)
+    if trainer.world_size > 1:
+        launches_ranks() if trainer.local_rank == 0 else end_with_launcher()
     if extra_logger is not None:
         trainer.loggers = [*trainer.loggers, extra_logger]
     _set_checkpoint_format(trainer, recipe, scratch=scratch, verified=start.checkpoint)

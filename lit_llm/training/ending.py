@@ -1,9 +1,14 @@
-"""The reason why training ended, and a check of EarlyStopping."""
+"""The reason why training ended, what is wrong with its result, and a check of EarlyStopping."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
+from torch import Tensor
 
 from lit_llm import callbacks
 from lit_llm.errors import UserError
@@ -65,6 +70,45 @@ def reason_for_end(trainer: Trainer) -> str:
         if remaining is not None and remaining <= 0:
             return "reached trainer.max_time"
     return "a callback stopped it"
+
+
+def unsaved(trainer: Trainer, run_dir: Path, *, resumed: bool) -> str | None:
+    """Why the result of training is not on disk, although the run saves checkpoints; a sentence, or None.
+
+    Args:
+        resumed: the run continued from a checkpoint, which is there even if this launch saved none.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, callbacks.StepCheckpoint) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            newest = callback.last_model_path
+            if callback.last_save_failed or not (newest or resumed):
+                kept = f"the newest one is {newest}" if newest else f"{run_dir} has none"
+                return (
+                    f"the last checkpoint, after step {trainer.global_step}, could not be saved, and {kept}: make room on the "
+                    "disk, or choose another folder (--run_dir), and start again with --resume auto"
+                )
+    return None
+
+
+def not_finite(trainer: Trainer, metrics: Mapping[str, Tensor]) -> str | None:
+    """That training ended with a loss that is not finite: a sentence, or None.
+
+    A SpikeGuard skips such steps. A finite validation loss then shows that the weights are fine.
+
+    Args:
+        metrics: the last values of all metrics.
+    """
+    losses = {name: float(metrics[name]) for name in ("train/loss", "val/loss") if name in metrics}
+    guarded = any(isinstance(callback, callbacks.SpikeGuard) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    if guarded and math.isfinite(losses.get("val/loss", math.nan)):
+        return None
+    for name, value in losses.items():
+        if not math.isfinite(value):
+            return (
+                f"training ended after step {trainer.global_step} with {name} {value}: continue from a checkpoint before "
+                "(--resume PATH) with a lower learning rate (--optimizer.lr) or stronger clipping (--gradient_norm.clip)"
+            )
+    return None
 
 
 def _validates_by_steps(trainer: Trainer) -> bool:

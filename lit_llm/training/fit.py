@@ -19,7 +19,7 @@ import lit_llm.data
 from lit_llm import callbacks
 from lit_llm.checkpoint.crash_safe import delete
 from lit_llm.data.tokenizer import TOKENIZER_FILE
-from lit_llm.errors import UserError, is_user_error
+from lit_llm.errors import UserError, is_user_error, report
 from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
@@ -27,9 +27,9 @@ from lit_llm.runs.lock import LOCK, RunLock
 from lit_llm.runs.logged_curve import logged
 from lit_llm.runs.resume import RunStart, is_rank_zero
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, holds_run, set_aside
-from lit_llm.training.ending import reason_for_end, require_monitors
+from lit_llm.training.ending import not_finite, reason_for_end, require_monitors, unsaved
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.lost_peer import is_lost_peer
+from lit_llm.training.lost_peer import PeerWatch, is_lost_peer
 
 
 def fit(
@@ -43,7 +43,10 @@ def fit(
     replace: bool,
     accept_changes: bool,
 ) -> int:
-    """Train, then evaluate; returns the exit code. It is 1 if SpikeGuard stopped training, or another process ended early.
+    """Train, then evaluate; returns the exit code.
+
+    It is 1 if SpikeGuard stopped training, another process ended early, the last checkpoint could not be saved, the loss was
+    not finite at the end, or the run left the curve that it was checked against.
 
     Args:
         initial: Initial weights instead of random ones.
@@ -55,6 +58,7 @@ def fit(
         KeyboardInterrupt: Instead of Lightning's SystemExit.
     """
     require_monitors(trainer)
+    trainer.callbacks.insert(0, PeerWatch())  # type: ignore[attr-defined]
     follower = next((logger for logger in trainer.loggers if isinstance(logger, CurveFollower)), None)
     if is_rank_zero() and isinstance(data, lit_llm.data.TokenDataModule):
         _check_data(data, model, start, initial, accept_changes=accept_changes)
@@ -73,12 +77,17 @@ def fit(
         code = _train(trainer, model, data, start, run_dir, folder)
         if code is not None:
             return code
+        metrics = dict(trainer.callback_metrics)  # an evaluation clears them
         _evaluate(trainer, model, data, start)
+        metrics |= trainer.callback_metrics
     print_metrics(trainer, "val", run_dir, trainer.global_step)
-    if follower is None or not trainer.is_global_zero:
-        return 0
-    print(follower.summary())
-    return 0 if follower.followed else 1
+    problems = [unsaved(trainer, run_dir, resumed=start.checkpoint is not None), not_finite(trainer, metrics)]
+    failed = any(problems)
+    report("\n".join(filter(None, problems)))
+    if follower is not None and trainer.is_global_zero:
+        print(follower.summary())
+        failed |= not follower.followed
+    return _code_of_failure(trainer) if failed else 0
 
 
 def _check_data(
@@ -125,13 +134,18 @@ def _train(
         rank = f"rank {trainer.global_rank}"
         print(f"{rank}: another process of this run ended. See its output for the reason; {how}", file=sys.stderr)
         return 1
+    finally:
+        trainer.strategy.checkpoint_io.teardown()  # a checkpoint in the background; Lightning leaves this out after some errors
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
+            if problem := unsaved(trainer, run_dir, resumed=start.checkpoint is not None):
+                report(f"stopped by {callback.stopped_by}; {problem}")
+                return _code_of_failure(trainer)
             if trainer.is_global_zero:
                 print(f"stopped by {callback.stopped_by} after step {trainer.global_step}; continue with: {_continue(run_dir)}")
             return callback.exit_code
         if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
-            return 0 if _started_by_rank_zero(trainer) else 1
+            return _code_of_failure(trainer)
     if trainer.is_global_zero:
         print(f"training ended after step {trainer.global_step}: {reason_for_end(trainer)}")
     return None
@@ -216,7 +230,7 @@ def _continue(run_dir: Path) -> str:
     return f"python -m lit_llm fit --run {run_dir} --resume auto"
 
 
-def _started_by_rank_zero(trainer: Trainer) -> bool:
-    """Whether Lightning launched this process. Rank 0 kills itself if such a process fails, so it must exit with 0."""
+def _code_of_failure(trainer: Trainer) -> int:
+    """1; but 0 in a process that Lightning launched: rank 0 kills itself if such a process fails."""
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    return isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
+    return 0 if isinstance(environment, LightningEnvironment) and trainer.local_rank > 0 else 1

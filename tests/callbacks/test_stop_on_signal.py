@@ -1,6 +1,7 @@
 """StopOnSignal: after a signal, a run stops between two optimizer steps and saves a checkpoint."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,7 +16,15 @@ from lightning.pytorch.callbacks import EarlyStopping
 from ports import free_port
 from torch.utils.data import DataLoader
 
-from lit_llm.callbacks import GradientNorm, StepCheckpoint, StopOnSignal, Throughput, TimeBreakdown, ValidateEvery
+from lit_llm.callbacks import (
+    GradientNorm,
+    StepCheckpoint,
+    StopOnSignal,
+    Throughput,
+    TimeBreakdown,
+    ValidateEvery,
+    ignore_signals,
+)
 
 
 class Told(Foreign):
@@ -222,7 +231,7 @@ def test_a_fit_in_another_thread_says_that_it_cannot(tmp_path):
 
 
 WORKERS = """
-import os, signal, sys
+import os, signal, subprocess, sys
 from pathlib import Path
 from foreign import *
 from lit_llm.callbacks import *
@@ -230,13 +239,18 @@ from lit_llm.callbacks import *
 class Told(Foreign):
     def training_step(self, batch, batch_idx):
         if batch_idx == 20:
-            os.killpg(0, signal.SIGTERM)
+            if GROUP:
+                group = f"-{os.getpgid(0)}"
+                subprocess.run(["kill", "-TERM", "--", group], start_new_session=True)  # as a scheduler, from elsewhere
+            else:
+                raise KeyError("broken")
         return super().training_step(batch, batch_idx)
 
     def train_dataloader(self):
         order = FromGlobalStep(self.trainer, self.steps)
         return DataLoader(Batches(10**6), batch_size=None, sampler=order, num_workers=2, worker_init_fn=ignore_signals)
 
+GROUP = sys.argv[2] == "group"
 stop = StopOnSignal()
 trainer = make_trainer([stop], Path(sys.argv[1]), steps=1000, every=1000, accumulate_grad_batches=16)
 trainer.fit(Told(steps=1000))
@@ -244,11 +258,66 @@ print("stopped by", stop.stopped_by, "after", trainer.global_step)
 """
 
 
-def test_loader_workers_outlive_a_signal_to_the_process_group(tmp_path):
+def run_with_workers(tmp_path, how):
     env = {**os.environ, "PYTHONPATH": IMPORTS, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WORKERS, str(tmp_path)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, start_new_session=True)
+    command = [sys.executable, "-c", WORKERS, str(tmp_path), how]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, start_new_session=True)
+
+
+def test_loader_workers_outlive_a_signal_to_the_process_group(tmp_path):
+    done = run_with_workers(tmp_path, "group")
     assert "stopped by SIGTERM after 2" in done.stdout, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_loader_workers_do_not_keep_a_process_that_an_exception_ends(tmp_path):
+    done = run_with_workers(tmp_path, "exception")  # a hang is a TimeoutExpired
+    assert done.returncode == 1 and "KeyError: 'broken'" in done.stderr
+
+
+def test_a_loader_worker_ends_only_by_its_parent_or_with_it():
+    """Tells apart SIGTERM from elsewhere, SIGTERM of the parent, and the parent's death."""
+    for ending in ("terminate", "die"):
+        pipe, end = multiprocessing.Pipe()
+        context = multiprocessing.get_context("fork")
+        parent = context.Process(target=parent_of_a_worker, args=(end, ending))
+        parent.start()
+        worker = pipe.recv()
+        os.kill(worker, signal.SIGTERM)  # not from its parent
+        time.sleep(0.3)
+        assert Path(f"/proc/{worker}").exists()
+        pipe.send("now")
+        deadline = time.monotonic() + 60
+        while is_running(worker):
+            assert time.monotonic() < deadline, f"the worker outlives: {ending}"
+            time.sleep(0.02)
+        parent.kill()
+        parent.join()
+
+
+def parent_of_a_worker(pipe, ending):
+    worker = multiprocessing.get_context("fork").Process(target=a_worker, args=(pipe,))
+    worker.start()
+    pipe.recv()
+    if ending == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker.terminate()
+    worker.join()
+    time.sleep(600)
+
+
+def a_worker(pipe):
+    ignore_signals(0)
+    pipe.send(os.getpid())
+    while True:
+        time.sleep(600)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 # -- several processes -------------------------------------------------------------------------------------------------

@@ -19,9 +19,8 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for matrix.py as a script, which lacks the tests' folder
 from ports import free_port
@@ -60,15 +59,39 @@ class Run:
             assert not answer["hung"], f"still running after {timeout} s:\n{self.said()}"
         return self.codes
 
+    def left(self, patience: float = 10.0) -> bool:
+        """Whether processes of the run, loader workers among them, are still there after this many seconds."""
+        return group_is_left(self.pids[0], patience)
+
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
 
+def group_is_left(group: int, patience: float) -> bool:
+    """Whether processes of a process group are still there after this many seconds."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 class Launcher:
-    """The client side of the server."""
+    """The client side of the server.
+
+    Args:
+        folders: where runs find further modules.
+    """
+
+    def __init__(self, *folders: Path) -> None:
+        self.folders = folders
 
     def __enter__(self) -> Launcher:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+        path = os.pathsep.join(map(str, (Path(__file__).parents[2], *self.folders)))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         self.server = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -88,6 +111,7 @@ class Launcher:
         env: dict[str, str] | None = None,
         log: str = "log",
         die_at: int | None = None,
+        bound: float | None = None,
     ) -> Run:
         """Start `python -m lit_llm ARGUMENTS` in `folder`. Its output is appended to `folder/log`.
 
@@ -96,8 +120,9 @@ class Launcher:
             env: added to the environment.
             die_at: SIGKILL for the whole run just before rank 0's operation number `die_at` = 1, 2, … on a checkpoint's files.
                 0: never, but their number is written to `folder/operations`.
+            bound: seconds that the end of a process may take, instead of those of `bounded_exit`.
         """
-        order = {"arguments": arguments, "folder": str(folder), "log": log, "env": env or {}, "die_at": die_at}
+        order = {"arguments": arguments, "folder": str(folder), "log": log, "env": env or {}, "die_at": die_at, "bound": bound}
         answer = self.ask(start=order, ranks=ranks, port=free_port())
         return Run(self, answer["pids"], folder / log)
 
@@ -123,6 +148,7 @@ class Launcher:
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    import lit_llm.cli.bounded_exit  # first, as in a process of its own: its exit handler is the last
     import lit_llm.cli.build
     import lit_llm.runs.comparison
     import lit_llm.training.fit
@@ -179,8 +205,9 @@ def become(
     log: str,
     env: dict[str, str],
     die_at: int | None,
-) -> None:
-    """In the fork: run `python -m lit_llm ARGUMENTS` until exit."""
+    bound: float | None,
+) -> NoReturn:
+    """In the fork: run `python -m lit_llm ARGUMENTS`. The caller's interpreter then ends as that of the command would."""
     os.setpgid(0, before[0] if before else 0)
     os.chdir(folder)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -197,18 +224,13 @@ def become(
     if die_at is not None and rank == 0:
         count_operations(die_at)
     from lit_llm.__main__ import main
+    from lit_llm.cli import bounded_exit
 
-    code: Any = 1
-    try:
-        code = main(arguments)
-    except SystemExit as exit:
-        code = exit.code
-    except BaseException:
-        traceback.print_exc()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+    if bound is not None:
+        bounded_exit.SECONDS = bound
+    bounded_exit.run_and_end(
+        lambda: main(arguments)
+    )  # raises SystemExit or the command's exception, which the interpreter ends with
 
 
 def count_operations(die_at: int) -> None:

@@ -1,0 +1,179 @@
+"""Training goes on when a logger cannot write."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_warn
+
+from ._lightning import wrap
+
+RETRY_SECONDS = 30.0
+"""Time between two attempts to write again."""
+_PROBE = bytes(2**16)
+_QUEUE = 10  # values that TensorBoard's writer holds in its thread's queue (its max_queue_size)
+_METHODS = ("log_hyperparams", "log_graph", "save")
+
+
+class LoggerErrors(Callback):
+    """An OSError of a logger (full or read-only disk, deleted folder, lost connection) costs its rows, not the run.
+
+    The first error is a warning. Until the logger can write again, its rows are dropped and counted. Every 30 seconds the
+    next row tests whether its folder can be written; a TensorBoardLogger then continues in a new event file. A deleted folder
+    is not made again. Errors of other kinds are raised as before.
+
+    Covered: the methods of every logger, and those of TensorBoard's `logger.experiment`, whoever calls them.
+
+    Logs: nothing. Warns when a logger fails, when it writes again, and at the end if rows were lost. The number is an upper
+    bound: TensorBoard writes in a thread, so rows just before the error may be lost too.
+
+    Contract:
+        setup: wraps the methods of the trainer's loggers. They stay wrapped: loggers are finalized after all hooks.
+        State: none.
+
+    Put it before callbacks that write in `setup`.
+    """
+
+    def __init__(self) -> None:
+        self._guards: list[_Guard] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for logger in trainer.loggers:
+            if not any(guard.logger is logger for guard in self._guards):
+                self._guards.append(_Guard(logger, writes=trainer.is_global_zero))
+
+    @property
+    def lost(self) -> int:
+        """Rows that were not written, at most, over all loggers."""
+        return sum(guard.lost for guard in self._guards)
+
+
+class _Guard:
+    """Around the methods of one logger.
+
+    Args:
+        writes: whether this rank writes. TensorBoardLoggers of other ranks have a dummy for a writer.
+    """
+
+    def __init__(self, logger: Logger, *, writes: bool) -> None:
+        self.logger, self.name = logger, type(logger).__name__
+        self.lost = 0
+        self.error: OSError | None = None  # why it cannot write now
+        self._trying = False
+        self._row = 0
+        self._retry_at = 0.0
+        self._writer = logger.experiment if isinstance(logger, TensorBoardLogger) and writes else None
+        # Rows that may not be on disk yet: those of the last values in the writer's queue; of other loggers, since their save.
+        self._pending: deque[int] = deque(maxlen=None if self._writer is None else _QUEUE + 1)
+        for name in _METHODS:
+            if callable(getattr(logger, name, None)):
+                wrap(logger, name, self._save if name == "save" else self._call, "LoggerErrors")
+        if self._writer is not None:
+            _silence_writer_threads()
+        wrap(logger, "log_metrics", self._log_metrics, "LoggerErrors")
+        wrap(logger, "finalize", self._finalize, "LoggerErrors")
+        for name in dir(self._writer):
+            if name.startswith("add_") or name in ("flush", "close"):
+                wrap(self._writer, name, self._add if name.startswith("add_") else self._save, "LoggerErrors")
+
+    def _call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method, unless the logger cannot write."""
+        if self._trying:  # called by the method that is tried again below
+            return inner(*args, **kwargs)
+        again = self.error is not None
+        if again and not self._may_try():
+            return None
+        self._trying = again
+        try:
+            result = inner(*args, **kwargs)
+            if again and self._writer is not None:
+                type(self._writer).flush(self._writer)  # returns when its thread has written
+        except OSError as error:
+            self._fail(error)
+            return None
+        finally:
+            self._trying = False
+        if again:
+            self.error = None
+            rank_zero_warn(f"{self.name} writes again. Rows lost until here: at most {self.lost}.")
+        return result
+
+    def _may_try(self) -> bool:
+        """Whether it is time for another attempt, and the logger's folder can be written."""
+        if time.monotonic() < self._retry_at:
+            return False
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        folder = getattr(self.logger, "log_dir", None) or self.logger.save_dir
+        if folder is not None:
+            try:
+                with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+                    if file.write(_PROBE) < len(_PROBE):
+                        return False
+            except OSError:
+                return False
+        if self._writer is not None:
+            self._writer.file_writer = self._writer.all_writers = None  # it opens a new file for the next value
+        return True
+
+    def _fail(self, error: OSError) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        if self._writer is not None:
+            self.lost += len(set(self._pending) - {self._row})  # the current row is counted by `_log_metrics`
+            self._pending.clear()
+        if self.error is None:
+            rank_zero_warn(
+                f"{self.name} cannot write: {error.strerror or error}. Training goes on without its rows. It is tried again "
+                f"every {RETRY_SECONDS:.0f} s: make room on the disk, or restore the folder."
+            )
+        self.error = error
+
+    def _log_metrics(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self._row += 1
+        if self._writer is None:
+            self._pending.append(self._row)
+        self._call(inner, *args, **kwargs)
+        if self.error is not None:
+            self.lost += 1
+            if self._pending and self._pending[-1] == self._row:
+                self._pending.pop()
+        self._row += 1  # what is written next is not part of this row
+
+    def _add(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.error is None:
+            self._pending.append(self._row)
+        return self._call(inner, *args, **kwargs)
+
+    def _save(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = self._call(inner, *args, **kwargs)
+        if self.error is None:
+            self._pending.clear()
+        return result
+
+    def _finalize(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self._save(inner, *args, **kwargs)
+        self.lost += len(self._pending) if self.error is not None else 0
+        self._pending.clear()
+        if self.lost:
+            rank_zero_warn(f"{self.name} could not write {self.lost} rows at most. The curves have gaps there.")
+
+
+def _silence_writer_threads() -> None:
+    """No traceback of the thread in which TensorBoard writes: the error is raised again by the next call, and reported."""
+    if threading.excepthook is not _report_thread:
+        global _reporter
+        _reporter, threading.excepthook = threading.excepthook, _report_thread
+
+
+_reporter: Callable[[threading.ExceptHookArgs], Any] = threading.excepthook
+
+
+def _report_thread(failed: threading.ExceptHookArgs) -> None:
+    if not (isinstance(failed.exc_value, OSError) and type(failed.thread).__name__ == "_AsyncWriterThread"):
+        _reporter(failed)

@@ -1,0 +1,174 @@
+"""What these tests do to a run: a callback and a logger that fail at a chosen place, on one rank."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers.logger import Logger
+
+from lit_llm.data import batches
+from lit_llm.errors import UserError
+
+STEP = 3
+"""The optimizer step in which a run fails; the recipe validates and saves after it."""
+
+
+class Fault(Callback):
+    """Does `kind` at `place`, on one rank."""
+
+    def __init__(self, place: str, kind: str, rank: int = 0) -> None:
+        self.place, self.kind, self.rank = place, kind, rank
+        self.done = False
+
+    def at(self, place: str, trainer: Any, step: int = STEP) -> None:
+        if place == self.place and trainer.global_rank == self.rank and trainer.global_step == step and not self.done:
+            self.done = True
+            fail(self.kind, trainer)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.at("setup", trainer, 0)
+        if self.place == "reading" and trainer.global_rank == self.rank:
+            read = batches._Blocks._rows
+            calls = iter(range(10**9))
+
+            def rows(blocks: Any, numbers: Any) -> Any:
+                if next(calls) == 2:  # in each worker, or in the process itself
+                    fail(self.kind, trainer)
+                return read(blocks, numbers)
+
+            batches._Blocks._rows = rows  # type: ignore[method-assign]
+        if self.place == "events" and trainer.global_rank == self.rank:
+            trainer.loggers[0].experiment.add_scalar = lambda *_, **__: fail(self.kind, trainer)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.at("train start", trainer, 0)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.at("training", trainer)
+
+    def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.at("validation", trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.at("validation end", trainer)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        self.at("save", trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.at("train end", trainer, trainer.max_steps)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if self.place == "on exception" and trainer.global_rank == self.rank:
+            fail(self.kind, trainer)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.at("teardown", trainer, trainer.max_steps)
+
+
+class FailingLogger(Logger):
+    """Raises KeyError in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        setattr(self, method, self.fail)
+
+    name = "failing"
+    version = 0
+
+    def fail(self, *_: Any, **__: Any) -> None:
+        raise KeyError("broken")
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None: ...
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
+
+
+def fail(kind: str, trainer: Any) -> None:
+    Path(f"{trainer.default_root_dir}.failed").write_text(str(time.time()))
+    if kind in RAISED:
+        raise RAISED[kind]
+    DONE[kind](trainer)
+
+
+def _twice(trainer: Any) -> None:
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _delete(trainer: Any) -> None:
+    shutil.rmtree(trainer.default_root_dir)
+
+
+def _kill_a_worker(trainer: Any) -> None:
+    children = [p for p in Path("/proc").glob("[0-9]*") if (p / "stat").exists() and _parent(p) == os.getpid()]
+    os.kill(int(children[0].name), signal.SIGKILL)
+
+
+def _parent(process: Path) -> int:
+    return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _leave_a_thread(trainer: Any) -> None:
+    threading.Thread(target=time.sleep, args=(10**6,), name="stuck-thread").start()
+    raise KeyError("broken")
+
+
+def _leave_an_exit_handler(trainer: Any) -> None:
+    import atexit
+
+    atexit.register(time.sleep, 10**6)
+    raise KeyError("broken")
+
+
+def _leave_a_child(trainer: Any) -> None:
+    import multiprocessing
+
+    def stay() -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        time.sleep(10**6)
+
+    multiprocessing.get_context("fork").Process(target=stay, daemon=True).start()
+    time.sleep(0.5)
+    raise KeyError("broken")
+
+
+RAISED: dict[str, BaseException] = {
+    "KeyError": KeyError("broken"),
+    "UserError": UserError("a setting does not fit (--a.key)"),
+    "OSError": OSError(errno.EIO, os.strerror(errno.EIO)),
+    "MemoryError": MemoryError(),
+    "KeyboardInterrupt": KeyboardInterrupt(),
+    "SystemExit": SystemExit(3),
+}
+DONE: dict[str, Any] = {
+    "nothing": lambda trainer: None,
+    "SIGTERM": lambda trainer: os.kill(os.getpid(), signal.SIGTERM),
+    "SIGUSR1": lambda trainer: os.kill(os.getpid(), signal.SIGUSR1),
+    "SIGINT": lambda trainer: os.kill(os.getpid(), signal.SIGINT),
+    "SIGINT twice": _twice,
+    "SIGKILL": lambda trainer: os.kill(os.getpid(), signal.SIGKILL),
+    "the folder is deleted": _delete,
+    "a worker is killed": _kill_a_worker,
+    "KeyError, and a thread stays": _leave_a_thread,
+    "KeyError, and an exit handler waits": _leave_an_exit_handler,
+    "KeyError, and a child ignores SIGTERM": _leave_a_child,
+    "sleeps": lambda trainer: time.sleep(10**6),
+}
+
+
+def overlay(folder: Path, name: str, *callbacks: tuple[str, dict[str, Any]]) -> list[str]:
+    """Flags that add callbacks of this file to a run."""
+    chosen = [{"class_path": f"exit_faults.{cls}", "init_args": arguments} for cls, arguments in callbacks]
+    (folder / name).write_text(yaml.dump({"trainer": {"callbacks+": chosen}}))
+    return ["--config", name]

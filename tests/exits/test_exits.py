@@ -1,0 +1,196 @@
+"""Every way to end a run ends its processes: by themselves, with the right exit code, and with no process left.
+
+A watchdog ends a process that has not ended 20 seconds after its command. Except where it is tested, no case may need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from exit_faults import overlay
+from launcher import group_is_left
+
+LIMIT = 60.0
+"""Seconds after which an exit counts as a hang. An exit takes about one."""
+WATCHDOG = "had not ended"
+RECIPE = """
+model: {n_layer: 1, n_head: 2, n_embd: 16, block_size: 16}
+data:
+  class_path: TextFiles
+  init_args: {paths: text.txt, micro_batch_size: 2, global_batch_size: 4}
+schedule: {class_path: Cosine, init_args: {warmup_steps: 2}}
+validation: {every_n_steps: 3}
+checkpoint: {every_n_steps: 3}
+trainer: {max_steps: 6, log_every_n_steps: 1, accelerator: cpu}
+"""
+TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(400))
+
+
+class Exit(NamedTuple):
+    """A run that ends early. On two ranks, `kind` happens on rank 1 only."""
+
+    kind: str
+    place: str
+    code: int
+    others: int = 1
+    """The exit code of the other rank."""
+    flags: tuple[str, ...] = ()
+
+
+MONITOR = ("--checkpoint.monitor", "nope")
+EXITS = [
+    Exit("KeyError", "setup", 1),
+    Exit("KeyError", "train start", 1),
+    Exit("KeyError", "training", 1),
+    Exit("KeyError", "validation", 1),
+    Exit("KeyError", "validation end", 1),
+    Exit("KeyError", "save", 1),
+    Exit("KeyError", "train end", 1),
+    Exit("KeyError", "teardown", 1, 0),  # the other rank has done everything
+    Exit("KeyError", "reading", 1),
+    Exit("UserError", "training", 2),
+    Exit("UserError", "validation", 2),
+    Exit("OSError", "validation", 1),
+    Exit("MemoryError", "training", 1),
+    Exit("SystemExit", "validation", 130),
+    Exit("KeyboardInterrupt", "training", 130),
+    Exit("KeyboardInterrupt", "validation", 130),
+    Exit("SIGINT twice", "validation", 130),
+    Exit("SIGINT twice", "training", 130),
+    Exit("SIGINT", "training", 75, 75),
+    Exit("SIGTERM", "training", 75, 75),
+    Exit("SIGTERM", "validation", 75, 75),
+    Exit("SIGUSR1", "validation", 75, 75),
+    Exit("SIGKILL", "validation", -signal.SIGKILL),
+    Exit("nothing", "monitor", 2, 2, MONITOR),
+    Exit("nothing", "end", 0, 0),
+]
+QUICK = {("KeyError", "validation", 1, 1), ("nothing", "monitor", 2, 1), ("KeyError", "validation", 1, 2)}
+
+
+SAID = {
+    "monitor": "error: StepCheckpoint monitors 'nope'",
+    "KeyError": "KeyError: 'broken'",
+    "OSError": "Input/output error",
+    "MemoryError": "MemoryError",
+    "end": "reached trainer.max_steps=6",
+    **{name: f"stopped by {name} after step" for name in ("SIGINT", "SIGTERM", "SIGUSR1")},
+}
+"""What a place or a kind prints."""
+
+
+def cases():
+    for exit in EXITS:
+        for workers, ranks in ((0, 1), (1, 1), (2, 1), (1, 2)):
+            name = f"{exit.kind}, {exit.place}, {workers} workers, {ranks} ranks"
+            quick = (exit.kind, exit.place, workers, ranks) in QUICK
+            yield pytest.param(exit, workers, ranks, id=name, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "tiny.yaml").write_text(RECIPE)
+    return folder
+
+
+def end(launcher, folder, kind, place, *flags, workers=0, ranks=1, rank=0, bound=None):
+    """Exit codes, output, and seconds from the failure (or start) of a run to its end. A hang is an error of the launcher."""
+    name = f"{abs(hash((kind, place, flags, workers, ranks, rank)))}"
+    more = overlay(folder, f"{name}.yaml", ("Fault", {"place": place, "kind": kind, "rank": rank}))
+    words = ["fit", "--config", "tiny.yaml", *more, "--run_dir", f"runs/{name}", *flags]
+    words += ["--data.num_workers", str(workers), "--trainer.devices", str(ranks)]
+    begin = time.time()
+    run = launcher.start(words, folder, ranks=ranks, log=f"{name}.log", bound=bound)
+    codes = run.wait(LIMIT)
+    failed = folder / "runs" / f"{name}.failed"
+    seconds = time.time() - (float(failed.read_text()) if failed.exists() else begin)
+    assert not run.left(), f"a process of the run is left:\n{run.said()}"
+    return codes, run.said(), seconds
+
+
+@pytest.mark.parametrize(("exit", "workers", "ranks"), list(cases()))
+def test_a_run_ends_by_itself_with_its_exit_code_and_leaves_no_process(launcher, folder, request, exit, workers, ranks):
+    codes, said, seconds = end(
+        launcher, folder, exit.kind, exit.place, *exit.flags, workers=workers, ranks=ranks, rank=ranks - 1
+    )
+    assert codes == [exit.others] * (ranks - 1) + [exit.code], said
+    assert SAID.get(exit.place, SAID.get(exit.kind, "")) in said
+    assert WATCHDOG not in said
+    if table := os.environ.get("EXITS_TABLE"):  # a file to append the times to
+        with open(table, "a") as file:
+            file.write(f"{exit.kind} | {exit.place} | {workers} | {ranks} | {codes} | {seconds:.1f}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_deleted_run_folder_and_a_killed_worker(launcher, folder, workers):
+    codes, said, _ = end(launcher, folder, "the folder is deleted", "training", workers=workers)
+    assert codes == [0] and "TensorBoardLogger cannot write: No such file" in said, said  # saves make the folder again
+    if workers:
+        codes, said, _ = end(launcher, folder, "a worker is killed", "validation", workers=workers)
+        assert codes == [1] and "is killed by signal: Killed" in said, said
+    assert WATCHDOG not in said
+
+
+STUCK = {
+    "KeyError, and a thread stays": "thread stuck-thread",
+    "KeyError, and an exit handler waits": "an exit handler",
+    "KeyError, and a child ignores SIGTERM": "child process",
+}
+QUICK_BOUND = "KeyError, and a thread stays"
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k == QUICK_BOUND else pytest.mark.slow) for k in STUCK])
+def test_what_does_not_end_is_named_and_ended(launcher, folder, kind):
+    codes, said, _ = end(launcher, folder, kind, "validation", bound=0.5)
+    assert codes == [1] and "KeyError: 'broken'" in said
+    (line,) = [line for line in said.splitlines() if WATCHDOG in line]
+    assert STUCK[kind] in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_waits_for_a_failed_one_while_processes_connect_is_ended(launcher, folder, rank):
+    codes, said, _ = end(launcher, folder, "KeyError", "train start", ranks=2, rank=rank)
+    assert codes == [1, 1] and "KeyError: 'broken'" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("kind", ["KeyError", "KeyError, and the other rank sleeps"])
+def test_processes_that_lightning_starts_do_not_stay_behind(folder, rank, kind):
+    """Rank 0 starts rank 1. If rank 1 fails, rank 0 notices it, or Lightning is earlier and kills rank 0."""
+    name = f"lightning-{rank}-{len(kind)}"
+    faults = [("Fault", {"place": "training", "kind": "KeyError", "rank": rank})]
+    if "sleeps" in kind:
+        faults += [("Fault", {"place": "training", "kind": "sleeps", "rank": 1 - rank})]
+    words = ["fit", "--config", "tiny.yaml", *overlay(folder, f"{name}.yaml", *faults), "--run_dir", f"runs/{name}"]
+    words += ["--data.num_workers", "1", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    path = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parent)))
+    with open(folder / f"{name}.log", "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lit_llm", *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            assert process.wait(120) in ((1, -signal.SIGKILL) if rank else (1,)), (folder / f"{name}.log").read_text()
+            assert not group_is_left(process.pid, LIMIT), (folder / f"{name}.log").read_text()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    said = (folder / f"{name}.log").read_text()
+    assert "KeyError: 'broken'" in said
