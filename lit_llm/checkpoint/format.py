@@ -17,34 +17,25 @@ partial folder. `lit_llm.runs.lock` ensures that.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
-import importlib.metadata
-import json
 import math
 import os
 import pickle
-import platform
 import re
 import zipfile
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
-import lightning
 import torch
 import torch.distributed as dist
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from lit_llm.checkpoint.crash_safe import HashingFile, delete, fsync_folder, make_folder, sha256_of
+from lit_llm.checkpoint.manifest import DATA, MANIFEST, encode, intact_manifest, is_of_later_version, make_manifest, manifest_in
 from lit_llm.checkpoint.sharded import join
 from lit_llm.errors import UserError
 
-FORMAT = "lit_llm checkpoint"
-VERSION = 2  # 1: no shards
-DATA = "checkpoint.pt"
-MANIFEST = "manifest.json"
 T = TypeVar("T")
 
 
@@ -90,7 +81,7 @@ def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any]
     def publish(files: dict[str, dict[str, Any]]) -> None:
         if rank == 0:
             with HashingFile(partial / MANIFEST) as file:
-                file.write(_encode(_manifest(checkpoint, files, path.parent)))
+                file.write(encode(make_manifest(checkpoint, files, path.parent)))
             fsync_folder(partial)
             _publish(partial, path)
 
@@ -140,45 +131,6 @@ def remove(path: str | Path) -> None:
     delete(removed)
     os.rename(path, removed)
     delete(removed)
-
-
-def _manifest(checkpoint: dict[str, Any], files: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
-    # A counter of saves decides which checkpoint is newest. Clocks can go back. Steps can, too: a run that was resumed from an
-    # early step on purpose must not continue from a later step of its former time line.
-    serial = 1 + max((m["serial"] for p in folder.glob("*.ckpt") if (m := _intact_manifest(p)) is not None), default=0)
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "serial": serial,
-        "step": checkpoint.get("global_step"),
-        "tokens": checkpoint.get("tokens"),
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "files": files,
-    }
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of the software that affects the numbers."""
-    return {
-        "lit_llm": _lit_llm_version(),
-        "torch": str(torch.__version__),
-        "lightning": lightning.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _lit_llm_version() -> str | None:
-    try:
-        return importlib.metadata.version("lit_llm")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
-        return None
-
-
-def _encode(manifest: dict[str, Any]) -> bytes:
-    """The manifest as JSON that contains its own checksum. Only these exact bytes are valid."""
-    checksum = hashlib.sha256(json.dumps(manifest, indent=2).encode()).hexdigest()
-    return (json.dumps({**manifest, "checksum": checksum}, indent=2) + "\n").encode()
 
 
 def _publish(partial: Path, path: Path) -> None:
@@ -243,7 +195,7 @@ def read(
     def load(file: Path) -> dict[str, Any]:
         return _load(file, location, map_location=map_location, mmap=mmap)
 
-    shards = sorted(location.glob("shard-*.pt"))
+    shards = [location / name for name in sorted(manifest_in(location)["files"]) if name != DATA]  # no others
     content = load(location / DATA)
     return join(content, shards, load, lazy=lazy) if shards else content
 
@@ -266,16 +218,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: There is no such folder, or its manifest is missing, damaged or of a later version of the format.
     """
-    location = _locate(path)
-    manifest = _intact_manifest(location)
-    if manifest is None:
-        raise UserError(_manifest_problem(location))
-    if manifest["version"] > VERSION:
-        raise UserError(
-            f"checkpoint {path} has format version {manifest['version']}, this lit_llm reads versions up to {VERSION}: "
-            "update lit_llm."
-        )
-    return manifest
+    return manifest_in(_locate(path))
 
 
 def checkpoints_in(folder: str | Path) -> list[Path]:
@@ -293,12 +236,18 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
 
 
 def newest_good(folder: str | Path) -> tuple[Path | None, list[str]]:
-    """The newest undamaged checkpoint of a folder, and one sentence for each damaged one that is, or may be, newer."""
+    """The newest undamaged checkpoint of a folder, and one sentence for each damaged one that is, or may be, newer.
+
+    Raises:
+        UserError: A newer one is intact, but of a later version of the format: an older one would undo what it holds.
+    """
     damaged: list[str] = []
     for candidate in checkpoints_in(folder):
         problem = verify(candidate)
         if problem is None:
             return candidate, damaged
+        if is_of_later_version(candidate):
+            raise UserError(f"{problem.rstrip('.')}, or go back to an older checkpoint (--resume PATH)")
         damaged.append(problem)
     return None, damaged
 
@@ -308,7 +257,7 @@ def _age(path: Path) -> tuple[float, int]:
     in_name = re.search(r"step[-=](\d+)", path.name)
     step = int(in_name[1]) if in_name else -1
     if path.is_dir():
-        manifest = _intact_manifest(path)
+        manifest = intact_manifest(path)
         if manifest is None:
             return math.inf, step  # it may be the newest, so it has to be reported
         return manifest["serial"], step if manifest["step"] is None else manifest["step"]
@@ -373,9 +322,12 @@ def _problem(location: Path) -> str | None:
 
 def _problem_of_folder(folder: Path) -> str | None:
     try:
-        manifest = read_manifest(folder)
+        manifest = manifest_in(folder)
     except UserError as error:
         return str(error)
+    for file in sorted(folder.glob("shard-*")):
+        if file.name not in manifest["files"]:
+            return f"checkpoint {folder} is damaged: {file.name} is not one of the files in its {MANIFEST}."
     for name, expected in manifest["files"].items():
         file = folder / name
         if not file.is_file():
@@ -404,26 +356,6 @@ def _problem_of_file(file: Path) -> str | None:
     except UserError as error:
         return str(error)
     return None
-
-
-def _intact_manifest(folder: Path) -> dict[str, Any] | None:
-    try:
-        raw = (folder / MANIFEST).read_bytes()
-        manifest = json.loads(raw)
-        del manifest["checksum"]
-        return manifest if _encode(manifest) == raw and manifest["format"] == FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _manifest_problem(folder: Path) -> str:
-    """Why `_intact_manifest` returned None."""
-    if not (folder / MANIFEST).is_file():
-        if (folder / DATA).is_file():
-            return f"checkpoint {folder} is damaged: {MANIFEST} is missing."
-    elif (folder / DATA).is_file() or FORMAT.encode() in (folder / MANIFEST).read_bytes():
-        return f"checkpoint {folder} is damaged: {MANIFEST} has changed since it was written."
-    return f"{folder} is not a checkpoint of lit_llm: it has no {MANIFEST} of one."
 
 
 def _first_line(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from lit_llm.hf.tensor_map import links
 from lit_llm.hf.tokenizer_files import write_generation_config, write_tokenizer
 from lit_llm.hf.write import write_json, write_weights
 from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
+from lit_llm.runs.tokenizer_file import require_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -53,6 +54,7 @@ def export_folder(
     if out.exists():
         raise UserError(f"{out} exists already: give another folder (--out)")
     saved = read(checkpoint)
+    require_tokenizer(checkpoint, run)
     config = saved_model_config(saved, checkpoint, "--ckpt_path")
     if (architecture := saved_architecture(saved)) is not None:
         raise UserError(

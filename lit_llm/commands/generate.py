@@ -13,6 +13,7 @@ from lit_llm.data.tokenizer import load_tokenizer
 from lit_llm.errors import UserError
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
+from lit_llm.runs.tokenizer_file import require_tokenizer
 
 
 def own_flags() -> OwnFlags:
@@ -55,8 +56,9 @@ def main(arguments: list[str]) -> int:
     run = Path(options.run)
     named = options.ckpt_path in ("last", "best")
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
-    tokenizer = load_tokenizer(run)
     model = load_model(checkpoint, options.device)
+    require_tokenizer(checkpoint, run)
+    tokenizer = load_tokenizer(run)
     opening = tokenizer.prefix_token_ids if options.prefix_token_ids else []
     prompt = opening if opening and not options.prompt else opening + prompt_ids(tokenizer, options.prompt)
     sys.stdout.write(options.prompt)

@@ -6,22 +6,24 @@ import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import lightning
 import torch
 
 from lit_llm.checkpoint import format
-from lit_llm.checkpoint.crash_safe import delete, make_folder
+from lit_llm.checkpoint.crash_safe import delete, make_folder, sha256_of
 from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 from lit_llm.errors import UserError
 from lit_llm.hf.config_map import ARCHITECTURES, read_config
-from lit_llm.hf.read import CONFIG, read_json, read_weights
+from lit_llm.hf.read import CONFIG, WeightFiles, read_json, read_weights
 from lit_llm.hf.tensor_map import links
 from lit_llm.hf.tokenizer_files import copy_companions
 from lit_llm.models.gpt import GPT
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
+from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256
 from lit_llm.yaml_reading import dump_yaml
 
 STEP_0 = "step-00000000.ckpt"
@@ -56,11 +58,16 @@ def import_folder(folder: Path, run: Path) -> list[str]:
         config, notes = read_config(content)
     except UserError as error:
         raise UserError("\n".join(f"{folder / CONFIG}: {line}" for line in str(error).splitlines())) from None
+    weight_files = WeightFiles(folder)
+    if config.n_layer > len(weight_files.files):  # before a layer is built
+        raise UserError(
+            f"{folder / CONFIG} has {config.n_layer:,} layers, but the weights are {len(weight_files.files):,} tensors"
+        )
     with torch.device("meta"):
         model = GPT(config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     assert config.vocab_size is not None
-    weights = read_weights(folder, links(content), shapes, config.vocab_size)
+    weights = read_weights(weight_files, links(content), shapes, config.vocab_size)
     settings = asdict(config)
     recipe: dict[str, object] = {"model": settings}
     has_tokenizer = (folder / TOKENIZER_FILE).is_file()
@@ -91,13 +98,15 @@ def import_folder(folder: Path, run: Path) -> list[str]:
             copy_companions(folder, partial)
         title = f"# {ARCHITECTURES[content['model_type']]}, imported from {folder}. Other settings are defaults.\n"
         (partial / RUN_CONFIG).write_text(title + dump_yaml(recipe), encoding="utf-8")
-        checkpoint = {
+        checkpoint: dict[str, Any] = {
             "state_dict": {f"model.{name}": weight for name, weight in weights.items()},
             "model_config": settings,
             "global_step": 0,
             "epoch": 0,
             "pytorch-lightning_version": lightning.__version__,
         }
+        if has_tokenizer:
+            checkpoint[TOKENIZER_SHA256] = sha256_of(partial / TOKENIZER_FILE)
         format.write(checkpoint, partial / CHECKPOINTS / STEP_0)
         (partial / CHECKPOINTS / "last.ckpt").symlink_to(STEP_0)
         os.rename(partial, run)

@@ -83,7 +83,9 @@ class Tokenizer(ABC):
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write ``tokenizer.json`` into ``folder`` and return its path."""
         path = Path(folder) / TOKENIZER_FILE
-        path.write_text(self.to_json(), encoding="utf-8")
+        partial = path.with_name(f".{path.name}.partial")  # a kill must not leave half of it
+        partial.write_text(self.to_json(), encoding="utf-8")
+        os.replace(partial, path)
         return path
 
     def _checked(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ change what the model computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from lit_llm.errors import UserError
@@ -27,6 +27,21 @@ _GATED = {"swiglu": "silu", "geglu": "gelu", "relu2": "relu"}
 _DROPOUTS = {"gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
 
 
+LARGEST = 2**28
+"""No size of a model in use comes near it, and the product of two fits the index of a tensor."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of JSON is a finite number. An integer may be too large for a float."""
+    return type(value) in (int, float) and abs(value) < 1e300
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it."""
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:50]}…"
+
+
 class Fields:
     """The keys of a config.json, and the problems found in them."""
 
@@ -35,25 +50,37 @@ class Fields:
         self.problems: list[str] = []
 
     def size(self, name: str) -> int:
-        """The value of a required key, which must be a whole number above 0."""
-        value = self.content.get(name)
-        if isinstance(value, int) and value > 0:
-            return value
-        self.problems.append(
-            f"'{name}' is missing" if value is None else f"'{name}' must be a whole number above 0, not {value!r}"
-        )
-        return 1
+        """The value of a required key, which must be a whole number from 1 to `LARGEST`."""
+        if self.content.get(name) is None:
+            self.problems.append(f"'{name}' is missing")
+            return 1
+        return self.optional_size(name, 1)
 
-    def get(self, name: str, default: Any) -> Any:
-        """The value of an optional key, or `default` if it is missing or null."""
-        value = self.content.get(name)
-        return default if value is None else value
+    def optional_size(self, name: str, default: Any) -> Any:
+        """The value of an optional key, a whole number from 1 to `LARGEST`; `default` if it is missing or null."""
+        rule = f"a whole number from 1 to {LARGEST:,}"
+        return self._checked(name, default, rule, lambda value: type(value) is int and 1 <= value <= LARGEST)
+
+    def number(self, name: str, default: Any) -> Any:
+        """The value of an optional key, a finite number."""
+        return self._checked(name, default, "a finite number", is_number)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """The value of an optional key, true or false."""
+        value: bool = self._checked(name, default, "true or false", lambda value: isinstance(value, bool))
+        return value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
         """The value of an optional key, of which lit_llm supports only `known` values."""
-        value = self.get(name, default)
-        if value not in known:
-            self.problems.append(f"'{name}' is {value!r}, but lit_llm supports only {' or '.join(repr(k) for k in known)}")
+        return self._checked(name, default, " or ".join(repr(k) for k in known), lambda value: value in known)
+
+    def _checked(self, name: str, default: Any, rule: str, accepts: Callable[[Any], bool]) -> Any:
+        value = self.content.get(name)
+        if value is None:
+            return default
+        if not accepts(value):
+            self.problems.append(f"'{name}' is {shown(value)}, but lit_llm supports only {rule}")
+            return default
         return value
 
 
@@ -66,20 +93,20 @@ def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
     family = content.get("model_type")
     if family is None:
         raise UserError("it has no 'model_type'")
-    if family not in ARCHITECTURES:
-        raise UserError(f"'model_type' is {family!r}, but lit_llm can import only {', '.join(ARCHITECTURES)}")
+    if not isinstance(family, str) or family not in ARCHITECTURES:
+        raise UserError(f"'model_type' is {shown(family)}, but lit_llm can import only {', '.join(ARCHITECTURES)}")
     fields = Fields(content)
     if "quantization_config" in content:
         fields.problems.append("'quantization_config': quantised weights cannot be trained; import the original ones")
     settings = _read_gpt2(fields) if family == "gpt2" else _read_llama_like(fields, family)
     settings["vocab_size"] = fields.size("vocab_size")
-    eos = fields.get("eos_token_id", None)
+    eos = content.get("eos_token_id")
     eos = eos[0] if isinstance(eos, list) and eos else eos
-    if isinstance(eos, int) and 0 <= eos < settings["vocab_size"]:
+    if type(eos) is int and 0 <= eos < settings["vocab_size"]:
         settings["eos_id"] = eos
-    settings["init_std"] = fields.get("initializer_range", 0.02)
-    settings["tie_embeddings"] = fields.get("tie_word_embeddings", family == "gpt2")
-    dropouts = {name: fields.get(name, 0.0) for name in _DROPOUTS.get(family, ("attention_dropout",))}
+    settings["init_std"] = fields.number("initializer_range", 0.02)
+    settings["tie_embeddings"] = fields.flag("tie_word_embeddings", family == "gpt2")
+    dropouts = {name: fields.number(name, 0.0) for name in _DROPOUTS.get(family, ("attention_dropout",))}
     notes = []
     if len(set(dropouts.values())) == 1 and family == "gpt2":
         settings["dropout"] = dropouts["resid_pdrop"]
@@ -102,10 +129,10 @@ def _read_gpt2(fields: Fields) -> dict[str, Any]:
         "n_head": fields.size("n_head"),
         "n_embd": fields.size("n_embd"),
         "block_size": fields.size("n_positions"),
-        "mlp_width": fields.get("n_inner", None),
+        "mlp_width": fields.optional_size("n_inner", None),
         "mlp": "gelu",
         "norm": "layernorm",
-        "norm_eps": fields.get("layer_norm_epsilon", 1e-5),
+        "norm_eps": fields.number("layer_norm_epsilon", 1e-5),
         "position": "learned",
         "bias": True,
         "qk_norm": False,
@@ -114,10 +141,10 @@ def _read_gpt2(fields: Fields) -> dict[str, Any]:
 
 def _read_llama_like(fields: Fields, family: str) -> dict[str, Any]:
     n_layer, n_head, n_embd = (fields.size(f"{name}") for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
-    kv_heads = fields.get("num_key_value_heads", n_head)
-    head_dim = fields.get("head_dim", 128 if family == "qwen3" else None)
+    kv_heads = fields.optional_size("num_key_value_heads", n_head)
+    head_dim = fields.optional_size("head_dim", 128 if family == "qwen3" else None)
     bias = fields.only("attention_bias", (False, True) if family == "llama" else (False,), False)
-    if family == "llama" and fields.get("mlp_bias", False) != bias:
+    if family == "llama" and fields.flag("mlp_bias", False) != bias:
         fields.problems.append("'attention_bias' and 'mlp_bias' differ, but lit_llm has biases in both or in neither")
     act = fields.only("hidden_act", _GATED.values(), "silu")
     settings = {
@@ -130,7 +157,7 @@ def _read_llama_like(fields: Fields, family: str) -> dict[str, Any]:
         "mlp": next((mlp for mlp, name in _GATED.items() if name == act), "swiglu"),
         "mlp_width": fields.size("intermediate_size"),
         "norm": "rmsnorm",
-        "norm_eps": fields.get("rms_norm_eps", 1e-6),
+        "norm_eps": fields.number("rms_norm_eps", 1e-6),
         "position": "rope",
         "bias": bias,
         "qkv_bias": True if family == "qwen2" else None,
@@ -142,24 +169,37 @@ def _read_llama_like(fields: Fields, family: str) -> dict[str, Any]:
 
 def _window(fields: Fields, family: str, n_layer: int) -> int | None:
     if family == "mistral":  # null means no window; a missing key means 4096
-        window: int | None = fields.content.get("sliding_window", 4096)
+        window: int | None = fields.optional_size("sliding_window", None if "sliding_window" in fields.content else 4096)
         return window
-    if family == "llama" or not fields.get("use_sliding_window", False):
+    if family == "llama" or not fields.flag("use_sliding_window", False):
         return None
-    first = fields.get("max_window_layers", 28)
-    kinds = fields.get("layer_types", ["sliding_attention" if i >= first else "full_attention" for i in range(n_layer)])
+    first = fields.number("max_window_layers", 28)
+    known = ("sliding_attention", "full_attention")
+    kinds = fields.content.get("layer_types")
+    if kinds is None:
+        kinds = [known[0]] * (first < n_layer) + [known[1]] * (first > 0)
+    if not isinstance(kinds, list) or not kinds or any(kind not in known for kind in kinds):
+        fields.problems.append(f"'layer_types' is {shown(kinds)}, but lit_llm supports only a list of {' and '.join(known)}")
+        return None
     if len(set(kinds)) > 1:
         fields.problems.append(
             "'max_window_layers' or 'layer_types' give some layers a sliding window, but lit_llm supports all or none"
         )
-    return int(fields.get("sliding_window", 4096)) if kinds[0] == "sliding_attention" else None
+    return fields.optional_size("sliding_window", 4096) if kinds[0] == "sliding_attention" else None
 
 
 def _rope(fields: Fields) -> dict[str, Any]:
     # Version 5 has everything in rope_parameters. Version 4 had rope_theta and rope_scaling (with rope_type or type).
-    rope = fields.get("rope_parameters", None) or fields.get("rope_scaling", {})
-    found: dict[str, Any] = {"rope_theta": float(rope.get("rope_theta", fields.get("rope_theta", 10000.0)))}
-    if rope.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0)) != 1.0:
+    rope = fields.content.get("rope_parameters") or fields.content.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        fields.problems.append(f"'rope_parameters' or 'rope_scaling' is {shown(rope)}, but must be an object")
+        return {}
+    theta = rope.get("rope_theta", fields.content.get("rope_theta", 10000.0))
+    if not is_number(theta):
+        fields.problems.append(f"'rope_theta' is {shown(theta)}, but lit_llm supports only a finite number")
+        return {}
+    found: dict[str, Any] = {"rope_theta": float(theta)}
+    if rope.get("partial_rotary_factor", fields.content.get("partial_rotary_factor", 1.0)) not in (1.0, None):
         fields.problems.append("'partial_rotary_factor' is not 1, but lit_llm rotates whole heads")
     kind = (
         "one per layer"
@@ -168,12 +208,12 @@ def _rope(fields: Fields) -> dict[str, Any]:
     )
     if kind == "llama3":
         keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        missing = [key for key in keys if key not in rope]
-        fields.problems += [f"the rotary scaling has no '{key}'" for key in missing]
+        missing = [key for key in keys if not is_number(rope.get(key))]
+        fields.problems += [f"the rotary scaling needs a number '{key}', not {shown(rope.get(key))}" for key in missing]
         if not missing:
             found["rope_scaling"] = {key: float(rope[key]) for key in keys}
     elif kind != "default":
-        fields.problems.append(f"'rope_type' is {kind!r}, but lit_llm supports only 'default' or 'llama3'")
+        fields.problems.append(f"'rope_type' is {shown(kind)}, but lit_llm supports only 'default' or 'llama3'")
     return found
 
 

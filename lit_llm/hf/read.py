@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_llm.errors import UserError
+from lit_llm.hf.config_map import shown
 from lit_llm.hf.optional_packages import safetensors
 from lit_llm.hf.tensor_map import VOCABULARY, Link
 
@@ -32,6 +33,8 @@ def read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise UserError(f"{file} is not valid JSON: it is nested too deeply") from None
     except ValueError as error:
         raise UserError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
@@ -42,14 +45,18 @@ def read_json(file: Path) -> dict[str, Any]:
 class WeightFiles:
     """The tensors of a folder by name, each read on access.
 
+    An index can name files of its own folder only. A file may be a link, as in the cache of Hugging Face: whoever made the
+    folder made the link, but an index may come from anywhere.
+
     Raises:
-        UserError: the folder has no weights, a shard is missing or damaged.
+        UserError: the folder has no weights, a shard is missing or damaged, or the index names a file elsewhere.
     """
 
     def __init__(self, folder: Path) -> None:
         found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
         if found is None:
             raise UserError(f"{folder} has no weights: expected one of {', '.join(_FILES)} (--from).")
+        self.folder = folder
         self._open: dict[Path, Any] = {}
         self.files: dict[str, Path] = {}
         """Tensor name → file."""
@@ -57,6 +64,12 @@ class WeightFiles:
             names = read_json(found).get("weight_map")
             if not isinstance(names, dict):
                 raise UserError(f"{found} has no 'weight_map', which maps tensors to files")
+            wrong = [
+                f"{found}: 'weight_map' maps {name} to {shown(file)}, which is not the name of a file in {folder}"
+                for name, file in names.items()
+                if not _is_file_name(file)
+            ]
+            _refuse(wrong)
             self.files = {name: folder / file for name, file in names.items()}
             missing = [file for file in dict.fromkeys(self.files.values()) if not file.is_file()]
             if missing:
@@ -80,6 +93,12 @@ class WeightFiles:
             except Exception as error:  # the libraries raise many types for damaged files
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
                 raise UserError(f"{file} cannot be read. It is damaged or contains more than tensors: {reason}") from error
+            content = self._open[file]
+            if library is None and not (
+                isinstance(content, dict)
+                and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
+            ):
+                raise UserError(f"{file} must hold tensors by their names, and nothing else")
         return self._open[file]
 
     def _names(self, file: Path) -> list[str]:
@@ -88,11 +107,14 @@ class WeightFiles:
     def __getitem__(self, name: str) -> Tensor:
         file = self.files[name]
         content = self._content(file)
-        tensor: Tensor = content[name] if isinstance(content, dict) else content.get_tensor(name)
+        try:
+            tensor: Tensor = content[name] if isinstance(content, dict) else content.get_tensor(name)
+        except Exception as error:  # as in `_content`
+            raise UserError(f"{file}: {name} cannot be read: {error}") from error
         return tensor
 
 
-def read_weights(folder: Path, table: list[Link], shapes: dict[str, torch.Size], vocab_size: int) -> dict[str, Tensor]:
+def read_weights(source: WeightFiles, table: list[Link], shapes: dict[str, torch.Size], vocab_size: int) -> dict[str, Tensor]:
     """Our state_dict from the weights of a folder, in the folder's dtype. No two tensors share memory.
 
     Args:
@@ -101,7 +123,7 @@ def read_weights(folder: Path, table: list[Link], shapes: dict[str, torch.Size],
     Raises:
         UserError: a tensor is missing, is not part of the model, or has another shape than config.json implies.
     """
-    source = WeightFiles(folder)
+    folder = source.folder
     names = {link.theirs: _stored_name(link.theirs, source.files) for link in table}
     problems = [
         f"{folder} has no tensor {theirs}, but {CONFIG} implies it" for theirs, stored in names.items() if stored is None
@@ -143,6 +165,11 @@ def read_weights(folder: Path, table: list[Link], shapes: dict[str, torch.Size],
             )
     _refuse(problems)
     return weights
+
+
+def _is_file_name(file: Any) -> bool:
+    """Whether a value of an index names a file of its folder, and not another folder's."""
+    return isinstance(file, str) and file not in ("", ".", "..") and not set(file) & {"/", "\\", "\0"}
 
 
 def _refuse(problems: list[str]) -> None:

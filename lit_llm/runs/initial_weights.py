@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.checkpoint.compatibility import model_changes, model_settings, saved_architecture, saved_model_config
-from lit_llm.checkpoint.format import MANIFEST, read, verify
+from lit_llm.checkpoint.format import read, verify
+from lit_llm.checkpoint.manifest import MANIFEST
 from lit_llm.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.runs.resume import is_rank_zero
-from lit_llm.runs.run_folder import CHECKPOINTS, find_checkpoint
+from lit_llm.runs.run_folder import find_checkpoint
+from lit_llm.runs.tokenizer_file import run_of, tokenizer_problem
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,7 @@ class InitialWeights:
         checkpoint = path if is_checkpoint else find_checkpoint(path, "last")
         content = read(checkpoint, verify=False, lazy=True)
         model = saved_model_config(content, checkpoint, "--init_from")
-        run = path.absolute().parent if is_checkpoint else path
-        file = (run.parent if run.name == CHECKPOINTS else run) / TOKENIZER_FILE
+        file = (run_of(path) if is_checkpoint else path) / TOKENIZER_FILE
         return cls(checkpoint, model, saved_architecture(content), file if file.is_file() else None)
 
     def defaults(self) -> dict[str, Any]:
@@ -66,8 +67,12 @@ class InitialWeights:
         return {"architecture": architecture, **{f"model.{name}": value for name, value in settings.items()}}
 
     def damage(self) -> str | None:
-        """How the checkpoint is damaged, as a sentence; checked on rank 0, None on other ranks."""
-        problem = verify(self.checkpoint) if is_rank_zero() else None
+        """How the checkpoint or its tokenizer is damaged, as a sentence; checked on rank 0, None on other ranks."""
+        if not is_rank_zero():
+            return None
+        problem = verify(self.checkpoint)
+        if problem is None and self.tokenizer_file is not None:
+            problem = tokenizer_problem(self.checkpoint, self.tokenizer_file.parent)
         return problem and f"{problem} (--init_from)"
 
     def model_problems(self, model: GPTConfig, architecture: Architecture | None) -> list[str]:

@@ -31,6 +31,7 @@ from lit_llm.runs.run_folder import (
     holds_run,
     origin_of,
 )
+from lit_llm.runs.tokenizer_file import run_of, tokenizer_problem
 
 
 def is_rank_zero() -> bool:
@@ -104,6 +105,8 @@ class RunStart:
             )
         if resumes and isinstance(data, lit_llm.data.TokenDataModule) and not accepted:
             found += data.changes_since(saved)
+        if (problem := tokenizer_problem(self.checkpoint, run_of(self.checkpoint))) is not None and not (resumes and accepted):
+            found.append(f"{problem} ({'--accept_changes true continues without it' if resumes else '--run_dir'})")
         return found
 
     def data_changes(self, data: lit_llm.data.TokenDataModule, vocab_size: int | None, *, accepted: bool) -> list[str]:

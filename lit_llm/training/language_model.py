@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,7 @@ from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
 from lit_llm.optim import MuonAdamW, parameter_groups
+from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256
 from lit_llm.training.metrics import BitsPerByte, Perplexity
 
 # Entries of a parameter group that are not options: the schedule sets the rate, and the others must fit the restored state.
@@ -86,6 +88,7 @@ class LanguageModel(L.LightningModule):
         self.bits_per_byte = BitsPerByte()
         self.token_bytes: Tensor | None = None
         self.tokenizer: Any = None
+        self._tokenizer_sha256: str | None = None  # of its file in the run folder
         # Sums over the current optimizer step's micro-batches, on the device. Not saved: checkpoints are made between steps.
         self.window_nll: Tensor | float = 0.0
         self.window_count: Tensor | int = 0
@@ -327,6 +330,10 @@ class LanguageModel(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["model_config"] = model_settings(self.config, self.architecture)  # plain values: loading stays weights_only
         checkpoint["optimizer_class"] = class_name(self.trainer.optimizers[0])
+        if self.tokenizer is not None:
+            if self._tokenizer_sha256 is None:  # of a large vocabulary this takes time
+                self._tokenizer_sha256 = hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
+            checkpoint[TOKENIZER_SHA256] = self._tokenizer_sha256
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "consumed_samples"):
             checkpoint["tokens"] = data.consumed_samples * data.block_size  # for the manifest

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from saved import flip, names, save, step_path
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import format, manifest
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_text_folders_of_others_and_missing_ones_are_refused_in_one_sentence(tmp
 
 
 def test_a_later_version_of_the_format_asks_for_a_later_lit_llm(tmp_path, monkeypatch):
-    monkeypatch.setattr(format, "VERSION", 3)
+    monkeypatch.setattr(manifest, "VERSION", 3)
     save(tmp_path, 1)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="format version 3, this lit_llm reads versions up to 2: update lit_llm"):

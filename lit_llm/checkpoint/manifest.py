@@ -1,0 +1,125 @@
+"""manifest.json of a checkpoint folder: its files with sizes and checksums, and a checksum of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import re
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+
+from lit_llm.errors import UserError
+
+FORMAT = "lit_llm checkpoint"
+VERSION = 2  # 1: no shards
+DATA = "checkpoint.pt"
+MANIFEST = "manifest.json"
+_SHARD = re.compile(r"shard-\d+-of-\d+\.pt")
+
+
+def make_manifest(checkpoint: dict[str, Any], files: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint with these files, to be saved beside the others in `folder`."""
+    # A counter of saves decides which checkpoint is newest. Clocks can go back. Steps can, too: a run that was resumed from an
+    # early step on purpose must not continue from a later step of its former time line.
+    serial = 1 + max((m["serial"] for p in folder.glob("*.ckpt") if (m := intact_manifest(p)) is not None), default=0)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "serial": serial,
+        "step": checkpoint.get("global_step"),
+        "tokens": checkpoint.get("tokens"),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "files": files,
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of the software that affects the numbers."""
+    return {
+        "lit_llm": _lit_llm_version(),
+        "torch": str(torch.__version__),
+        "lightning": lightning.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _lit_llm_version() -> str | None:
+    try:
+        return importlib.metadata.version("lit_llm")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
+        return None
+
+
+def encode(manifest: dict[str, Any]) -> bytes:
+    """The manifest as JSON that contains its own checksum. Only these exact bytes are valid."""
+    checksum = hashlib.sha256(json.dumps(manifest, indent=2).encode()).hexdigest()
+    return (json.dumps({**manifest, "checksum": checksum}, indent=2) + "\n").encode()
+
+
+def manifest_in(folder: Path) -> dict[str, Any]:
+    """The manifest in a checkpoint folder, checked against its own checksum.
+
+    Raises:
+        UserError: It is missing, damaged, or of a later version of the format.
+    """
+    manifest = intact_manifest(folder)
+    if manifest is None:
+        raise UserError(_problem(folder))
+    if manifest["version"] > VERSION:
+        raise UserError(
+            f"checkpoint {folder} has format version {manifest['version']}, this lit_llm reads versions up to {VERSION}: "
+            "update lit_llm."
+        )
+    return manifest
+
+
+def is_of_later_version(folder: Path) -> bool:
+    """Whether a folder holds an intact manifest of a later version of the format."""
+    manifest = intact_manifest(folder)
+    return manifest is not None and manifest["version"] > VERSION
+
+
+def intact_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest in a folder, also of a later version; None if it is missing or damaged."""
+    try:
+        raw = (folder / MANIFEST).read_bytes()
+        manifest = json.loads(raw)
+        del manifest["checksum"]
+        return manifest if encode(manifest) == raw and _is_well_formed(manifest) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _is_well_formed(manifest: dict[str, Any]) -> bool:
+    """Whether every value that is read has its type. Of a later version only what is needed to find it."""
+    if manifest["format"] != FORMAT or type(manifest["version"]) is not int or type(manifest["serial"]) is not int:
+        return False
+    if type(manifest["step"]) not in (int, type(None)):
+        return False
+    if manifest["version"] > VERSION:
+        return True
+    files = manifest["files"]
+    return (
+        isinstance(files, dict)
+        and DATA in files
+        and all(name == DATA or _SHARD.fullmatch(name) for name in files)
+        and all(type(entry["bytes"]) is int and type(entry["sha256"]) is str for entry in files.values())
+        and isinstance(manifest["versions"], dict)
+    )
+
+
+def _problem(folder: Path) -> str:
+    """Why `intact_manifest` returned None."""
+    if not (folder / MANIFEST).is_file():
+        if (folder / DATA).is_file():
+            return f"checkpoint {folder} is damaged: {MANIFEST} is missing."
+    elif (folder / DATA).is_file() or FORMAT.encode() in (folder / MANIFEST).read_bytes():
+        return f"checkpoint {folder} is damaged: {MANIFEST} has changed since it was written."
+    return f"{folder} is not a checkpoint of lit_llm: it has no {MANIFEST} of one."
