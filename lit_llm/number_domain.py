@@ -67,8 +67,8 @@ class Domain:
         elif number and self._too_low(value):
             words = [low or f"at least {_written(self.low)}"] + ([high] if self.high <= _SMALL else [])
         else:
-            kind = "a whole number" if self.whole else "a finite number"
-            words = [" ".join(filter(None, [kind, low])), *([high] if self.high <= _SMALL else [])]
+            kind = "a whole number" if self.whole or self.fraction else "a finite number"
+            words = [f"{kind} {'of ' if low.startswith('at') else ''}{low}".rstrip(), *([high] if self.high <= _SMALL else [])]
         rule = " and ".join(words)
         if self.fraction:
             rule += ", or a fraction above 0 and at most 1.0"

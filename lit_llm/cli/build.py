@@ -5,7 +5,7 @@ Every command that takes a recipe calls `build`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.cli import instantiate_class
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
 from lit_llm.cli.constructor_errors import is_mistake
 from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.filter_warnings import filter_warnings
 from lit_llm.cli.groups import ARCHITECTURE
+from lit_llm.cli.host_memory import memory_problem
 from lit_llm.cli.null_values import null_problems
 from lit_llm.cli.number_domains import number_problems
 from lit_llm.cli.optimizer_trial import optimizer_problems
@@ -162,6 +162,15 @@ def build(
     problems += _data_problems(built, machine)
     problems += _checkpoint_problems(built, optimizer)
     recipe.raise_problems()
+    if recipe.command == "fit" and machine is None and built.architecture is None:
+        # `check` reduces the batch, so there only the model counts.
+        sequences = 1 if scratch else None
+        parts = built.parts
+        problem = memory_problem(
+            config, parts["model"], built.datamodule, built.trainer, strategy_of(config), sequences=sequences
+        )
+        if problem is not None:
+            raise UserError(problem)
     if built._trainer is not None:
         parts = built.parts
         init_from = None if built.initial is None else built.initial.checkpoint
@@ -209,7 +218,7 @@ def _parts(recipe: Recipe, refused: set[str]) -> dict[str, Any]:
             continue
         try:
             value = recipe.parser.instantiate(Namespace({group: recipe.config[group]})).get(group)
-        except ValueError as error:
+        except Exception as error:  # of torch's, Lightning's and users' constructors
             if not is_mistake(error):
                 raise
             recipe.problems.append(reason(str(error)))
@@ -279,8 +288,9 @@ def _make_trainer(built: Built, replaced: Mapping[str, Any], scratch: bool) -> l
     problem = devices_problem(config.devices) or accelerator_problem(wanted) or launcher_problem(wanted.strategy)
     if found := [*([problem] if problem else []), *logger_problems(wanted.logger)]:
         return found
-    try:
-        built._trainer = make_trainer(
+
+    def make(replaced: Mapping[str, Any]) -> Trainer:
+        return make_trainer(
             built.recipe,
             [built.parts[group] for group in CALLBACKS if group in built.parts],
             run_dir=built.run_dir,
@@ -289,12 +299,32 @@ def _make_trainer(built: Built, replaced: Mapping[str, Any], scratch: bool) -> l
             replaced=replaced,
             scratch=scratch,
         )
-    except (MisconfigurationException, ValueError) as error:
+
+    try:
+        built._trainer = make(replaced)
+    except Exception as error:  # Lightning raises many types
         if not is_mistake(error):
             raise
-        message = " ".join(str(error).split())
-        return [message if "(--" in message else f"trainer: {message}"]
+        message = " ".join(str(error).split()).rstrip(".")
+        if "(--" in message:
+            return [message]
+        keys = _settings_to_blame(built.recipe, replaced, make)
+        return [f"trainer: {message} ({', '.join(f'--trainer.{key}' for key in keys) or '--trainer'})"]
     return callback_problems(built.trainer) if built.recipe.command == "fit" else []
+
+
+def _settings_to_blame(recipe: Recipe, replaced: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Trainer]) -> list[str]:
+    """The settings without each of which the Trainer can be built; all that differ from the defaults if there is none."""
+    defaults = vars(recipe.parser.get_defaults().trainer)
+    changed = [key for key, value in vars(recipe.config.trainer).items() if key not in replaced and value != defaults[key]]
+    guilty = []
+    for key in changed:
+        try:
+            make({**replaced, key: defaults[key]})
+        except Exception:  # another setting is wrong, or this one is needed
+            continue
+        guilty.append(key)
+    return guilty or changed
 
 
 def _data_problems(built: Built, machine: OtherMachine | None) -> list[str]:

@@ -107,7 +107,7 @@ _CALLBACKS: dict[str, dict[str, Domain]] = {
 }
 
 _TRAINER: dict[str, Domain] = {
-    "devices": whole(1, MAX_DEVICES, also=(-1,)),
+    "devices": Domain(high=MAX_DEVICES, whole=True),  # `devices_problem` checks the rest: it may also be a list, or text
     "num_nodes": whole(1, 1_000_000),
     "max_steps": whole(1, _STEPS, also=(-1,)),
     "min_steps": whole(0, _STEPS, null=True),
@@ -118,7 +118,7 @@ _TRAINER: dict[str, Domain] = {
     "limit_val_batches": _BATCHES_OR_NONE,
     "limit_test_batches": _BATCHES_OR_NONE,
     "limit_predict_batches": _BATCHES_OR_NONE,
-    "overfit_batches": _BATCHES_OR_NONE,
+    "overfit_batches": Domain(1, LARGEST, fraction=True, also=(0,)),
     "val_check_interval": _BATCHES,
     "check_val_every_n_epoch": whole(1, 10**9, null=True),
     "num_sanity_val_steps": whole(0, _STEPS, null=True, also=(-1,)),
@@ -192,5 +192,7 @@ def _numbers(value: Any, key: str, owner: str) -> Iterator[tuple[str, str, Any]]
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _numbers(each, key, owner)
+    elif key == "trainer.devices" and isinstance(value, str) and value.isdecimal():
+        yield key, owner, int(value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield key, owner, value

@@ -57,7 +57,7 @@ class TokenShards(TokenDataModule):
                         problems.append(f"The {name} shards hold a single token, but at least two are needed (--data.{name}).")
                 except UserError as error:
                     problems += str(error).split("\n")
-        for held_out in ("val", "test"):
+        for held_out in () if problems else ("val", "test"):
             for _, path in same_files(self._files("train")[0], self._files(held_out)[0])[:1]:
                 problems.append(f"{path} is in both --data.train and --data.{held_out}: remove it from one of them.")
         if self._vocab_size < 1:

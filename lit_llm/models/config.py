@@ -9,11 +9,11 @@ from typing import Literal
 from lit_llm.number_domain import Domain, above, below, whole
 
 MODEL_DOMAINS: dict[str, Domain] = {
-    "n_layer": whole(1, 10_000),
+    "n_layer": whole(1, 4096),
     "n_head": whole(1, 100_000),
     "n_kv_head": whole(1, 100_000, null=True),
     "n_embd": whole(1, 1_000_000),
-    "head_dim": whole(1, 1_000_000, null=True),
+    "head_dim": whole(1, 65_536, null=True),
     "block_size": whole(1, 1_000_000_000),
     "vocab_size": whole(1, 100_000_000, null=True),
     "mlp_width": whole(1, 10_000_000, null=True),

@@ -109,7 +109,7 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
         ),
         ([*overlay("strategy/fsdp2"), "--optimizer", "Adafactor"], "do not work on distributed parameters: AdamW"),
         (["--trainer.accelerator", "gpu"], "trainer.accelerator is gpu, and torch finds"),
-        (["--compute.activation_checkpointing", "0"], "needs a k of at least 1"),
+        (["--compute.activation_checkpointing", "0"], "compute.activation_checkpointing is 0, but must be at least 1"),
         ([*overlay("strategy/fsdp2"), "--trainer.strategy.replicate", "0"], "replicate is 0, but must be at least 1"),
         ([*overlay("strategy/fsdp2"), "--trainer.devices", "3"], "is not a multiple of micro_batch_size"),
     ],
