@@ -53,9 +53,7 @@ class Domain:
         """One sentence with the value, the rule and the flag; None if the value is in the domain."""
         if self.accepts(value):
             return None
-        shown = {math.inf: ".inf", -math.inf: "-.inf"}.get(value, value) if isinstance(value, float) else value
-        shown = "null" if value is None else ".nan" if value != value else repr(shown) if isinstance(shown, str) else shown
-        return f"{key} is {str(shown)[:60]}, but must be {self.rule(value)} (--{key})"
+        return f"{key} is {_shown(value)}, but must be {self.rule(value)} (--{key})"
 
     def rule(self, value: Any) -> str:
         """What a value must be, for one that is refused. Names the bound that it violates, and narrow bounds always."""
@@ -80,6 +78,15 @@ class Domain:
 
     def _too_high(self, value: float) -> bool:
         return value > self.high or (self.below_high and value == self.high)
+
+
+def _shown(value: Any) -> str:
+    """A refused value as YAML writes it."""
+    if value is None or isinstance(value, str):
+        return "null" if value is None else repr(value[:60])
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    return str(value)[:60]
 
 
 def _written(number: float) -> str:

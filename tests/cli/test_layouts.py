@@ -107,7 +107,7 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
             ],
             "ModelParallelStrategy is not known to train one model on 2 processes",
         ),
-        ([*overlay("strategy/fsdp2"), "--optimizer", "Adafactor"], "do not work on distributed parameters: AdamW"),
+        ([*overlay("strategy/fsdp2"), "--optimizer", "Adafactor"], "does not work on distributed parameters: AdamW"),
         (["--trainer.accelerator", "gpu"], "trainer.accelerator is gpu, and torch finds"),
         (["--compute.activation_checkpointing", "0"], "compute.activation_checkpointing is 0, but must be at least 1"),
         ([*overlay("strategy/fsdp2"), "--trainer.strategy.replicate", "0"], "replicate is 0, but must be at least 1"),
