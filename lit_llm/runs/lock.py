@@ -104,8 +104,13 @@ class RunLock:
             self.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"run folder {self.run_dir} cannot be created: {error.strerror} (--run_dir DIR)") from None
-        while not self._try_to_write():
-            self.refuse_if_held()
+        try:
+            while not self._try_to_write():
+                self.refuse_if_held()
+        except OSError as error:
+            self.path.unlink(missing_ok=True)
+            self._remove_empty_folder()
+            raise UserError(f"run folder {self.run_dir} cannot be written: {error.strerror} (--run_dir DIR)") from None
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
             self._thread.start()
@@ -115,9 +120,12 @@ class RunLock:
         self._stop.set()
         if self._owns():
             self.path.unlink(missing_ok=True)
-            if self._made_folder:
-                with contextlib.suppress(OSError):  # not empty
-                    self.run_dir.rmdir()
+            self._remove_empty_folder()
+
+    def _remove_empty_folder(self) -> None:
+        if self._made_folder:
+            with contextlib.suppress(OSError):  # not empty
+                self.run_dir.rmdir()
 
     def check(self) -> None:
         """Called before a checkpoint is written.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -68,7 +70,7 @@ def fit(
         if start.lock is not None:
             start.refuse_if_outdated(run_dir)
             folder = _FolderBefore(run_dir, start.lock, existed=existed, replace=replace)
-            trainer.callbacks.append(_SaveAsOwner(start.lock))  # type: ignore[attr-defined]
+            trainer.callbacks.append(_Owner(start.lock, folder))  # type: ignore[attr-defined]
         if is_rank_zero():
             if follower is not None and start.step is not None and holds_run(run_dir):
                 follower.catch_up(logged(run_dir), start.step)
@@ -125,6 +127,12 @@ def _train(
     except Exception as error:
         if is_user_error(error) and folder is not None and trainer.global_step in (0, start.step):
             folder.restore()
+        if isinstance(error, OSError) and folder is not None and not folder.training_began and folder.is_where(error):
+            folder.restore()
+            raise UserError(
+                f"run folder {run_dir} cannot be written: {error.strerror}; make room on the disk, or choose another folder "
+                "(--run_dir DIR)"
+            ) from None
         if not is_lost_peer(error):
             raise
         last = run_dir / CHECKPOINTS / "last.ckpt"
@@ -174,17 +182,21 @@ def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Pat
     Console(file=sys.stdout).print(table)
 
 
-class _SaveAsOwner(Callback):
-    """Checks before each save that this run still holds the lock of its folder."""
+class _Owner(Callback):
+    """Checks before each save that this run still holds the lock of its folder, and notes when training begins."""
 
-    def __init__(self, lock: RunLock) -> None:
-        self.lock = lock
+    def __init__(self, lock: RunLock, folder: _FolderBefore) -> None:
+        self.lock, self.folder = lock, folder
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.folder.training_began = True
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.lock.check()
 
 
-_WRITTEN = {CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml"}
+_NAMES = (CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml")
+_WRITTEN = {*_NAMES, *(f".{name}.partial" for name in _NAMES)}
 """What a launch writes into a run folder before the first step, beside TensorBoard's event file."""
 
 
@@ -200,6 +212,7 @@ class _FolderBefore:
     def __init__(self, run_dir: Path, lock: RunLock, *, existed: bool, replace: bool) -> None:
         self.run_dir, self.existed = run_dir, existed
         self.aside: Path | None = None
+        self.training_began = False
         self.names: set[str] = set()
         self.config: bytes | None = None
         if existed and replace:
@@ -210,6 +223,12 @@ class _FolderBefore:
         if self.existed:
             self.names = {path.name for path in run_dir.iterdir()}
             self.config = (run_dir / CONFIG).read_bytes() if CONFIG in self.names else None
+
+    def is_where(self, error: OSError) -> bool:
+        """Whether an error while files of the run are written concerns its folder. Of a write, it names no file."""
+        if error.filename is None:
+            return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+        return Path(os.fsdecode(error.filename)).absolute().is_relative_to(self.run_dir.absolute())
 
     def restore(self) -> None:
         """Delete the files of this launch. Keeps a new folder that has checkpoints."""
