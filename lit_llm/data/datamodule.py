@@ -10,6 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from lit_llm.batch_sizes import accumulation_steps
 from lit_llm.callbacks import BatchRamp, ignore_signals
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutBlocks, HeldOutOrder, ResumableLoader, TrainBlocks
 from lit_llm.data.shards import TokenStream
+from lit_llm.data.source_files import describe_files, file_changes
 from lit_llm.data.tokenizer import Tokenizer
 from lit_llm.errors import UserError
 
@@ -72,6 +74,7 @@ class TokenDataModule(LightningDataModule, ABC):
         self.seed, self.num_workers = seed, num_workers
         self.ramp: BatchRamp | None = None  # set by `find_ramp`
         self._corpus: Corpus | None = None
+        self._file_hashes: dict[str, str] = {}  # set by `setup`: path → size and hash
         # The sample and step counts at which this process started: zero, or those of a checkpoint.
         self._base_samples, self._base_step = 0, 0
 
@@ -84,6 +87,10 @@ class TokenDataModule(LightningDataModule, ABC):
     @abstractmethod
     def open_corpus(self) -> Corpus:
         """Open the tokens, which exist at this point. Called once on every rank."""
+
+    def source_files(self) -> list[Path]:
+        """The files that hold the data, so that a changed one can be named; none if they are unknown."""
+        return []
 
     # ---- Checks and set-up --------------------------------------------------------------------------------------
 
@@ -144,6 +151,7 @@ class TokenDataModule(LightningDataModule, ABC):
             hashes = [f"{name}={len(s)}:{s.scan(corpus.vocab_size)}" for name, s in corpus.streams.items()]
             self._fingerprint = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:32]
             self._corpus = corpus
+            self._file_hashes = describe_files(self.source_files())
         if self.train_tokens < self.block_size + 1:
             raise UserError(
                 f"The training text has {self.train_tokens} tokens, but a block needs {self.block_size + 1} "
@@ -292,36 +300,52 @@ class TokenDataModule(LightningDataModule, ABC):
         return self._base_step if self.trainer is None else self.trainer.global_step
 
     def state_dict(self) -> dict[str, Any]:
-        return {"consumed_samples": self.consumed_samples, "global_step": self._step} | self._identity()
+        files = {"files": self._file_hashes} if self._file_hashes else {}
+        return {"consumed_samples": self.consumed_samples, "global_step": self._step} | self._identity() | files
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._base_samples, self._base_step = state_dict["consumed_samples"], state_dict["global_step"]
-        if self.trainer is not None and self.trainer.state.fn == "fit":
-            identity = self._identity()
-            changed = [f"{k} {before} -> {identity[k]}" for k, before in self._changed(state_dict).items()]
-            if changed:
-                rank_zero_warn(
-                    "The data differ from those of the checkpoint, so the run continues with different batches: "
-                    f"{', '.join(changed)}."
-                )
+        if self.trainer is not None and self.trainer.state.fn == "fit" and (changed := self._changes(state_dict)):
+            rank_zero_warn(
+                "The data differ from those of the checkpoint, so the run continues with different batches: "
+                f"{'; '.join(changed)}."
+            )
 
     def changes_since(self, checkpoint: dict[str, Any]) -> list[str]:
         """One sentence for each setting that affects the next batches and differs from a checkpoint's.
 
-        The fingerprint of the data is compared only after `setup`, which opens them.
+        The data themselves are compared only after `setup`, which opens them.
         """
         if type(self).__qualname__ not in checkpoint:
             return [
                 f"the checkpoint was not trained with {type(self).__qualname__}, so the position in the data is unknown "
                 "(--data, or --accept_changes true to start with the first sample)"
             ]
-        names = {"fingerprint": "the fingerprint of the text", "batch_ramp": "batch_ramp.tokens_per_batch"}
-        identity = self._identity()
-        return [
-            f"{names.get(name, f'data.{name}')} was {before} in the checkpoint and is {identity[name]} "
-            "(--accept_changes true continues with it)"
-            for name, before in self._changed(checkpoint[type(self).__qualname__]).items()
-        ]
+        found = self._changes(checkpoint[type(self).__qualname__])
+        return [f"{change} (--accept_changes true continues with it)" for change in found]
+
+    def _changes(self, saved: dict[str, Any]) -> list[str]:
+        """What differs from a saved state, one phrase each."""
+        identity, found = self._identity(), []
+        for name, before in self._changed(saved).items():
+            if name == "fingerprint":
+                found.append(self._changed_text(saved.get("files", {})))
+            else:
+                key = "batch_ramp.tokens_per_batch" if name == "batch_ramp" else f"data.{name}"
+                found.append(f"{key} was {before} in the checkpoint and is {identity[name]}")
+        return found
+
+    def _changed_text(self, before: dict[str, str]) -> str:
+        """Which files of the data have changed, as far as the checkpoint lists them."""
+        if before and self._file_hashes:
+            changes = file_changes(before, self._file_hashes)
+            more = f", and {len(changes) - 5} more" if len(changes) > 5 else ""
+            if changes:
+                return f"the text is not the checkpoint's: {', '.join(changes[:5])}{more}"
+            return "the files are the checkpoint's, but their tokens differ: the tokenizer or the split has changed"
+        folders = list(dict.fromkeys(str(path.parent) for path in self.source_files()))
+        where = f" in {', '.join(folders[:5])}" if folders else ""
+        return f"the text{where} is not the checkpoint's, which does not list its files"
 
     def _changed(self, saved: dict[str, Any]) -> dict[str, Any]:
         """The settings that differ from a saved state, with their saved values ("none" if not saved)."""

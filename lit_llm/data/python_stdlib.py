@@ -31,19 +31,19 @@ class PythonStdlib(TextDataModule):
         self.root = Path(sysconfig.get_paths()["stdlib"])
 
     def source_problems(self) -> list[str]:
-        if next(self._files(), None) is None:
+        if next(self._sources(), None) is None:
             return [f"{self.root} has no Python sources: train on your own text (--data TextFiles --data.paths my.txt)."]
         return []
 
     def documents(self) -> dict[str, list[Document]]:
         splits: dict[str, list[Document]] = {"train": [], "val": [], "test": []}
-        for path in sorted(self._files()):
+        for path in sorted(self._sources()):
             position = path_hash(path.relative_to(self.root).as_posix())
             name = "val" if position < _VAL else "test" if position < _VAL + _TEST else "train"
             splits[name].append(Document.whole(path))
         return splits
 
-    def _files(self) -> Iterator[Path]:
+    def _sources(self) -> Iterator[Path]:
         for folder, subfolders, names in os.walk(self.root):
             subfolders[:] = [name for name in subfolders if name not in _EXCLUDED]
             paths = (Path(folder, name) for name in names if name.endswith(".py"))

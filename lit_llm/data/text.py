@@ -48,6 +48,9 @@ class TextDataModule(TokenDataModule):
     def documents(self) -> dict[str, list[Document]]:
         """The documents of "train", "val" and optionally "test". Called only if there are no source problems."""
 
+    def source_files(self) -> list[Path]:
+        return [document.path for split in self.documents().values() for document in split]
+
     @property
     def source_tokenizer(self) -> Tokenizer:
         """The configured tokenizer. After ``setup``, ``tokenizer`` is the one in use, whose vocabulary has been learned."""
@@ -219,7 +222,7 @@ class TextFiles(TextDataModule):
             problems.append("No training text: give --data.paths, or --data.train and --data.val.")
         if self.paths is not None and (self.train is not None or self.val is not None):
             problems.append("--data.paths cannot be combined with --data.train or --data.val: it is split into both.")
-        files, path_problems = self._files()
+        files, path_problems = self._split_files()
         problems += path_problems
         for held_out in ("val", "test"):
             flag = "paths" if self.train is None else "train"
@@ -228,7 +231,7 @@ class TextFiles(TextDataModule):
         return problems
 
     def documents(self) -> dict[str, list[Document]]:
-        files, _ = self._files()
+        files, _ = self._split_files()
         found: dict[str, list[Document]] = {}
         if "val" in files:
             found |= {name: [Document.whole(path) for path in files[name]] for name in ("train", "val")}
@@ -238,7 +241,7 @@ class TextFiles(TextDataModule):
             found["test"] = [Document.whole(path) for path in files["test"]]
         return found
 
-    def _files(self) -> tuple[dict[str, list[Path]], list[str]]:
+    def _split_files(self) -> tuple[dict[str, list[Path]], list[str]]:
         """The files of each given split ("train" for ``paths``), and the problems with their paths."""
         files, problems = {}, []
         for flag, name in (("paths", "train"), ("train", "train"), ("val", "val"), ("test", "test")):

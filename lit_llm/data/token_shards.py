@@ -49,7 +49,7 @@ class TokenShards(TokenDataModule):
     def source_problems(self) -> list[str]:
         problems = [f"No {n} shards: give --data.{n}." for n in ("train", "val") if getattr(self, n) is None]
         for name in ("train", "val", "test"):
-            files, found = self._files(name)
+            files, found = self._split_files(name)
             problems += found
             if files and not found:
                 try:
@@ -58,7 +58,7 @@ class TokenShards(TokenDataModule):
                 except UserError as error:
                     problems += str(error).split("\n")
         for held_out in () if problems else ("val", "test"):
-            for _, path in same_files(self._files("train")[0], self._files(held_out)[0])[:1]:
+            for _, path in same_files(self._split_files("train")[0], self._split_files(held_out)[0])[:1]:
                 problems.append(f"{path} is in both --data.train and --data.{held_out}: remove it from one of them.")
         if self._vocab_size < 1:
             problems.append(f"vocab_size must be at least 1, not {self._vocab_size} (--data.vocab_size).")
@@ -76,12 +76,15 @@ class TokenShards(TokenDataModule):
 
     def open_split(self, name: str) -> TokenStream:
         """The shards of "train", "val" or "test". Reads their headers only."""
-        return TokenStream(self._files(name)[0], headerless=self.headerless)
+        return TokenStream(self._split_files(name)[0], headerless=self.headerless)
 
     def open_corpus(self) -> Corpus:
-        streams = {name: self.open_split(name) for name in ("train", "val", "test") if self._files(name)[0]}
+        streams = {name: self.open_split(name) for name in ("train", "val", "test") if self._split_files(name)[0]}
         return Corpus(streams, self._vocab_size, self._shard_tokenizer)
 
-    def _files(self, name: str) -> tuple[list[Path], list[str]]:
+    def source_files(self) -> list[Path]:
+        return [path for name in ("train", "val", "test") for path in self._split_files(name)[0]]
+
+    def _split_files(self, name: str) -> tuple[list[Path], list[str]]:
         patterns = getattr(self, name)
         return ([], []) if patterns is None else expand(patterns, flag=f"--data.{name}", folders=False)

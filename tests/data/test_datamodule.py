@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -125,9 +128,9 @@ def test_a_finished_run_can_be_extended(tmp_path, shards):
 def test_a_resume_of_a_resume_with_another_global_batch_skips_and_repeats_nothing(tmp_path, shards):
     first, second = tmp_path / "1.ckpt", tmp_path / "2.ckpt"
     fit(tmp_path, shards(), max_steps=9, callbacks=[SaveAt(3, first)])  # 18 samples
-    with pytest.warns(UserWarning, match="global_batch_size 6 -> 4"):
+    with pytest.warns(UserWarning, match="global_batch_size was 6 in the checkpoint and is 4"):
         fit(tmp_path, shards(global_batch_size=4), ckpt_path=first, max_steps=9, callbacks=[SaveAt(5, second)])  # + 8
-    with pytest.warns(UserWarning, match="global_batch_size 4 -> 6"):
+    with pytest.warns(UserWarning, match="global_batch_size was 4 in the checkpoint and is 6"):
         module, _ = fit(tmp_path, shards(), ckpt_path=second, max_steps=7)
     assert sample_numbers(module.seen) == expected_samples(26, 38)
 
@@ -145,14 +148,19 @@ def test_the_state_is_plain_and_says_where_the_run_is(tmp_path, shards):
         "batch_ramp": "none",
         "block_size": T,
         "seed": 3,
+        "files": {str(file): described(file) for name in ("train", "val") for file in sorted(tmp_path.glob(f"{name}_*.bin"))},
     }
+
+
+def described(file: Path) -> str:
+    return f"{file.stat().st_size} bytes {hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()}"
 
 
 def test_resuming_on_other_data_is_not_silent(tmp_path, shards):
     path = tmp_path / "x.ckpt"
     fit(tmp_path, shards(), max_steps=3, callbacks=[SaveAt(2, path)])
     write(tmp_path, "train", np.arange(TOKENS) % 100)
-    with pytest.warns(UserWarning, match=r"differ from those of the checkpoint.*seed 3 -> 4.*fingerprint"):
+    with pytest.warns(UserWarning, match=r"those of the checkpoint.*seed was 3 .*is 4; .*train_000001.bin has changed"):
         fit(tmp_path, shards(seed=4), ckpt_path=path, max_steps=3)
 
 

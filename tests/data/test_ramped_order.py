@@ -238,7 +238,9 @@ def test_a_changed_ramp_is_noticed(tmp_path, shards):
     ]
     assert other.changes_since(saved)[0].endswith("and is [[0, 96]] (--accept_changes true continues with it)")
     # once accepted, nothing is skipped or repeated: 14 samples were consumed, and steps have the new size
-    with pytest.warns(UserWarning, match=r"batch_ramp \[\[0, 16\], \[40, 64\], \[160, 96\]\] -> none"):
+    with pytest.warns(
+        UserWarning, match=r"tokens_per_batch was \[\[0, 16\], \[40, 64\], \[160, 96\]\] in the checkpoint and is none"
+    ):
         module, _ = fit(tmp_path, without, ckpt_path=path, max_steps=6)
     assert sample_numbers(module.seen) == expected_samples(14, 38)
     del state["batch_ramp"]  # as in a file from before ramps existed
