@@ -280,11 +280,10 @@ def test_a_group_that_every_run_needs_is_not_null(folder, capsys):
     null_is_refused(capsys, dict.fromkeys(["model", "loss", "compute", "trainer"]), "model", "loss", "compute", "trainer")
 
 
-@pytest.mark.parametrize(("content", "shown"), [([1, "x"], "\"[1, 'x']\""), ("gpt", "'gpt'"), (3, "'3'")])
-def test_a_group_of_settings_is_a_dict(folder, capsys, content, shown):
-    Path("list.yaml").write_text(yaml.safe_dump({"compute": content}))
+def test_a_group_of_settings_is_a_dict(folder, capsys):
+    Path("list.yaml").write_text(yaml.safe_dump({"compute": 3}))
     err = refused(capsys, "fit", "--config", "tiny.yaml", "--config", "list.yaml")
-    assert err == f"error: compute is {shown}, but must be a dict of its settings (--compute.KEY)\n"
+    assert err == "error: compute is '3', but must be a dict of its settings (--compute.KEY)\n"
 
 
 # ---- Memory -----------------------------------------------------------------------------------------------------
