@@ -17,7 +17,7 @@ from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.recipe_files import content_of, find_recipe, with_base
 from lit_llm.errors import UserError
 from lit_llm.renamed_classes import current_name, with_current_names
-from lit_llm.runs.run_folder import CONFIG, config_of
+from lit_llm.runs.run_folder import CONFIG, config_of, expanded
 from lit_llm.yaml_reading import InvalidYaml, NotYaml, dump_yaml, read_yaml
 
 COMMAND_LINE = "the command line"
@@ -213,9 +213,10 @@ def read(words: list[str]) -> Arguments:
                 named.append(str(file))
                 items += _with_base(file)
             elif flag.key == "run" and flag.value is not None:
-                file = config_of(Path(flag.value))
+                run = expanded(flag.value)
+                file = config_of(run)
                 named.append(str(file))
-                items += [*_with_base(file), Flag("run_dir", flag.value), *_own_tokenizer(Path(flag.value))]
+                items += [*_with_base(file), Flag("run_dir", str(run)), *_own_tokenizer(run)]
             elif flag.key == "base":
                 raise UserError("base is a key of recipe files. Give the base first: --config BASE --config RECIPE (--base)")
             else:

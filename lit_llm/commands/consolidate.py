@@ -12,7 +12,7 @@ from lit_llm.checkpoint.crash_safe import HashingFile, fsync_folder, make_folder
 from lit_llm.checkpoint.format import read
 from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
-from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
+from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
 
 
 def own_flags() -> OwnFlags:
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     named = options.ckpt_path in ("last", "best")
     if named and options.run is None:
         raise UserError(f"'{options.ckpt_path}' needs a run folder (--run runs/NAME, or --ckpt_path PATH)")
-    checkpoint = find_checkpoint(Path(options.run), options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
+    checkpoint = find_checkpoint(expanded(options.run), options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     out = Path(options.out)
     if out.exists():
         raise UserError(f"{out} already exists: give another file (--out)")

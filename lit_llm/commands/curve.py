@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
         UserError: The folder is not a run or has no curve, or a note is not NAME=TEXT.
     """
     flags = OwnFlags(alone=True, prog="python -m lit_llm curve", description=__doc__)
-    flags.add_argument("--run", required=True, type=Path, help="run folder, like runs/quickstart")
+    flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
     flags.add_argument("--out", required=True, type=Path, help="the CSV; `fit --check_against` reads it")
     flags.add_argument(
         "--note",
@@ -32,8 +32,9 @@ def main(arguments: list[str]) -> int:
             raise UserError(f"note is {note!r}, but must be NAME=TEXT (--note)")
         notes[name] = text
     from lit_llm.runs.logged_curve import curve_of
+    from lit_llm.runs.run_folder import expanded
 
-    curve = curve_of(own.run)
+    curve = curve_of(expanded(own.run))
     curve.facts |= notes
     curve.write(own.out)
     print(f"Wrote {len(curve.rows)} rows to {own.out}. Check a run against it: fit --config RECIPE --check_against {own.out}")

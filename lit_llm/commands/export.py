@@ -18,7 +18,7 @@ from lit_llm.hf.read import CONFIG
 from lit_llm.hf.tensor_map import links
 from lit_llm.hf.tokenizer_files import write_generation_config, write_tokenizer
 from lit_llm.hf.write import write_json, write_weights
-from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
+from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
 from lit_llm.runs.tokenizer_file import require_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
     options = own_flags().parse(arguments)
     if not options.max_shard_gb > 0:
         raise UserError(f"max_shard_gb is {options.max_shard_gb}, but must be above 0 (--max_shard_gb)")
-    run, out = Path(options.run), Path(options.out)
+    run, out = expanded(options.run), Path(options.out)
     named = options.ckpt_path in ("last", "best")
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     dtype = None if options.dtype is None else DTYPES[options.dtype]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import torch
 
@@ -12,7 +11,7 @@ from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.data.tokenizer import load_tokenizer
 from lit_llm.errors import UserError
 from lit_llm.models.generation import Sampling, generate, prompt_ids
-from lit_llm.runs.run_folder import existing_checkpoint, find_checkpoint
+from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
 from lit_llm.runs.tokenizer_file import require_tokenizer
 
 
@@ -53,7 +52,7 @@ def main(arguments: list[str]) -> int:
     except (RuntimeError, AssertionError):
         raise UserError(f"device {options.device} is not available on this machine (--device cpu)") from None
     sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
-    run = Path(options.run)
+    run = expanded(options.run)
     named = options.ckpt_path in ("last", "best")
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     model = load_model(checkpoint, options.device)

@@ -27,6 +27,7 @@ from lit_llm.runs.run_folder import (
     branch_run_dir,
     default_run_dir,
     existing_checkpoint,
+    expanded,
     find_checkpoint,
     holds_run,
     origin_of,
@@ -49,10 +50,14 @@ def is_path(resume: str) -> bool:
 
 
 def choose_run_dir(named: str | None, resume: str, config_files: list[str]) -> Path:
-    """The run folder: the one given by `--run_dir`, that of a branch with `--resume PATH`, or that of the recipe."""
+    """The run folder: the one given by `--run_dir`, that of a branch with `--resume PATH`, or that of the recipe.
+
+    Raises:
+        UserError: Its path has an environment variable that is not set.
+    """
     if named is not None:
-        return Path(named)
-    return branch_run_dir(config_files, Path(resume)) if is_path(resume) else default_run_dir(config_files)
+        return expanded(named)
+    return expanded(branch_run_dir(config_files, Path(resume)) if is_path(resume) else default_run_dir(config_files))
 
 
 @dataclass(frozen=True)

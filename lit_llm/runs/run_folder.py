@@ -5,6 +5,8 @@ Names and rules of the folder only. `lit_llm.runs.resume` decides where a run st
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,32 @@ from lit_llm.yaml_reading import InvalidYaml, read_yaml_file
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
+
+
+def expanded(run_dir: str | Path) -> Path:
+    """A run folder as the user names it, with `~`, `$NAME` and `${NAME}` replaced.
+
+    Done here and nowhere else. Otherwise Lightning's TensorBoardLogger expands the path of the events, and only that.
+
+    Raises:
+        UserError: A variable is not set, or there is no such user.
+    """
+    text = str(run_dir)
+    for _ in range(5):  # the value of a variable may name another one
+        text = os.path.expandvars(text)
+    text = os.path.expanduser(text)
+    unset = re.search(r"\$(\w+|\{[^}]*\})", text)
+    if unset is not None:
+        raise UserError(
+            f"run_dir is {run_dir}, but the environment variable {unset[1].strip('{}')} is not set (--run_dir, or --run)"
+        )
+    if text.startswith("~"):
+        raise UserError(
+            f"run_dir is {run_dir}, but there is no user {Path(text).parts[0][1:]}: write ./{run_dir} for a folder of that "
+            "name (--run_dir, or --run)"
+        )
+    path = Path(text)
+    return path.absolute() if str(path).startswith("~") else path  # Path drops the "./" of "./~name"
 
 
 def default_run_dir(config_files: list[str]) -> Path:
