@@ -6,7 +6,7 @@ Every command that takes a recipe calls `build`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from lit_llm.cli.preflight import (
     logger_problems,
 )
 from lit_llm.cli.reference_curve import reference_curve
+from lit_llm.cli.resolved_config import settings_of
 from lit_llm.cli.trainer import make_trainer, trainer_settings
 from lit_llm.data import TokenDataModule
 from lit_llm.data.paths import MissingFiles
@@ -381,7 +382,10 @@ def _checkpoint_problems(built: Built, optimizer: Optimizer | None) -> list[str]
         built.initial = None
         accepted = built.recipe.command == "fit" and built.config.accept_changes
         optimizer_class = None if optimizer is None else class_name(optimizer)
-        return built.start.changes(model, built.architecture, optimizer_class, built.datamodule, accepted=accepted)
+        settings = built.start.setting_changes(settings_of(built.recipe), built.datamodule, accepted=accepted)
+        built.start = replace(built.start, announced=tuple(settings.announced))
+        found = built.start.changes(model, built.architecture, optimizer_class, built.datamodule, accepted=accepted)
+        return [*found, *settings.refused]
     if built.initial is None:
         return []
     found = [] if model is None else built.initial.model_problems(model, built.architecture)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lit_llm.cli.arguments import Arguments, leaves
-from lit_llm.cli.parse import parse
+from lit_llm.cli.parse import Recipe, parse
 from lit_llm.training.save_config import LAUNCH_ONLY
 from lit_llm.yaml_reading import dump_yaml, read_yaml
 
@@ -28,6 +28,11 @@ def resolved(arguments: Arguments | list[str]) -> str:
     values = read_yaml(text)
     values["model"] = {key: value for key, value in values["model"].items() if f"model.{key}" in recipe.given}
     return dump_yaml(values)
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """Every setting by its key, as config.yaml would have it: plain values."""
+    return dict(leaves(read_yaml(recipe.parser.dump(recipe.config, skip_unset=False, skip_validation=True))))
 
 
 def differences(one: str, other: str) -> list[tuple[str, Any, Any]]:

@@ -20,9 +20,11 @@ from lit_llm import callbacks
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.cli.bounded_exit import end_with_launcher, launches_ranks
 from lit_llm.cli.parse import Recipe
+from lit_llm.cli.resolved_config import settings_of
 from lit_llm.distributed.loss_scaling import loss_scaling
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.runs.resume import RunStart
+from lit_llm.runs.setting_changes import to_remember
 from lit_llm.training.save_config import SaveRunFolder
 
 
@@ -52,7 +54,7 @@ def make_trainer(
     if fits:
         chosen.insert(0, callbacks.LoggerErrors())
     if fits and not settings["fast_dev_run"]:
-        chosen.append(SaveRunFolder(recipe.parser, config, save_to_log_dir=False))
+        chosen.append(SaveRunFolder(recipe.parser, config, to_remember(settings_of(recipe))))
     settings["callbacks"] = chosen
     if not any(isinstance(callback, Checkpoint) for callback in chosen):
         settings["enable_checkpointing"] = False  # otherwise Lightning adds a checkpoint callback

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -32,6 +34,7 @@ from lit_llm.runs.run_folder import (
     holds_run,
     origin_of,
 )
+from lit_llm.runs.setting_changes import SETTINGS, SettingChanges, setting_changes
 from lit_llm.runs.tokenizer_file import run_of, tokenizer_problem
 
 
@@ -77,6 +80,8 @@ class RunStart:
     """The lock of the run folder, checked but not yet acquired; None for evaluations and on ranks above 0."""
     folder_state: tuple[object, ...] = field(default=(), repr=False)
     """The state of the run folder when the decision was made."""
+    announced: tuple[str, ...] = ()
+    """Settings that differ from the checkpoint's and apply: `key before → now`."""
 
     def changes(
         self,
@@ -113,6 +118,15 @@ class RunStart:
         if (problem := tokenizer_problem(self.checkpoint, run_of(self.checkpoint))) is not None and not (resumes and accepted):
             found.append(f"{problem} ({'--accept_changes true continues without it' if resumes else '--run_dir'})")
         return found
+
+    def setting_changes(self, settings: Mapping[str, Any], data: object | None, *, accepted: bool) -> SettingChanges:
+        """How the settings, by key, differ from the checkpoint's. Older checkpoints do not store them."""
+        if self.checkpoint is None or self.step is None or not is_rank_zero():
+            return SettingChanges()
+        saved = read(self.checkpoint, verify=False, lazy=True).get(SETTINGS, {})
+        branches = is_path(self.resume) and self.checkpoint.resolve() == Path(self.resume).resolve()
+        compares_data = isinstance(data, lit_llm.data.TokenDataModule)
+        return setting_changes(saved, settings, accepted=accepted or branches, compares_data=compares_data)
 
     def data_changes(self, data: lit_llm.data.TokenDataModule, vocab_size: int | None, *, accepted: bool) -> list[str]:
         """The differences that show once the data are open: their fingerprint, and the vocabulary if the model follows it."""

@@ -76,6 +76,8 @@ def fit(
                 follower.catch_up(logged(run_dir), start.step)
             if start.checkpoint is not None:
                 print(f"resume: from step {start.step}, {start.checkpoint}")
+            for change in start.announced:
+                print(f"resume: {change}")
         code = _train(trainer, model, data, start, run_dir, folder)
         if code is not None:
             return code

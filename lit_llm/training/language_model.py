@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from lit_llm._lightning import trainer_of
 from lit_llm._torch import take_unscaled_gradients
+from lit_llm.callbacks import Schedule
 from lit_llm.checkpoint.compatibility import model_settings
 from lit_llm.checkpoint.load_weights import load_weights, mismatch
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -33,8 +34,23 @@ from lit_llm.optim import MuonAdamW, parameter_groups
 from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256
 from lit_llm.training.metrics import BitsPerByte, Perplexity
 
-# Entries of a parameter group that are not options: the schedule sets the rate, and the others must fit the restored state.
-_NOT_OPTIONS = ("params", "lr", "fused", "foreach", "capturable", "differentiable")
+
+def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """A hook for loading an optimizer's state: the configured options apply, not those of the checkpoint. Warns if they differ.
+
+    Except the rate, which the schedule sets.
+    """
+    groups: list[dict[str, Any]] = []
+    changed: dict[str, str] = {}
+    for own, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=False):  # torch refuses another number
+        options = {name: value for name, value in own.items() if name not in ("params", "lr") and name in theirs}
+        changed |= {name: f"{name} {theirs[name]} -> {value}" for name, value in options.items() if theirs[name] != value}
+        groups.append({**theirs, **options})
+    if changed:
+        rank_zero_warn(
+            f"The optimizer's options differ from the checkpoint's. The new ones apply: {', '.join(changed.values())}."
+        )
+    return {**saved, "param_groups": groups + saved["param_groups"][len(groups) :]}
 
 
 class LanguageModel(L.LightningModule):
@@ -151,6 +167,7 @@ class LanguageModel(L.LightningModule):
     def configure_optimizers(self) -> Optimizer:
         assert self.model is not None
         optimizer = self.optimizer_factory(parameter_groups(self.model))
+        optimizer.register_load_state_dict_pre_hook(keep_configured_options)
         if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
             # A fused optimizer would unscale fp16 gradients itself, after gradient clipping and the spike guard.
             take_unscaled_gradients(optimizer)
@@ -162,23 +179,13 @@ class LanguageModel(L.LightningModule):
         return self.config.flops_per_token() if self.architecture is None else None
 
     def on_fit_start(self) -> None:
-        self._configured_options = [
-            {name: value for name, value in group.items() if name not in _NOT_OPTIONS}
-            for group in self.trainer.optimizers[0].param_groups
-        ]
+        self._configured_rates = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
 
     def on_train_start(self) -> None:
-        """Apply the configured optimizer options again, because a checkpoint restores its own. Warns if they differ."""
-        changed = {}
-        for group, configured in zip(self.trainer.optimizers[0].param_groups, self._configured_options, strict=True):
-            for name, value in configured.items():
-                if group.get(name, value) != value:
-                    changed[name] = f"{name} {group[name]} -> {value}"
-                    group[name] = value
-        if changed:
-            rank_zero_warn(
-                f"The optimizer's options differ from the checkpoint's. The new ones apply: {', '.join(changed.values())}."
-            )
+        """Without a schedule, apply the configured rates again: a checkpoint has restored its own."""
+        if not any(isinstance(callback, Schedule) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
+            for group, rate in zip(self.trainer.optimizers[0].param_groups, self._configured_rates, strict=True):
+                group["lr"] = rate
 
     # -- training ---------------------------------------------------------------------------------------------------
 

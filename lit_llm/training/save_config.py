@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -17,6 +18,7 @@ from lit_llm.hf.tokenizer_files import copy_companions
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.resume import is_path
 from lit_llm.runs.run_folder import CONFIG
+from lit_llm.runs.setting_changes import SETTINGS
 from lit_llm.training.language_model import LanguageModel
 
 LAUNCH_ONLY = ("base", "replace", "accept_changes", "additional_steps", "check_against", "check_tolerance")
@@ -24,6 +26,13 @@ LAUNCH_ONLY = ("base", "replace", "accept_changes", "additional_steps", "check_a
 
 class SaveRunFolder(SaveConfigCallback):
     """Makes a run folder self-contained: writes config.yaml, which can be run again unchanged, and the tokenizer."""
+
+    def __init__(self, parser: LightningArgumentParser, config: Namespace, settings: dict[str, Any]) -> None:
+        super().__init__(parser, config, save_to_log_dir=False)
+        self.settings = settings  # by key, for checkpoints
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[SETTINGS] = self.settings  # a resume compares them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # With --additional_steps, each rank adds to the step of --resume PATH. If PATH is a link, it may change between ranks.

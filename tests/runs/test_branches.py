@@ -172,7 +172,7 @@ def test_options_given_to_the_optimizer_hold_after_a_resume_and_another_optimize
     changes = r"momentum 0\.95 -> 0\.5, betas \(0\.9, 0\.95\) -> \(0\.8, 0\.95\)\."
     changes = r"differ from the checkpoint's\. The new ones apply: " + changes
     with pytest.warns(UserWarning, match=changes):
-        run(capsys, *auto, "--optimizer.momentum", "0.5", "--optimizer.betas", "[0.8, 0.95]")
+        run(capsys, *auto, "--optimizer.momentum", "0.5", "--optimizer.betas", "[0.8, 0.95]", "--accept_changes", "true")
     from lit_llm.checkpoint.format import read
 
     groups = read("runs/tiny/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"]

@@ -1,0 +1,134 @@
+"""Which settings may differ from those of the checkpoint that a run continues from: one table, by prefix of the key.
+
+Keys are named as their flags. Checkpoints store the settings under "settings"; older ones do not, and are not compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from lit_llm.renamed_classes import current_name
+
+SETTINGS = "settings"
+"""Key in a checkpoint: {key: value} of the settings of the run that are not free, with the defaults of the chosen classes."""
+
+
+class Change(Enum):
+    """What happens if a setting differs."""
+
+    FREE = "free"
+    """It does not affect the numbers."""
+    ANNOUNCED = "announced"
+    """It applies, and a line says so: numbers differ by rounding, or the length of the run changes."""
+    REFUSED = "refused"
+    """It makes another run. With --accept_changes true it applies, and a line says so. A branch needs no permission."""
+    MODEL = "compared with the weights"
+    """`checkpoint.compatibility` compares it: shapes are always refused."""
+    DATA = "compared with the data"
+    """A TokenDataModule compares what decides its samples, such as the text. For other data, REFUSED."""
+
+
+_RULES: dict[Change, str] = {
+    Change.FREE: """
+        run_dir async_checkpoints sharded_checkpoints init_from resume replace accept_changes check_against check_tolerance
+        additional_steps validation throughput plan time_breakdown stragglers profile samples page progress signals checkpoint
+        data.num_workers data.cache_dir
+        trainer.logger trainer.fast_dev_run trainer.limit_val_batches trainer.limit_test_batches trainer.limit_predict_batches
+        trainer.val_check_interval trainer.check_val_every_n_epoch trainer.num_sanity_val_steps trainer.log_every_n_steps
+        trainer.enable_checkpointing trainer.enable_progress_bar trainer.enable_model_summary trainer.inference_mode
+        trainer.profiler trainer.detect_anomaly trainer.barebones trainer.default_root_dir trainer.enable_autolog_hparams
+        trainer.model_registry
+    """,
+    Change.ANNOUNCED: """
+        compute loss.chunk_size data.micro_batch_size
+        optimizer.fused optimizer.foreach optimizer.capturable optimizer.differentiable optimizer.ns_dtype
+        trainer.accelerator trainer.strategy trainer.devices trainer.num_nodes trainer.precision trainer.plugins
+        trainer.callbacks trainer.deterministic trainer.benchmark trainer.use_distributed_sampler trainer.sync_batchnorm
+        trainer.max_steps trainer.max_epochs trainer.max_time trainer.min_steps trainer.min_epochs
+        trainer.limit_train_batches trainer.reload_dataloaders_every_n_epochs
+    """,
+    Change.REFUSED: """
+        seed_everything loss optimizer schedule gradient_norm spike_guard
+        trainer.accumulate_grad_batches trainer.gradient_clip_val trainer.gradient_clip_algorithm trainer.overfit_batches
+    """,
+    Change.MODEL: "model architecture",
+    Change.DATA: "data batch_ramp",
+}
+RULES: dict[str, Change] = {prefix: change for change, prefixes in _RULES.items() for prefix in prefixes.split()}
+"""Prefix of keys → rule. The longest prefix counts."""
+
+_NOTES = {"trainer.max_steps": "a schedule that ends with the run ends there"}
+
+
+def rule(key: str) -> Change | None:
+    """The rule of a key; None if the table has none."""
+    parts = key.split(".")
+    return next((RULES[prefix] for n in range(len(parts), 0, -1) if (prefix := ".".join(parts[:n])) in RULES), None)
+
+
+def to_remember(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a checkpoint stores: all but the free ones, in which equal runs may differ."""
+    return {key: value for key, value in settings.items() if rule(key) is not Change.FREE}
+
+
+@dataclass
+class SettingChanges:
+    """Sentences about settings that differ from a checkpoint's."""
+
+    refused: list[str] = field(default_factory=list)
+    """Each with the flags that resolve it."""
+    announced: list[str] = field(default_factory=list)
+    """`key before → now`."""
+
+
+def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any], *, accepted: bool, compares_data: bool) -> SettingChanges:
+    """Compare the settings of a checkpoint with the current ones. A setting that only one of them knows is no difference.
+
+    Args:
+        accepted: REFUSED changes are announced instead (`--accept_changes`, or a branch).
+        compares_data: The data compare themselves with the checkpoint (`TokenDataModule.changes_since`).
+    """
+    found = SettingChanges()
+    other_class = tuple(
+        f"{key}."
+        for key, value in now.items()
+        if key in saved and _is_class(saved[key], value) and not _same(saved[key], value)
+    )
+    for key, value in now.items():
+        if key not in saved or _same(saved[key], value):
+            continue
+        if key == "optimizer":  # another class is always refused, by `RunStart.changes`
+            continue
+        if key.startswith(other_class):  # arguments of another class are other settings, even with the same name
+            continue
+        change = rule(key) or Change.REFUSED
+        if change is Change.DATA:
+            change = Change.FREE if compares_data else Change.REFUSED
+        before = saved[key]
+        if change is Change.ANNOUNCED or (change is Change.REFUSED and accepted):
+            note = f" ({_NOTES[key]})" if key in _NOTES else ""
+            found.announced.append(f"{key} {_shown(before)} → {_shown(value)}{note}")
+        elif change is Change.REFUSED:
+            found.refused.append(
+                f"{key} was {_shown(before)} in the checkpoint and is {_shown(value)} (--{key} {_shown(before)}, or "
+                "--accept_changes true)"
+            )
+    return found
+
+
+def _is_class(before: Any, now: Any) -> bool:
+    """Whether a key names a class; null if its group is off."""
+    return all(value is None or (isinstance(value, str) and "." in value) for value in (before, now))
+
+
+def _same(before: Any, now: Any) -> bool:
+    return bool(before == now or (isinstance(before, str) and current_name(before) == now))
+
+
+def _shown(value: Any) -> str:
+    """A value as a flag takes it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
