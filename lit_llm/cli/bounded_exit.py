@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from lit_llm.cli.output_streams import survive_full_disks
+
 SECONDS = 20.0
 """How long the end of a process may take."""
 _LAUNCHER = "LIT_LLM_LAUNCHER"
@@ -31,6 +33,7 @@ def run_and_end(command: Callable[[], int]) -> NoReturn:
     The interpreter's own end is left out after its exit handlers: destructors of process groups can wait or abort there.
     Under a debugger nothing is bounded.
     """
+    survive_full_disks()
     try:
         code = command()
     except SystemExit as exit:

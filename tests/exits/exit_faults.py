@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -15,6 +16,7 @@ import yaml
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers.logger import Logger
 
+from lit_llm.checkpoint import crash_safe
 from lit_llm.data import batches
 from lit_llm.errors import UserError
 
@@ -23,13 +25,14 @@ STEP = 3
 
 
 class Fault(Callback):
-    """Does `kind` at `place`, on one rank."""
+    """Does `kind` at `place`, on one rank. `step`: of those places that have one."""
 
-    def __init__(self, place: str, kind: str, rank: int = 0) -> None:
-        self.place, self.kind, self.rank = place, kind, rank
+    def __init__(self, place: str, kind: str, rank: int = 0, step: int = STEP) -> None:
+        self.place, self.kind, self.rank, self.step = place, kind, rank, step
         self.done = False
 
-    def at(self, place: str, trainer: Any, step: int = STEP) -> None:
+    def at(self, place: str, trainer: Any, step: int | None = None) -> None:
+        step = self.step if step is None else step
         if place == self.place and trainer.global_rank == self.rank and trainer.global_step == step and not self.done:
             self.done = True
             fail(self.kind, trainer)
@@ -75,6 +78,18 @@ class Fault(Callback):
         self.at("teardown", trainer, trainer.max_steps)
 
 
+class SlowSaves(Callback):
+    """Each file of a checkpoint takes half a second longer."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        crash_safe.open = self.slowly  # type: ignore[attr-defined]
+
+    @staticmethod
+    def slowly(path: Path, mode: str) -> Any:
+        time.sleep(0.5)
+        return open(path, mode)
+
+
 class FailingLogger(Logger):
     """Raises KeyError in one of its methods."""
 
@@ -94,7 +109,8 @@ class FailingLogger(Logger):
 
 
 def fail(kind: str, trainer: Any) -> None:
-    Path(f"{trainer.default_root_dir}.failed").write_text(str(time.time()))
+    if kind != "the disk has room":
+        Path(f"{trainer.default_root_dir}.failed").write_text(str(time.time()))
     if kind in RAISED:
         raise RAISED[kind]
     DONE[kind](trainer)
@@ -107,6 +123,15 @@ def _twice(trainer: Any) -> None:
 
 def _delete(trainer: Any) -> None:
     shutil.rmtree(trainer.default_root_dir)
+
+
+def _fill_the_disk(trainer: Any) -> None:
+    """Every file of this process and of its later children ends after 64 bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
+
+
+def _make_room(trainer: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def _kill_a_worker(trainer: Any) -> None:
@@ -159,6 +184,8 @@ DONE: dict[str, Any] = {
     "SIGINT twice": _twice,
     "SIGKILL": lambda trainer: os.kill(os.getpid(), signal.SIGKILL),
     "the folder is deleted": _delete,
+    "the disk is full": _fill_the_disk,
+    "the disk has room": _make_room,
     "a worker is killed": _kill_a_worker,
     "KeyError, and a thread stays": _leave_a_thread,
     "KeyError, and an exit handler waits": _leave_an_exit_handler,

@@ -18,6 +18,8 @@ import pytest
 from exit_faults import overlay
 from launcher import group_is_left
 
+from lit_llm.checkpoint.format import verify
+
 LIMIT = 60.0
 """Seconds after which an exit counts as a hang. An exit takes about one."""
 WATCHDOG = "had not ended"
@@ -103,10 +105,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def end(launcher, folder, kind, place, *flags, workers=0, ranks=1, rank=0, bound=None):
+def end(launcher, folder, kind, place, *flags, workers=0, ranks=1, rank=0, bound=None, also=()):
     """Exit codes, output, and seconds from the failure (or start) of a run to its end. A hang is an error of the launcher."""
-    name = f"{abs(hash((kind, place, flags, workers, ranks, rank)))}"
-    more = overlay(folder, f"{name}.yaml", ("Fault", {"place": place, "kind": kind, "rank": rank}))
+    name = f"{abs(hash((kind, place, flags, workers, ranks, rank, str(also))))}"
+    more = overlay(folder, f"{name}.yaml", *also, ("Fault", {"place": place, "kind": kind, "rank": rank}))
     words = ["fit", "--config", "tiny.yaml", *more, "--run_dir", f"runs/{name}", *flags]
     words += ["--data.num_workers", str(workers), "--trainer.devices", str(ranks)]
     begin = time.time()
@@ -140,6 +142,29 @@ def test_a_deleted_run_folder_and_a_killed_worker(launcher, folder, workers):
         codes, said, _ = end(launcher, folder, "a worker is killed", "validation", workers=workers)
         assert codes == [1] and "RuntimeError: DataLoader worker (pid" in said, said
     assert WATCHDOG not in said
+
+
+@pytest.mark.parametrize(
+    ("until", "code", "says"),
+    [
+        pytest.param("training", 0, "training ended after step 6", marks=pytest.mark.slow),
+        ("teardown", 1, "error: the last checkpoint, after step 6, could not be saved"),
+    ],
+)
+def test_a_disk_that_is_full_for_every_file_of_the_process(launcher, folder, until, code, says):
+    """Events, checkpoints and the output of the process itself, which is a file here. From step 4 until step 5, or the end."""
+    room = ("Fault", {"place": until, "kind": "the disk has room", "step": 4})
+    codes, said, _ = end(launcher, folder, "the disk is full", "training", also=[room])
+    assert codes == [code] and says in said and "Traceback" not in said, said
+    assert said.startswith("model: ") and "step 4/6" not in said
+
+
+@pytest.mark.slow
+def test_a_checkpoint_in_the_background_is_complete_although_the_command_has_failed(launcher, folder):
+    flags = ("--async_checkpoints", "true", "--run_dir", "runs/slow")
+    codes, said, _ = end(launcher, folder, "KeyError", "training", *flags, bound=0.2, also=[("SlowSaves", {})])
+    assert codes == [1] and WATCHDOG not in said
+    assert verify(folder / "runs" / "slow" / "checkpoints" / "step-00000003.ckpt") is None
 
 
 STUCK = {
