@@ -20,8 +20,8 @@ def is_user_error(error: BaseException) -> bool:
     return isinstance(error, UserError) or (callbacks is not None and isinstance(error, callbacks.ConfigurationError))
 
 
-def report(message: str) -> None:
-    """Print mistakes to stderr, one a line. Of the processes of a run, only the first on each machine prints."""
+def report(message: str, kind: str = "error") -> None:
+    """Print mistakes or notes to stderr, one a line. Of the processes of a run, only the first on each machine prints."""
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
         for line in message.splitlines():
-            print(f"error: {line}", file=sys.stderr, flush=True)
+            print(f"{kind}: {line}", file=sys.stderr, flush=True)

@@ -1,19 +1,22 @@
 """Command-line arguments, read in one place: flags, recipe files with their bases, and the values they assign. No torch.
 
-A flag is written `--key value` or `--key=value`, with dashes or underscores. Later arguments override earlier ones.
+A flag is written `--key value` or `--key=value`, with dashes or underscores. A later file overrides an earlier one. Flags
+override files, wherever they stand, and a later flag overrides an earlier one.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from lit_llm.cli.default_callbacks import CALLBACKS
+from lit_llm.cli.groups import CLASSES, GROUPS
 from lit_llm.cli.recipe_files import content_of, find_recipe, with_base
 from lit_llm.errors import UserError
 from lit_llm.renamed_classes import current_name, with_current_names
@@ -64,8 +67,7 @@ class Assignment:
     source: int = FLAGS
 
     def as_flag(self) -> str:
-        value = self.value if isinstance(self.value, str) else json.dumps(self.value)
-        return f"--{self.key}={value}"
+        return f"--{self.key}={_as_text(self.value)}"
 
     @property
     def where(self) -> str:
@@ -113,6 +115,13 @@ class Arguments:
             elif not any(a in dropped for a in _assignments_of(item)):
                 items.append(item)
         return replace(self, items=items)
+
+    def with_last(self, is_class: Callable[[Flag], bool]) -> Arguments:
+        """The same arguments with only the last of several flags that name a class for the same key."""
+        flags = [item for item in self.items if isinstance(item, Flag)]
+        last = {plain_key(flag.key): flag for flag in flags}
+        earlier = [flag for flag in flags if last[plain_key(flag.key)] is not flag and is_class(flag)]
+        return replace(self, items=[item for item in self.items if not any(item is flag for flag in earlier)])
 
     def words(self) -> list[str]:
         """As the recipe parser takes them. Files are given as YAML text."""
@@ -220,12 +229,12 @@ def read(words: list[str]) -> Arguments:
             elif flag.key == "base":
                 raise UserError("base is a key of recipe files. Give the base first: --config BASE --config RECIPE (--base)")
             else:
-                _check_yaml(flag)
-                items.append(_with_current_name(flag))
+                items += [_with_current_name(each) for each in _one_by_one(flag)]
         except UserError as error:
             unreadable += str(error).splitlines()
     if unreadable:
         raise UserError("\n".join([*problems, *map(needs_value, bare), *unreadable]))
+    items.sort(key=lambda item: isinstance(item, Flag))  # flags override files
     return Arguments(items, named, problems, bare)
 
 
@@ -265,18 +274,46 @@ def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
     return found, problems, bare
 
 
-def _check_yaml(flag: Flag) -> None:
-    """Raises:
-    UserError: The value is a dict or list that breaks a rule for YAML, such as a key given twice.
+def _one_by_one(flag: Flag) -> list[Flag]:
+    """A flag whose value is a dict of settings, as one flag each: a later flag then overrides one of them alone.
+
+    Raises:
+        UserError: The value is a dict or list that breaks a rule for YAML, such as a key given twice.
     """
     if flag.value is None or not flag.value.lstrip().startswith(("{", "[")):
-        return
+        return [flag]
     try:
-        read_yaml(flag.value)
+        value = read_yaml(flag.value)
     except NotYaml:
-        pass  # it can be text, such as a prompt; else the recipe parser explains it
+        return [flag]  # it can be text, such as a prompt; else the recipe parser explains it
     except InvalidYaml as error:
         raise UserError(f"the value of {flag.key} {error} (--{flag.key})") from None
+    group = flag.key.partition(".")[0]
+    if not isinstance(value, dict) or not value or not (flag.key in GROUPS or (group in CLASSES and _names_class(value))):
+        return [flag]
+    return [Flag(key, _as_text(each)) for key, each in _settings(value, flag.key)]
+
+
+def _settings(tree: dict[str, Any], key: str) -> Iterator[tuple[str, Any]]:
+    """Like `leaves`, but a dict inside is taken apart only if it names a class or its arguments."""
+    for name, value in sorted(tree.items(), key=lambda item: item[0] != "class_path"):
+        below = key if name == "class_path" else f"{key}.{name}"
+        inside = name == "init_args" or (key.partition(".")[0] in CLASSES and _names_class(value))
+        if isinstance(value, dict) and inside:
+            yield from _settings(value, key if name == "init_args" else below)
+        else:
+            yield below, value
+
+
+def _names_class(value: Any) -> bool:
+    return isinstance(value, dict) and not {"class_path", "init_args"}.isdisjoint(value)
+
+
+def _as_text(value: Any) -> str:
+    """A value as it is written after a flag."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _with_current_name(flag: Flag) -> Flag:

@@ -2,12 +2,17 @@
 
 The rule:
 
-1. Recipe files apply in order, each base before its recipe. All flags together are the last source.
-2. A class starts with its own defaults.
+1. Recipe files apply in order, each base before its recipe. All flags together are the last source, wherever they stand. A
+   later value of an argument replaces an earlier one.
+2. A class starts with its own defaults. Of several flags that name a class for the same key, the last one counts.
 3. If a source names another class than the sources before it, their arguments for the group are dropped. An argument is
    kept if a public class that both classes extend declares it: `Schedule` declares `warmup_steps`, `TokenDataModule` the batch
-   sizes, `block_size`, `seed` and `num_workers`, `TextDataModule` also `tokenizer` and `cache_dir`.
+   sizes, `block_size`, `seed` and `num_workers`, `TextDataModule` also `tokenizer` and `cache_dir`. One line announces the new
+   class and what was dropped. config.yaml has only the values that count.
 4. Arguments given in the same source as the class, or later, are always kept. So flags are never dropped.
+5. `null` in place of a class drops the arguments before it. If a later source gives arguments, or `{}`, and no class, the
+   group has its default class again, or the only one it can have. Flags that set a group to null and give its arguments
+   contradict each other, and are refused.
 
 The rule holds for every key whose value is a class, such as `schedule`, `data.tokenizer` and `trainer.strategy`, and for every
 way to write it: a dotted flag, a dict as a flag, YAML in a recipe, base or overlay.
@@ -24,24 +29,43 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from lit_llm.cli.arguments import FLAGS, Arguments, Assignment
+from lit_llm.cli.arguments import FLAGS, Arguments, Assignment, Flag, plain_key
+from lit_llm.errors import UserError
 
 FindClass = Callable[[str, Any], type | None]
 """The class that a key's value names, given key and value; None if there is none."""
 
+_NULL = (None, "null")
+_NO_ARGUMENTS: tuple[Any, ...] = ({}, "{}")
 
-def drop_arguments_of_other_classes(arguments: Arguments, default: Callable[[str], Any], find: FindClass) -> Arguments:
-    """The arguments without those that belong to a class which a later source replaces.
+
+def drop_arguments_of_other_classes(
+    arguments: Arguments, default: Callable[[str], Any], find: FindClass
+) -> tuple[Arguments, list[str]]:
+    """The arguments without those that belong to a class which a later source replaces, and one sentence for each such class.
 
     Args:
         default: the default value of a key.
         find: finds the class of a value.
+
+    Raises:
+        UserError: Flags turn a group off and give its arguments.
     """
+    arguments = arguments.with_last(lambda flag: _names_class(flag, find))
+    _refuse_null_with_arguments(arguments.assignments)
     dropped: list[Assignment] = []
+    notes: list[str] = []
     kept: list[Assignment] = []
     current: dict[str, Any] = {}
     for assignment in arguments.assignments:
         key, value = assignment.key, assignment.value
+        for group in [group for group, cls in current.items() if cls in _NULL and key.startswith(f"{group}.")]:
+            current[group] = default(group)  # its arguments turn it on again
+        if value in _NO_ARGUMENTS:
+            kept.append(assignment)
+            if current.get(key, key) in _NULL:
+                current[key] = default(key)
+            continue
         before = current.get(key, default(key))
         current[key] = value
         below = [a for a in kept if a.key.startswith(f"{key}.") and a.source not in (FLAGS, assignment.source)]
@@ -49,11 +73,32 @@ def drop_arguments_of_other_classes(arguments: Arguments, default: Callable[[str
             old, new = find(key, before), find(key, value)
             if old is None or old is not new:
                 gone = [a for a in below if not _shared(old, new, a.key.removeprefix(f"{key}.").partition(".")[0])]
+                if gone and value not in _NULL:
+                    notes.append(_note(key, old, value, gone))
                 dropped += gone
                 kept = [a for a in kept if a not in gone]
                 current = {k: v for k, v in current.items() if k not in {a.key for a in gone}}
         kept.append(assignment)
-    return arguments.without(dropped) if dropped else arguments
+    return (arguments.without(dropped) if dropped else arguments), notes
+
+
+def _names_class(flag: Flag, find: FindClass) -> bool:
+    key = plain_key(flag.key)
+    return not key.startswith("trainer.callbacks") and (flag.value == "null" or find(key, flag.value) is not None)
+
+
+def _refuse_null_with_arguments(assignments: list[Assignment]) -> None:
+    flags = [a for a in assignments if a.source == FLAGS]
+    for off in (a.key for a in flags if a.value == "null"):
+        if below := [a.key for a in flags if a.key.startswith(f"{off}.")]:
+            raise UserError(f"{off} is null, but {below[0]} is given too: remove one of them (--{off})")
+
+
+def _note(key: str, old: type | None, value: Any, gone: list[Assignment]) -> str:
+    values = ", ".join(f"{a.key}={a.value}" for a in gone)
+    files = ", ".join(dict.fromkeys(a.origin for a in gone))
+    instead = "" if old is None else f" instead of {old.__name__}"
+    return f"{key} is {str(value).rpartition('.')[2]}{instead}, so these do not apply: {values} (in {files})"
 
 
 def _shared(old: type | None, new: type | None, argument: str) -> bool:

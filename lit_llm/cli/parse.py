@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from pydoc import ErrorDuringImport, locate
 from typing import Any
 
 from jsonargparse import Namespace
@@ -14,7 +14,8 @@ from lit_llm.cli.class_defaults import drop_arguments_of_other_classes, restore_
 from lit_llm.cli.groups import CLASSES, Command
 from lit_llm.cli.parse_errors import explain, reason
 from lit_llm.cli.parser import RecipeParser, known_classes, make_parser
-from lit_llm.errors import UserError
+from lit_llm.cli.spelling import refuse_groups_without_keys
+from lit_llm.errors import UserError, report
 from lit_llm.models.custom import class_problem
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.yaml_reading import refusal
@@ -30,6 +31,7 @@ class Recipe:
         config: every setting, with the defaults of the chosen classes.
         given: dotted keys that a recipe file or a flag sets, without `init_args`.
         problems: one sentence per mistake. `config` is then made of the other settings.
+        notes: one sentence per class that dropped arguments of another.
         initial: the weights that `init_from` names.
         initial_problems: why they cannot be used. They do not matter if a run is resumed.
     """
@@ -40,15 +42,19 @@ class Recipe:
     config: Namespace
     given: set[str]
     problems: list[str]
+    notes: list[str]
     initial: InitialWeights | None
     initial_problems: list[str]
 
     def raise_problems(self) -> None:
-        """Raises:
-        UserError: There are problems, or some have been printed already.
+        """Print the notes, unless there are problems.
+
+        Raises:
+            UserError: There are problems, or some have been printed already.
         """
         if self.problems or self.arguments.reported:
             raise UserError("\n".join(self.problems))
+        report("\n".join(self.notes), kind="note")
 
 
 def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
@@ -59,10 +65,11 @@ def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
     """
     if isinstance(arguments, list):
         arguments = read(arguments)
+    arguments, problems = refuse_groups_without_keys(arguments)
     initial, initial_problems = _initial_weights(command, arguments)
     parser = make_parser(command, None if initial is None else initial.defaults())
-    arguments = drop_arguments_of_other_classes(arguments, _default_value, find_class)
-    problems = [*arguments.problems, *map(needs_value, arguments.bare)]
+    arguments, dropped = drop_arguments_of_other_classes(arguments, _default_value, find_class)
+    problems += [*arguments.problems, *map(needs_value, arguments.bare)]
     try:
         config = parser.parse_args(arguments.words())
     except Exception as error:
@@ -76,7 +83,7 @@ def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
     problems = problems or _ambiguous_flags(arguments, config)
     given = {assignment.key for assignment in arguments.assignments}
     restore_defaults(config, parser.get_defaults(), (*CLASSES, STRATEGY), given, find_class)
-    return Recipe(command, arguments, parser, config, given, problems, initial, initial_problems)
+    return Recipe(command, arguments, parser, config, given, problems, dropped, initial, initial_problems)
 
 
 def _must_be_text(arguments: Arguments, config: Namespace) -> list[str]:
@@ -115,7 +122,7 @@ def _initial_weights(command: Command, arguments: Arguments) -> tuple[InitialWei
 
 
 def _default_value(key: str) -> Any:
-    return CLASSES[key].default if key in CLASSES else None
+    return CLASSES[key].default or CLASSES[key].base if key in CLASSES else None
 
 
 def find_class(key: str, value: Any) -> type | None:
@@ -124,8 +131,10 @@ def find_class(key: str, value: Any) -> type | None:
         return None
     if "." not in value:
         return known_classes(key).get(value)
+    module, _, name = value.rpartition(".")
     try:
-        found = locate(value)
-    except ErrorDuringImport:
+        # Not with pydoc.locate: `torch.optim.adamw` is a module, but not an attribute of `torch.optim`.
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception:
         return None  # the parser reports it
     return found if isinstance(found, type) else None

@@ -53,7 +53,7 @@ def content_of(recipe: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(f"config file {str(recipe)[:200]} cannot be read: {why}{_hint(recipe)} (--config)") from None
-    if not isinstance(content, dict) or not content:
+    if not isinstance(content, dict):
         raise UserError(f"config file {recipe} has no settings; write `key: value` lines (--config)")
     return content
 

@@ -22,9 +22,10 @@ def check(command: Command, arguments: Arguments) -> Arguments:
     Raises:
         UserError: There are mistakes, and the rest comes from shipped recipes, which have none.
     """
+    arguments, problems = refuse_groups_without_keys(arguments)
     known = known_keys(command, arguments)
     unknown = [a for a in arguments.assignments if is_unknown(a, known)]
-    problems = [*arguments.problems, *(unknown_key(a, _flat(known)) for a in unknown)]
+    problems += [*arguments.problems, *(unknown_key(a, _flat(known)) for a in unknown)]
     for key in arguments.bare:
         flag = Assignment(plain_key(key), None, COMMAND_LINE)
         problems.append(unknown_key(flag, _flat(known)) if is_unknown(flag, known) else needs_value(key))
@@ -36,6 +37,23 @@ def check(command: Command, arguments: Arguments) -> Arguments:
         raise UserError("\n".join(problems))
     report("\n".join(problems))
     return Arguments(rest.items, rest.config_files, reported=True)
+
+
+def refuse_groups_without_keys(arguments: Arguments) -> tuple[Arguments, list[str]]:
+    """The arguments without values like `model: 3` and `init_args: 3`, and one sentence for each."""
+    wrong = [a for a in arguments.assignments if _needs_keys(a.key) and a.value not in (None, "null", {}, "{}")]
+    problems = [f"{a.key} is {short(a.value)}, but must be a dict of settings, such as {{key: value}} {a.where}" for a in wrong]
+    return (arguments.without(wrong) if wrong else arguments), problems
+
+
+def _needs_keys(key: str) -> bool:
+    return key in PLAIN or key.rpartition(".")[2] == "init_args"
+
+
+def short(value: object) -> str:
+    """A value for a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}…{text[-1]}"
 
 
 def known_keys(command: Command, arguments: Arguments) -> dict[str, set[str] | None]:
