@@ -34,6 +34,7 @@ from lit_llm.cli.preflight import (
     launcher_problem,
     layout,
     logger_problems,
+    optimizer_device_problem,
 )
 from lit_llm.cli.reference_curve import reference_curve
 from lit_llm.cli.resolved_config import settings_of
@@ -348,7 +349,9 @@ def _data_problems(built: Built, machine: OtherMachine | None) -> list[str]:
 
 def _layout(built: Built, trainer: Trainer) -> tuple[int | None, list[str]]:
     ranks, found = layout(trainer.strategy, trainer.world_size, built.parts.get("model"), built.architecture)
-    return ranks, found + device_problems(trainer, built.parts.get("compute"))
+    found += device_problems(trainer, built.parts.get("compute"))
+    problem = optimizer_device_problem(trainer, built.config.optimizer)
+    return ranks, [*found, problem] if problem else found
 
 
 def _strategy(built: Built, machine: OtherMachine | None) -> Any:

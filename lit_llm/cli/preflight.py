@@ -69,6 +69,14 @@ def device_problems(trainer: Trainer, compute: ComputeConfig | None) -> list[str
     return found
 
 
+def optimizer_device_problem(trainer: Trainer, optimizer: Namespace) -> str | None:
+    """Why the optimizer's options do not work on the device; torch would say so in the first step."""
+    device = trainer.strategy.root_device.type
+    if (optimizer.get("init_args") or {}).get("capturable") is True and device == "cpu":
+        return f"optimizer.capturable is true, but works on GPUs only, not on {device} (--optimizer.capturable false)"
+    return None
+
+
 def devices_problem(devices: Any) -> str | None:
     """Why `trainer.devices` (auto, a number, or a list of devices, also as text) is wrong on any machine; None if it is not."""
     if devices in ("auto", None):

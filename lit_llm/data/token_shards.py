@@ -56,7 +56,7 @@ class TokenShards(TokenDataModule):
                     if len(TokenStream(files, headerless=self.headerless)) < 2:
                         problems.append(f"The {name} shards hold a single token, but at least two are needed (--data.{name}).")
                 except UserError as error:
-                    problems += str(error).split("\n")
+                    problems += [f"{line.rstrip('.')} (--data.{name})." for line in str(error).splitlines()]
         for held_out in () if problems else ("val", "test"):
             for _, path in same_files(self._split_files("train")[0], self._split_files(held_out)[0])[:1]:
                 problems.append(f"{path} is in both --data.train and --data.{held_out}: remove it from one of them.")

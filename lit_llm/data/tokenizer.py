@@ -362,8 +362,11 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _tokenizer_file(path: str | os.PathLike[str]) -> Path:
-    file = Path(path).expanduser()
-    return file / TOKENIZER_FILE if file.is_dir() else file
+    try:
+        file = Path(path).expanduser()
+        return file / TOKENIZER_FILE if file.is_dir() else file
+    except (OSError, RuntimeError) as error:  # a name that is too long, an unknown home folder
+        raise UserError(f"Tokenizer {str(path)[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
 def _read_backend(file: Path) -> tokenizers.Tokenizer:
