@@ -43,6 +43,7 @@ class LoggerErrors(Callback):
 
     def __init__(self) -> None:
         self._guards: list[_Guard] = []
+        _silence_writer_threads()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for logger in trainer.loggers:
@@ -75,8 +76,6 @@ class _Guard:
         for name in _METHODS:
             if callable(getattr(logger, name, None)):
                 wrap(logger, name, self._save if name == "save" else self._call, "LoggerErrors")
-        if self._writer is not None:
-            _silence_writer_threads()
         wrap(logger, "log_metrics", self._log_metrics, "LoggerErrors")
         wrap(logger, "finalize", self._finalize, "LoggerErrors")
         for name in dir(self._writer):

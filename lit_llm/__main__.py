@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from lit_llm.cli.arguments import underscored
 from lit_llm.cli.bounded_exit import run_and_end
+from lit_llm.disk import is_disk_error
 from lit_llm.errors import UserError, is_user_error, report
 
 # Command → module with `main(arguments) -> exit code`, what it does, an example. A module is imported when its command runs:
@@ -66,10 +67,12 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has read enough; exit without a message
         return 0
     except OSError as error:
-        if command in TRAINING or error.filename is None:
+        refused = is_disk_error(error)
+        if not refused and (command in TRAINING or error.filename is None):
             raise  # a file lost during training: the traceback says where
-        report(f"{error.filename}: {error.strerror}")
-        return 2
+        name = "a file" if error.filename is None else os.fsdecode(error.filename)
+        report(f"{name} cannot be read or written: {error.strerror}" if refused else f"{name}: {error.strerror}")
+        return 1 if command in TRAINING else 2
     except ValueError as error:
         if not is_user_error(error):
             raise

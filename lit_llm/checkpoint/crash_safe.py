@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 from pathlib import Path
 from typing import Any
+
+from lit_llm.disk import naming
 
 
 class HashingFile:
@@ -19,6 +22,7 @@ class HashingFile:
         self.size = 0  # bytes
         self.sha256 = hashlib.sha256()
         self._error: OSError | None = None
+        self._path = path
         self._file = open(path, "xb")  # noqa: SIM115  # closed by __exit__
 
     def write(self, data: bytes | memoryview) -> int:
@@ -39,11 +43,18 @@ class HashingFile:
         return self
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        with self._file:
-            if value is None and self._error is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        if self._error is not None:
+        with naming(self._path):
+            try:
+                if value is None and self._error is None:
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+            except OSError as error:
+                self._error = error
+            if self._error is None:
+                self._file.close()
+                return
+            with contextlib.suppress(OSError):  # closing writes the buffer again
+                self._file.close()
             raise self._error
 
 

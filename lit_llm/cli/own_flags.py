@@ -20,9 +20,15 @@ class OwnFlags(argparse.ArgumentParser):
 
     def __init__(self, *, alone: bool = False, **options: Any) -> None:
         shown = argparse.ArgumentDefaultsHelpFormatter if alone else argparse.RawDescriptionHelpFormatter
+        self._flags: dict[str, argparse.Action] = {}
         super().__init__(allow_abbrev=False, add_help=alone, formatter_class=shown, **options)
         self.register("type", int, whole_number)
         self.register("type", float, number)
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        action = super().add_argument(*names, **options)
+        self._flags |= dict.fromkeys(action.option_strings, action)
+        return action
 
     def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         """The values of these flags, and the other words.
@@ -35,7 +41,7 @@ class OwnFlags(argparse.ArgumentParser):
         words = underscored(words)
         while words:
             word = words.pop(0)
-            action = self._option_string_actions.get(word.partition("=")[0])
+            action = self._flags.get(word.partition("=")[0])
             if action is None:
                 others.append(word)
                 continue
@@ -64,7 +70,7 @@ class OwnFlags(argparse.ArgumentParser):
         """Raises:
         UserError: Some words are not flags of this command. Names the most similar ones.
         """
-        known = set(self._option_string_actions)
+        known = set(self._flags)
         problems = []
         for word in words:
             flag = word.partition("=")[0]

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from lit_llm.data.documents import Document
 from lit_llm.data.shards import ShardWriter
 from lit_llm.data.tokenizer import Learned, Tokenizer
+from lit_llm.disk import write_text
 
 META_FILE = "meta.json"
 _BATCH_BYTES = 2**22  # tokenised at once, by several threads if the tokenizer can; limits memory
@@ -55,7 +56,7 @@ def build(documents: Mapping[str, Sequence[Document]], tokenizer: Tokenizer, out
             splits[name] = {"documents": len(split), "bytes": sizes[name], "tokens": writer.tokens}
     tokenizer.save(out)
     meta = {"tokenizer": tokenizer.identity(), "vocab_size": tokenizer.vocab_size, "splits": splits}
-    (out / META_FILE).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    write_text(out / META_FILE, json.dumps(meta, indent=2) + "\n")
     return meta
 
 

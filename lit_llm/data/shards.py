@@ -9,6 +9,7 @@ nanoGPT's ``.bin`` files are bare uint16 without a header. They cannot be recogn
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from bisect import bisect_right
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from lit_llm.disk import naming
 from lit_llm.errors import UserError
 
 HEADER_INTS = 256
@@ -57,16 +59,17 @@ class ShardWriter:
     def write(self, tokens: np.ndarray) -> None:
         """Append tokens (n,), which must be in [0, vocab_size)."""
         assert not tokens.size or tokens.max() <= np.iinfo(self._dtype).max
-        while tokens.size:
-            if self._file is None:
-                self._open()
-            part = tokens[: self._shard_tokens - self._in_shard]
-            self._file.write(part.astype(self._dtype).tobytes())
-            self._in_shard += part.size
-            self.tokens += part.size
-            tokens = tokens[part.size :]
-            if self._in_shard == self._shard_tokens:
-                self._finish()
+        with naming(self._folder):
+            while tokens.size:
+                if self._file is None:
+                    self._open()
+                part = tokens[: self._shard_tokens - self._in_shard]
+                self._file.write(part.astype(self._dtype).tobytes())
+                self._in_shard += part.size
+                self.tokens += part.size
+                tokens = tokens[part.size :]
+                if self._in_shard == self._shard_tokens:
+                    self._finish()
 
     def close(self) -> None:
         """Finish the last shard. Without any token, no file is written."""
@@ -78,10 +81,12 @@ class ShardWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
-            self.close()
+            with naming(self._folder):
+                self.close()
         elif self._file is not None:
-            self._file.close()
-            self._temporary.unlink()
+            with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
+                self._file.close()
+            self._temporary.unlink(missing_ok=True)
 
     def _open(self) -> None:
         self._path = self._folder / f"{self._name}_{len(self.paths):06d}.bin"

@@ -21,6 +21,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
+from lit_llm.disk import write_text
 from lit_llm.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -83,9 +84,7 @@ class Tokenizer(ABC):
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write ``tokenizer.json`` into ``folder`` and return its path."""
         path = Path(folder) / TOKENIZER_FILE
-        partial = path.with_name(f".{path.name}.partial")  # a kill must not leave half of it
-        partial.write_text(self.to_json(), encoding="utf-8")
-        os.replace(partial, path)
+        write_text(path, self.to_json())
         return path
 
     def _checked(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:

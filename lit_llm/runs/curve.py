@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from lit_llm.disk import write_text
 from lit_llm.errors import UserError
 
 METRICS = {
@@ -54,7 +55,7 @@ class Curve:
             values = [getattr(row, column) for column in columns]
             writer.writerow("" if value is None else f"{value:.7g}" if value % 1 else str(int(value)) for value in values)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.getvalue(), encoding="utf-8")
+        write_text(path, text.getvalue())
 
     @classmethod
     def read(cls, path: Path) -> Curve:

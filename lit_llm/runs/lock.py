@@ -108,8 +108,7 @@ class RunLock:
             while not self._try_to_write():
                 self.refuse_if_held()
         except OSError as error:
-            self.path.unlink(missing_ok=True)
-            self._remove_empty_folder()
+            self._delete_empty()
             raise UserError(f"run folder {self.run_dir} cannot be written: {error.strerror} (--run_dir DIR)") from None
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
@@ -119,12 +118,16 @@ class RunLock:
         """Delete lock.json if it is still this lock's, and the folder if `acquire` made it and it is still empty."""
         self._stop.set()
         if self._owns():
-            self.path.unlink(missing_ok=True)
-            self._remove_empty_folder()
+            with contextlib.suppress(OSError):  # a read-only disk; the next run takes over the lock of a dead process
+                self.path.unlink(missing_ok=True)
+            self._delete_empty()
 
-    def _remove_empty_folder(self) -> None:
-        if self._made_folder:
-            with contextlib.suppress(OSError):  # not empty
+    def _delete_empty(self) -> None:
+        """Delete a lock without content, and the folder if `acquire` made it and it is empty."""
+        with contextlib.suppress(OSError):
+            if self.path.exists() and not self.path.stat().st_size:
+                self.path.unlink()
+            if self._made_folder:
                 self.run_dir.rmdir()
 
     def check(self) -> None:
@@ -163,8 +166,7 @@ class RunLock:
             entries = mine._asdict()
             del entries["modified"]
             file.truncate(0)
-            file.write(json.dumps(entries, indent=2) + "\n")
-            file.flush()
+            os.write(file.fileno(), (json.dumps(entries, indent=2) + "\n").encode())  # unbuffered: closing writes nothing
             os.fsync(file.fileno())
         return True
 

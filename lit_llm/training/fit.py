@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import shutil
@@ -21,6 +20,7 @@ import lit_llm.data
 from lit_llm import callbacks
 from lit_llm.checkpoint.crash_safe import delete
 from lit_llm.data.tokenizer import TOKENIZER_FILE
+from lit_llm.disk import is_disk_error, naming
 from lit_llm.errors import UserError, is_user_error, report
 from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.runs.curve_follower import CurveFollower
@@ -123,10 +123,14 @@ def _train(
 ) -> int | None:
     """Train; returns the exit code of an incomplete run, or None after a complete one."""
     try:
-        trainer.fit(model, datamodule=data, ckpt_path=start.checkpoint, weights_only=True)
+        with naming(run_dir):
+            trainer.fit(model, datamodule=data, ckpt_path=start.checkpoint, weights_only=True)
     except SystemExit:  # Lightning turns a KeyboardInterrupt into it
         raise KeyboardInterrupt from None
     except Exception as error:
+        if isinstance(error, FileNotFoundError) and not run_dir.exists():
+            report(f"run folder {run_dir} was deleted while its run was writing: {error.strerror} (--run_dir)")
+            return _code_of_failure(trainer)
         if is_user_error(error) and folder is not None and trainer.global_step in (0, start.step):
             folder.restore()
         if isinstance(error, OSError) and folder is not None and not folder.training_began and folder.is_where(error):
@@ -197,8 +201,7 @@ class _Owner(Callback):
         self.lock.check()
 
 
-_NAMES = (CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml")
-_WRITTEN = {*_NAMES, *(f".{name}.partial" for name in _NAMES)}
+_WRITTEN = {CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml"}
 """What a launch writes into a run folder before the first step, beside TensorBoard's event file."""
 
 
@@ -229,7 +232,7 @@ class _FolderBefore:
     def is_where(self, error: OSError) -> bool:
         """Whether an error while files of the run are written concerns its folder. Of a write, it names no file."""
         if error.filename is None:
-            return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+            return is_disk_error(error)
         return Path(os.fsdecode(error.filename)).absolute().is_relative_to(self.run_dir.absolute())
 
     def restore(self) -> None:
@@ -244,7 +247,8 @@ class _FolderBefore:
             if path.name not in self.names and (path.name in _WRITTEN or path.name.startswith("events.out.tfevents.")):
                 delete(path)
         if self.config is not None:
-            (self.run_dir / CONFIG).write_bytes(self.config)
+            with contextlib.suppress(OSError):  # the disk refuses this, too; then it has refused a new config.yaml as well
+                (self.run_dir / CONFIG).write_bytes(self.config)
 
 
 def _continue(run_dir: Path) -> str:

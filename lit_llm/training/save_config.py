@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_llm.data import TokenDataModule
+from lit_llm.disk import write_text
 from lit_llm.errors import UserError
 from lit_llm.hf.tokenizer_files import copy_companions
 from lit_llm.runs.initial_weights import InitialWeights
@@ -53,9 +53,7 @@ class SaveRunFolder(SaveConfigCallback):
         if not is_path(config.resume):  # the checkpoint of a branch is part of the run, so its path is kept
             config.pop("resume")
         text = self.parser.dump(config, skip_unset=False, skip_validation=True)
-        partial = run_dir / f".{CONFIG}.partial"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, run_dir / CONFIG)
+        write_text(run_dir / CONFIG, text)
         tokenizer = getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
         if tokenizer is not None:
             tokenizer.save(run_dir)

@@ -29,10 +29,10 @@ KINDS = {
     "checkpoint": r"\.ckpt",
     "lock": r"lock\.json",
     "cache": r"/cache/",
-    "export": r"hf-out",
-    "consolidate": r"whole\.ckpt",
-    "curve": r"curve\.csv",
-    "prepare": r"shards-out",
+    "export": r"out/\.?hf",
+    "consolidate": r"out/\.?whole",
+    "curve": r"out/\.?curve",
+    "prepare": r"out/\.?shards",
 }
 """Kind of file → pattern of its path."""
 

@@ -77,6 +77,8 @@ def attack(case: dict[str, Any], main: Any) -> dict[str, Any]:
             outcome["fault"] = FAULT.active
         after = contents(folder)
         if case["then"]:
+            # A real process has ended here. The next one takes over its lock, if it could not be deleted (test_lock.py).
+            (folder / "runs/mine/lock.json").unlink(missing_ok=True)
             outcome["then"] = call(main, case["then"])
             outcome["finally"] = contents(folder)
     finally:

@@ -155,6 +155,6 @@ def test_recipes_without_a_shipped_curve_name_those_that_have_one(there, capsys)
     assert main(["fit", "--config", "small.yaml", "--run_dir", "none", "--check_against", "auto"]) == 2
     assert re.search(r"no curve is shipped for small, only for .*\(--check_against FILE\)", capsys.readouterr().err)
     assert main(["fit", "--config", "small.yaml", "--check_against", "small.csv", "--check_tolerance", "0"]) == 2
-    assert "check_tolerance is 0.0, it must be above 0" in capsys.readouterr().err
+    assert "check_tolerance is 0.0, but must be above 0" in capsys.readouterr().err
     assert main(["curve", "--run", "nowhere", "--out", "x.csv"]) == 2
     assert "nowhere is not a run folder" in capsys.readouterr().err

@@ -1,0 +1,44 @@
+"""Writing small files whole, and telling an error of the disk from a bug. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Whether the disk refused: full, over the quota, read-only, no permission, or broken."""
+    return isinstance(error, OSError) and error.errno in _DISK
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Add a name to an error of the disk. Python names a file that cannot be opened, not one that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or not is_disk_error(error):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file that is complete or absent: an existing one is replaced by one rename.
+
+    Raises:
+        OSError: The disk refused. `path` is unchanged and nothing partial remains.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with naming(path):
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
