@@ -85,7 +85,13 @@ OPTIONS: tuple[Option, ...] = (
         ("fit",),
         accepted_by_all=True,
     ),
-    Option("replace", bool, False, "Rename an existing run folder to <name>.1 and start again.", ("fit",)),
+    Option(
+        "replace",
+        bool,
+        False,
+        "Rename an existing folder of the run, or of the shards, to <name>.1.",
+        ("fit", "prepare"),
+    ),
     Option(
         "accept_changes",
         bool,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import IO, cast
 
 import torch
 
-from lit_llm.checkpoint.crash_safe import HashingFile, fsync_folder, make_folder
+from lit_llm.checkpoint.crash_safe import HashingFile
 from lit_llm.checkpoint.format import read
-from lit_llm.cli.own_flags import OwnFlags
+from lit_llm.cli.new_output import REPLACE_HELP, new_file
+from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
 
@@ -27,6 +27,7 @@ def own_flags() -> OwnFlags:
     flags.add_argument(
         "--weights", action="store_true", help="leave out the optimizer state; enough for generate and --init_from"
     )
+    flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     return flags
 
 
@@ -42,21 +43,11 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"'{options.ckpt_path}' needs a run folder (--run runs/NAME, or --ckpt_path PATH)")
     checkpoint = find_checkpoint(expanded(options.run), options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     out = Path(options.out)
-    if out.exists():
-        raise UserError(f"{out} already exists: give another file (--out)")
-    content = read(checkpoint)
-    if options.weights:
-        content = {key: value for key, value in content.items() if key not in ("optimizer_states", "lr_schedulers")}
-    make_folder(out.absolute().parent)
-    partial = out.with_name(f".{out.name}.partial")
-    partial.unlink(missing_ok=True)
-    try:
+    with new_file(out, replace=options.replace) as partial:
+        content = read(checkpoint)
+        if options.weights:
+            content = {key: value for key, value in content.items() if key not in ("optimizer_states", "lr_schedulers")}
         with HashingFile(partial) as file:
             torch.save(content, cast(IO[bytes], file))
-        os.replace(partial, out)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    fsync_folder(out.absolute().parent)
     print(f"{out}: {out.stat().st_size / 1e9:.3f} GB, step {content.get('global_step')} of {checkpoint}")
     return 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lit_llm.cli.own_flags import OwnFlags
+from lit_llm.cli.new_output import REPLACE_HELP, new_file
+from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
 
 
@@ -12,7 +13,7 @@ def main(arguments: list[str]) -> int:
     """Write the file.
 
     Raises:
-        UserError: The folder is not a run or has no curve, or a note is not NAME=TEXT.
+        UserError: The folder is not a run or has no curve, a note is not NAME=TEXT, or the file exists.
     """
     flags = OwnFlags(alone=True, prog="python -m lit_llm curve", description=__doc__)
     flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
@@ -24,6 +25,7 @@ def main(arguments: list[str]) -> int:
         metavar="NAME=TEXT",
         help="a line for the head of the CSV, like hardware='one H100'",
     )
+    flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     own = flags.parse(arguments)
     notes = {}
     for note in own.note:
@@ -34,8 +36,9 @@ def main(arguments: list[str]) -> int:
     from lit_llm.runs.logged_curve import curve_of
     from lit_llm.runs.run_folder import expanded
 
-    curve = curve_of(expanded(own.run))
-    curve.facts |= notes
-    curve.write(own.out)
+    with new_file(own.out, replace=own.replace) as partial:
+        curve = curve_of(expanded(own.run))
+        curve.facts |= notes
+        curve.write(partial)
     print(f"Wrote {len(curve.rows)} rows to {own.out}. Check a run against it: fit --config RECIPE --check_against {own.out}")
     return 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
-from lit_llm.checkpoint.crash_safe import delete, make_folder
 from lit_llm.checkpoint.format import read
-from lit_llm.cli.own_flags import OwnFlags
+from lit_llm.cli.new_output import REPLACE_HELP, new_folder
+from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.data.tokenizer import TOKENIZER_FILE
 from lit_llm.errors import UserError
 from lit_llm.hf.config_map import write_config
@@ -37,11 +36,12 @@ def own_flags() -> OwnFlags:
         "--dtype", choices=[*DTYPES], default=None, help="dtype of the written weights; default: as in the checkpoint"
     )
     flags.add_argument("--max_shard_gb", type=float, default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
+    flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     return flags
 
 
 def export_folder(
-    checkpoint: Path, run: Path, out: Path, *, dtype: torch.dtype | None, max_bytes: float
+    checkpoint: Path, run: Path, out: Path, *, dtype: torch.dtype | None, max_bytes: float, replace: bool = False
 ) -> tuple[str, list[str]]:
     """Write the folder `out` from a checkpoint, and the tokenizer of the folder `run`.
 
@@ -51,23 +51,19 @@ def export_folder(
     Raises:
         UserError: `out` exists, the checkpoint is not lit_llm's, or settings have no equivalent (each with its flag).
     """
-    if out.exists():
-        raise UserError(f"{out} exists already: give another folder (--out)")
-    saved = read(checkpoint)
-    require_tokenizer(checkpoint, run)
-    config = saved_model_config(saved, checkpoint, "--ckpt_path")
-    if (architecture := saved_architecture(saved)) is not None:
-        raise UserError(
-            f"transformers has no class for {architecture.class_path}, the model of {checkpoint}: write its weights with "
-            "`consolidate` instead (--run)"
-        )
-    assert config.vocab_size is not None  # a checkpoint contains the resolved vocabulary size
-    content, notes = write_config(config)
-    state = {name.removeprefix("model."): tensor for name, tensor in saved["state_dict"].items() if name.startswith("model.")}
-    partial = out.with_name(f".{out.name}.partial")
-    delete(partial)
-    make_folder(partial)
-    try:
+    with new_folder(out, replace=replace, source=run) as partial:
+        saved = read(checkpoint)
+        require_tokenizer(checkpoint, run)
+        config = saved_model_config(saved, checkpoint, "--ckpt_path")
+        if (architecture := saved_architecture(saved)) is not None:
+            raise UserError(
+                f"transformers has no class for {architecture.class_path}, the model of {checkpoint}: write its weights with "
+                "`consolidate` instead (--run)"
+            )
+        assert config.vocab_size is not None  # a checkpoint contains the resolved vocabulary size
+        content, notes = write_config(config)
+        prefix = "model."
+        state = {name.removeprefix(prefix): value for name, value in saved["state_dict"].items() if name.startswith(prefix)}
         if (run / TOKENIZER_FILE).is_file():
             write_tokenizer(run, partial, block_size=config.block_size)
         else:
@@ -76,10 +72,6 @@ def export_folder(
         written = dtype or state["embedding.weight"].dtype
         write_json(content | {"torch_dtype": str(written).removeprefix("torch.")}, partial / CONFIG)
         write_weights(state, links(content), partial, vocab_size=config.vocab_size, dtype=dtype, max_bytes=max_bytes)
-        os.rename(partial, out)
-    except BaseException:
-        delete(partial)
-        raise
     return str(content["architectures"][0]), notes
 
 
@@ -96,7 +88,8 @@ def main(arguments: list[str]) -> int:
     named = options.ckpt_path in ("last", "best")
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     dtype = None if options.dtype is None else DTYPES[options.dtype]
-    architecture, notes = export_folder(checkpoint, run, out, dtype=dtype, max_bytes=options.max_shard_gb * 1e9)
+    max_bytes = options.max_shard_gb * 1e9
+    architecture, notes = export_folder(checkpoint, run, out, dtype=dtype, max_bytes=max_bytes, replace=options.replace)
     files = sorted(out.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
     count = "1 file" if len(files) == 1 else f"{len(files)} files"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +11,9 @@ import lightning
 import torch
 
 from lit_llm.checkpoint import format
-from lit_llm.checkpoint.crash_safe import delete, make_folder, sha256_of
-from lit_llm.cli.own_flags import OwnFlags
+from lit_llm.checkpoint.crash_safe import make_folder, sha256_of
+from lit_llm.cli.new_output import REPLACE_HELP, new_folder
+from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 from lit_llm.errors import UserError
 from lit_llm.hf.config_map import ARCHITECTURES, read_config
@@ -21,6 +21,7 @@ from lit_llm.hf.read import CONFIG, WeightFiles, read_json, read_weights
 from lit_llm.hf.tensor_map import links
 from lit_llm.hf.tokenizer_files import copy_companions
 from lit_llm.models.gpt import GPT
+from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
 from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256
@@ -37,10 +38,11 @@ def own_flags() -> OwnFlags:
     )
     flags.add_argument("--from", dest="folder", required=True, help="folder with config.json and safetensors")
     flags.add_argument("--out", required=True, help="run folder to create, like runs/llama")
+    flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     return flags
 
 
-def import_folder(folder: Path, run: Path) -> list[str]:
+def import_folder(folder: Path, run: Path, *, replace: bool = False) -> list[str]:
     """Write the run folder `run` from the Hugging Face folder `folder`; returns notes for the user, one sentence each.
 
     The checkpoint has weights and the model's settings, at step 0 and in the folder's dtype. config.yaml names the tokenizer.
@@ -49,8 +51,6 @@ def import_folder(folder: Path, run: Path) -> list[str]:
     Raises:
         UserError: `run` exists, `folder` is not a model of a known family, or tensors are missing.
     """
-    if run.exists():
-        raise UserError(f"{run} exists already: give another run folder (--out)")
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a Hugging Face model: it has no {CONFIG} (--from)")
     content = read_json(folder / CONFIG)
@@ -89,10 +89,9 @@ def import_folder(folder: Path, run: Path) -> list[str]:
             f"{folder} has no {TOKENIZER_FILE}, so text cannot be tokenized; "
             "create it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
-    partial = run.with_name(f".{run.name}.partial")
-    delete(partial)
-    make_folder(partial / CHECKPOINTS)
-    try:
+    RunLock(run).refuse_if_held()  # by a `fit`
+    with new_folder(run, replace=replace, source=folder) as partial:
+        make_folder(partial / CHECKPOINTS)
         if has_tokenizer:
             shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
             copy_companions(folder, partial)
@@ -109,10 +108,6 @@ def import_folder(folder: Path, run: Path) -> list[str]:
             checkpoint[TOKENIZER_SHA256] = sha256_of(partial / TOKENIZER_FILE)
         format.write(checkpoint, partial / CHECKPOINTS / STEP_0)
         (partial / CHECKPOINTS / "last.ckpt").symlink_to(STEP_0)
-        os.rename(partial, run)
-    except BaseException:
-        delete(partial)
-        raise
     return notes
 
 
@@ -124,7 +119,7 @@ def main(arguments: list[str]) -> int:
     """
     options = own_flags().parse(arguments)
     run = Path(options.out)
-    notes = import_folder(Path(options.folder), run)
+    notes = import_folder(Path(options.folder), run, replace=options.replace)
     saved = format.read(run / CHECKPOINTS / "last.ckpt", verify=False)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in saved["state_dict"].values()})
     count = sum(tensor.numel() for tensor in saved["state_dict"].values())

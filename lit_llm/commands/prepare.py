@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
+from lit_llm.cli.new_output import new_folder
 from lit_llm.errors import UserError
+from lit_llm.runs.run_folder import expanded
 
 
 def main(words: list[str]) -> int:
@@ -22,10 +22,11 @@ def _run(arguments: Arguments) -> int:
     built = build(parse("prepare", arguments))
     if built.config.out is None:
         raise UserError("prepare needs an output folder (--out DIR)")
-    summary = prepare(built.datamodule, Path(built.config.out), shard_tokens=built.config.shard_tokens)
+    out = expanded(built.config.out)
+    with new_folder(out, replace=built.config.replace) as partial:
+        summary = prepare(built.datamodule, partial, shard_tokens=built.config.shard_tokens)
     for name, split in summary["splits"].items():
         print(f"{name}: {split['documents']:,} documents, {split['bytes']:,} bytes, {split['tokens']:,} tokens")
-    out = summary["out"]
     print(
         f"train on it: python -m lit_llm fit --config RECIPE --data TokenShards --data.vocab_size {summary['vocab_size']} "
         f"--data.train '{out}/train_*.bin' --data.val '{out}/val_*.bin' "

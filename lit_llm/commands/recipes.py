@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import filecmp
 import json
+import os
 import shlex
 import shutil
 from functools import partial
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from lit_llm.cli import spelling
 from lit_llm.cli.arguments import read
-from lit_llm.cli.own_flags import OwnFlags
+from lit_llm.cli.new_output import new_file
+from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, find_recipe, in_folder, shipped
 from lit_llm.errors import UserError
 
@@ -37,7 +39,7 @@ def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
     add.add_argument(
         "--callbacks", action="store_true", help="also copy the callbacks to DIR/callbacks, to import them in your code"
     )
-    add.add_argument("--replace", action="store_true", help="overwrite files that differ")
+    add.add_argument("--replace", type=true_or_false, default=False, help="true: overwrite files that differ")
     return parser, commands.choices
 
 
@@ -128,12 +130,15 @@ def _copy(name: str, project: Path, *, with_callbacks: bool, replace: bool) -> N
         pairs |= {path: project / "callbacks" / path.name for path in sorted(CALLBACKS.glob("*.py"))}
     if project.exists() and not project.is_dir():
         raise UserError(f"{project} is a file: give a folder to copy into (DIR)")
-    changed = [str(to) for path, to in pairs.items() if to.exists() and not filecmp.cmp(path, to, shallow=False)]
+    changed = [to for path, to in pairs.items() if os.path.lexists(to) and not (to.is_file() and filecmp.cmp(path, to, False))]
     if changed and not replace:
-        raise UserError(f"{', '.join(changed)} would be overwritten, so nothing was copied: use --replace to overwrite")
+        raise UserError(
+            f"{', '.join(map(str, changed))} {'exists' if len(changed) == 1 else 'exist'} already, so nothing was copied: give "
+            "another folder (DIR), or replace with --replace true"
+        )
     for path, to in pairs.items():
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, to)
+        with new_file(to, replace=True, flag="DIR") as new:
+            shutil.copyfile(path, new)
     ours = recipe.relative_to(SHIPPED)
     print(f"Copied {len(pairs)} files to {project}. Run the recipe there:\n\n  cd {shlex.quote(str(project))}")
     print(f"  python -m lit_llm fit --config recipes/{ours}")

@@ -71,7 +71,7 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
     code, out, _ = run(capsys, "validate", "--config", "runs/tiny/config.yaml", "--ckpt_path", "one.ckpt")
     assert code == 0 and table(out)["val/loss"] == pytest.approx(curve(moved, "val/loss")[12], abs=1e-4)
     code, _, err = run(capsys, "consolidate", "--run", "runs/tiny", "--out", "one.ckpt")
-    assert code == 2 and "one.ckpt already exists: give another file (--out)" in err
+    assert code == 2 and "one.ckpt exists already: give another name (--out), or replace it with --replace true" in err
 
 
 @pytest.mark.parametrize(

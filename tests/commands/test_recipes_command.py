@@ -129,9 +129,10 @@ def test_what_was_changed_is_not_overwritten_unless_asked(tmp_path, capsys):
     (tmp_path / "recipes/decay.yaml").unlink()
     capsys.readouterr()
     assert main(["recipes", "copy", "quickstart", str(tmp_path)]) == 2
-    assert f"{recipe} would be overwritten, so nothing was copied" in capsys.readouterr().err
+    said = f"{recipe} exists already, so nothing was copied: give another folder (DIR), or replace with --replace true"
+    assert said in capsys.readouterr().err
     assert recipe.read_text() == "mine" and not (tmp_path / "recipes/decay.yaml").exists()
-    assert main(["recipes", "copy", "quickstart", str(tmp_path), "--replace"]) == 0
+    assert main(["recipes", "copy", "quickstart", str(tmp_path), "--replace", "true"]) == 0
     assert recipe.read_text() == (SHIPPED / "quickstart.yaml").read_text()
 
 
@@ -140,7 +141,10 @@ def test_what_was_changed_is_not_overwritten_unless_asked(tmp_path, capsys):
     [
         (["show", "quikstart"], "recipe not found: quikstart; did you mean quickstart"),
         (["copy", "strategy/ddp", "x"], "strategy/ddp is an overlay: copy a recipe instead, which includes all overlays"),
-        (["copy", "quickstart", "/dev/null/x"], "error: /dev/null/x/recipes: Not a directory"),
+        (
+            ["copy", "quickstart", "/dev/null/x"],
+            "error: /dev/null/x/recipes/quickstart.yaml cannot be written: Not a directory (DIR)",
+        ),
         (["copy", "quickstart", "x", "--callback"], "unknown flag --callback; did you mean --callbacks?"),
         (["copy", "zzzzzzzz", "x"], "recipe not found: zzzzzzzz (python -m lit_llm recipes lists them)"),
         (["diff", "quickstart", "quickstart", "--json"], "unknown flag --json"),

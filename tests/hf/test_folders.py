@@ -251,12 +251,13 @@ def test_a_relu_gate_must_be_the_matrix_itself(hf, tmp_path):
 
 def test_an_existing_folder_is_never_written_into(hf, tmp_path):
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").write_text("mine")
     with pytest.raises(ValueError, match=r"run exists already.*--out"):
         import_folder(hf, tmp_path / "run")
     save(ours(), tmp_path / "a.ckpt")
     with pytest.raises(ValueError, match=r"run exists already.*--out"):
         export_folder(tmp_path / "a.ckpt", tmp_path, tmp_path / "run", dtype=None, max_bytes=1e9)
-    assert not list((tmp_path / "run").iterdir())
+    assert [path.read_text() for path in (tmp_path / "run").iterdir()] == ["mine"]
 
 
 def test_both_commands_print_what_they_made_and_mistakes_are_one_line(hf, tmp_path, capsys):

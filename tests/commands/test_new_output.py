@@ -1,0 +1,178 @@
+"""Every command that writes: nothing is overwritten without --replace true, and a failed command leaves nothing half-made."""
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from recipe_runs import run
+
+from lit_llm.cli.new_output import new_file, new_folder
+from lit_llm.commands.recipes import SHIPPED
+from lit_llm.errors import UserError
+
+HINT = "or replace it with --replace true"
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A folder with a run of two steps, its export, its text and its recipe."""
+    from recipe_runs import RECIPE, TEXT
+
+    from lit_llm.__main__ import main
+
+    folder = tmp_path_factory.mktemp("made")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        Path("text.txt").write_text(TEXT)
+        Path("tiny.yaml").write_text(RECIPE)
+        assert main(["fit", "--config", "tiny.yaml", "--trainer.max_steps", "2"]) == 0
+        assert main(["export", "--run", "runs/tiny", "--out", "hf"]) == 0
+    finally:
+        os.chdir(before)
+    return folder
+
+
+COMMANDS = {  # command: is its output a folder
+    ("curve", "--run", "runs/tiny"): False,
+    ("consolidate", "--run", "runs/tiny"): False,
+    ("export", "--run", "runs/tiny"): True,
+    ("import", "--from", "hf"): True,
+    ("prepare", "--config", "tiny.yaml"): True,
+}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_an_output_is_kept_until_it_is_replaced(command, run_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(run_folder)
+    is_folder, out = COMMANDS[command], tmp_path / "deep" / "out"
+    assert run(capsys, *command, "--out", str(out))[0] == 0
+    assert out.is_dir() is is_folder and os.listdir(out.parent) == ["out"]
+    mine = out / "mine" if is_folder else out
+    mine.write_text("mine")
+    before = files(tmp_path)
+    code, _, err = run(capsys, *command, "--out", str(out))
+    assert code == 2 and err == f"error: {out} exists already: give another name (--out), {HINT}\n"
+    assert files(tmp_path) == before
+    assert run(capsys, *command, "--out", str(out), "--replace", "true")[0] == 0
+    assert out.is_dir() is is_folder and (not is_folder or not mine.exists())
+    assert sorted(os.listdir(out.parent)) == (["out", "out.1"] if is_folder else ["out"])
+    if is_folder:
+        assert {
+            name.replace("deep/out.1/", "deep/out/"): data for name, data in files(tmp_path).items() if "out.1" in name
+        } == before
+    assert run(capsys, *command, "--out", str(out), "--replace", "maybe")[0] == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_folder_in_place_of_a_file_and_other_wrong_places_are_refused(command, run_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(run_folder)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a").write_text("mine")
+    (tmp_path / "dangling").symlink_to("nothing")
+    before = files(tmp_path)
+    wrong = {"file/under": "cannot be written", "dangling": HINT, "n" * 300: "File name too long"}
+    wrong |= (
+        {"file": "is a file: give a folder (--out)"} if COMMANDS[command] else {"folder": "is a folder: give a file (--out)"}
+    )
+    for name, said in wrong.items():
+        for more in ((), ("--replace", "true")) if name in ("file", "folder", "file/under") else ((),):
+            code, _, err = run(capsys, *command, "--out", str(tmp_path / name), *more)
+            assert code == 2 and said in err and len(err.splitlines()) == 1, err
+    assert files(tmp_path) == before and sorted(os.listdir(tmp_path)) == ["dangling", "file", "folder"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_full_disk_leaves_the_old_output_and_no_half_of_the_new_one(command, run_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(run_folder)
+    out = tmp_path / "out"
+    if COMMANDS[command]:
+        out.mkdir()
+        (out / "old").write_text("old")
+    else:
+        out.write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # bytes: each larger file fails, as on a full disk
+    try:
+        code, _, err = run(capsys, *command, "--out", str(out), "--replace", "true")
+    except Exception as error:  # safetensors raises its own exception
+        code, err = 2, str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2 and err
+    assert os.listdir(tmp_path) == ["out"] and "old" in (files(out) if out.is_dir() else out.read_text())
+
+
+def test_a_run_is_not_exported_or_imported_over_itself(run_folder, capsys, monkeypatch):
+    monkeypatch.chdir(run_folder)
+    before = files(run_folder)
+    export = ("export", "--run", "runs/tiny")
+    for command, out in ((export, "runs/tiny"), (export, "runs"), (("import", "--from", "hf"), "hf")):
+        code, _, err = run(capsys, *command, "--out", out, "--replace", "true")
+        assert code == 2 and "which is read: give another folder (--out)" in err, err
+    assert files(run_folder) == before
+
+
+def test_copied_recipes_are_replaced_one_whole_file_at_a_time(tmp_path, capsys):
+    (tmp_path / "recipes" / "quickstart.yaml").mkdir(parents=True)
+    code, _, err = run(capsys, "recipes", "copy", "quickstart", str(tmp_path), "--replace", "true")
+    assert code == 2 and "quickstart.yaml is a folder: give a file (DIR)" in err
+    (tmp_path / "recipes" / "quickstart.yaml").rmdir()
+    assert run(capsys, "recipes", "copy", "quickstart", str(tmp_path))[0] == 0
+    assert (tmp_path / "recipes/quickstart.yaml").read_text() == (SHIPPED / "quickstart.yaml").read_text()
+    assert not [path for path in tmp_path.rglob(".*")]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_kill_leaves_the_old_output_and_the_next_command_clears_up(kind, tmp_path):
+    out = tmp_path / "out"
+    make = new_file if kind == "file" else new_folder
+
+    def fill(partial: Path, text: str) -> None:
+        (partial if kind == "file" else partial / "a").write_text(text)
+
+    with make(out, replace=False) as partial:
+        fill(partial, "old")
+    child = os.fork()
+    if child == 0:
+        with make(out, replace=True) as partial:
+            fill(partial, "half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert sorted(os.listdir(tmp_path)) == [".out.partial", "out"]
+    assert (out if kind == "file" else out / "a").read_text() == "old"
+    with make(out, replace=True) as partial:
+        fill(partial, "new")
+    assert (out if kind == "file" else out / "a").read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == (["out"] if kind == "file" else ["out", "out.1"])
+
+
+def test_an_exception_is_not_hidden_and_leaves_nothing(tmp_path):
+    with pytest.raises(KeyError), new_folder(tmp_path / "a", replace=False) as partial:
+        (partial / "x").write_text("x")
+        raise KeyError
+    with pytest.raises(FileNotFoundError), new_file(tmp_path / "b", replace=False):
+        Path("/nothing/here").read_text()
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "c").mkdir()
+    with new_folder(tmp_path / "c", replace=False) as partial:  # an empty folder is no output
+        (partial / "x").write_text("x")
+    assert os.listdir(tmp_path) == ["c"] and os.listdir(tmp_path / "c") == ["x"]
+    with pytest.raises(UserError), new_file(tmp_path / "c", replace=True):
+        raise AssertionError("not reached")
+
+
+def test_a_consolidated_file_that_replaces_another_is_whole(run_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(run_folder)
+    out = tmp_path / "model.ckpt"
+    out.write_bytes(b"old")
+    assert run(capsys, "consolidate", "--run", "runs/tiny", "--out", str(out), "--replace", "true")[0] == 0
+    assert torch.load(out, weights_only=True)["global_step"] == 2
