@@ -20,11 +20,8 @@ _NEEDED = (*PLAIN, "optimizer", "data")
 
 
 def null_problems(recipe: Recipe) -> list[str]:
-    """A sentence for each key that is null and must not be, and for a group of settings that is none."""
+    """A sentence for each key that is null and must not be."""
     config = recipe.config
-    plain = {group: config.get(group) for group in PLAIN}
-    if lists := [group for group, value in plain.items() if not isinstance(value, Namespace | None)]:
-        return [f"{group} is {str(plain[group])[:60]!r}, but must be a dict of its settings (--{group}.KEY)" for group in lists]
     keys = [option.name for option in options_of(recipe.command) if config[option.name] is None and not _optional(option.type)]
     keys += [group for group in _NEEDED if config.get(group) is None]
     for group, value in vars(config).items():

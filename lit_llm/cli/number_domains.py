@@ -151,6 +151,29 @@ DOMAINS: dict[str, Domain] = {
 }
 """Dotted key, as its flag is written → domain. A list has the domain of its elements, a dict that of its values."""
 
+PLAN_FLAGS: dict[str, Domain] = {
+    "devices": whole(1, 10_000_000, null=True),
+    "mfu": Domain(0, 1, above_low=True, null=True),
+    "price": above(0, 10**9, null=True),
+    "mtbf_hours": above(0, 10**9, null=True),
+    "save_gbps": above(0, 10**9),
+    "serve_tokens": above(0, 10**24, null=True),
+    "pipeline_stages": whole(1, 100_000),
+    "slowest_rank": at_least(1, 10**6),
+    "max_memory": above(0, 10**9, null=True),
+    "deadline": above(0, 10**9, null=True),
+}
+"""Of the flags that `plan` has in addition to those of `fit`."""
+
+GENERATE_FLAGS: dict[str, Domain] = {
+    "max_new_tokens": whole(1, 10**9),
+    "temperature": Domain(0.001, 1000, also=(0,)),
+    "top_k": whole(0, 10**9),
+    "top_p": Domain(0, 1, above_low=True, null=True),
+    "seed": whole(-_INT64, _INT64),
+}
+"""Of `generate`."""
+
 ANY_NUMBER = Domain()
 """For numbers of classes that are not lit_llm's, torch's or Lightning's."""
 
@@ -170,6 +193,16 @@ def number_problems(config: Namespace, given: set[str]) -> dict[str, str]:
         if key not in found and (problem := (domain or ANY_NUMBER).problem(key, value)):
             found[key] = problem
     return found
+
+
+def flag_problems(domains: dict[str, Domain], values: object) -> list[str]:
+    """A sentence for each of a command's own flags whose number is outside its domain.
+
+    Args:
+        values: has an attribute for each flag.
+    """
+    found = (domain.problem(name, getattr(values, name)) for name, domain in domains.items())
+    return [problem for problem in found if problem is not None]
 
 
 def _is_known(class_path: str) -> bool:

@@ -7,6 +7,7 @@ import sys
 import torch
 
 from lit_llm.checkpoint.load_model import load_model
+from lit_llm.cli.number_domains import GENERATE_FLAGS, flag_problems
 from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.data.tokenizer import load_tokenizer
 from lit_llm.errors import UserError
@@ -45,10 +46,10 @@ def main(arguments: list[str]) -> int:
         UserError: The run folder, the checkpoint or a setting is wrong.
     """
     options = own_flags().parse(arguments)
-    if options.max_new_tokens < 1:
-        raise UserError(f"max_new_tokens is {options.max_new_tokens}, but must be at least 1 (--max_new_tokens)")
+    if found := flag_problems(GENERATE_FLAGS, options):
+        raise UserError("\n".join(found))
     try:
-        torch.empty(1, device=options.device)
+        torch.zeros(1, device=options.device).item()
     except (RuntimeError, AssertionError):
         raise UserError(f"device {options.device} is not available on this machine (--device cpu)") from None
     sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
+from lit_llm.cli.number_domains import PLAN_FLAGS, flag_problems
 from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
@@ -80,27 +81,7 @@ def split(arguments: list[str]) -> Request:
     """
     parser = _own_flags()
     own, recipe = parser.split(arguments)
-    problems = []
-    for name in (
-        "devices",
-        "mfu",
-        "price",
-        "mtbf_hours",
-        "save_gbps",
-        "serve_tokens",
-        "pipeline_stages",
-        "max_memory",
-        "deadline",
-    ):
-        value = getattr(own, name)
-        if value is not None and not value > 0:
-            problems.append(f"{name} is {value:g}, but must be above 0 (--{name})")
-    if own.mfu is not None and own.mfu > 1:
-        problems.append(f"mfu is {own.mfu:g}, but a share of the peak must be at most 1 (--mfu)")
-    if own.slowest_rank < 1:
-        problems.append(
-            f"slowest_rank is {own.slowest_rank:g}, but its time / the mean time must be at least 1 (--slowest_rank)"
-        )
+    problems = flag_problems(PLAN_FLAGS, own)
     flags = re.findall(r"--[a-z_-]+", parser.format_usage())
     for argument in recipe:
         flag = argument.partition("=")[0]

@@ -14,6 +14,8 @@ from lit_llm.plan.plan import Options, Plan, make_plan
 from lit_llm.plan.report import duration
 from lit_llm.plan.settings import CHECKPOINTING, STRATEGIES, RunSettings, canonical_precision, layout_from_strategy
 
+MOST = 10_000_000
+"""Of devices, sequences and tokens."""
 KEYS = ("devices", "strategy", "precision", "hardware", "micro_batch_size", "activation_checkpointing", "chunk_size")
 DEFAULT = {
     "devices": ["1", "2", "4", "8", "16", "32", "64"],
@@ -68,10 +70,10 @@ def variants(
             check(value)
     for key in ("devices", "micro_batch_size", "chunk_size"):
         for value in axes.get(key, []):
-            if not value.isdigit() or int(value) < 1:
-                raise UserError(f"{key}={value} must be a whole number of at least 1 (--sweep).")
+            if not value.isdecimal() or not 1 <= int(value[:20]) <= MOST:
+                raise UserError(f"{key}={value[:60]} must be a whole number of at least 1 and at most {MOST:,} (--sweep).")
     for value in axes.get("activation_checkpointing", []):
-        if value not in CHECKPOINTING and not value.isdigit():
+        if value not in CHECKPOINTING and not value.isdecimal():
             raise UserError(f"activation_checkpointing={value} must be {', '.join(CHECKPOINTING)} or a number (--sweep).")
     for combination in itertools.product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))

@@ -1,5 +1,6 @@
 """Every number of every group has a domain: a value outside it is one sentence and exit code 2, a value inside passes."""
 
+import argparse
 import inspect
 import math
 import typing
@@ -13,7 +14,7 @@ from recipe_runs import RECIPE, TEXT, run
 
 from lit_llm.cli.class_defaults import all_arguments
 from lit_llm.cli.groups import CLASSES, OPTIONS, PLAIN
-from lit_llm.cli.number_domains import DOMAINS, number_problems
+from lit_llm.cli.number_domains import DOMAINS, GENERATE_FLAGS, PLAN_FLAGS, flag_problems, number_problems
 from lit_llm.cli.parser import class_at, known_classes
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.number_domain import Domain
@@ -247,6 +248,26 @@ def test_a_size_far_above_any_real_one_is_refused_by_a_limit_that_is_stated(fold
     assert err == f"error: {key} is {SIZES[key]}, but must be {DOMAINS[key].rule(SIZES[key])} (--{key})\n"
 
 
+@pytest.mark.parametrize("flags", [PLAN_FLAGS, GENERATE_FLAGS], ids=["plan", "generate"])
+def test_the_own_flags_of_commands_have_domains_too(flags):
+    for name, domain in flags.items():
+        values = {other: each.low + 1 if each.above_low else each.low for other, each in flags.items()}
+        values |= {other: 0.5 for other in ("mfu", "top_p") if other in flags}
+        assert flag_problems(flags, argparse.Namespace(**values)) == []
+        for value in outside(domain):
+            (problem,) = flag_problems(flags, argparse.Namespace(**values | {name: value}))
+            assert problem.startswith(f"{name} is ") and problem.endswith(f"(--{name})")
+
+
+def test_plan_and_generate_refuse_numbers_outside_their_domain(folder, capsys):
+    err = refused(capsys, "plan", "--config", "tiny.yaml", "--save_gbps", "inf", "--slowest_rank", "nan", "--devices", "0")
+    assert [line.split(" is ")[0] for line in err.splitlines()] == ["error: devices", "error: save_gbps", "error: slowest_rank"]
+    err = refused(capsys, "generate", "--run", "x", "--seed", str(10**30), "--temperature", "nan")
+    assert [line.split(" is ")[0] for line in err.splitlines()] == ["error: temperature", "error: seed"]
+    err = refused(capsys, "plan", "--config", "tiny.yaml", "--sweep", f"devices={10**30}")
+    assert "must be a whole number of at least 1 and at most 10,000,000 (--sweep)" in err
+
+
 # ---- Null -------------------------------------------------------------------------------------------------------
 
 
@@ -278,12 +299,6 @@ def test_an_argument_that_needs_a_value_is_not_null(folder, capsys):
 
 def test_a_group_that_every_run_needs_is_not_null(folder, capsys):
     null_is_refused(capsys, dict.fromkeys(["model", "loss", "compute", "trainer"]), "model", "loss", "compute", "trainer")
-
-
-def test_a_group_of_settings_is_a_dict(folder, capsys):
-    Path("list.yaml").write_text(yaml.safe_dump({"compute": 3}))
-    err = refused(capsys, "fit", "--config", "tiny.yaml", "--config", "list.yaml")
-    assert err == "error: compute is '3', but must be a dict of its settings (--compute.KEY)\n"
 
 
 # ---- Memory -----------------------------------------------------------------------------------------------------

@@ -130,13 +130,15 @@ def test_data_are_counted_without_being_read(folder, capsys):
         import numpy as np
 
         writer.write(np.arange(1000) % 500)
+    with ShardWriter(folder, "val", vocab_size=500, shard_tokens=300) as writer:
+        writer.write(np.arange(300))
     shards = [
         "--data",
         "TokenShards",
         "--data.train",
         "train_*.bin",
         "--data.val",
-        "train_000000.bin",
+        "val_000000.bin",
         "--data.vocab_size",
         "500",
     ]
