@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from lit_llm.cli import spelling
@@ -29,7 +30,14 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int]) 
 
         print(resolved(arguments), end="")
         return 0
-    code = run(arguments)
+    try:
+        code = run(arguments)
+    except Exception:
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # the import takes seconds
+            from lit_llm.training.lost_peer import release_waiting_ranks
+
+            release_waiting_ranks()
+        raise
     _leave_process_group()
     return code
 

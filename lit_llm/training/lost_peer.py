@@ -1,7 +1,7 @@
-"""The end of other processes of the run: gloo's error for it, and a watch for where there is none.
+"""The end of other processes of the run: gloo's error for it, and what ends a process that gets none.
 
-PyTorch has no exception type for a lost connection: gloo raises a plain RuntimeError. So `is_lost_peer` tests the message. No
-other function does. Its test kills a real process and uses the real error.
+gloo has no exception type for a lost connection: it raises a plain RuntimeError. So `is_lost_peer` tests the message. No other
+function does. Its test kills a real process and uses the real error.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import uuid
 from datetime import timedelta
 
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_llm.runs.resume import is_rank_zero
 
 # Messages of a read or write on a TCP connection closed by the other end (gloo/transport/tcp/pair.cc, errno's texts).
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -23,13 +26,34 @@ PATIENCE = 20.0
 """Seconds that a process has to end by itself once another one has failed."""
 
 
+RELEASE = 5.0
+"""Seconds in which the other processes find out that rank 0 has failed before they were connected."""
+
+
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether `error` is gloo's error for a lost connection to another process.
+    """Whether `error` is gloo's error for a lost connection to another process, or that of the store of the process group.
 
     NCCL does not raise one: its watchdog ends the process.
     """
+    if isinstance(error, dist.DistNetworkError):
+        return True
     message = str(error)
     return isinstance(error, RuntimeError) and "gloo/transport" in message and any(text in message for text in _LOST)
+
+
+def release_waiting_ranks() -> None:
+    """For rank 0 that fails before the processes are connected, for example because it refuses the settings.
+
+    The others wait for its store, up to half an hour. They get a store, and lose it again. With torchrun, its agent has the
+    store, and ends them. Lightning starts them later. Other launchers say with variables where the store is.
+    """
+    if not is_rank_zero() or "TORCHELASTIC_USE_AGENT_STORE" in os.environ or dist.is_initialized():
+        return
+    with contextlib.suppress(RuntimeError, KeyError):  # no address, or the port is in use
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False)
+        time.sleep(RELEASE)
+        del store
 
 
 class PeerWatch(Callback):

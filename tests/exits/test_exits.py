@@ -184,6 +184,16 @@ def test_what_does_not_end_is_named_and_ended(launcher, folder, kind):
 
 
 @pytest.mark.slow
+def test_ranks_that_wait_for_a_rank_0_that_refuses_the_settings_are_released(launcher, folder):
+    """Nobody else ends them here: no torchrun, and no Lightning that starts them."""
+    flags = ("--run_dir", "runs/twice", "--trainer.max_steps", "2")
+    assert end(launcher, folder, "nothing", "twice", *flags)[0] == [0]
+    codes, said, _ = end(launcher, folder, "nothing", "twice", *flags, ranks=2)
+    assert codes == [2, 1] and "error: run folder runs/twice already holds a run" in said
+    assert "rank 1: another process of this run ended. See its output for the reason" in said and "Traceback" not in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_waits_for_a_failed_one_while_processes_connect_is_ended(launcher, folder, rank):
     codes, said, _ = end(launcher, folder, "KeyError", "train start", ranks=2, rank=rank)
