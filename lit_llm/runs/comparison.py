@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lit_llm.checkpoint.format import read
 from lit_llm.runs.run_folder import CHECKPOINTS
+from lit_llm.runs.setting_changes import SETTINGS
 
 LEDGER = "samples-rank{}.jsonl"
 """The file that `lit_llm.training.sample_ledger.SampleLedger` writes in a run folder."""
@@ -84,7 +85,7 @@ def differences(straight: Path, interrupted: Path) -> tuple[list[tuple[str, int,
     for name in sorted(a.keys() | b.keys()):
         compare(name, a.get(name, {}), b.get(name, {}))
     last = [read(run / CHECKPOINTS / "last.ckpt") for run in (straight, interrupted)]
-    for part in sorted(last[0].keys() | last[1].keys()):
+    for part in sorted((last[0].keys() | last[1].keys()) - {SETTINGS}):  # they are input, such as a callback that interrupts
         compare(f"checkpoint: {part}", *(dict(values(side.get(part), part)) for side in last))
     return rows, found
 

@@ -99,7 +99,7 @@ def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any], *, accepte
         if key in saved and _is_class(saved[key], value) and not _same(saved[key], value)
     )
     for key, value in now.items():
-        if key not in saved or _same(saved[key], value):
+        if key not in saved or _same(saved[key], value) or _effective(saved, key) == _effective(now, key):
             continue
         if key == "optimizer":  # another class is always refused, by `RunStart.changes`
             continue
@@ -123,6 +123,12 @@ def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any], *, accepte
 def _is_class(before: Any, now: Any) -> bool:
     """Whether a key names a class; null if its group is off."""
     return all(value is None or (isinstance(value, str) and "." in value) for value in (before, now))
+
+
+def _effective(settings: Mapping[str, Any], key: str) -> Any:
+    """The value of a setting. A schedule without an end of its own ends with the run."""
+    value = settings[key]
+    return settings.get("trainer.max_steps") if key == "schedule.total_steps" and value is None else value
 
 
 def _same(before: Any, now: Any) -> bool:

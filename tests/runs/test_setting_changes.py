@@ -76,6 +76,13 @@ def test_a_class_with_other_arguments_is_one_difference():
     assert changes({"schedule": "callbacks.Cosine"}, {"schedule": "lit_llm.callbacks.Cosine"})[0] == []
 
 
+def test_a_schedule_whose_end_was_given_continues_with_the_run_of_that_length():
+    first = {"schedule.total_steps": 10, "trainer.max_steps": 5}
+    assert changes(first, {"schedule.total_steps": None, "trainer.max_steps": 10})[0] == []
+    assert len(changes(first, {"schedule.total_steps": None, "trainer.max_steps": 11})[0]) == 1
+    assert len(changes(first, {"schedule.total_steps": 12, "trainer.max_steps": 12})[0]) == 1
+
+
 def test_data_that_do_not_compare_themselves_are_compared_by_their_settings():
     saved, now = {"data.batch_size": 4}, {"data.batch_size": 8}
     assert changes(saved, now) == ([], [])
