@@ -323,7 +323,22 @@ def _with_current_name(flag: Flag) -> Flag:
 
 
 def _with_base(path: Path) -> list[RecipeFile]:
-    return [RecipeFile(str(file), with_current_names(content, CALLBACKS)) for file, content in with_base(path)]
+    return [RecipeFile(str(file), with_current_names(_with_init_args(content), CALLBACKS)) for file, content in with_base(path)]
+
+
+def _with_init_args(tree: Any, group: str = "") -> Any:
+    """A recipe in which arguments beside `class_path` are in `init_args`, as in a flag with a dict."""
+    if not isinstance(tree, dict):
+        return tree
+    content = {name: _with_init_args(value, group or str(name)) for name, value in tree.items()}
+    beside = {name for name in content if name not in ("class_path", "init_args", "dict_kwargs")}
+    inside = content.get("init_args", {})
+    if group not in CLASSES or "class_path" not in content or not beside or not isinstance(inside, dict):
+        return content
+    if twice := sorted(beside & inside.keys()):
+        raise UserError(f"{group} gives {twice[0]} beside class_path and in init_args: keep one (--{group}.{twice[0]})")
+    kept = {name: value for name, value in content.items() if name not in beside}
+    return {**kept, "init_args": {**inside, **{name: content[name] for name in content if name in beside}}}
 
 
 def _own_tokenizer(run: Path) -> list[Flag]:

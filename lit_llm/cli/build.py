@@ -39,6 +39,7 @@ from lit_llm.cli.preflight import (
 from lit_llm.cli.reference_curve import reference_curve
 from lit_llm.cli.resolved_config import settings_of
 from lit_llm.cli.trainer import make_trainer, trainer_settings
+from lit_llm.cli.trainer_names import name_problems
 from lit_llm.data import TokenDataModule
 from lit_llm.data.paths import MissingFiles
 from lit_llm.distributed.mesh_strategy import MeshStrategy
@@ -288,7 +289,8 @@ def _make_trainer(built: Built, replaced: Mapping[str, Any], scratch: bool) -> l
     config = built.config.trainer
     wanted = Namespace({**vars(config), **replaced})
     problem = devices_problem(config.devices) or accelerator_problem(wanted) or launcher_problem(wanted.strategy)
-    if found := [*([problem] if problem else []), *logger_problems(wanted.logger)]:
+    names = [] if problem else name_problems(config)
+    if found := [*([problem] if problem else names), *logger_problems(wanted.logger)]:
         return found
 
     def make(replaced: Mapping[str, Any]) -> Trainer:

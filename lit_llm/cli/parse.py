@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from jsonargparse import Namespace
 
 from lit_llm.cli.arguments import FLAGS, Arguments, leaves, needs_value, read
-from lit_llm.cli.class_defaults import drop_arguments_of_other_classes, restore_defaults
+from lit_llm.cli.class_defaults import all_arguments, drop_arguments_of_other_classes, restore_defaults
 from lit_llm.cli.groups import CLASSES, Command
 from lit_llm.cli.parse_errors import explain, reason
 from lit_llm.cli.parser import RecipeParser, known_classes, make_parser
@@ -69,7 +70,8 @@ def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
     initial, initial_problems = _initial_weights(command, arguments)
     parser = make_parser(command, None if initial is None else initial.defaults())
     arguments, dropped = drop_arguments_of_other_classes(arguments, _default_value, find_class)
-    problems += [*arguments.problems, *map(needs_value, arguments.bare)]
+    arguments, missing = _without_incomplete_classes(arguments)
+    problems += [*arguments.problems, *map(needs_value, arguments.bare), *missing]
     try:
         config = parser.parse_args(arguments.words())
     except Exception as error:
@@ -84,6 +86,27 @@ def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
     given = {assignment.key for assignment in arguments.assignments}
     restore_defaults(config, parser.get_defaults(), (*CLASSES, STRATEGY), given, find_class)
     return Recipe(command, arguments, parser, config, given, problems, dropped, initial, initial_problems)
+
+
+def _without_incomplete_classes(arguments: Arguments) -> tuple[Arguments, list[str]]:
+    """The arguments without those of classes that lack a required argument, and one sentence for each such class."""
+    problems, dropped = [], []
+    for group in (*CLASSES, "data.tokenizer"):
+        own = [a for a in arguments.assignments if a.key == group or a.key.startswith(f"{group}.")]
+        named = [a.value for a in own if a.key == group and isinstance(a.value, (str, NoneType)) and a.value != "{}"]
+        chosen = named[-1] if named else _default_value(group)
+        cls: Any = find_class(group, chosen)
+        if not own or cls not in known_classes(group).values():
+            continue
+        given = {a.key.removeprefix(f"{group}.").partition(".")[0] for a in own}
+        if group in CLASSES and cls is find_class(group, CLASSES[group].default) and not {None, "null"} & set(named):
+            given |= (CLASSES[group].arguments or {}).keys()
+        required = [name for name, p in all_arguments(cls).items() if p.default is p.empty and name != "params"]
+        if found := [name for name in required if name not in given]:
+            flags = ", ".join(f"--{group}.{name}" for name in found)
+            problems.append(f"{group} is {cls.__name__}, which needs {' and '.join(found)} ({flags})")
+            dropped += own
+    return (arguments.without(dropped) if dropped else arguments), problems
 
 
 def _must_be_text(arguments: Arguments, config: Namespace) -> list[str]:

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from lit_llm.cli.arguments import Arguments, Assignment, leaves
-from lit_llm.cli.spelling import unknown_key
+from lit_llm.cli.spelling import short, unknown_key
 
 
 def explain(
@@ -66,8 +66,15 @@ def explain(
                     if any(suspect.key.startswith(f"{rejected}.") for rejected in rejected_classes):
                         continue  # an argument of a class that does not exist cannot be checked
                     error = error_of([*fine, suspect])
+                    below = [a for a in group if a.key.startswith(f"{suspect.key}.") and a not in fine]
                     if error is None:
                         fine.append(suspect)
+                    elif below and str(suspect.value).rpartition(".")[2] in class_names(suspect.key):
+                        # The class is right, but one of the arguments that it requires is not.
+                        error = error_of([*fine, suspect, *below]) or error
+                        named = [a for a in below if a.key.rpartition(".")[2] in error]
+                        report((named or below)[0], error)
+                        rejected_classes.append(suspect.key)
                     else:
                         report(suspect, error)
                         if class_names(suspect.key) or class_problem(suspect.key, suspect.value):
@@ -90,22 +97,26 @@ def _as_dict(namespace: Any) -> dict[str, Any]:
 
 
 def _sentence(assignment: Assignment, error: str, known: list[str], classes: list[str]) -> str:
-    key, value, where = assignment.key, assignment.value, assignment.where
+    key, value, where = assignment.key, short(assignment.value), assignment.where
     unknown = "unrecognized arguments" in error or "is not accepted" in error or "is not expected" in error
     if unknown and key not in known:
         return unknown_key(assignment, known)
-    if classes and isinstance(value, str) and value.rpartition(".")[2] not in classes:
-        hint = f"; did you mean {near}?" if (near := nearest_class(value, classes)) else ""
-        return f"{key} is {value!r}, which is not a class that can be used here{hint} (known: {', '.join(classes)}) {where}"
+    named = assignment.value
+    if classes and (not isinstance(named, str) or named.rpartition(".")[2] not in classes):
+        hint = f"; did you mean {near}?" if (near := nearest_class(str(named), classes)) else ""
+        return f"{key} is {value}, which is not a class that can be used here{hint} (known: {', '.join(classes)}) {where}"
     expected = re.findall(r"Expected an? (.+?)\. Got value", error) or re.findall(r"Subtypes: \[(.+)\]$", error, re.M)
     if expected:
-        kinds = re.sub(r"<class '([\w.]+)'>", r"\1", expected[0]).replace("NoneType", "null").replace("typing.", "")
+        # A class may be expected around the value, such as the optimizer around its learning rate.
+        own = next((each for each in expected if "torch." not in each and "lightning." not in each), expected[0])
+        kinds = re.sub(r"<class '([\w.]+)'>", r"\1", own).replace("NoneType", "null")
+        kinds = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", kinds)
         if choices := _choices(kinds):
-            near_values = difflib.get_close_matches(str(value), choices, n=3, cutoff=0.5)
+            near_values = difflib.get_close_matches(str(named), choices, n=3, cutoff=0.5)
             nearest = f" (nearest: {', '.join(near_values)})" if near_values else ""
-            return f"{key} is {value!r}, it must be one of {', '.join(choices)}{nearest} {where}"
-        return f"{key} is {value!r}, it must be of type {kinds} {where}"
-    return f"{key} is {value!r}: {reason(error)} {where}"
+            return f"{key} is {value}, it must be one of {', '.join(choices)}{nearest} {where}"
+        return f"{key} is {value}, it must be of type {kinds} {where}"
+    return f"{key} is {value}: {reason(error)} {where}"
 
 
 def nearest_class(value: str, classes: list[str]) -> str | None:

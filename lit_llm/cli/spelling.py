@@ -41,7 +41,7 @@ def check(command: Command, arguments: Arguments) -> Arguments:
 
 def refuse_groups_without_keys(arguments: Arguments) -> tuple[Arguments, list[str]]:
     """The arguments without values like `model: 3` and `init_args: 3`, and one sentence for each."""
-    wrong = [a for a in arguments.assignments if _needs_keys(a.key) and a.value not in (None, "null", {}, "{}")]
+    wrong = [a for a in arguments.assignments if _needs_keys(a.key) and a.value not in (None, {}, "{}")]
     problems = [f"{a.key} is {short(a.value)}, but must be a dict of settings, such as {{key: value}} {a.where}" for a in wrong]
     return (arguments.without(wrong) if wrong else arguments), problems
 

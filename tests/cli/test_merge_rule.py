@@ -382,3 +382,11 @@ def test_settings_without_keys_are_refused():
     for words in (["--model", "large"], ["--trainer", "3"], ["--loss", "[1]"]):
         (problem,) = parse("fit", words).problems
         assert problem.startswith(f"{words[0][2:]} is {words[1]!r}, but must be a dict of settings")
+
+
+def test_arguments_beside_class_path_are_those_in_init_args(tmp_path):
+    text = "{class_path: WSD, decay_fraction: 0.7, init_args: {warmup_steps: 3}}"
+    (tmp_path / "recipe.yaml").write_text(f"schedule: {text}")
+    for words in (["--config", str(tmp_path / "recipe.yaml")], ["--schedule", text]):
+        found = parse("fit", words).config.schedule.init_args
+        assert (found.decay_fraction, found.warmup_steps) == (0.7, 3)

@@ -198,6 +198,29 @@ MISTAKES = {
     "a precision that is none": (
         ["--trainer.precision", "bf17"], "", ["trainer.precision is 'bf17', it must be one of", "(nearest: bf16)", "bf16-mixed"]
     ),
+    "a strategy that is none": (["--trainer.strategy", "fspd"], "", ["trainer.strategy is 'fspd'", "did you mean fsdp?"]),
+    "a strategy's class as text": (
+        ["--trainer.strategy", "lit_llm.distributed.mesh_strategy.MeshStrategy"], "", ["written as a dict"]
+    ),
+    "an accelerator that is none": (["--trainer.accelerator", "cpuu"], "", ["'cpuu'", "did you mean cpu?"]),
+    "a profiler that is none": (["--trainer.profiler", "x"], "", ["trainer.profiler is 'x'", "simple, advanced"]),
+    "a class without what it needs": (["--samples", "TextSamples"], "", ["samples is TextSamples, which needs prompts"]),
+    "a class that is another kind": (["--optimizer", "torch.nn.Linear"], "", ["not a class that can be used here"]),
+    "an argument that a class needs": (
+        ["--batch_ramp", "BatchRamp", "--batch_ramp.tokens_per_batch", "[[0]]"], "", ["batch_ramp.tokens_per_batch is '[[0]]'"]
+    ),
+    "a rate in words": (["--optimizer.lr", "abc"], "", ["optimizer.lr is 'abc', it must be of type float"]),
+    "a rate as text": (["--optimizer.lr", "nan"], "", ["optimizer.lr is 'nan', it must be of type float"]),
+    "an empty number": (["--data.micro_batch_size", ""], "", ["data.micro_batch_size is '', it must be of type int, null"]),
+    "a number of letters": (["--model.n_layer", "x" * 9000], "", ["model.n_layer is 'xxx", "of type int"]),
+    "a group as a number": ([], "trainer: 3", ["trainer is 3, but must be a dict of settings", "in overlay.yaml"]),
+    "a group as a list": ([], "model: [n_layer, 2]", ["model is ['n_layer', 2], but must be a dict of settings"]),
+    "init_args as a list": ([], "schedule: {class_path: WSD, init_args: [1]}", ["schedule.init_args is [1], but must"]),
+    "a class as a number": ([], "schedule: {class_path: 3}", ["schedule is 3, which is not a class", "known: Constant"]),
+    "an argument beside and in init_args": (
+        [], "schedule: {class_path: WSD, shape: linear, init_args: {shape: linear}}", ["beside class_path and in init_args"]
+    ),
+    "an empty list of callbacks' class": (["--trainer.callbacks", "abc"], "", ["of type list[Callback], Callback, null"]),
     "a GPU where there is none": (["--trainer.accelerator", "gpu"], "", ["trainer.accelerator is gpu", "0 GPUs"]),
 }  # fmt: skip
 
