@@ -44,9 +44,9 @@ def fit(
         ledger: arguments of the SampleLedger.
         kill_now: called repeatedly; the run is killed when it returns True. None: never.
     """
-    overlay = run.parent / f"{run.name}.yaml"
-    overlay.write_text(json.dumps({"trainer": {"callbacks+": [{"class_path": LEDGER_CLASS, "init_args": ledger}]}}))
-    words = ["fit", *arguments, "--config", str(overlay), "--run_dir", str(run), *extra]
+    # A flag, because flags may also set the callbacks, and they come after all files.
+    added = ["--trainer.callbacks+", json.dumps([{"class_path": LEDGER_CLASS, "init_args": ledger}])]
+    words = ["fit", *arguments, *added, "--run_dir", str(run), *extra]
     return launch(words, run.parent / f"{run.name}.log", kill_now)
 
 
