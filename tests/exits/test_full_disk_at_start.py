@@ -15,7 +15,7 @@ def content_of(folder):
     return {path.name: path.is_symlink() or path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-@pytest.mark.parametrize("file", [".config.yaml.partial", ".tokenizer.json.partial"])
+@pytest.mark.parametrize("file", [".config.yaml.partial", pytest.param(".tokenizer.json.partial", marks=pytest.mark.slow)])
 def test_a_file_that_cannot_be_written(folder, capsys, file):
     run_dir = Path("runs/tiny")
     run_dir.mkdir(parents=True)
@@ -47,6 +47,7 @@ def test_events_that_cannot_be_written(folder, capsys, monkeypatch):
     assert not Path("runs/tiny").exists()
 
 
+@pytest.mark.slow
 def test_a_continued_run_keeps_its_configuration_and_tokenizer(folder, capsys):
     assert run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "2")[0] == 0
     run_dir = Path("runs/tiny")
