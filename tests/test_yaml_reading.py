@@ -133,25 +133,7 @@ KEYS = {
     "trainer.limit_val_batches": "trainer: {{limit_val_batches: {}}}",
     "run_dir": "run_dir: {}",
 }
-VALUES = [
-    "1e-3",
-    "-1e-3",
-    ".5",
-    "-.5",
-    ".inf",
-    "1_0",
-    "0x10",
-    "010",
-    "12:30",
-    "yes",
-    "no",
-    "true",
-    "false",
-    "1",
-    "1.",
-    "nan",
-    "x",
-]
+VALUES = ["1e-3", "-1e-3", ".5", "-.5", ".inf", "1_0", "0x10", "010", "12:30", "yes", "no", "true", "1", "1.", "nan", "x"]
 
 
 def value_or_refusal(words, key):

@@ -10,6 +10,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from lit_llm.cli.arguments import leaves
 from lit_llm.cli.class_defaults import all_arguments
 from lit_llm.cli.groups import PLAIN, options_of
 from lit_llm.cli.parse import Recipe, find_class
@@ -29,7 +30,18 @@ def null_problems(recipe: Recipe) -> list[str]:
             keys += _nulls_of(group, vars(value), class_at(PLAIN[group]))
         elif isinstance(value, Namespace):
             keys += _nulls(group, value)
+    keys += _replaced_by_defaults(recipe)
     return [f"{key} is null, but needs a value (--{key})" for key in dict.fromkeys(keys)]
+
+
+def _replaced_by_defaults(recipe: Recipe) -> Iterator[str]:
+    """Arguments that are null, for which the parser has taken the default of a class that a later source names."""
+    given = recipe.arguments.assignments
+    now = dict(leaves(recipe.config.as_dict()))
+    for key in dict.fromkeys(each.key for each in given if each.value is None and "." in each.key):
+        is_last = recipe.arguments.value_of(key) is None and not any(each.key.startswith(f"{key}.") for each in given)
+        if is_last and now.get(key) is not None:
+            yield key
 
 
 def _nulls(key: str, value: Any) -> Iterator[str]:

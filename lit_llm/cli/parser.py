@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import lightning.pytorch
 import torch
-from jsonargparse import SUPPRESS, ActionConfigFile, set_dumper, set_loader, set_parsing_settings
+from jsonargparse import SUPPRESS, ActionConfigFile, set_dumper, set_loader
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 from torch.optim import Optimizer
@@ -21,7 +21,6 @@ from lit_llm.errors import UserError
 from lit_llm.renamed_classes import with_current_names
 from lit_llm.yaml_reading import InvalidYaml, dump_yaml, read_yaml
 
-set_parsing_settings(docstring_parse_attribute_docstrings=True)  # comments of dataclass fields are the help of their flags
 
 
 def _load(text: str) -> Any:

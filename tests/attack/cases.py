@@ -127,7 +127,11 @@ WAYS: list[Callable[[str, Any], tuple[list[str], dict[str, str]]]] = [
 
 
 def setting_case(rng: random.Random, setting: Setting, value: Any, right: bool, family: str) -> Case:
-    way = rng.choice(WAYS)
+    # Flags are the last source: a class that they choose drops arguments of another class from files.
+    ways = WAYS[:5] if setting.needs else WAYS
+    if setting.kind == "text" and not isinstance(value, str):
+        ways = WAYS[5:]  # as a flag it is text
+    way = rng.choice(ways)
     if way is two_words and as_word(value).startswith("-"):
         way = flag  # --key -x reads as two flags
     words, files = way(setting.key, value)

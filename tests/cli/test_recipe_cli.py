@@ -343,3 +343,11 @@ def test_mistakes_about_folders_and_strategies_are_one_sentence(folder, capsys):
     ):
         code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *flags)
         assert code == 2 and part in err and err.count("error: ") == 1, err
+
+
+def test_a_null_is_refused_even_where_a_later_class_brings_a_default(folder, capsys):
+    Path("null.yaml").write_text("schedule: {init_args: {warmup_steps: null}}\n")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--config", "null.yaml", "--schedule", "WSD")
+    assert (code, err) == (2, "error: schedule.warmup_steps is null, but needs a value (--schedule.warmup_steps)\n")
+    code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--config", "null.yaml", "--schedule.warmup_steps", "1")
+    assert code == 0, "a later value replaces the null"
