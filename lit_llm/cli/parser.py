@@ -22,7 +22,6 @@ from lit_llm.renamed_classes import with_current_names
 from lit_llm.yaml_reading import InvalidYaml, dump_yaml, read_yaml
 
 
-
 def _load(text: str) -> Any:
     """The value of a flag, or the content of a recipe file."""
     value = read_yaml(text)

@@ -1,0 +1,101 @@
+"""A disk that is full, read-only, deleted or slow, from the first write of each kind of file on.
+
+After every fault: no traceback; exit code 0 only if everything is there; otherwise one sentence, and nothing incomplete under a
+final name. The same command then finishes on a good disk, with the same result as without the fault.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from attacks import Victim
+from cases import Case
+
+FIT = ["fit", "--config=recipe.yaml", "--run_dir=runs/mine", "--data.tokenizer=BPE", "--data.tokenizer.vocab_size=280"]
+COMMANDS = {
+    **dict.fromkeys(("events", "config", "tokenizer", "checkpoint", "lock", "cache"), FIT),
+    "export": ["export", "--run=runs/mine", "--out=out/hf"],
+    "consolidate": ["consolidate", "--run=runs/mine", "--out=out/whole.ckpt"],
+    "curve": ["curve", "--run=runs/mine", "--out=out/curve.csv"],
+    "prepare": ["prepare", "--config=recipe.yaml", "--out=out/shards"],
+}
+FAULTS = ("full", "read-only", "deleted", "slow")
+OUTPUTS = {"export": "out/hf", "consolidate": "out/whole.ckpt", "curve": "out/curve.csv", "prepare": "out/shards"}
+DIFFERS = re.compile(r"manifest\.json|meta\.json|checkpoint\.pt|whole\.ckpt|events\.|lock\.json")
+"""Files with a time or a counter in them: only their names are compared."""
+
+
+@pytest.fixture(scope="module")
+def victim():
+    victim = Victim()
+    yield victim
+    victim.close()
+
+
+@pytest.fixture(scope="module")
+def straight(victim):
+    """What each command leaves behind on a good disk."""
+    results: dict[str, dict[str, Any]] = {}
+
+    def of(kind: str) -> dict[str, Any]:
+        command = COMMANDS[kind]
+        if command[0] not in results:
+            outcome = victim.run(case(kind, None))
+            assert outcome["code"] == 0, outcome
+            results[command[0]] = outcome
+        return results[command[0]]
+
+    return of
+
+
+def case(kind: str, fault: str | None) -> Case:
+    command = COMMANDS[kind]
+    again = [*command, "--resume=auto"] if command is FIT else [*command, "--replace=true"]
+    setup = [] if kind == "prepare" or command is FIT else [FIT]
+    return Case(
+        command, True, "disk", files={"out/notes": ""}, setup=setup, fault=None if fault is None else (fault, kind), then=again
+    )
+
+
+def written(files: dict[str, str], kind: str) -> dict[str, str]:
+    """Names and contents of the files that a command writes, without those that differ between any two runs."""
+    output = OUTPUTS.get(kind, "runs/mine")
+    mine = {name: content for name, content in files.items() if name == output or name.startswith(f"{output}/")}
+    return {re.sub(r"tfevents.*", "tfevents", name): "" if DIFFERS.search(name) else content for name, content in mine.items()}
+
+
+CELLS = [
+    pytest.param(kind, fault, marks=[] if (kind, fault) in (("checkpoint", "full"), ("curve", "full")) else pytest.mark.slow)
+    for kind in COMMANDS
+    for fault in FAULTS
+]
+
+
+@pytest.mark.parametrize(("kind", "fault"), CELLS)
+def test_a_fault_of_the_disk_costs_nothing_but_time(victim, straight, kind, fault):
+    outcome, good = victim.run(case(kind, fault)), straight(kind)
+    assert outcome is not None, "the process died"
+    assert outcome["trace"] is None and "Traceback" not in outcome["err"] + outcome["out"], outcome["trace"] or outcome["err"]
+    assert outcome["fault"], "the fault did not happen"
+    complete, now = written(good["files"], kind), written(outcome["files"], kind)
+    if (kind, fault) == ("checkpoint", "deleted"):  # the save that it hit is lost, and later ones are there
+        complete = {name: content for name, content in complete.items() if "step-00000002" not in name}
+    if outcome["code"] == 0:
+        assert complete.keys() <= now.keys()
+        assert {name: content for name, content in now.items() if complete.get(name, content) != content} == {}
+    else:
+        assert fault != "slow" and outcome["code"] in (1, 2), outcome
+        assert re.search(r"error: .*(No space|too large|Read-only|No such file|saved|written)", outcome["err"]), outcome["err"]
+        assert not any("partial" in name or name.endswith(".tmp") for name in outcome["files"]), now
+        if kind in OUTPUTS:  # all or nothing
+            assert now in ({}, complete)
+    assert outcome["then"]["code"] == 0, outcome["then"]
+    assert losses(outcome["then"]["out"]) == losses(good["out"])
+    assert {name: c for name, c in complete.items() if written(outcome["finally"], kind).get(name) != c} == {}
+
+
+def losses(out: str) -> list[str]:
+    """The values of the table that `fit` prints at its end."""
+    return re.findall(r"val/\w+\s*│\s*([\d.]+)", out)
