@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
-
-from jsonargparse import Namespace
 
 from lit_llm.models.config import MODEL_DOMAINS
 from lit_llm.number_domain import LARGEST, Domain, above, at_least, below, whole
