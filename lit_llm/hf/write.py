@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +56,23 @@ def write_weights(
         write_json({"metadata": {"total_size": total}, "weight_map": weight_map}, folder / "model.safetensors.index.json")
     for name, links in zip(names, files, strict=True):
         tensors = {link.theirs: _theirs(state, link, vocab_size, dtype) for link in links}
-        safetensors().torch.save_file(tensors, folder / name, metadata={"format": "pt"})
+        _save(tensors, folder / name)
         (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors creates files that only their owner can read
+
+
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    """Write one file. safetensors raises an error of its own when the disk is full.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    try:
+        safetensors().torch.save_file(tensors, file, metadata={"format": "pt"})
+    except safetensors().SafetensorError as error:
+        file.unlink(missing_ok=True)
+        if shutil.disk_usage(file.parent).free < sum(tensor.nbytes for tensor in tensors.values()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from error
+        raise
 
 
 def _part(state: dict[str, Tensor], name: str, vocab_size: int) -> Tensor:

@@ -398,6 +398,7 @@ report(trainer, seen=module.seen, saves=saves, listing=listing, best=checkpoint.
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_agree_on_time_on_failed_saves_and_resume_what_a_thread_wrote(tmp_path):
     """Losses 3, 1, 2, 4 at steps 4, 8, 12, 16. Step 14 is due by the clock, and the disk is full."""
     reports = run_ranks(RANKS, tmp_path)

@@ -6,6 +6,8 @@ from foreign import BATCH, LENGTH, Foreign, fit, run_ranks
 
 from lit_llm.callbacks import Cosine, GradientNorm
 
+pytestmark = pytest.mark.slow
+
 DDP = """
 from lit_llm.callbacks import *
 
@@ -161,7 +163,6 @@ def test_every_rank_generates_and_rank_zero_alone_prints(ddp):
     assert lines == [f"step {t}/8" for t in [*range(1, 9), *range(3, 9)]]
 
 
-@pytest.mark.slow
 def test_the_norm_over_shards_is_that_of_one_process(fsdp, alone):
     rows = alone[2]
     for each in fsdp:
@@ -171,14 +172,12 @@ def test_the_norm_over_shards_is_that_of_one_process(fsdp, alone):
     assert losses == pytest.approx([sum(together[i : i + 2]) / 2 for i in range(0, 16, 2)], rel=1e-5)
 
 
-@pytest.mark.slow
 def test_sharded_checkpoints_are_folders_rotated_and_linked_alike(fsdp):
     for each in fsdp:
         assert each["listing"] == ["last.ckpt", "step-00000005.ckpt"]
         assert each["listing_after"] == ["last.ckpt", "step-00000008.ckpt"]
 
 
-@pytest.mark.slow
 def test_the_norm_of_split_and_ordinary_tensors_together_is_that_of_one_process(tmp_path):
     split = run_ranks(TENSOR_PARALLEL, tmp_path)
     module = Foreign(steps=4)

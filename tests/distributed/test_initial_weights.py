@@ -11,6 +11,8 @@ from launch import run_ranks
 from lit_llm.checkpoint import format
 from lit_llm.models.gpt import GPT, GPTConfig
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("initial_weights_script.py")
 LAYOUTS = {"fsdp2": {"shard": 2}, "tensor parallel": {"tensor_parallel": 2}, "ddp": "ddp"}
 

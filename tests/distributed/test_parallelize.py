@@ -62,6 +62,7 @@ def peak():
     return {mode: measured(mode) for mode in ("none", "cheap", "attention", 3, 2, "full")}
 
 
+@pytest.mark.slow
 def test_each_mode_keeps_less(peak):
     block_input = IDS.numel() * 64 * 4  # (B, T, d) in fp32
     assert peak["full"] < peak["attention"] < peak["none"] and peak["cheap"] < peak["none"]

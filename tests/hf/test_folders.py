@@ -4,8 +4,10 @@ import ast
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import safetensors
 import torch
 from folders import VOCAB, ours, same_tensors, save, theirs
 from safetensors.torch import load_file, save_file
@@ -15,6 +17,7 @@ from lit_llm.__main__ import main
 from lit_llm.checkpoint.format import read
 from lit_llm.commands.export import export_folder
 from lit_llm.commands.import_hf import import_folder
+from lit_llm.hf import write
 
 
 def edit_json(file, **changes):
@@ -295,3 +298,15 @@ def test_extras_are_imported_only_when_used():
             names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
             names += [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
             assert not extras & {name.split(".")[0] for name in names}, file
+
+
+@pytest.mark.parametrize(("free", "error"), [(0, OSError), (2**40, safetensors.SafetensorError)])
+def test_a_full_disk_is_an_error_of_the_disk_and_not_of_safetensors(tmp_path, monkeypatch, free, error):
+    def fails(*args, **kwargs):
+        raise safetensors.SafetensorError("I/O error")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", fails)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+    with pytest.raises(error) as raised:
+        write._save({"a": torch.zeros(100)}, tmp_path / "model.safetensors")
+    assert error is not OSError or (raised.value.errno, raised.value.filename) == (28, str(tmp_path / "model.safetensors"))

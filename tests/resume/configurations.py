@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -79,12 +80,13 @@ CONFIGURATIONS = [
 
 
 def prepare(folder: Path) -> None:
-    """Write the recipe, the text, and shards of the text."""
+    """Write the recipe, the text, shards of the text, and models of one's own."""
     matrix.prepare(folder)
+    shutil.copy(Path(__file__).parents[1] / "models" / "custom_models.py", folder)
     here = Path.cwd()
     os.chdir(folder)
     try:
-        assert lit_llm(["prepare", "--config", "recipe.yaml", "--out", "shards"]) == 0
+        assert lit_llm(["prepare", "--config", "recipe.yaml", "--out", "shards", "--replace", "true"]) == 0
     finally:
         os.chdir(here)
 
@@ -98,7 +100,6 @@ def main() -> int:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     os.environ["LIT_LLM_CACHE"] = str(options.folder / "cache")
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "models")
     prepare(options.folder)
     rng, total = random.Random(options.seed), [0, 0, 0, 0]
     print("| configuration | kills | in a save | values | differ |\n|---|---|---|---|---|")

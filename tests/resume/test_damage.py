@@ -14,6 +14,8 @@ from matrix import Cell
 from lit_llm.runs.comparison import differences
 from lit_llm.runs.resume import find_start
 
+pytestmark = pytest.mark.slow
+
 TIMES = 20
 LAYOUTS = {
     "one file": (Cell("1 single", 1, 0, 0.2, "32-true"), []),
@@ -21,7 +23,7 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module", params=[pytest.param("one file", marks=pytest.mark.slow), "shards"])
+@pytest.fixture(scope="module", params=["one file", "shards"])
 def finished(request, launcher, folder):
     """(cell, flags, run folder) of a complete run."""
     cell, flags = LAYOUTS[request.param]

@@ -13,7 +13,7 @@ from lit_llm.runs.comparison import differences
 SHARDS = ["--sharded_checkpoints", "true"]
 CASES = [
     pytest.param(Cell("1 single", 1, 0, 0.2, "32-true"), 0, [], id="one file", marks=pytest.mark.slow),
-    pytest.param(Cell("2 fsdp2", 1, 0, 0.2, "32-true"), 1, SHARDS, id="the other rank's shard"),
+    pytest.param(Cell("2 fsdp2", 1, 0, 0.2, "32-true"), 1, SHARDS, id="the other rank's shard", marks=pytest.mark.slow),
     pytest.param(
         Cell("2 fsdp2", 1, 0, 0.2, "32-true"), 1, [*SHARDS, "--async_checkpoints", "true"], id="in the background",
         marks=pytest.mark.soak,

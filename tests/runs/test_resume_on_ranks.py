@@ -48,9 +48,10 @@ def hashed(folder: Path, rank: int) -> list[tuple[int, str]]:
     return [(int(size), path) for size, path in (line.split(" ", 1) for line in lines)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "by_lightning",
-    [pytest.param(False, id="as torchrun", marks=pytest.mark.slow), pytest.param(True, id="started by Lightning")],
+    [pytest.param(False, id="as torchrun"), pytest.param(True, id="started by Lightning")],
 )
 def test_a_resume_hashes_the_checkpoint_once_on_rank_0_and_never_on_rank_1(folder, capsys, by_lightning):
     run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "2")
