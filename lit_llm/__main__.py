@@ -83,8 +83,12 @@ def main(arguments: list[str] | None = None) -> int:
 def console_script() -> NoReturn:
     """Entry point of the installed command `lit_llm`: finds classes in the current folder, as `python -m lit_llm` does."""
     sys.path.insert(0, os.getcwd())
-    run_and_end(main)
+    _run()
+
+
+def _run() -> NoReturn:
+    run_and_end(main, goes_on_unread=sys.argv[1:2] == ["fit"])  # `fit … | head` and a lost connection end no run
 
 
 if __name__ == "__main__":
-    run_and_end(main)
+    _run()

@@ -36,7 +36,10 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         with naming(path):
-            partial.write_text(text, encoding="utf-8")
+            with open(partial, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(partial, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -184,7 +184,7 @@ class _Reader:
                 raise InvalidYaml(f"sets the key {key} at line {lines[str(key)]} and again at line {line}: keep one")
             lines[str(key)] = line
             value = self._value(next(self._events), depth + 1)
-            if key == _MERGE and event.implicit[0]:
+            if key == _MERGE and isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
                 for each in value if isinstance(value, list) else [value]:
                     if not isinstance(each, dict):
                         _refuse(event, "merges a value with <<", ", but only mappings can be merged")

@@ -59,6 +59,7 @@ REFUSED = {
     'a:\n "x\\0"': "has the control character U+0000 at line 2",
     "a: \x1b[0m": "has the control character U+001B at line 1",
     "a: {<<: 3}": "but only mappings can be merged",
+    'a: &x "<<"\nb: {*x : {c: 1}, *x : 2}': "sets the key << at line 2 and again at line 2",
     "a: 1\nb: [": "is not valid YAML at line 3",
     "a: " + "9" * 5000: "which has 5,000 digits",
     "a: 0x" + "f" * 5000: "which has 5,002 digits",
@@ -133,7 +134,25 @@ KEYS = {
     "trainer.limit_val_batches": "trainer: {{limit_val_batches: {}}}",
     "run_dir": "run_dir: {}",
 }
-VALUES = ["1e-3", "-1e-3", ".5", "-.5", ".inf", "1_0", "0x10", "010", "12:30", "yes", "no", "true", "1", "1.", "nan", "x"]
+VALUES = [
+    "1e-3",
+    "-1e-3",
+    ".5",
+    "-.5",
+    ".inf",
+    "1_0",
+    "0x10",
+    "010",
+    "12:30",
+    "yes",
+    "no",
+    "true",
+    "false",
+    "1",
+    "1.",
+    "nan",
+    "x",
+]
 
 
 def value_or_refusal(words, key):

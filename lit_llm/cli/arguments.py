@@ -323,7 +323,14 @@ def _with_current_name(flag: Flag) -> Flag:
 
 
 def _with_base(path: Path) -> list[RecipeFile]:
-    return [RecipeFile(str(file), with_current_names(_with_init_args(content), CALLBACKS)) for file, content in with_base(path)]
+    files = [
+        RecipeFile(str(file), with_current_names(_with_init_args(content), CALLBACKS)) for file, content in with_base(path)
+    ]
+    for file in files:
+        keys = [key for key, _ in leaves(file.content)]
+        if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
+            raise UserError(f"{file.path} sets {twice[0]} twice, in two ways of writing it: keep one (--config)")
+    return files
 
 
 def _with_init_args(tree: Any, group: str = "") -> Any:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from lit_llm.cli.output_streams import survive_full_disks
+from lit_llm.cli.output_streams import survive_lost_output
 
 SECONDS = 20.0
 """How long the end of a process may take."""
@@ -27,13 +27,16 @@ _LAUNCHER = "LIT_LLM_LAUNCHER"
 """Environment variable: the process that launched this one as a further rank of its run."""
 
 
-def run_and_end(command: Callable[[], int]) -> NoReturn:
+def run_and_end(command: Callable[[], int], *, goes_on_unread: bool = False) -> NoReturn:
     """Run a command and end this process with its exit code, or 1 after an exception; at most `SECONDS` later.
 
     The interpreter's own end is left out after its exit handlers: destructors of process groups can wait or abort there.
     Under a debugger nothing is bounded.
+
+    Args:
+        goes_on_unread: Whether the command goes on when nobody reads its output any more.
     """
-    survive_full_disks()
+    survive_lost_output(without_reader=goes_on_unread)
     try:
         code = command()
     except SystemExit as exit:

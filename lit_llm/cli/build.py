@@ -134,7 +134,7 @@ def build(
     filter_warnings()
     config, problems = recipe.config, recipe.problems
     if nulls := null_problems(recipe):
-        raise UserError("\n".join([*problems, *nulls]))
+        raise UserError("\n".join(dict.fromkeys([*problems, *nulls])))
     numbers = number_problems(config, recipe.given)
     problems += numbers.values()
     refused = {key.partition(".")[0] for key in numbers}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lit_llm.checkpoint.crash_safe import delete, fsync_folder, make_folder
@@ -38,20 +38,21 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
 
 
 @contextlib.contextmanager
-def new_folder(out: Path, *, replace: bool, source: Path | None = None) -> Iterator[Path]:
+def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = ()) -> Iterator[Path]:
     """An empty folder to write into. It becomes `out` when the block ends, and is deleted if the block fails.
 
     Args:
         replace: Rename an existing folder to `<name>.1`, …, when the new one is complete.
-        source: What the command reads: `out` must not contain it.
+        sources: What the command reads: `out` must not contain any of it.
 
     Raises:
         UserError: `out` is a file, or not empty without `replace`; it cannot be made; the disk is full.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder (--out)")
-    if source is not None and source.resolve().is_relative_to(out.resolve()):
-        raise UserError(f"{out} contains {source}, which is read: give another folder (--out)")
+    for source in sources:
+        if source.resolve().is_relative_to(out.resolve()):
+            raise UserError(f"{out} contains {source}, which is read: give another folder (--out)")
     empty = out.is_dir() and not any(out.iterdir())
     if not empty:
         _refuse_existing(out, replace=replace, flag="--out")

@@ -10,16 +10,23 @@ import sys
 from typing import Any
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+_NO_READER = (errno.EPIPE,)
 
 
-def survive_full_disks() -> None:
-    """Let `print` go on if stdout or stderr is a file that cannot be written. Terminals and pipes stay as they are."""
+def survive_lost_output(*, without_reader: bool) -> None:
+    """Let `print` go on if stdout or stderr is a file that cannot be written, or was closed before the start.
+
+    Args:
+        without_reader: Also if it is a pipe or terminal that nobody reads any more, as after a lost ssh connection.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        if stream is None:  # closed, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as the process runs
+        elif isinstance(stream, io.TextIOWrapper) and _is_covered(stream, without_reader):
             stream.flush()
             replaced = io.TextIOWrapper(
-                io.BufferedWriter(LossyFile(stream.fileno())),
+                io.BufferedWriter(LossyFile(stream.fileno(), drop=_NO_ROOM + (_NO_READER if without_reader else ()))),
                 encoding=stream.encoding,
                 errors=stream.errors,
                 line_buffering=stream.line_buffering,
@@ -28,11 +35,16 @@ def survive_full_disks() -> None:
             setattr(sys, name, replaced)
 
 
-class LossyFile(io.RawIOBase):
-    """Writes to a descriptor, and drops what does not fit on the disk."""
+def _is_covered(stream: io.TextIOWrapper, without_reader: bool) -> bool:
+    mode = os.fstat(stream.fileno()).st_mode
+    return stat.S_ISREG(mode) or (without_reader and stat.S_ISFIFO(mode))
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+
+class LossyFile(io.RawIOBase):
+    """Writes to a descriptor, and drops what cannot be written because of one of the errors `drop`."""
+
+    def __init__(self, descriptor: int, drop: tuple[int, ...] = _NO_ROOM) -> None:
+        self._descriptor, self._drop = descriptor, drop
 
     def writable(self) -> bool:
         return True
@@ -44,6 +56,6 @@ class LossyFile(io.RawIOBase):
         try:
             return os.write(self._descriptor, data)
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if error.errno in self._drop:
                 return len(data)
             raise

@@ -51,7 +51,7 @@ def export_folder(
     Raises:
         UserError: `out` exists, the checkpoint is not lit_llm's, or settings have no equivalent (each with its flag).
     """
-    with new_folder(out, replace=replace, source=run) as partial:
+    with new_folder(out, replace=replace, sources=[run, checkpoint]) as partial:
         saved = read(checkpoint)
         require_tokenizer(checkpoint, run)
         config = saved_model_config(saved, checkpoint, "--ckpt_path")

@@ -90,7 +90,7 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False) -> list[str
             "create it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     RunLock(run).refuse_if_held()  # by a `fit`
-    with new_folder(run, replace=replace, source=folder) as partial:
+    with new_folder(run, replace=replace, sources=[folder]) as partial:
         make_folder(partial / CHECKPOINTS)
         if has_tokenizer:
             shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)

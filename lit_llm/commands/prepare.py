@@ -23,7 +23,8 @@ def _run(arguments: Arguments) -> int:
     if built.config.out is None:
         raise UserError("prepare needs an output folder (--out DIR)")
     out = expanded(built.config.out)
-    with new_folder(out, replace=built.config.replace) as partial:
+    read = built.datamodule.source_files()
+    with new_folder(out, replace=built.config.replace, sources=read) as partial:
         summary = prepare(built.datamodule, partial, shard_tokens=built.config.shard_tokens)
     for name, split in summary["splits"].items():
         print(f"{name}: {split['documents']:,} documents, {split['bytes']:,} bytes, {split['tokens']:,} tokens")

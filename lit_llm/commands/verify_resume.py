@@ -12,6 +12,7 @@ checkpoint.every_n_steps is a fifth of the steps, so that a checkpoint exists wh
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -55,12 +56,18 @@ def launch(arguments: list[str], log: Path, kill_now: Callable[[], bool] | None 
     command = [sys.executable, "-m", "lit_llm", *arguments]
     with open(log, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-        while kill_now is not None and process.poll() is None:
-            if kill_now():
-                os.killpg(process.pid, signal.SIGKILL)  # also other ranks and loader workers
-                break
-            time.sleep(_POLL_SECONDS)
-        return process.wait()
+        try:
+            while kill_now is not None and process.poll() is None:
+                if kill_now():
+                    os.killpg(process.pid, signal.SIGKILL)  # also other ranks and loader workers
+                    break
+                time.sleep(_POLL_SECONDS)
+            return process.wait()
+        except BaseException:  # Ctrl-C reaches this process only
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
 
 
 @dataclass

@@ -23,7 +23,7 @@ def expanded(run_dir: str | Path) -> Path:
     Done here and nowhere else. Otherwise Lightning's TensorBoardLogger expands the path of the events, and only that.
 
     Raises:
-        UserError: A variable is not set, or there is no such user.
+        UserError: It is empty or too long, a variable is not set, or there is no such user.
     """
     text = str(run_dir)
     for _ in range(5):  # the value of a variable may name another one
@@ -39,7 +39,14 @@ def expanded(run_dir: str | Path) -> Path:
             f"run_dir is {run_dir}, but there is no user {Path(text).parts[0][1:]}: write ./{run_dir} for a folder of that "
             "name (--run_dir, or --run)"
         )
+    if not text.strip():
+        raise UserError("run_dir is empty, but must name a folder (--run_dir, or --run)")
     path = Path(text)
+    if "\0" in text or len(os.fsencode(text)) > 4096 or any(len(os.fsencode(part)) > 255 for part in path.parts):
+        raise UserError(
+            f"run_dir is {text[:60]!r}…, but a path must have at most 4,096 bytes, at most 255 in each name, and no NUL "
+            "(--run_dir, or --run)"
+        )
     return path.absolute() if str(path).startswith("~") else path  # Path drops the "./" of "./~name"
 
 

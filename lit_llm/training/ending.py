@@ -81,6 +81,8 @@ def unsaved(trainer: Trainer, run_dir: Path, *, resumed: bool) -> str | None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, callbacks.StepCheckpoint) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             newest = callback.last_model_path
+            if not trainer.global_step:
+                return f"no optimizer step was made: {reason_for_end(trainer)} (--trainer.max_time, --trainer.max_steps)"
             if callback.last_save_failed or not (newest or resumed):
                 kept = f"the newest one is {newest}" if newest else f"{run_dir} has none"
                 return (

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -82,6 +83,9 @@ def fit(
         if code is not None:
             return code
         metrics = dict(trainer.callback_metrics)  # an evaluation clears them
+        last = torch.as_tensor(model.last_nll)  # the last step may not have been logged
+        if not bool(last.isfinite()):
+            metrics["train/loss"] = last
         _evaluate(trainer, model, data, start)
         metrics |= trainer.callback_metrics
     print_metrics(trainer, "val", run_dir, trainer.global_step)

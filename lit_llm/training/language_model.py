@@ -107,6 +107,7 @@ class LanguageModel(L.LightningModule):
         self._tokenizer_sha256: str | None = None  # of its file in the run folder
         # Sums over the current optimizer step's micro-batches, on the device. Not saved: checkpoints are made between steps.
         self.window_nll: Tensor | float = 0.0
+        self.last_nll: Tensor | float = 0.0  # of this rank's part of the last step, also if that was not logged
         self.window_count: Tensor | int = 0
 
     # -- building ---------------------------------------------------------------------------------------------------
@@ -246,6 +247,7 @@ class LanguageModel(L.LightningModule):
         step = self.trainer.global_step + 1
         nll, count = self.window_nll, self.window_count
         self.window_nll, self.window_count = 0.0, 0
+        self.last_nll = nll
         if step != 1 and step % self.trainer.log_every_n_steps:  # type: ignore[attr-defined]  # set by a connector
             return
         packed = torch.stack((torch.as_tensor(nll).double(), torch.as_tensor(count).double()))  # (2,)

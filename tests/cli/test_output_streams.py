@@ -1,7 +1,10 @@
-"""Text that does not fit on the disk is dropped; other errors of the output are not."""
+"""Text that cannot be written is dropped where the command must go on; other errors of the output are not."""
 
+import errno
 import io
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -19,3 +22,17 @@ def test_a_full_disk_drops_text_and_a_closed_pipe_is_an_error(tmp_path):
     os.close(read)
     with pytest.raises(BrokenPipeError):
         LossyFile(write).write(b"x")
+    assert LossyFile(write, drop=(errno.EPIPE,)).write(b"lost") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stdout", ["closed", "without a reader"])
+def test_training_goes_on_when_nobody_reads_its_output(folder, stdout):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml"]
+    if stdout == "closed":
+        command = ["sh", "-c", '"$@" >&-', "sh", *command]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "runs/tiny/checkpoints/last.ckpt").exists()

@@ -351,3 +351,10 @@ def test_a_null_is_refused_even_where_a_later_class_brings_a_default(folder, cap
     assert (code, err) == (2, "error: schedule.warmup_steps is null, but needs a value (--schedule.warmup_steps)\n")
     code, *_ = run(capsys, "fit", "--config", "tiny.yaml", "--config", "null.yaml", "--schedule.warmup_steps", "1")
     assert code == 0, "a later value replaces the null"
+
+
+def test_a_setting_written_in_two_ways_in_one_file_is_refused(folder, capsys):
+    Path("twice.yaml").write_text("model: {n_layer: 1}\nmodel.n_layer: 2\n")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--config", "twice.yaml")
+    said = "error: twice.yaml sets model.n_layer twice, in two ways of writing it: keep one (--config)\n"
+    assert (code, err) == (2, said)

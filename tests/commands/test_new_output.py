@@ -115,7 +115,9 @@ def test_a_run_is_not_exported_or_imported_over_itself(run_folder, capsys, monke
     monkeypatch.chdir(run_folder)
     before = files(run_folder)
     export = ("export", "--run", "runs/tiny")
-    for command, out in ((export, "runs/tiny"), (export, "runs"), (("import", "--from", "hf"), "hf")):
+    prepare = ("prepare", "--data", "TextFiles", "--data.paths", "hf/config.json")
+    places = ((export, "runs/tiny"), (export, "runs"), (export, "runs/tiny/checkpoints"), (prepare, "hf"))
+    for command, out in (*places, (("import", "--from", "hf"), "hf")):
         code, _, err = run(capsys, *command, "--out", out, "--replace", "true")
         assert code == 2 and "which is read: give another folder (--out)" in err, err
     assert files(run_folder) == before

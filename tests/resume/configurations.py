@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import shutil
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -72,17 +71,15 @@ CONFIGURATIONS = [
     Configuration("epochs", "--trainer.max_steps -1 --trainer.max_epochs 2 --schedule Constant"),
     Configuration("four micro-batches", "--data.micro_batch_size 1 --trainer.log_every_n_steps 4 --checkpoint.every_n_steps 1"),
     Configuration("no validation", "--validation null --checkpoint.monitor null --checkpoint.keep_last 1"),
-    Configuration("own model", "--architecture custom_models.LSTMModel --architecture.dropout 0.2"),
     Configuration("two ranks, lion", "--optimizer Lion --model.dropout 0.2", 2, "--data.num_workers 1"),
-    Configuration("two ranks, own model", "--architecture custom_models.ConvModel", 2),
+    Configuration("two ranks, gpt2 style", "--model.norm layernorm --model.position learned --model.bias true", 2),
     Configuration("two shards, adamw", "--optimizer AdamW --compute.activation_checkpointing full", 2, FSDP2),
 ]  # fmt: skip
 
 
 def prepare(folder: Path) -> None:
-    """Write the recipe, the text, shards of the text, and models of one's own."""
+    """Write the recipe, the text, and shards of the text."""
     matrix.prepare(folder)
-    shutil.copy(Path(__file__).parents[1] / "models" / "custom_models.py", folder)
     here = Path.cwd()
     os.chdir(folder)
     try:

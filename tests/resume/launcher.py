@@ -210,7 +210,6 @@ def become(
     """In the fork: run `python -m lit_llm ARGUMENTS`. The caller's interpreter then ends as that of the command would."""
     os.setpgid(0, before[0] if before else 0)
     os.chdir(folder)
-    sys.path.insert(0, folder)  # as `python -m` does
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
         os.dup2(descriptor, target)

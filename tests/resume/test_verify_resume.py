@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,3 +135,18 @@ def test_every_value_of_a_checkpoint_but_those_about_time_is_compared(launcher, 
         "loops.fit_loop.epoch_loop.batch_progress.total.ready",
     ):
         assert path in paths, sorted(paths)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_run_that_it_verifies(folder, tmp_path):
+    """The run is a process group of its own, so a terminal's Ctrl-C does not reach it."""
+    words = ["verify-resume", "--config", "recipe.yaml", "--steps", "500", "--trainer.max_steps", "500"]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    verify = subprocess.Popen([sys.executable, "-m", "lit_llm", *words], cwd=folder, env=environment)
+    end = time.monotonic() + 120
+    while not (ledgers := list(tmp_path.glob("verify-resume-*/**/samples-rank0.jsonl"))) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert ledgers, "the run has not begun"
+    verify.send_signal(signal.SIGINT)
+    assert verify.wait(60) == 130
+    assert list(tmp_path.iterdir()) == [], "the folder of the runs is deleted, and nobody writes into it"

@@ -69,3 +69,11 @@ def test_a_recipe_whose_name_has_a_variable(places, monkeypatch):
     with pytest.raises(UserError, match="the environment variable LOOP is not set"):
         expanded("$LOOP")
     assert os.fspath(expanded("cost$")) == "cost$"
+
+
+@pytest.mark.parametrize("name", ["", " ", "y" * 300, "a/" + "y" * 300])
+def test_a_name_that_cannot_be_a_folder_is_refused(places, capsys, name):
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", f"--run_dir={name}")
+    what = "at most 255 in each name" if name.strip() else "is empty"
+    assert code == 2 and err.startswith("error: run_dir is ") and what in err and len(err.splitlines()) == 1
+    assert files_outside(places, places / "none") == []

@@ -55,7 +55,21 @@ def fit(capsys, *callbacks: tuple[str, dict], flags: tuple[str, ...] = ()) -> tu
 
 
 @pytest.mark.parametrize(
-    "flags", [("--spike_guard", "null"), ("--trainer.limit_val_batches", "0", "--checkpoint.monitor", "null")]
+    "flags",
+    [
+        ("--spike_guard", "null"),
+        ("--trainer.limit_val_batches", "0", "--checkpoint.monitor", "null"),
+        (
+            "--trainer.limit_val_batches",
+            "0",
+            "--checkpoint.monitor",
+            "null",
+            "--trainer.log_every_n_steps",
+            "100",
+            "--spike_guard",
+            "null",
+        ),
+    ],
 )
 def test_a_loss_that_is_not_finite_at_the_end(folder, capsys, flags):
     assert fit(capsys, ("Poison", {"step": 7}), flags=flags) == (
@@ -76,6 +90,13 @@ def test_no_checkpoint_at_all_and_no_last_checkpoint(folder, capsys):
     kept = Path("runs/tiny/checkpoints/step-00000006.ckpt")
     assert code == 1 and f"could not be saved, and the newest one is {kept.absolute()}: make room" in said
     assert kept.is_dir() and os.readlink("runs/tiny/checkpoints/last.ckpt") == kept.name
+
+
+def test_no_step_at_all(folder, capsys):
+    code, said = fit(capsys, flags=("--trainer.max_time", "00:00:00:00"))
+    assert (code, said) == (
+        1, "error: no optimizer step was made: reached trainer.max_time (--trainer.max_time, --trainer.max_steps)"
+    )  # fmt: skip
 
 
 def test_a_signal_is_no_promise_to_continue_if_its_save_failed(folder, capsys):
