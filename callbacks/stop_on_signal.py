@@ -170,9 +170,8 @@ class StopOnSignal(Callback):
         if self._group is None:
             self._validation_batches = -1  # never 0: check before every batch
             return
-        batches = torch.tensor(
-            validation_batches(trainer)
-        )  # of this rank; the minimum over ranks, because every all-reduce needs all of them
+        # The minimum over ranks, because every all-reduce needs all of them.
+        batches = torch.tensor(validation_batches(trainer))
         dist.all_reduce(batches, dist.ReduceOp.MIN, group=self._group)
         self._validation_batches = int(batches)
 

@@ -24,8 +24,6 @@ INTERVAL = 5.0
 """Seconds between two looks for a failed process."""
 PATIENCE = 20.0
 """Seconds that a process has to end by itself once another one has failed."""
-
-
 RELEASE = 5.0
 """Seconds in which the other processes find out that rank 0 has failed before they were connected."""
 
