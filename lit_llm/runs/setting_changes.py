@@ -62,6 +62,8 @@ RULES: dict[str, Change] = {prefix: change for change, prefixes in _RULES.items(
 """Prefix of keys → rule. The longest prefix counts."""
 
 _NOTES = {"trainer.max_steps": "a schedule that ends with the run ends there"}
+_RATES = ("optimizer.lr", "optimizer.adamw_lr")
+_OF_DECAY = "no effect: Decay starts at the rate of the checkpoint"
 
 
 def rule(key: str) -> Change | None:
@@ -110,8 +112,9 @@ def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any], *, accepte
             change = Change.FREE if compares_data else Change.REFUSED
         before = saved[key]
         if change is Change.ANNOUNCED or (change is Change.REFUSED and accepted):
-            note = f" ({_NOTES[key]})" if key in _NOTES else ""
-            found.announced.append(f"{key} {_shown(before)} → {_shown(value)}{note}")
+            decays = key in _RATES and str(now.get("schedule")).endswith(".Decay")
+            note = _OF_DECAY if decays else _NOTES.get(key)
+            found.announced.append(f"{key} {_shown(before)} → {_shown(value)}{f' ({note})' if note else ''}")
         elif change is Change.REFUSED:
             found.refused.append(
                 f"{key} was {_shown(before)} in the checkpoint and is {_shown(value)} (--{key} {_shown(before)}, or "

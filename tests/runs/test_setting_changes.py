@@ -76,6 +76,12 @@ def test_a_class_with_other_arguments_is_one_difference():
     assert changes({"schedule": "callbacks.Cosine"}, {"schedule": "lit_llm.callbacks.Cosine"})[0] == []
 
 
+def test_a_rate_that_has_no_effect_is_announced_as_such():
+    saved = {"schedule": "lit_llm.callbacks.Decay", "optimizer.lr": 0.1}
+    found = setting_changes(saved, saved | {"optimizer.lr": 0.2}, accepted=True, compares_data=True)
+    assert found.announced == ["optimizer.lr 0.1 → 0.2 (no effect: Decay starts at the rate of the checkpoint)"]
+
+
 def test_a_schedule_whose_end_was_given_continues_with_the_run_of_that_length():
     first = {"schedule.total_steps": 10, "trainer.max_steps": 5}
     assert changes(first, {"schedule.total_steps": None, "trainer.max_steps": 10})[0] == []
