@@ -71,8 +71,12 @@ def main(arguments: list[str] | None = None) -> int:
         if not refused and (command in TRAINING or error.filename is None):
             raise  # a file lost during training: the traceback says where
         name = "a file" if error.filename is None else os.fsdecode(error.filename)
-        report(f"{name} cannot be read or written: {error.strerror}" if refused else f"{name}: {error.strerror}")
-        return 1 if command in TRAINING else 2
+        said = f"{name} cannot be read or written: {error.strerror}" if refused else f"{name}: {error.strerror}"
+        if command in TRAINING:
+            print(f"error: {said}", file=sys.stderr, flush=True)  # on every rank: each may have a disk of its own
+            return 1
+        report(said)
+        return 2
     except ValueError as error:
         if not is_user_error(error):
             raise

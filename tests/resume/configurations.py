@@ -28,6 +28,8 @@ class Configuration(NamedTuple):
     ranks: int = 1
     other: str = ""
     """Flags of the killed run only, which must not change the result."""
+    layout: str = "ddp"
+    """The strategy overlay on several ranks."""
 
     @property
     def straight(self) -> str:
@@ -39,7 +41,9 @@ class Configuration(NamedTuple):
 
     def flags(self) -> list[str]:
         overlay = (
-            [] if self.ranks == 1 else ["--config", str(matrix.OVERLAYS / "ddp.yaml"), "--trainer.devices", str(self.ranks)]
+            []
+            if self.ranks == 1
+            else ["--config", str(matrix.OVERLAYS / f"{self.layout}.yaml"), "--trainer.devices", str(self.ranks)]
         )
         micro = [] if "micro_batch_size" in self.added else ["--data.micro_batch_size", "2"]
         return [*overlay, *micro, *self.added.split()]
@@ -49,7 +53,6 @@ class Configuration(NamedTuple):
 
 
 SHARDED = "--sharded_checkpoints true --async_checkpoints true --data.num_workers 2"
-FSDP2 = f"--trainer.strategy lit_llm.distributed.mesh_strategy.MeshStrategy {SHARDED}"
 CONFIGURATIONS = [
     Configuration("adamw cosine", "--optimizer AdamW --schedule Cosine --schedule.warmup_steps 3"),
     Configuration("adamw fused amsgrad", "--optimizer AdamW --optimizer.fused true --optimizer.amsgrad true"),
@@ -73,7 +76,7 @@ CONFIGURATIONS = [
     Configuration("no validation", "--validation null --checkpoint.monitor null --checkpoint.keep_last 1"),
     Configuration("two ranks, lion", "--optimizer Lion --model.dropout 0.2", 2, "--data.num_workers 1"),
     Configuration("two ranks, gpt2 style", "--model.norm layernorm --model.position learned --model.bias true", 2),
-    Configuration("two shards, adamw", "--optimizer AdamW --compute.activation_checkpointing full", 2, FSDP2),
+    Configuration("two shards, adamw", "--optimizer AdamW --compute.activation_checkpointing full", 2, SHARDED, "fsdp2"),
 ]  # fmt: skip
 
 
