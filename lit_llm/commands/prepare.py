@@ -22,7 +22,7 @@ def _run(arguments: Arguments) -> int:
     built = build(parse("prepare", arguments))
     if built.config.out is None:
         raise UserError("prepare needs an output folder (--out DIR)")
-    out = expanded(built.config.out)
+    out = expanded(built.config.out, key="out", flag="--out")
     read = built.datamodule.source_files()
     with new_folder(out, replace=built.config.replace, sources=read) as partial:
         summary = prepare(built.datamodule, partial, shard_tokens=built.config.shard_tokens)

@@ -17,7 +17,7 @@ CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 
 
-def expanded(run_dir: str | Path) -> Path:
+def expanded(run_dir: str | Path, *, key: str = "run_dir", flag: str = "--run_dir, or --run") -> Path:
     """A run folder as the user names it, with `~`, `$NAME` and `${NAME}` replaced.
 
     Done here and nowhere else. Otherwise Lightning's TensorBoardLogger expands the path of the events, and only that.
@@ -31,21 +31,18 @@ def expanded(run_dir: str | Path) -> Path:
     text = os.path.expanduser(text)
     unset = re.search(r"\$(\w+|\{[^}]*\})", text)
     if unset is not None:
-        raise UserError(
-            f"run_dir is {run_dir}, but the environment variable {unset[1].strip('{}')} is not set (--run_dir, or --run)"
-        )
+        raise UserError(f"{key} is {run_dir}, but the environment variable {unset[1].strip('{}')} is not set ({flag})")
     if text.startswith("~"):
         raise UserError(
-            f"run_dir is {run_dir}, but there is no user {Path(text).parts[0][1:]}: write ./{run_dir} for a folder of that "
-            "name (--run_dir, or --run)"
+            f"{key} is {run_dir}, but there is no user {Path(text).parts[0][1:]}: write ./{run_dir} for a folder of that "
+            f"name ({flag})"
         )
     if not text.strip():
-        raise UserError("run_dir is empty, but must name a folder (--run_dir, or --run)")
+        raise UserError(f"{key} is empty, but must name a folder ({flag})")
     path = Path(text)
     if "\0" in text or len(os.fsencode(text)) > 4096 or any(len(os.fsencode(part)) > 255 for part in path.parts):
         raise UserError(
-            f"run_dir is {text[:60]!r}…, but a path must have at most 4,096 bytes, at most 255 in each name, and no NUL "
-            "(--run_dir, or --run)"
+            f"{key} is {text[:60]!r}…, but a path must have at most 4,096 bytes, at most 255 in each name, and no NUL ({flag})"
         )
     return path.absolute() if str(path).startswith("~") else path  # Path drops the "./" of "./~name"
 

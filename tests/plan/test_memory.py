@@ -1,5 +1,6 @@
 """Planned peak memory and FLOPs against real training steps, measured by torch."""
 
+import gc
 from functools import partial
 
 import pytest
@@ -51,8 +52,17 @@ RUNS = {
 }
 
 
+@pytest.fixture
+def no_garbage_collection():
+    """Selective recomputation leaves cycles. If Python happens to collect them within the step, the peak is up to 5 % lower."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.parametrize("name", RUNS)
-def test_a_step_takes_the_memory_and_makes_the_flops_that_were_planned(name):
+def test_a_step_takes_the_memory_and_makes_the_flops_that_were_planned(name, no_garbage_collection):
     model, options = RUNS[name]
     config = GPTConfig(**{"n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 512, **model})
     optimizer = options.pop("optimizer", ADAMW) if "optimizer" in options else ADAMW

@@ -124,26 +124,21 @@ def test_a_branch_follows_the_checkpoint_that_the_link_named_when_it_began(stabl
     assert code == 2 and "holds a run that did not start from" in err
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--resume", "auto", "--additional_steps", "3"], "counts from the checkpoint that --resume PATH names"),
-        (["--additional_steps", "3"], "counts from the checkpoint that --resume PATH names"),
-        (
-            ["--resume", STABLE, "--additional_steps", "3", "--run_dir", "runs/x"],
-            "needs a folder of its own: runs/x is that of",
-        ),
-        (["--resume", "auto", "--replace", "true"], "give one of them"),
-        (["--resume", STABLE, "--replace", "true", "--run_dir", "runs/x"], "that --replace true would set aside"),
-        (["--resume", STABLE, "--run_dir", "runs/other"], "--replace true, or write elsewhere with --run_dir"),
-    ],
-)
-def test_what_would_write_over_a_run_or_not_end_is_refused(stable, capsys, flags, said):
+def test_what_would_write_over_a_run_or_not_end_is_refused(stable, capsys):
     run(capsys, "fit", "--config", "wsd.yaml", "--run_dir", "runs/other", "--trainer.max_steps", "5")
     before = contents(Path("runs"))
-    code, _, err = run(capsys, "fit", "--config", "wsd.yaml", *flags)
-    assert code == 2 and said in err and err.count("error: ") == 1, err
-    assert contents(Path("runs")) == before
+    branch = ["--resume", STABLE]
+    for flags, said in (
+        (["--resume", "auto", "--additional_steps", "3"], "counts from the checkpoint that --resume PATH names"),
+        (["--additional_steps", "3"], "counts from the checkpoint that --resume PATH names"),
+        ([*branch, "--additional_steps", "3", "--run_dir", "runs/x"], "needs a folder of its own: runs/x is that of"),
+        (["--resume", "auto", "--replace", "true"], "give one of them"),
+        ([*branch, "--replace", "true", "--run_dir", "runs/x"], "that --replace true would set aside"),
+        ([*branch, "--run_dir", "runs/other"], "--replace true, or write elsewhere with --run_dir"),
+    ):
+        code, _, err = run(capsys, "fit", "--config", "wsd.yaml", *flags)
+        assert code == 2 and said in err and err.count("error: ") == 1, err
+        assert contents(Path("runs")) == before
 
 
 @pytest.mark.slow

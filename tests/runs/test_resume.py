@@ -77,20 +77,17 @@ def test_a_damaged_checkpoint_given_by_path_is_refused(trained, capsys):
     assert code == 2 and "damaged" in err and not Path("runs/other").exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
+def test_a_change_that_would_fork_the_run_is_refused_with_what_changed(trained, capsys):
+    for flags, said in (
         (["--model.n_embd", "32"], "model.n_embd was 16 in the checkpoint and is 32"),
         (["--model.dropout", "0.5"], "--accept_changes true"),
         (["--data.global_batch_size", "8"], "data.global_batch_size was 4 in the checkpoint and is 8"),
         (["--data.seed", "5"], "data.seed"),
         (["--data", "PythonStdlib"], "position in the data is unknown"),
-    ],
-)
-def test_a_change_that_would_fork_the_run_is_refused_with_what_changed(trained, capsys, flags, said):
-    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "10", *flags)
-    assert code == 2 and said in err, err
-    assert sorted(curve(trained, "train/loss")) == list(range(1, 9))
+    ):
+        code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "10", *flags)
+        assert code == 2 and said in err, err
+        assert sorted(curve(trained, "train/loss")) == list(range(1, 9))
 
 
 def test_a_changed_text_is_refused_until_it_is_accepted(trained, capsys):
