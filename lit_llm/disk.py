@@ -8,7 +8,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""Error numbers of a disk that takes no more: full, over the quota, a file too large, read-only."""
+_DISK = NO_ROOM | {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
 
 
 def is_disk_error(error: BaseException) -> bool:

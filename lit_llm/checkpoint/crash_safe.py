@@ -72,12 +72,12 @@ def make_folder(folder: Path) -> None:
     missing = [f for f in (folder, *folder.parents) if not f.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for new in missing:
-        fsync_folder(new.parent)
+        fsync_path(new.parent)
 
 
-def fsync_folder(folder: Path) -> None:
-    """fsync a folder's entries. Without this a power failure can undo a rename."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """fsync a file, or the entries of a folder. Without the latter, a power failure can undo a rename."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

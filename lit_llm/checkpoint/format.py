@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from lit_llm.checkpoint.crash_safe import HashingFile, delete, fsync_folder, make_folder, sha256_of
+from lit_llm.checkpoint.crash_safe import HashingFile, delete, fsync_path, make_folder, sha256_of
 from lit_llm.checkpoint.manifest import DATA, MANIFEST, encode, intact_manifest, is_of_later_version, make_manifest, manifest_in
 from lit_llm.checkpoint.sharded import join
 from lit_llm.errors import UserError
@@ -82,7 +82,7 @@ def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any]
         if rank == 0:
             with HashingFile(partial / MANIFEST) as file:
                 file.write(encode(make_manifest(checkpoint, files, path.parent)))
-            fsync_folder(partial)
+            fsync_path(partial)
             _publish(partial, path)
 
     try:
@@ -142,11 +142,11 @@ def _publish(partial: Path, path: Path) -> None:
         except OSError:
             os.rename(aside, path)
             raise
-        fsync_folder(path.parent)
+        fsync_path(path.parent)
         delete(aside)
     else:
         os.rename(partial, path)
-        fsync_folder(path.parent)
+        fsync_path(path.parent)
 
 
 def _hidden(path: Path, role: str) -> Path:

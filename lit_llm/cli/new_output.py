@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lit_llm.checkpoint.crash_safe import delete, fsync_folder, make_folder
+from lit_llm.checkpoint.crash_safe import delete, fsync_path, make_folder
+from lit_llm.disk import NO_ROOM
 from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import set_aside
 
 REPLACE_HELP = "true: replace an existing file; rename an existing folder to <name>.1"
-_NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -29,11 +28,7 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
     with _partial(out, flag) as partial:
         make_folder(out.absolute().parent)
         yield partial
-        descriptor = os.open(partial, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync_path(partial)
         os.replace(partial, out)
 
 
@@ -76,9 +71,9 @@ def _partial(out: Path, flag: str) -> Iterator[Path]:
     try:
         delete(partial)
         yield partial
-        fsync_folder(partial.parent)
+        fsync_path(partial.parent)
     except BaseException as error:
         delete(partial)
-        if isinstance(error, OSError) and (error.errno in _NO_PLACE or not out.absolute().parent.is_dir()):
+        if isinstance(error, OSError) and (error.errno in NO_ROOM or not out.absolute().parent.is_dir()):
             raise UserError(f"{out} cannot be written: {error.strerror} ({flag})") from error
         raise

@@ -7,10 +7,12 @@ import io
 import os
 import stat
 import sys
+from collections.abc import Collection
 from typing import Any
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-_NO_READER = (errno.EPIPE,)
+from lit_llm.disk import NO_ROOM
+
+_LOST = NO_ROOM | {errno.EIO}
 
 
 def survive_lost_output(*, without_reader: bool) -> None:
@@ -26,7 +28,7 @@ def survive_lost_output(*, without_reader: bool) -> None:
         elif isinstance(stream, io.TextIOWrapper) and _is_covered(stream, without_reader):
             stream.flush()
             replaced = io.TextIOWrapper(
-                io.BufferedWriter(LossyFile(stream.fileno(), drop=_NO_ROOM + (_NO_READER if without_reader else ()))),
+                io.BufferedWriter(LossyFile(stream.fileno(), drop=_LOST | ({errno.EPIPE} if without_reader else set()))),
                 encoding=stream.encoding,
                 errors=stream.errors,
                 line_buffering=stream.line_buffering,
@@ -43,7 +45,7 @@ def _is_covered(stream: io.TextIOWrapper, without_reader: bool) -> bool:
 class LossyFile(io.RawIOBase):
     """Writes to a descriptor, and drops what cannot be written because of one of the errors `drop`."""
 
-    def __init__(self, descriptor: int, drop: tuple[int, ...] = _NO_ROOM) -> None:
+    def __init__(self, descriptor: int, drop: Collection[int] = _LOST) -> None:
         self._descriptor, self._drop = descriptor, drop
 
     def writable(self) -> bool:

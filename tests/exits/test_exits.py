@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 from exit_faults import overlay
 from launcher import group_is_left
+from recipe_runs import TEXT
 
 from lit_llm.checkpoint.format import verify
 
@@ -33,7 +34,6 @@ validation: {every_n_steps: 3}
 checkpoint: {every_n_steps: 3}
 trainer: {max_steps: 6, log_every_n_steps: 1, accelerator: cpu}
 """
-TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(400))
 
 
 class Exit(NamedTuple):
