@@ -32,6 +32,10 @@ _RENAMED_CALLBACKS = {"CounterSeed": "StepSeed", "SettledBuckets": "DDPBucketWar
 
 RENAMED = {
     "lit_llm.ddp_reduction.reduce_in_fp32": "lit_llm.distributed.ddp.reduce_in_fp32",
+    **{
+        f"lit_llm.data.tokenizer.{name}": f"lit_llm.tokenizers.{name}"
+        for name in ("BPE", "Bytes", "Characters", "TokenizerJSON", "load_tokenizer")
+    },
     "lit_llm.loss_scaling.loss_scaling": "lit_llm.distributed.loss_scaling.loss_scaling",
     "lit_llm.optimizers.Lion": "lit_llm.optim.Lion",
     "lit_llm.optimizers.MuonAdamW": "lit_llm.optim.MuonAdamW",

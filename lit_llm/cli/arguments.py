@@ -357,6 +357,6 @@ def _own_tokenizer(run: Path) -> list[Flag]:
         return []  # a tokenizer without a file
     if not isinstance(path, str) or Path(path).exists():
         return []
-    from lit_llm.data.tokenizer import TOKENIZER_FILE  # imports torch
+    from lit_llm.tokenizers import TOKENIZER_FILE  # imports torch
 
     return [Flag("data.tokenizer.path", str(run / TOKENIZER_FILE))] if (run / TOKENIZER_FILE).is_file() else []

@@ -41,9 +41,9 @@ from lit_llm.cli.resolved_config import settings_of
 from lit_llm.cli.trainer import make_trainer, trainer_settings
 from lit_llm.cli.trainer_names import name_problems
 from lit_llm.data import TokenDataModule
-from lit_llm.data.paths import MissingFiles
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError
+from lit_llm.ingest.paths import MissingFiles
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan.settings import devices_of, layout_from_strategy

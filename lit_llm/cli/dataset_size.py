@@ -7,8 +7,8 @@ from typing import Any
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.text import TextDataModule
 from lit_llm.data.token_shards import TokenShards
-from lit_llm.data.tokenizer import Bytes, Characters, Learned
 from lit_llm.plan.settings import DataFacts
+from lit_llm.tokenizers import Bytes, Characters, Learned
 
 BYTES_PER_TOKEN = 3.5
 """Of a BPE that has not been run yet: an assumption. 2,048 ids on Python sources give 3.0, GPT-2's on English 4.5."""

@@ -11,7 +11,6 @@ from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 
 from lit_llm.data import TextDataModule, TokenDataModule, TokenShards
-from lit_llm.data.tokenizer import Learned
 from lit_llm.errors import UserError
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.measure import memory_bytes
@@ -19,6 +18,7 @@ from lit_llm.plan.memory import memory_per_rank
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import ModelShape
 from lit_llm.plan.settings import canonical_precision, layout_from_strategy, optimizer_of
+from lit_llm.tokenizers import Learned
 
 TOLERANCE = 1.25
 """The peak is an estimate, so a run on a CPU is refused only if it exceeds the memory by this factor."""

@@ -10,7 +10,6 @@ from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_con
 from lit_llm.checkpoint.format import read
 from lit_llm.cli.new_output import REPLACE_HELP, new_folder
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
-from lit_llm.data.tokenizer import TOKENIZER_FILE
 from lit_llm.errors import UserError
 from lit_llm.hf.config_map import write_config
 from lit_llm.hf.read import CONFIG
@@ -19,6 +18,7 @@ from lit_llm.hf.tokenizer_files import write_generation_config, write_tokenizer
 from lit_llm.hf.write import write_json, write_weights
 from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
 from lit_llm.runs.tokenizer_file import require_tokenizer
+from lit_llm.tokenizers import TOKENIZER_FILE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -9,11 +9,11 @@ import torch
 from lit_llm.checkpoint.load_model import load_model
 from lit_llm.cli.number_domains import GENERATE_FLAGS, flag_problems
 from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.data.tokenizer import load_tokenizer
 from lit_llm.errors import UserError
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
 from lit_llm.runs.tokenizer_file import require_tokenizer
+from lit_llm.tokenizers import load_tokenizer
 
 
 def own_flags() -> OwnFlags:

@@ -14,7 +14,6 @@ from lit_llm.checkpoint import format
 from lit_llm.checkpoint.crash_safe import make_folder, sha256_of
 from lit_llm.cli.new_output import REPLACE_HELP, new_folder
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
-from lit_llm.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 from lit_llm.errors import UserError
 from lit_llm.hf.config_map import ARCHITECTURES, read_config
 from lit_llm.hf.read import CONFIG, WeightFiles, read_json, read_weights
@@ -25,6 +24,7 @@ from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
 from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256
+from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
 from lit_llm.yaml_reading import dump_yaml
 
 STEP_0 = "step-00000000.ckpt"

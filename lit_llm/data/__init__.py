@@ -1,20 +1,24 @@
-"""Data: tokenizers, token shards on disk, the order of samples, and the data modules built on them."""
+"""Data: token shards on disk, the order of samples, and the data modules built on them."""
 
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.python_stdlib import PythonStdlib
 from lit_llm.data.text import TextDataModule, TextFiles
 from lit_llm.data.token_shards import TokenShards
-from lit_llm.data.tokenizer import BPE, Bytes, Characters, Tokenizer, TokenizerJSON, load_tokenizer
+from lit_llm.data.token_stream import TokenStream
+from lit_llm.ingest.shards import ShardWriter
+from lit_llm.tokenizers import BPE, Bytes, Characters, Tokenizer, TokenizerJSON, load_tokenizer
 
 __all__ = [
     "BPE",
     "Bytes",
     "Characters",
     "PythonStdlib",
+    "ShardWriter",
     "TextDataModule",
     "TextFiles",
     "TokenDataModule",
     "TokenShards",
+    "TokenStream",
     "Tokenizer",
     "TokenizerJSON",
     "load_tokenizer",

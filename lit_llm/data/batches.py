@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from lit_llm.data.order import sample_index
-from lit_llm.data.shards import TokenStream
+from lit_llm.data.token_stream import TokenStream
 
 IGNORE = -100
 # The length of an endless loader. Lightning sums lengths over ranks in int64, so it must stay far below 2**63.

@@ -13,10 +13,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lit_llm.data.documents import Document
-from lit_llm.data.shards import ShardWriter
-from lit_llm.data.tokenizer import Learned, Tokenizer
 from lit_llm.disk import write_text
+from lit_llm.ingest.documents import Document
+from lit_llm.ingest.shards import ShardWriter
+from lit_llm.tokenizers import Learned, Tokenizer
 
 META_FILE = "meta.json"
 _BATCH_BYTES = 2**22  # tokenised at once, by several threads if the tokenizer can; limits memory

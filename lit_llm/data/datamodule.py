@@ -23,10 +23,10 @@ from lit_llm._lightning import set_max_steps, set_micro_batches_made
 from lit_llm.batch_sizes import accumulation_steps
 from lit_llm.callbacks import BatchRamp, ignore_signals
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutBlocks, HeldOutOrder, ResumableLoader, TrainBlocks
-from lit_llm.data.shards import TokenStream
 from lit_llm.data.source_files import describe_files, file_changes
-from lit_llm.data.tokenizer import Tokenizer
+from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
+from lit_llm.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)

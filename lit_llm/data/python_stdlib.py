@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_llm.data.documents import Document, path_hash
 from lit_llm.data.text import TextDataModule
+from lit_llm.ingest.documents import Document, path_hash
 
 # Third-party code, and the test suites, which some distributions omit: without them the text differs less between machines.
 _EXCLUDED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}

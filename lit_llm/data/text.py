@@ -16,11 +16,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm.data.build import META_FILE, build
 from lit_llm.data.datamodule import Corpus, TokenDataModule
-from lit_llm.data.documents import Document, hold_out
-from lit_llm.data.paths import expand, same_files
-from lit_llm.data.shards import TokenStream
-from lit_llm.data.tokenizer import Bytes, Tokenizer, load_tokenizer
+from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
+from lit_llm.ingest.documents import Document, hold_out
+from lit_llm.ingest.paths import expand, same_files
+from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 
 _CACHE_VERSION = 1  # increment when the same text and tokenizer would give different shards
 _SHARD_TOKENS = 100_000_000

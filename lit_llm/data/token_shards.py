@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.data.datamodule import Corpus, TokenDataModule
-from lit_llm.data.paths import expand, same_files
-from lit_llm.data.shards import TokenStream
-from lit_llm.data.tokenizer import Tokenizer
+from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
+from lit_llm.ingest.paths import expand, same_files
+from lit_llm.tokenizers import Tokenizer
 
 _GPT2_VOCAB_SIZE = 50257
 
 
 class TokenShards(TokenDataModule):
-    """Token shards in the layout of llm.c (see ``lit_llm.data.shards``).
+    """Token shards in the layout of llm.c (see ``lit_llm.ingest.shards``).
 
     Args:
         train: files, globs, or a list of these, read in this order; the matches of a glob are sorted.

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from lit_llm.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 from lit_llm.hf.read import read_json
 from lit_llm.hf.write import write_json
+from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
 
 GENERATION = "generation_config.json"
 COMPANIONS = (

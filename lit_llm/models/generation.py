@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lit_llm.data.tokenizer import Tokenizer
 from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, KVCache
+from lit_llm.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)

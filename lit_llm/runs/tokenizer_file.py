@@ -6,9 +6,9 @@ from pathlib import Path
 
 from lit_llm.checkpoint.crash_safe import sha256_of
 from lit_llm.checkpoint.format import read
-from lit_llm.data.tokenizer import TOKENIZER_FILE
 from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import CHECKPOINTS
+from lit_llm.tokenizers import TOKENIZER_FILE
 
 TOKENIZER_SHA256 = "tokenizer_sha256"
 """Key in a checkpoint: SHA-256 of the run's tokenizer.json, in hex. Missing without a tokenizer, and in old checkpoints."""

@@ -20,7 +20,6 @@ from rich.table import Table
 import lit_llm.data
 from lit_llm import callbacks
 from lit_llm.checkpoint.crash_safe import delete
-from lit_llm.data.tokenizer import TOKENIZER_FILE
 from lit_llm.disk import is_disk_error, naming
 from lit_llm.errors import UserError, is_user_error, report
 from lit_llm.hf.tokenizer_files import COMPANIONS
@@ -30,6 +29,7 @@ from lit_llm.runs.lock import LOCK, RunLock
 from lit_llm.runs.logged_curve import logged
 from lit_llm.runs.resume import RunStart, is_rank_zero
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, holds_run, set_aside
+from lit_llm.tokenizers import TOKENIZER_FILE
 from lit_llm.training.ending import not_finite, reason_for_end, require_monitors, unsaved
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.lost_peer import PeerWatch, is_lost_peer

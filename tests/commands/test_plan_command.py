@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lit_llm.__main__ import main
-from lit_llm.data.shards import ShardWriter
+from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPTConfig
 
 RECIPES = Path(__file__).parents[2] / "recipes"

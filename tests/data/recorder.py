@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from lit_llm.data.order import sample_index
-from lit_llm.data.shards import ShardWriter
+from lit_llm.ingest.shards import ShardWriter
 
 TOKENS = 203  # T = 8: M = (203 - 1) // 8 = 25 samples
 T = 8

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from recorder import TOKENS, SaveAt, T, expected_samples, fit, sample_numbers, write
 
 from lit_llm.data import Bytes, TextFiles
-from lit_llm.data.shards import ShardWriter
+from lit_llm.ingest.shards import ShardWriter
 
 # ---- Training order ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import torch
 
 from lit_llm.data import TokenShards
 from lit_llm.data.order import sample_index
-from lit_llm.data.shards import ShardWriter
+from lit_llm.ingest.shards import ShardWriter
 
 SCRIPT = Path(__file__).with_name("ddp_script.py")
 

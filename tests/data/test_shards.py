@@ -8,8 +8,9 @@ import struct
 import numpy as np
 import pytest
 
-from lit_llm.data import shards
-from lit_llm.data.shards import ShardWriter, TokenStream
+from lit_llm.data import token_stream as shards
+from lit_llm.data.token_stream import TokenStream
+from lit_llm.ingest.shards import ShardWriter
 
 
 def write(folder, name, tokens, vocab_size=300, shard_tokens=1000):

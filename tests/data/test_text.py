@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from lit_llm.data import BPE, Bytes, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
-from lit_llm.data import documents as documents_file
-from lit_llm.data.documents import Document, hold_out
 from lit_llm.data.prepare import prepare
 from lit_llm.errors import UserError
+from lit_llm.ingest import documents as documents_file
+from lit_llm.ingest.documents import Document, hold_out
 
 
 def text_files(tmp_path, **arguments):

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from lit_llm.data.tokenizer import BPE, Bytes, Characters, TokenizerJSON, load_tokenizer
+from lit_llm.tokenizers import BPE, Bytes, Characters, TokenizerJSON, load_tokenizer
 
 TEXTS = [
     "",

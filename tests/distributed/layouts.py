@@ -25,7 +25,6 @@ from lightning.pytorch.strategies import DDPStrategy
 from lit_llm.callbacks import Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.data import TextFiles
-from lit_llm.data.tokenizer import Bytes
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.loss_scaling import loss_scaling
 from lit_llm.distributed.mesh_strategy import MeshStrategy
@@ -33,6 +32,7 @@ from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
+from lit_llm.tokenizers import Bytes
 from lit_llm.training.language_model import LanguageModel
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(600))

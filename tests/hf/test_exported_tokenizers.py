@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_llm.commands.export import export_folder
 from lit_llm.commands.import_hf import import_folder
-from lit_llm.data.tokenizer import BPE, Bytes, load_tokenizer
+from lit_llm.tokenizers import BPE, Bytes, load_tokenizer
 
 TEXTS = [
     "",

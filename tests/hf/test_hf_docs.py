@@ -9,7 +9,7 @@ from folders import SIZE, randomise
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from lit_llm.__main__ import main
-from lit_llm.data.tokenizer import Bytes
+from lit_llm.tokenizers import Bytes
 
 DOCS = Path(__file__).parents[2] / "docs/hugging-face.md"
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.format import read
 from lit_llm.commands.import_hf import import_folder
-from lit_llm.data.tokenizer import Bytes, load_tokenizer
+from lit_llm.tokenizers import Bytes, load_tokenizer
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(200))
 RECIPE = """

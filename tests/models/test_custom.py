@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.format import read
 from lit_llm.data import TextFiles
-from lit_llm.data.tokenizer import Bytes
 from lit_llm.models.custom import Architecture, CustomModel
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.optim import parameter_groups
+from lit_llm.tokenizers import Bytes
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(200))
 STEPS, RATE, DECAY, Z_LOSS = 6, 0.01, 0.1, 1e-3

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lit_llm.data.tokenizer import Bytes
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.tokenizers import Bytes
 
 
 @pytest.fixture

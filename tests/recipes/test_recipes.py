@@ -16,7 +16,7 @@ from lit_llm.cli.planned_recipe import PlannedRecipe
 from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, shipped
 from lit_llm.cli.resolved_config import resolved
 from lit_llm.commands.plan import split
-from lit_llm.data.shards import ShardWriter
+from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPT
 from lit_llm.plan import Plan, find, make_plan
 from lit_llm.plan.report import duration

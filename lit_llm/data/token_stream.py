@@ -1,111 +1,25 @@
-"""Token shards on disk, in the layout of llm.c, so that its published FineWeb shards can be read unchanged.
+"""Read the tokens of shards.
 
-A shard is a header of 256 little-endian int32, [magic, version, number of tokens, 0, ...], then the tokens:
-
-    magic 20240520, version 1: uint16        magic 20240801, version 7: uint32
-
-nanoGPT's ``.bin`` files are bare uint16 without a header. They cannot be recognised, so the user sets ``headerless``.
+Shards have the layout of ``lit_llm.ingest.shards``. nanoGPT's ``.bin`` files are bare uint16 without a header. They cannot
+be recognised, so the user sets ``headerless``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from lit_llm.disk import naming
 from lit_llm.errors import UserError
+from lit_llm.ingest.shards import HEADER_BYTES, HEADER_INTS, LAYOUTS
 
-HEADER_INTS = 256
-HEADER_BYTES = HEADER_INTS * 4
-MAX_SHARD_TOKENS = 2**31 - 1  # the header counts in int32
 FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second
-_LAYOUTS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic -> version, token type
-    20240520: (1, np.dtype("<u2")),
-    20240801: (7, np.dtype("<u4")),
-}
-
-
-class ShardWriter:
-    """Stream tokens into ``<folder>/<name>_000000.bin``, ``_000001.bin``, ...
-
-    A shard is written to a temporary file in the same folder, synced to disk and renamed, so a file with its final name is
-    complete. Use as a context manager: an exception removes the unfinished shard.
-
-    Args:
-        vocab_size: up to 65,536, shards hold uint16; above, uint32.
-        shard_tokens: tokens per shard; the last shard may be shorter.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str], name: str, *, vocab_size: int, shard_tokens: int) -> None:
-        if not 1 <= shard_tokens <= MAX_SHARD_TOKENS:
-            raise UserError(f"shard_tokens must be 1 to {MAX_SHARD_TOKENS}, not {shard_tokens} (--shard_tokens).")
-        self.paths: list[Path] = []
-        self.tokens = 0
-        self._folder, self._name, self._shard_tokens = Path(folder), name, shard_tokens
-        self._magic = 20240520 if vocab_size <= 2**16 else 20240801
-        self._version, self._dtype = _LAYOUTS[self._magic]
-        self._file: Any = None
-        self._in_shard = 0
-
-    def write(self, tokens: np.ndarray) -> None:
-        """Append tokens (n,), which must be in [0, vocab_size)."""
-        assert not tokens.size or tokens.max() <= np.iinfo(self._dtype).max
-        with naming(self._folder):
-            while tokens.size:
-                if self._file is None:
-                    self._open()
-                part = tokens[: self._shard_tokens - self._in_shard]
-                self._file.write(part.astype(self._dtype).tobytes())
-                self._in_shard += part.size
-                self.tokens += part.size
-                tokens = tokens[part.size :]
-                if self._in_shard == self._shard_tokens:
-                    self._finish()
-
-    def close(self) -> None:
-        """Finish the last shard. Without any token, no file is written."""
-        if self._file is not None:
-            self._finish()
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is None:
-            with naming(self._folder):
-                self.close()
-        elif self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
-                self._file.close()
-            self._temporary.unlink(missing_ok=True)
-
-    def _open(self) -> None:
-        self._path = self._folder / f"{self._name}_{len(self.paths):06d}.bin"
-        self._temporary = self._path.with_suffix(".bin.tmp")
-        self._file = open(self._temporary, "wb")  # noqa: SIM115 - stays open across write() calls
-        self._file.write(bytes(HEADER_BYTES))  # written when the count is known
-        self._in_shard = 0
-
-    def _finish(self) -> None:
-        header = np.zeros(HEADER_INTS, dtype="<i4")
-        header[:3] = self._magic, self._version, self._in_shard
-        self._file.seek(0)
-        self._file.write(header.tobytes())
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        os.replace(self._temporary, self._path)
-        self.paths.append(self._path)
 
 
 class TokenStream:
@@ -202,13 +116,13 @@ def _layout(path: Path) -> tuple[np.dtype, int]:
     size = _size(path)
     header = np.fromfile(path, dtype="<i4", count=min(HEADER_INTS, size // 4))
     magic = int(header[0]) if header.size else None
-    if magic not in _LAYOUTS:
-        expected = " or ".join(str(known) for known in _LAYOUTS)
+    if magic not in LAYOUTS:
+        expected = " or ".join(str(known) for known in LAYOUTS)
         raise UserError(
             f"{path} is not a token shard: it starts with {magic} instead of the magic number {expected} "
             "(if it holds bare uint16 tokens, as nanoGPT writes them, set --data.headerless true)."
         )
-    version, dtype = _LAYOUTS[magic]
+    version, dtype = LAYOUTS[magic]
     if header.size < HEADER_INTS:
         raise UserError(f"{path} is truncated: it has {size} bytes, but the header alone takes {HEADER_BYTES}.")
     if header[1] != version:
@@ -228,7 +142,7 @@ def _bare_layout(path: Path) -> tuple[np.dtype, int]:
     size = _size(path)
     if size == 0 or size % 2:
         raise UserError(f"{path} does not hold bare uint16 tokens: its size is {size} bytes, which must be even and not 0.")
-    if size >= HEADER_BYTES and int(np.fromfile(path, dtype="<i4", count=1)[0]) in _LAYOUTS:
+    if size >= HEADER_BYTES and int(np.fromfile(path, dtype="<i4", count=1)[0]) in LAYOUTS:
         raise UserError(f"{path} is a token shard with a header: set --data.headerless false.")
     return np.dtype("<u2"), size // 2
 

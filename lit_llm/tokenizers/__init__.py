@@ -1,0 +1,25 @@
+"""Tokenizers: bytes, characters, a byte-level BPE learned from the data, or any Hugging Face ``tokenizer.json``. No torch.
+
+Every tokenizer is saved as a ``tokenizer.json`` with which the ``tokenizers`` library gives the same ids. The characters of
+a special token (``<|endoftext|>``) in a text are encoded as ordinary text, never as that token.
+"""
+
+from lit_llm.tokenizers.base import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
+from lit_llm.tokenizers.bpe import BPE
+from lit_llm.tokenizers.bytes import Bytes
+from lit_llm.tokenizers.characters import Characters
+from lit_llm.tokenizers.hugging_face import TokenizerJSON
+from lit_llm.tokenizers.learned import Learned
+from lit_llm.tokenizers.load import load_tokenizer
+
+__all__ = [
+    "BPE",
+    "END_OF_TEXT",
+    "TOKENIZER_FILE",
+    "Bytes",
+    "Characters",
+    "Learned",
+    "Tokenizer",
+    "TokenizerJSON",
+    "load_tokenizer",
+]

@@ -1,0 +1,81 @@
+"""The interface of a tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lit_llm.disk import write_text
+from lit_llm.errors import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back. Ids are in [0, vocab_size)."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+
+    @property
+    @abstractmethod
+    def eos_id(self) -> int | None:
+        """The id that follows every document, or None if the vocabulary has no such token."""
+
+    @property
+    def prefix_token_ids(self) -> list[int]:
+        """Ids that the model expects before every text, such as LLaMA's ``<s>``. ``encode`` never adds them."""
+        return []
+
+    @abstractmethod
+    def encode(self, text: str) -> np.ndarray:
+        """Ids (n,) of ``text``. Special tokens are neither recognised nor added."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of the ids, with special tokens by name. Invalid UTF-8 becomes U+FFFD.
+
+        Raises:
+            UserError: if an id lies outside [0, vocab_size).
+        """
+
+    @abstractmethod
+    def token_bytes(self) -> np.ndarray:
+        """(vocab_size,) int64: bytes of UTF-8 text per id; 0 for special tokens."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """The content of an equivalent ``tokenizer.json``."""
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """``encode`` of each text; faster where the tokenizer can use several cores."""
+        return [self.encode(text) for text in texts]
+
+    def encode_bytes(self, pieces: list[bytes]) -> list[np.ndarray]:
+        """``encode_batch`` of raw UTF-8. Invalid UTF-8 becomes U+FFFD, except that ``Bytes`` keeps every byte."""
+        return self.encode_batch([piece.decode("utf-8", errors="replace") for piece in pieces])
+
+    def identity(self) -> str:
+        """A string that differs if the ids of any text differ; part of the token cache's key."""
+        return f"json-{hashlib.sha256(self.to_json().encode()).hexdigest()}"
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write ``tokenizer.json`` into ``folder`` and return its path."""
+        path = Path(folder) / TOKENIZER_FILE
+        write_text(path, self.to_json())
+        return path
+
+    def _checked(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        array = np.asarray(ids, dtype=np.int64).reshape(-1)  # (n,)
+        if array.size and not (array.min() >= 0 and array.max() < self.vocab_size):
+            bad = array[(array < 0) | (array >= self.vocab_size)][0]
+            raise UserError(f"Token id {bad} cannot be decoded: the vocabulary has {self.vocab_size} ids, starting at 0.")
+        return array

@@ -1,0 +1,71 @@
+"""One id per byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from lit_llm.tokenizers.base import END_OF_TEXT, Tokenizer
+
+
+class Bytes(Tokenizer):
+    """One id per byte of UTF-8 (0..255), and 256 for ``<|endoftext|>``. Needs no training and is lossless."""
+
+    @property
+    def vocab_size(self) -> int:
+        return 257
+
+    @property
+    def eos_id(self) -> int:
+        return 256
+
+    def encode(self, text: str) -> np.ndarray:
+        return self.encode_bytes([text.encode("utf-8")])[0]
+
+    def encode_bytes(self, pieces: list[bytes]) -> list[np.ndarray]:
+        return [np.frombuffer(piece, dtype=np.uint8) for piece in pieces]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        array = self._checked(ids)
+        runs = np.split(array, np.flatnonzero(array == self.eos_id))  # each run except the first starts with the special id
+        parts = [bytes(run[run < 256].astype(np.uint8)).decode("utf-8", errors="replace") for run in runs]
+        return END_OF_TEXT.join(parts)
+
+    def token_bytes(self) -> np.ndarray:
+        return np.array([1] * 256 + [0], dtype=np.int64)
+
+    def identity(self) -> str:
+        return "bytes"
+
+    def to_json(self) -> str:
+        # A byte-level BPE without merges: each byte is its own token.
+        alphabet = {byte_symbols()[byte]: byte for byte in range(256)}
+        backend = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+        backend.add_special_tokens([tokenizers.AddedToken(END_OF_TEXT, special=True, normalized=False)])
+        return backend.to_str(pretty=True)
+
+    @staticmethod
+    def matches(content: dict) -> bool:
+        """Whether a parsed ``tokenizer.json`` is the one ``Bytes`` writes."""
+        model, added = content.get("model", {}), content.get("added_tokens", [])
+        return (
+            model.get("type") == "BPE"
+            and model.get("merges") == []
+            and content.get("normalizer") is None
+            and content.get("post_processor") is None
+            and model.get("vocab") == {symbol: byte for byte, symbol in enumerate(byte_symbols())}
+            and [(token["id"], token["content"]) for token in added] == [(256, END_OF_TEXT)]
+        )
+
+
+def byte_symbols() -> list[str]:
+    """GPT-2's printable character for each byte 0..255: itself if printable, else the next unused one from U+0100."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    codes = {byte: byte for byte in printable} | {byte: 256 + rank for rank, byte in enumerate(others)}
+    return [chr(codes[byte]) for byte in range(256)]

@@ -1,0 +1,46 @@
+"""Tokenizers whose vocabulary is learned from the training text."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+
+import tokenizers
+
+from lit_llm.errors import UserError
+from lit_llm.tokenizers.hugging_face import HuggingFaceTokenizer
+
+
+class Learned(HuggingFaceTokenizer):
+    """A tokenizer whose vocabulary is learned from the training text when the data is prepared.
+
+    Args:
+        vocab_size: number of ids. A short text may give fewer.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.requested_size = vocab_size
+        self._trained: tokenizers.Tokenizer | None = None
+
+    @property
+    def _backend(self) -> tokenizers.Tokenizer:  # type: ignore[override]
+        if self._trained is None:
+            raise UserError(f"This {type(self).__name__} has not been trained: call train(texts) first.")
+        return self._trained
+
+    @property
+    def trained(self) -> bool:
+        return self._trained is not None
+
+    def train(self, texts: Iterable[str]) -> None:
+        """Learn the vocabulary from ``texts``, read once, piece by piece."""
+        backend = self._learn(texts)
+        backend.encode_special_tokens = True
+        self._trained = backend
+
+    @abstractmethod
+    def _learn(self, texts: Iterable[str]) -> tokenizers.Tokenizer: ...
+
+    def identity(self) -> str:
+        # Before training the vocabulary is unknown, but it follows from the text, which is part of the cache key.
+        return f"{type(self).__name__.lower()}-{self.requested_size}" if self._trained is None else super().identity()
