@@ -15,10 +15,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from lit_llm.disk import write_text
 from lit_llm.ingest.documents import Document
+from lit_llm.ingest.manifest import META_FILE
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.tokenizers import Learned, Tokenizer
 
-META_FILE = "meta.json"
 _BATCH_BYTES = 2**22  # tokenised at once, by several threads if the tokenizer can; limits memory
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_llm.data.build import META_FILE, build
+from lit_llm.data.build import build
 from lit_llm.data.datamodule import Corpus, TokenDataModule
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
 from lit_llm.ingest.documents import Document, hold_out
+from lit_llm.ingest.manifest import META_FILE
 from lit_llm.ingest.paths import expand, same_files
 from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 

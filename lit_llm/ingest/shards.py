@@ -4,11 +4,16 @@ The layout is llm.c's, so that its published FineWeb shards can be read unchange
 int32, [magic, version, number of tokens, 0, ...], then the tokens:
 
     magic 20240520, version 1: uint16        magic 20240801, version 7: uint32
+
+Where the documents end is kept beside a shard, in a file of the same name with the suffix ``.docs``: little-endian uint64,
+for each document that ends in this shard the number of the shard's tokens up to its last one. A split that was written
+without document ends has no such files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +23,7 @@ import numpy as np
 
 from lit_llm.disk import naming
 from lit_llm.errors import UserError
+from lit_llm.ingest.manifest import ShardInfo
 
 HEADER_INTS = 256
 HEADER_BYTES = HEADER_INTS * 4
@@ -26,68 +32,117 @@ LAYOUTS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic -> version, token typ
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
 }
+DOCS_SUFFIX = ".docs"
+DOCS_DTYPE = np.dtype("<u8")
+HASH_BYTES = 16  # of every blake2b of tokens
+
+
+def magic_for(vocab_size: int) -> int:
+    """The magic number of shards for ids in [0, vocab_size): uint16 up to 65,536 ids, uint32 above."""
+    return 20240520 if vocab_size <= 2**16 else 20240801
 
 
 class ShardWriter:
     """Stream tokens into ``<folder>/<name>_000000.bin``, ``_000001.bin``, ...
 
     A shard is written to a temporary file in the same folder, synced to disk and renamed, so a file with its final name is
-    complete. Use as a context manager: an exception removes the unfinished shard.
+    complete. Its document ends are published before it. Use as a context manager: an exception removes the unfinished shard.
+
+    After closing:
+
+    - ``shards``: a ``ShardInfo`` for each shard. Its ``blake2b`` is that of the file's bytes after the header.
+    - ``tokens``, ``documents``: how many were written. A document without tokens does not count.
+    - ``tokens_blake2b``: of all ids as little-endian uint32, so it depends neither on the size of shards nor on their type.
 
     Args:
         vocab_size: up to 65,536, shards hold uint16; above, uint32.
         shard_tokens: tokens per shard; the last shard may be shorter.
+
+    Raises:
+        UserError: if ``shard_tokens`` is out of range.
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: str, *, vocab_size: int, shard_tokens: int) -> None:
         if not 1 <= shard_tokens <= MAX_SHARD_TOKENS:
             raise UserError(f"shard_tokens must be 1 to {MAX_SHARD_TOKENS}, not {shard_tokens} (--shard_tokens).")
-        self.paths: list[Path] = []
-        self.tokens = 0
+        self.shards: list[ShardInfo] = []
+        self.tokens = self.documents = 0
         self._folder, self._name, self._shard_tokens = Path(folder), name, shard_tokens
-        self._magic = 20240520 if vocab_size <= 2**16 else 20240801
+        self._magic = magic_for(vocab_size)
         self._version, self._dtype = LAYOUTS[self._magic]
+        self._split_hash = hashlib.blake2b(digest_size=HASH_BYTES)
+        self._in_document = False  # whether tokens have followed the last document's end
         self._file: Any = None
-        self._in_shard = 0
+        # Of the open shard:
+        self._shard_hash = hashlib.blake2b(digest_size=HASH_BYTES)
+        self._in_shard = self._max_id = 0
+        self._ends: list[int] = []
+
+    @property
+    def paths(self) -> list[Path]:
+        """The shards that are complete."""
+        return [self._folder / shard.file for shard in self.shards]
+
+    @property
+    def tokens_blake2b(self) -> str:
+        return self._split_hash.hexdigest()
 
     def write(self, tokens: np.ndarray) -> None:
         """Append tokens (n,), which must be in [0, vocab_size)."""
-        assert not tokens.size or tokens.max() <= np.iinfo(self._dtype).max
+        assert not tokens.size or 0 <= tokens.min() <= tokens.max() <= np.iinfo(self._dtype).max
         with naming(self._folder):
             while tokens.size:
+                if self._file is not None and self._in_shard == self._shard_tokens:
+                    self._finish()  # not before: until then, a document may end with the shard
                 if self._file is None:
                     self._open()
                 part = tokens[: self._shard_tokens - self._in_shard]
-                self._file.write(part.astype(self._dtype).tobytes())
+                stored = np.ascontiguousarray(part, dtype=self._dtype).data
+                self._file.write(stored)
+                self._shard_hash.update(stored)
+                self._split_hash.update(np.ascontiguousarray(part, dtype="<u4").data)
+                self._max_id = max(self._max_id, int(part.max()))
                 self._in_shard += part.size
                 self.tokens += part.size
+                self._in_document = True
                 tokens = tokens[part.size :]
-                if self._in_shard == self._shard_tokens:
-                    self._finish()
+
+    def end_document(self) -> None:
+        """The tokens since the last end are a document. Without any, there is none."""
+        if not self._in_document:
+            return
+        if not self.documents:
+            for path in self.paths:  # of shards that the first document has filled
+                self._write_docs(path, [])
+        self._ends.append(self._in_shard)
+        self.documents += 1
+        self._in_document = False
 
     def close(self) -> None:
         """Finish the last shard. Without any token, no file is written."""
         if self._file is not None:
-            self._finish()
+            with naming(self._folder):
+                self._finish()
 
     def __enter__(self) -> ShardWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
-            with naming(self._folder):
-                self.close()
+            self.close()
         elif self._file is not None:
             with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
                 self._file.close()
             self._temporary.unlink(missing_ok=True)
 
     def _open(self) -> None:
-        self._path = self._folder / f"{self._name}_{len(self.paths):06d}.bin"
+        self._path = self._folder / f"{self._name}_{len(self.shards):06d}.bin"
         self._temporary = self._path.with_suffix(".bin.tmp")
         self._file = open(self._temporary, "wb")  # noqa: SIM115 - stays open across write() calls
         self._file.write(bytes(HEADER_BYTES))  # written when the count is known
-        self._in_shard = 0
+        self._shard_hash = hashlib.blake2b(digest_size=HASH_BYTES)
+        self._in_shard = self._max_id = 0
+        self._ends = []
 
     def _finish(self) -> None:
         header = np.zeros(HEADER_INTS, dtype="<i4")
@@ -98,5 +153,27 @@ class ShardWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         self._file = None
+        # An older shard of that name goes first: killed in between, its tokens must not stand beside other document ends.
+        self._path.unlink(missing_ok=True)
+        self._path.with_suffix(DOCS_SUFFIX).unlink(missing_ok=True)
+        if self.documents:
+            self._write_docs(self._path, self._ends)
         os.replace(self._temporary, self._path)
-        self.paths.append(self._path)
+        self.shards.append(
+            ShardInfo(self._path.name, self._in_shard, len(self._ends), self._max_id, self._shard_hash.hexdigest())
+        )
+
+    def _write_docs(self, shard: Path, ends: list[int]) -> None:
+        path = shard.with_suffix(DOCS_SUFFIX)
+        temporary = path.with_suffix(f"{DOCS_SUFFIX}.tmp")
+        try:
+            with naming(self._folder):
+                with open(temporary, "wb") as file:
+                    file.write(np.array(ends, dtype=DOCS_DTYPE).tobytes())
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,143 @@
+"""``meta.json``: what a folder of token shards holds, with a hash of every shard. Written once, after the shards."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_llm.disk import write_text
+from lit_llm.errors import UserError
+
+META_FILE = "meta.json"
+FORMAT = 2
+"""Folders written before shards were hashed have no "format", and are read like shards without a manifest."""
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """One shard."""
+
+    file: str
+    """Its name in the folder."""
+    tokens: int
+    documents: int
+    """That end in this shard."""
+    max_id: int
+    """The largest token id."""
+    blake2b: str
+    """Of the file's bytes after the header; 16 bytes, as hex."""
+
+
+@dataclass(frozen=True)
+class SplitInfo:
+    """The text of one split, such as "train"."""
+
+    documents: int
+    bytes: int
+    tokens: int
+    unknown_tokens: int
+    """Tokens that stand for text outside the vocabulary."""
+    unknown_bytes: int
+    """The bytes of that text."""
+    tokens_blake2b: str
+    """Of all ids as little-endian uint32, whatever the size of the shards; 16 bytes, as hex."""
+    shards: tuple[ShardInfo, ...]
+    """In the order of their tokens."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of ``meta.json``."""
+
+    tokenizer: str
+    """``Tokenizer.identity()`` of the tokenizer, which is saved beside it."""
+    vocab_size: int
+    bos_id: int | None
+    """Opens every document; None: nothing does."""
+    eos_id: int | None
+    """Ends every document; None: nothing does."""
+    splits: dict[str, SplitInfo]
+
+    def write(self, folder: Path) -> None:
+        """Write ``meta.json``, complete or not at all.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        write_text(folder / META_FILE, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest | None:
+        """The manifest of ``folder``; None if it has none, or one of the old layout.
+
+        Raises:
+            UserError: if it is damaged, or of a later version.
+        """
+        path = folder / META_FILE
+        try:
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+        except (ValueError, RecursionError) as error:
+            raise _damaged(path, "it is not JSON") from error
+        if not isinstance(content, dict) or "format" not in content:
+            return None
+        if content["format"] != FORMAT:
+            raise UserError(f"{path} has format {content['format']}, but this version reads format {FORMAT}: update lit_llm.")
+        try:
+            return _manifest(content)
+        except _Unexpected as error:
+            raise _damaged(path, str(error)) from None
+
+
+class _Unexpected(Exception):
+    """What is wrong with the content."""
+
+
+def _damaged(path: Path, what: str) -> UserError:
+    return UserError(f"{path} is damaged, {what}: restore it, or prepare the data again (python -m lit_llm prepare).")
+
+
+def _manifest(content: dict[str, Any]) -> Manifest:
+    splits = {name: _split(name, each) for name, each in _value(content, "splits", dict).items()}
+    return Manifest(
+        tokenizer=_value(content, "tokenizer", str),
+        vocab_size=_count(content, "vocab_size"),
+        bos_id=_count(content, "bos_id") if content.get("bos_id") is not None else None,
+        eos_id=_count(content, "eos_id") if content.get("eos_id") is not None else None,
+        splits=splits,
+    )
+
+
+def _split(name: str, content: Any) -> SplitInfo:
+    counts = {key: _count(content, key) for key in ("documents", "bytes", "tokens", "unknown_tokens", "unknown_bytes")}
+    shards = tuple(_shard(each) for each in _value(content, "shards", list))
+    if sum(shard.tokens for shard in shards) != counts["tokens"]:
+        raise _Unexpected(f"its shards of {name} do not have {counts['tokens']} tokens together")
+    return SplitInfo(**counts, tokens_blake2b=_value(content, "tokens_blake2b", str), shards=shards)
+
+
+def _shard(content: Any) -> ShardInfo:
+    file = _value(content, "file", str)
+    if file != Path(file).name:
+        raise _Unexpected(f"{file!r} is not the name of a file in its folder")
+    counts = {key: _count(content, key) for key in ("tokens", "documents", "max_id")}
+    return ShardInfo(file=file, **counts, blake2b=_value(content, "blake2b", str))
+
+
+def _value(content: Any, key: str, kind: type) -> Any:
+    value = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise _Unexpected(f"{key} is {value!r:.80}")
+    return value
+
+
+def _count(content: Any, key: str) -> int:
+    value: int = _value(content, key, int)
+    if value < 0:
+        raise _Unexpected(f"{key} is {value}")
+    return value
