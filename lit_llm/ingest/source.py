@@ -2,33 +2,83 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import urlsplit, urlunsplit
 
-_PROTOCOL = "://"
+from lit_llm.errors import UserError
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Source:
-    """A file that exists, as it was when it was listed."""
+    """A file that exists, as it was when it was listed. It holds no open file, so it can be sent to another process."""
 
     path: str
-    """A path, or a URL such as s3://bucket/key."""
+    """A path, or a URL such as s3://bucket/key. It may hold a password: print and store ``name``."""
     size: int
-    """Bytes."""
+    """Bytes; 0 if the server does not say."""
     version: str
     """Differs if the content differs: the modification time of a local file, the ETag or the like of a remote one."""
 
     @classmethod
     def local(cls, path: Path) -> Source:
-        status = path.stat()
-        return cls(str(path), status.st_size, str(status.st_mtime_ns))
+        return cls(str(path), *_state(os.stat(path)))
 
     @property
     def is_local(self) -> bool:
-        return _PROTOCOL not in self.path
+        return not is_url(self.path)
+
+    @property
+    def name(self) -> str:
+        """The path without what may be secret: the user and the query of a URL."""
+        return public_name(self.path)
 
     def open(self) -> BinaryIO:
-        """The content as a binary file. Its ``tell`` is the number of bytes read so far."""
-        return open(self.path, "rb")
+        """The content as a binary file, from its start. ``tell`` is the number of bytes read so far.
+
+        A remote file asks its server again from the same byte if a connection breaks, where the server allows it.
+        ``seekable`` is false for a file over HTTP.
+
+        Raises:
+            UserError: The file cannot be read, or has changed since it was listed.
+        """
+        if not self.is_local:
+            from lit_llm.ingest.remote import open_remote
+
+            return open_remote(self)
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115 - the caller closes it
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be read: {error.strerror}.") from error
+        if _state(os.fstat(file.fileno())) != (self.size, self.version):
+            file.close()
+            raise changed(self)
+        return file
+
+    def __repr__(self) -> str:
+        return f"Source({self.name!r}, size={self.size}, version={self.version!r})"
+
+
+def is_url(path: str) -> bool:
+    return _URL.match(path) is not None
+
+
+def public_name(path: str) -> str:
+    """``path``; of a URL, without user, password and the values of its query, which may be a signature."""
+    if not is_url(path):
+        return path
+    parts = urlsplit(path)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "…" if parts.query else "", ""))
+
+
+def changed(source: Source) -> UserError:
+    return UserError(f"{source.name} has changed since this command started: start it again.")
+
+
+def _state(status: os.stat_result) -> tuple[int, str]:
+    return status.st_size, str(status.st_mtime_ns)

@@ -1,0 +1,178 @@
+"""Remote files through fsspec: a file system for a URL, and reading one file from its start to its end."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import urlsplit
+
+from lit_llm.errors import UserError
+from lit_llm.ingest.remote_errors import RETRIED, fault, sentence
+from lit_llm.ingest.source import Source, changed, public_name
+
+Result = TypeVar("Result")
+
+BLOCK_BYTES = 2**23  # asked for at a time: a request takes as long as the transfer of about a megabyte
+_BUFFER_BYTES = 2**20
+_ATTEMPTS, _FIRST_PAUSE = 5, 0.5  # until a byte arrives; each pause, in seconds, is twice the one before
+_CONNECT_SECONDS, _ANSWER_SECONDS = 5, 20
+_VERSION_KEYS = (
+    "ETag", "etag", "generation", "blob_id", "checksum", "md5Hash", "content_md5", "Content-MD5", "Digest",
+    "LastModified", "Last-Modified", "last_modified", "updated", "mtime",
+)  # fmt: skip
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it. Nothing is asked of the server.
+
+    Raises:
+        UserError: The protocol is unknown, or its package is not installed.
+    """
+    try:
+        import fsspec
+        from fsspec.registry import registry
+    except ImportError:
+        raise UserError(f"{public_name(url)} needs the package fsspec: pip install 'lit_llm[data]'.") from None
+    if "::" in url:
+        raise UserError(f"{public_name(url)} is a chained URL: give the file itself.")
+    protocol = urlsplit(url).scheme.lower()
+    if protocol not in fsspec.available_protocols() and protocol not in registry:
+        raise UserError(f"{public_name(url)}: {protocol}:// is not a known protocol; use s3://, gs://, hf:// or https://.")
+    try:
+        return fsspec.url_to_fs(url, **_options(protocol))
+    except ImportError as error:
+        package = getattr(error.__cause__ or error, "name", None) or protocol
+        command = "'lit_llm[data]'" if package == "aiohttp" else package
+        raise UserError(f"{public_name(url)} needs the package {package}: pip install {command}.") from None
+
+
+def is_http(url: str) -> bool:
+    return urlsplit(url).scheme.lower() in ("http", "https")
+
+
+def version(info: Mapping[str, Any]) -> str:
+    """What changes with the content, as far as the server says: a checksum or ETag, else the modification time."""
+    return next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)), "")
+
+
+def open_remote(source: Source) -> BinaryIO:
+    """See ``Source.open``."""
+    return io.BufferedReader(_RemoteFile(source), _BUFFER_BYTES)
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    """Waiting times in seconds instead of minutes, and content as it is stored."""
+    if protocol in ("http", "https"):
+        from aiohttp import ClientTimeout
+
+        timeout = ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_ANSWER_SECONDS)
+        return {
+            "headers": {"Accept-Encoding": "identity"},
+            "simple_links": False,
+            "client_kwargs": {"timeout": timeout, "trust_env": True, "auto_decompress": False, "read_bufsize": _BUFFER_BYTES},
+        }
+    if protocol in ("s3", "s3a"):  # s3fs repeats a request itself
+        return {
+            "config_kwargs": {
+                "connect_timeout": _CONNECT_SECONDS,
+                "read_timeout": _ANSWER_SECONDS,
+                "retries": {"max_attempts": 0},
+            }
+        }
+    return {"requests_timeout": _ANSWER_SECONDS} if protocol in ("gs", "gcs") else {}
+
+
+class _RemoteFile(io.RawIOBase):
+    """A remote file that is read in order. If the connection breaks, it is opened again at the same byte."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._position = source, 0
+        self._file: Any = None
+        self._fs, self._path = file_system(source.path)
+        self._http = is_http(source.path)
+        self._repeat(self._open_first)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return not self._http and bool(self._file.seekable())
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if not self.seekable():
+            raise io.UnsupportedOperation("seek")
+        self._position = int(self._file.seek(offset, whence))
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._repeat(lambda: self._read(len(buffer)))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed and self._file is not None:
+            self._file.close()
+        super().close()
+
+    def _read(self, size: int) -> bytes:
+        if self._file is None:
+            self._open_at_position()
+        data: bytes = self._file.read(size)
+        if not data and self._position < self._source.size:
+            raise ConnectionError("the content is shorter than listed")
+        return data
+
+    def _repeat(self, action: Callable[[], Result]) -> Result:
+        """Run ``action`` until it succeeds, with a new connection after each failure that may pass."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return action()
+            except UserError:
+                raise
+            except Exception as error:
+                if fault(error) in RETRIED and attempt < _ATTEMPTS:
+                    self._file = None
+                    time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
+                    continue
+                said = sentence(error, self._source.path)
+                if said is None:
+                    raise
+                raise UserError(said) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    def _open_first(self) -> None:
+        if self._http:
+            return self._open_stream()
+        self._fs.invalidate_cache()
+        info = self._fs.info(self._path)
+        if (info.get("size") or 0, version(info)) != (self._source.size, self._source.version):
+            raise changed(self._source)
+        self._open_at_position()
+
+    def _open_at_position(self) -> None:
+        if self._http:
+            return self._open_stream()
+        self._file = self._fs.open(self._path, "rb", block_size=BLOCK_BYTES)
+        if self._position:
+            self._file.seek(self._position)
+
+    def _open_stream(self) -> None:
+        """Ask an HTTP server for the rest of the file in one answer. Not every server gives parts of a file."""
+        headers = {"Accept-Encoding": "identity"}
+        if self._position:
+            headers["Range"] = f"bytes={self._position}-"
+        self._file = self._fs.open(self._path, "rb", block_size=0, headers=headers)
+        answer = self._file.r
+        if version(answer.headers) != self._source.version:
+            raise changed(self._source)
+        if self._position and answer.status != 206:
+            raise UserError(
+                f"{self._source.name} cannot be read: the connection broke after {self._position:,} bytes, and the server does "
+                "not continue a transfer; download the file first."
+            )

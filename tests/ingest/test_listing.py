@@ -1,0 +1,144 @@
+"""Which files a user's paths and URLs name, on a file system here and on one in memory (fsspec's memory://)."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import fsspec
+import pytest
+
+from lit_llm.errors import UserError
+from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.paths import MissingFiles
+from lit_llm.ingest.source import Source
+
+
+@pytest.fixture
+def memory():
+    """Write files to memory://bucket."""
+    fs = fsspec.filesystem("memory")
+
+    def write(**contents: bytes):
+        for name, content in contents.items():
+            fs.pipe_file(f"/bucket/{name}", content)
+
+    write(
+        **{
+            "a.txt": b"one",
+            "b/c.txt": b"three",
+            "b/d.jsonl": b"{}",
+            "b/empty.txt": b"",
+            ".hidden/e.txt": b"x",
+            "b/.f.txt": b"x",
+        }
+    )
+    yield write
+    fs.rm("/bucket", recursive=True)
+
+
+def paths(patterns):
+    sources, problems = list_sources(patterns, flag="--data.paths")
+    assert problems == []
+    return [source.path for source in sources]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("memory://bucket/a.txt", ["a.txt"]),
+        ("memory://bucket", ["a.txt", "b/c.txt", "b/d.jsonl"]),
+        ("memory://bucket/b/", ["b/c.txt", "b/d.jsonl"]),
+        ("memory://bucket/*.txt", ["a.txt"]),
+        ("memory://bucket/**/*.txt", ["a.txt", "b/c.txt"]),
+        (["memory://bucket/b/d.jsonl", "memory://bucket/**"], ["b/d.jsonl", "a.txt", "b/c.txt"]),
+    ],
+)
+def test_a_url_is_a_file_a_folder_or_a_glob(memory, pattern, expected):
+    assert paths(pattern) == [f"memory:///bucket/{name}" for name in expected]
+
+
+def test_files_here_come_first_and_keep_their_sizes(memory, tmp_path):
+    (tmp_path / "z.txt").write_bytes(b"12345")
+    sources, problems = list_sources(["memory://bucket/b/c.txt", str(tmp_path)], flag="--data.paths")
+    assert problems == []
+    assert [(source.path, source.size) for source in sources] == [(f"{tmp_path}/z.txt", 5), ("memory:///bucket/b/c.txt", 5)]
+
+
+def test_sources_can_be_sent_and_read_elsewhere(memory):
+    (source,) = list_sources("memory://bucket/b/c.txt", flag="--data.paths")[0]
+    with pickle.loads(pickle.dumps(source)).open() as file:
+        assert (file.read(2), file.tell(), file.seekable()) == (b"th", 2, True)
+        assert (file.read(), file.tell()) == (b"ree", 5)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("memory://bucket/nothing.txt", "memory://bucket/nothing.txt cannot be read: it does not exist (--data.paths)."),
+        ("memory://bucket/*.zip", "No non-empty file matches memory://bucket/*.zip (--data.paths)."),
+        ("memory://bucket/b/empty.txt", "memory://bucket/b/empty.txt is empty: give a file with content (--data.paths)."),
+        (
+            "magic://x/y",
+            "magic://x/y: magic:// is not a known protocol; use s3://, gs://, hf:// or https:// (--data.paths).",
+        ),
+        (
+            "zip://a.txt::memory://bucket/a.zip",
+            "zip://a.txt::memory://bucket/a.zip is a chained URL: give the file itself (--data.paths).",
+        ),
+    ],
+)
+def test_a_url_that_names_nothing_is_one_sentence(memory, pattern, said):
+    sources, problems = list_sources(pattern, flag="--data.paths")
+    assert (sources, problems) == ([], [said])
+    assert isinstance(problems[0], MissingFiles)  # `plan` goes on
+
+
+def test_a_pattern_that_is_given_twice_is_refused_here_and_there(memory, tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    for pattern in (str(tmp_path / "a.txt"), "memory://bucket/a.txt"):
+        problems = list_sources([pattern, pattern], flag="--data.paths")[1]
+        assert problems == [f"{pattern} is given twice: remove it once (--data.paths)."]
+    assert list_sources([], flag="--f")[1] == ["The list of files is empty: give a file, a folder or a glob (--f)."]
+
+
+MISSING = """
+import sys
+from lit_llm.ingest.listing import list_sources
+for url, module in (("s3://b/a", "fsspec"), ("s3://b/a", "s3fs"), ("gs://b/a", "gcsfs"), ("https://h/a", "aiohttp")):
+    sys.modules[module] = None  # its import fails
+    print(*list_sources(url, flag="--data.paths")[1])
+    del sys.modules[module]
+"""
+
+
+def test_a_missing_package_is_named_with_its_command():
+    said = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said == [
+        "s3://b/a needs the package fsspec: pip install 'lit_llm[data]' (--data.paths).",
+        "s3://b/a needs the package s3fs: pip install s3fs (--data.paths).",
+        "gs://b/a needs the package gcsfs: pip install gcsfs (--data.paths).",
+        "https://h/a needs the package aiohttp: pip install 'lit_llm[data]' (--data.paths).",
+    ]
+
+
+def test_a_changed_file_is_not_read(memory, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"abc")
+    (here,) = list_sources(str(path), flag="--data.paths")[0]
+    (there,) = list_sources("memory://bucket/a.txt", flag="--data.paths")[0]
+    memory(**{"a.txt": b"longer"})
+    os.utime(path, ns=(1, 1))  # as long as before
+    for source in (here, there):
+        with pytest.raises(UserError, match="has changed since this command started: start it again"):
+            source.open()
+    path.unlink()
+    with pytest.raises(UserError, match=f"{path} cannot be read: No such file or directory"):
+        here.open()
+
+
+def test_passwords_and_signatures_of_urls_are_not_shown():
+    source = Source("https://me:secret@host:8/folder/a.txt?signature=secret#part", 1, "v")
+    assert source.name == "https://host:8/folder/a.txt?…"
+    assert "secret" not in f"{source!r} {source}"
+    assert Source("/folder/a@b?c", 1, "v").name == "/folder/a@b?c"
