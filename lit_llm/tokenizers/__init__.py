@@ -8,6 +8,7 @@ from lit_llm.tokenizers.base import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
 from lit_llm.tokenizers.bpe import BPE
 from lit_llm.tokenizers.bytes import Bytes
 from lit_llm.tokenizers.characters import Characters
+from lit_llm.tokenizers.encoder import EncoderChoice, PieceEncoder, choose_encoder
 from lit_llm.tokenizers.hugging_face import TokenizerJSON
 from lit_llm.tokenizers.learned import Learned
 from lit_llm.tokenizers.load import load_tokenizer
@@ -18,8 +19,11 @@ __all__ = [
     "TOKENIZER_FILE",
     "Bytes",
     "Characters",
+    "EncoderChoice",
     "Learned",
+    "PieceEncoder",
     "Tokenizer",
     "TokenizerJSON",
+    "choose_encoder",
     "load_tokenizer",
 ]

@@ -31,6 +31,16 @@ class Tokenizer(ABC):
         """The id that follows every document, or None if the vocabulary has no such token."""
 
     @property
+    def bos_id(self) -> int | None:
+        """The id that precedes every document, or None if documents start with their text."""
+        return None
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The id of all characters that have no id of their own, or None if every text can be decoded."""
+        return None
+
+    @property
     def prefix_token_ids(self) -> list[int]:
         """Ids that the model expects before every text, such as LLaMA's ``<s>``. ``encode`` never adds them."""
         return []

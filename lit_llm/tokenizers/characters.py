@@ -50,6 +50,10 @@ class Characters(Learned):
         backend.add_special_tokens([tokenizers.AddedToken(END_OF_TEXT, special=True, normalized=False)])
         return backend
 
+    @property
+    def unknown_id(self) -> int:
+        return 0
+
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         # The library gives the same ids, but takes 154 s for the 12 MB of the standard library instead of less than 1 s.
         codes = (np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32) for text in texts)

@@ -24,6 +24,17 @@ class HuggingFaceTokenizer(Tokenizer):
     _backend: tokenizers.Tokenizer
 
     @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The tokenizer of the library."""
+        return self._backend
+
+    @property
+    def encodes_with_library(self) -> bool:
+        """Whether the ids are those of ``backend``: False if a subclass encodes in another way."""
+        own, base = type(self), HuggingFaceTokenizer
+        return (own.encode, own.encode_batch, own.encode_bytes) == (base.encode, base.encode_batch, base.encode_bytes)
+
+    @property
     def vocab_size(self) -> int:
         return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1  # ids may have gaps
 

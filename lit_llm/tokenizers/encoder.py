@@ -1,0 +1,184 @@
+"""How texts are tokenised in bulk: the fastest way whose ids are those of the tokenizer, and how pieces of a text join.
+
+tiktoken encodes a byte-level BPE several times faster than ``tokenizers``. Its ids are compared first, for each tokenizer:
+on a sample of the text, on the text of every token, and on a fixed text with what a sample may lack.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+
+from lit_llm.tokenizers.base import Tokenizer
+from lit_llm.tokenizers.check_text import check_texts
+from lit_llm.tokenizers.hugging_face import HuggingFaceTokenizer
+from lit_llm.tokenizers.tiktoken_encoding import NotExpressible, TiktokenEncoding
+
+_SAMPLE_CHARACTERS = 2**20  # compared at most
+_SAMPLE_PIECE = 2**17  # characters of one text, compared at most
+_TOGETHER = 2048  # texts of tokens that are encoded at once; limits memory
+_LONGEST_TEXT = 2**19  # bytes; tiktoken's regular expressions overflow on a run of a million spaces
+_JOINS_TESTED = 16  # in each text
+_SAFE_CUT = re.compile(r"\S\n(?=\S)")  # where the pieces of a document are cut, if possible
+
+Join = Literal["plain", "newline", "document"]
+_Encode = Callable[[list[bytes]], list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class EncoderChoice:
+    """How a tokenizer's texts are encoded. Small, so that it can be sent to other processes."""
+
+    kind: Literal["tiktoken", "tokenizers", "own"]
+    """The library; "own": methods of the tokenizer's class."""
+    reason: str
+    """Why, in one sentence."""
+    join: Join
+    """How pieces of a document give the ids of the whole: one after the other; with a newline before each piece but the first,
+    whose ids are dropped; or not at all, so that documents must be encoded whole."""
+
+
+def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str]) -> EncoderChoice:
+    """The fastest encoder that gives the tokenizer's ids, and the join that gives the ids of whole documents.
+
+    Args:
+        sample: texts like those to encode. A million characters are compared, of each text its start.
+    """
+    texts = [*_first(sample, _SAMPLE_CHARACTERS), *check_texts()]
+    kind: Literal["tiktoken", "tokenizers", "own"] = "own"
+    reason = f"{type(tokenizer).__name__} encodes by itself."
+    encode: _Encode = tokenizer.encode_bytes
+    if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.encodes_with_library:
+        kind, reason, encode = "tokenizers", "", _one_by_one(tokenizer)
+        try:
+            fast = TiktokenEncoding(tokenizer.backend)
+        except NotExpressible as error:
+            reason = f"tiktoken cannot express this tokenizer: {error}."
+        except ModuleNotFoundError:
+            reason = "tiktoken, which is faster, is not installed: pip install 'lit_llm[data]'."
+        else:
+            different = _difference(tokenizer, fast, texts)
+            if different is None:
+                kind, encode = "tiktoken", _with_tiktoken(fast, tokenizer)
+                reason = "tiktoken gives the ids of tokenizers for a sample of the text, every token and a fixed text."
+            else:
+                reason = f"tiktoken gives other ids than tokenizers for {different!r}."
+    return EncoderChoice(kind, reason, _join(encode, texts))
+
+
+class PieceEncoder:
+    """Encode texts that come in pieces.
+
+    Args:
+        choice: of ``choose_encoder`` for this tokenizer.
+
+    Attributes:
+        unknown_tokens: ids so far that stand for unknown characters, if the tokenizer has an ``unknown_id``.
+        unknown_bytes: the bytes of these characters in the texts.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, choice: EncoderChoice) -> None:
+        self.unknown_tokens = self.unknown_bytes = 0
+        self._unknown_id = tokenizer.unknown_id
+        self._token_bytes = None if self._unknown_id is None else tokenizer.token_bytes()
+        self._encode: _Encode = tokenizer.encode_bytes
+        if choice.kind != "own":
+            assert isinstance(tokenizer, HuggingFaceTokenizer)
+            tiktoken = choice.kind == "tiktoken"
+            self._encode = (
+                _with_tiktoken(TiktokenEncoding(tokenizer.backend), tokenizer) if tiktoken else _one_by_one(tokenizer)
+            )
+        self._join = _JOINS[choice.join]
+
+    def encode(self, texts: list[bytes], continues: list[bool]) -> list[np.ndarray]:
+        """Ids (n,) of each text, of any integer type. BOS and EOS are not added.
+
+        Args:
+            texts: UTF-8. Invalid bytes become U+FFFD, except that ``Bytes`` keeps every byte.
+            continues: whether a text continues the document of the text before it, in this call or the call before.
+        """
+        encoded = self._join(self._encode, texts, continues)
+        if self._token_bytes is not None:
+            for text, ids in zip(texts, encoded, strict=True):
+                known = ids[ids != self._unknown_id]
+                self.unknown_tokens += ids.size - known.size
+                self.unknown_bytes += len(text) - int(self._token_bytes[known].sum())
+        return encoded
+
+
+def _one_by_one(tokenizer: Tokenizer) -> _Encode:
+    """What ``tokenizers`` returns is forty times as large as the text, so one text at a time."""
+    return lambda texts: [tokenizer.encode_bytes([text])[0] for text in texts]
+
+
+def _with_tiktoken(encoding: TiktokenEncoding, tokenizer: Tokenizer) -> _Encode:
+    def encode(text: bytes) -> np.ndarray:
+        if len(text) > _LONGEST_TEXT:
+            return tokenizer.encode_bytes([text])[0]
+        return encoding.encode(text.decode("utf-8", errors="replace"))
+
+    return lambda texts: [encode(text) for text in texts]
+
+
+def _first(texts: Sequence[str], characters: int) -> Iterator[str]:
+    for text in texts:
+        if characters <= 0:
+            return
+        yield text[: min(characters, _SAMPLE_PIECE)]
+        characters -= len(text)
+
+
+def _difference(tokenizer: Tokenizer, fast: TiktokenEncoding, texts: list[str]) -> str | None:
+    """A text, or its start, for which the ids differ; None if they are equal for all."""
+    tokens = []
+    for token in fast.vocabulary:
+        try:
+            tokens.append(token.decode("utf-8"))
+        except UnicodeDecodeError:  # part of a character
+            continue
+    remaining = iter(tokens)
+    while some := list(islice(remaining, _TOGETHER)):
+        for text, ids in zip(some, tokenizer.encode_batch(some), strict=True):
+            if not np.array_equal(ids, fast.encode(text)):
+                return text
+    mixed = "".join(tokens[::7] + tokens[3::7])  # tokens that do not usually meet
+    different = (text for text in [*texts, mixed] if not np.array_equal(tokenizer.encode(text), fast.encode(text)))
+    return next((text[:40] for text in different), None)
+
+
+def _join(encode: _Encode, texts: list[str]) -> Join:
+    """The first join with which pieces of ``texts`` give the ids of the whole."""
+    possible: list[Join] = ["plain", "newline"]
+    for text in texts:
+        cuts = [match.end() for match in _SAFE_CUT.finditer(text)]
+        cuts = cuts[:: -(-len(cuts) // _JOINS_TESTED)] if cuts else []
+        pieces = [text[start:stop].encode() for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        if not cuts:
+            continue
+        whole = encode([text.encode()])[0]
+        continues = [False] + [True] * len(cuts)
+        possible = [join for join in possible if np.array_equal(np.concatenate(_JOINS[join](encode, pieces, continues)), whole)]
+    return possible[0] if possible else "document"
+
+
+def _plain(encode: _Encode, texts: list[bytes], continues: list[bool]) -> list[np.ndarray]:
+    return encode(texts)
+
+
+def _after_newline(encode: _Encode, texts: list[bytes], continues: list[bool]) -> list[np.ndarray]:
+    """Tokenizers that put a space before a text would put it before each piece."""
+    newline = encode([b"\n"])[0]
+    found = encode([b"\n" + text if continued else text for text, continued in zip(texts, continues, strict=True)])
+    for i, continued in enumerate(continues):
+        if continued:
+            joined = np.array_equal(found[i][: newline.size], newline)
+            found[i] = found[i][newline.size :] if joined else encode([texts[i]])[0]
+    return found
+
+
+_JOINS = {"plain": _plain, "newline": _after_newline, "document": _plain}

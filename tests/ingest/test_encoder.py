@@ -1,0 +1,180 @@
+"""The ids of `PieceEncoder` are those of the `tokenizers` library for whole documents."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ingest.tokenizer_kinds import KINDS, pages, write
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from lit_llm.tokenizers import Bytes, Characters, PieceEncoder, Tokenizer, TokenizerJSON, choose_encoder
+
+DOCUMENT = ("  \n# Données\n\nA naïve café’s “menu”\tcosts 1234 €\n" + "def f(x):\n    return x  # it's\n" * 20) * 3
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TokenizerJSON]:
+    root = tmp_path_factory.mktemp("tokenizers")
+    return {kind: write(kind, root / kind) for kind in KINDS}
+
+
+def library_ids(folder: Path, text: str) -> list[int]:
+    """The ids of a whole text by the library, which reads the file itself."""
+    library = LibraryTokenizer.from_file(str(folder / "tokenizer.json"))
+    library.encode_special_tokens = True
+    return library.encode(text, add_special_tokens=False).ids
+
+
+def cut(text: str) -> list[str]:
+    """Pieces that end at a line end between two characters that are no spaces."""
+    pieces = [""]
+    for line, following in zip(lines := text.splitlines(keepends=True), [*lines[1:], " "], strict=True):
+        pieces[-1] += line
+        if len(line) > 1 and not line[-2].isspace() and not following[0].isspace():
+            pieces.append("")
+    return pieces if pieces[-1] else pieces[:-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "library", "join"),
+    [
+        ("gpt2", "tiktoken", "plain"),
+        ("llama3", "tiktoken", "plain"),
+        ("qwen", "tiktoken", "plain"),
+        ("llama2", "tokenizers", "newline"),
+        ("gemma", "tokenizers", "plain"),
+        ("metaspace", "tokenizers", "newline"),
+        ("collapsing", "tokenizers", "document"),
+        ("bert", "tokenizers", "plain"),
+    ],
+)
+def test_pieces_give_the_ids_of_the_whole_document(
+    kinds: dict[str, TokenizerJSON], tmp_path: Path, kind: str, library: str, join: str
+) -> None:
+    tokenizer = kinds[kind]
+    choice = choose_encoder(tokenizer, [pages()[:20_000]])
+    assert (choice.kind, choice.join) == (library, join)
+    pieces = cut(DOCUMENT) if join != "document" else [DOCUMENT]
+    assert len(pieces) > 20 or join == "document"
+    encoder = PieceEncoder(tokenizer, pickle.loads(pickle.dumps(choice)))
+    encoded = encoder.encode([b"x", *(p.encode() for p in pieces[:3])], [False, False, *[True] * len(pieces[1:3])])[1:]
+    encoded += encoder.encode([p.encode() for p in pieces[3:]], [True] * len(pieces[3:]))
+    tokenizer.save(tmp_path)
+    assert np.concatenate(encoded).tolist() == library_ids(tmp_path, DOCUMENT)
+
+
+def test_composed_and_decomposed_letters_are_the_same_where_the_tokenizer_normalises(kinds: dict[str, TokenizerJSON]) -> None:
+    for kind, equal in (("qwen", True), ("gpt2", False)):
+        encoder = PieceEncoder(kinds[kind], choose_encoder(kinds[kind], []))
+        composed, decomposed = encoder.encode(["é".encode(), "e\u0301".encode()], [False, False])
+        assert (composed.tolist() == decomposed.tolist()) == equal
+
+
+def changed(tokenizer: TokenizerJSON, folder: Path, change: str) -> TokenizerJSON:
+    content = json.loads(tokenizer.to_json())
+    vocab = content["model"]["vocab"]
+    if change == "added":
+        content["added_tokens"].append(content["added_tokens"][0] | {"id": len(vocab), "content": "lit", "special": False})
+    elif change == "gaps":
+        content["model"]["vocab"] = {token: 3 * (len(vocab) - i) for token, i in vocab.items() if i}
+        content["added_tokens"][0]["id"] = 0
+    elif change == "unmade":
+        vocab["unmade"] = len(vocab)  # a token that no merge makes, so a text never has it
+    elif change == "digits":
+        digits = {"type": "Digits", "individual_digits": True}
+        content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, content["pre_tokenizer"]]}
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return TokenizerJSON(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "library"),
+    [("added", "tokenizers"), ("gaps", "tiktoken"), ("unmade", "tiktoken"), ("digits", "tokenizers")],
+)
+def test_a_tokenizer_that_differs_from_gpt2s(
+    kinds: dict[str, TokenizerJSON], tmp_path: Path, change: str, library: str
+) -> None:
+    tokenizer = changed(kinds["gpt2"], tmp_path / change, change)
+    choice = choose_encoder(tokenizer, [DOCUMENT])
+    assert choice.kind == library, choice.reason
+    encoded = PieceEncoder(tokenizer, choice).encode([b"lit the unmade 1999\n"], [False])[0]
+    assert encoded.tolist() == library_ids(tmp_path / change, "lit the unmade 1999\n")
+
+
+def test_one_other_id_is_enough_for_the_library(kinds: dict[str, TokenizerJSON], monkeypatch: pytest.MonkeyPatch) -> None:
+    # A difference that only one token of the vocabulary shows: no text that is compared has the word.
+    import lit_llm.tokenizers.encoder as encoder
+
+    class Wrong(encoder.TiktokenEncoding):
+        def encode(self, text: str) -> np.ndarray:
+            ids = super().encode(text)
+            return ids + 1 if text == " recipe" else ids
+
+    monkeypatch.setattr(encoder, "TiktokenEncoding", Wrong)
+    choice = choose_encoder(kinds["gpt2"], ["no such word"])
+    assert choice.kind == "tokenizers"
+    assert "recipe" in choice.reason
+
+
+def test_without_tiktoken_the_reason_names_the_pip_command(
+    kinds: dict[str, TokenizerJSON], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    choice = choose_encoder(kinds["gpt2"], [])
+    assert choice.kind == "tokenizers"
+    assert "pip install 'lit_llm[data]'" in choice.reason
+
+
+def test_names_of_special_tokens_are_text(kinds: dict[str, TokenizerJSON]) -> None:
+    choice = choose_encoder(kinds["gpt2"], [])
+    ids = PieceEncoder(kinds["gpt2"], choice).encode([b"<|endoftext|>"], [False])[0]
+    assert kinds["gpt2"].eos_id not in ids.tolist()
+    assert choice.kind == "tiktoken"
+
+
+def test_a_run_of_a_million_spaces(kinds: dict[str, TokenizerJSON]) -> None:
+    # tiktoken's regular expression overflows on it.
+    text = " " * 1_000_000 + "x"
+    choice = choose_encoder(kinds["gpt2"], [text])
+    ids = PieceEncoder(kinds["gpt2"], choice).encode([text.encode()], [False])[0]
+    assert choice.kind == "tiktoken"
+    assert kinds["gpt2"].decode(ids) == text
+
+
+class Words(Tokenizer):
+    """A user's tokenizer, which knows nothing of other libraries: the length of each line."""
+
+    vocab_size = 1000
+    eos_id = 0
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array([len(line) for line in text.splitlines()], dtype=np.int64)
+
+    decode = token_bytes = to_json = None  # type: ignore[assignment]
+
+
+def test_a_tokenizer_of_ones_own_encodes_by_itself() -> None:
+    choice = choose_encoder(Words(), [DOCUMENT])
+    assert (choice.kind, choice.join) == ("own", "plain")
+    assert [ids.tolist() for ids in PieceEncoder(Words(), choice).encode([b"ab\nc\n", b"def"], [False, True])] == [[2, 1], [3]]
+
+
+def test_bytes_keep_every_byte() -> None:
+    ids = PieceEncoder(Bytes(), choose_encoder(Bytes(), [])).encode([b"\xff\x00a"], [False])[0]
+    assert ids.tolist() == [255, 0, 97]
+
+
+def test_unknown_characters_are_counted_with_their_own_bytes() -> None:
+    tokenizer = Characters(10)
+    tokenizer.train(["abc"])
+    encoder = PieceEncoder(tokenizer, choose_encoder(tokenizer, []))
+    encoder.encode(["axé".encode(), "€b".encode()], [False, True])  # x, é and € are unknown: 1 + 2 + 3 bytes
+    assert (encoder.unknown_tokens, encoder.unknown_bytes) == (3, 6)
+    encoder.encode(["😀\N{REPLACEMENT CHARACTER}".encode() + b"\xff"], [False])  # 4 + 3 bytes, and an invalid one
+    assert (encoder.unknown_tokens, encoder.unknown_bytes) == (6, 14)
