@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_llm.errors import UserError
+from lit_llm.ingest.readers.text import cut_pieces, read_bytes
 
-PIECE_BYTES = 2**18  # read, tokenised and written at a time; several pieces are tokenised in parallel
 MIN_FILES_TO_HOLD_OUT = 10
 
 _LONGEST_LINE = 2**20  # how many bytes to search for a line end
-
-# A newline between two words. No pre-tokenizer in use joins text across it, so cutting there changes no token.
-_SAFE_CUT = re.compile(rb"\S\n(?=\S)")
 
 
 @dataclass(frozen=True)
@@ -39,19 +34,8 @@ class Document:
         """The text in pieces of about ``PIECE_BYTES``, cut between tokens if possible, else at a line end or a character."""
         with open(self.path, "rb") as file:
             file.seek(self.start)
-            unread, rest = self.size, b""
-            while unread:
-                read = file.read(min(unread, PIECE_BYTES))
-                if not read:
-                    raise UserError(f"{self.path} became shorter while it was being read: prepare the data again.")
-                unread -= len(read)
-                rest += read
-                if unread:
-                    cut = _cut(rest)
-                    yield rest[:cut]
-                    rest = rest[cut:]
-            if rest:
-                yield rest
+            for piece in cut_pieces(read_bytes(file, self.size, name=str(self.path))):
+                yield piece.text
 
 
 def path_hash(tail: str) -> float:
@@ -97,24 +81,6 @@ def _tail_cut(document: Document, fraction: float) -> int:
     if 0 < line_end < document.stop - before:  # cutting after the last line would leave nothing
         return before + line_end
     return wanted + _character_start(text[wanted - before :])
-
-
-def _cut(text: bytes) -> int:
-    """Where to cut ``text``, which continues: as late as possible, preferably at a line end between two words."""
-    window = max(0, len(text) - 2**16)  # far enough back to contain a line end
-    safe = None
-    for match in _SAFE_CUT.finditer(text, window):
-        safe = match.end()
-    if safe:
-        return safe
-    newline = text.rfind(b"\n", 0, len(text)) + 1
-    if newline:
-        return newline
-    # Text without lines: cut before the last character, which may be incomplete. UTF-8 has at most three continuation bytes.
-    for back in range(1, 5):
-        if len(text) > back and text[-back] & 0xC0 != 0x80:
-            return len(text) - back
-    return len(text)
 
 
 def _character_start(text: bytes) -> int:

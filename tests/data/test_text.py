@@ -12,7 +12,7 @@ import pytest
 from lit_llm.data import BPE, Bytes, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
 from lit_llm.data.prepare import prepare
 from lit_llm.errors import UserError
-from lit_llm.ingest import documents as documents_file
+from lit_llm.ingest import pieces as pieces_file
 from lit_llm.ingest.documents import Document, hold_out
 
 
@@ -172,7 +172,7 @@ def test_text_shorter_than_a_block_says_how_many_tokens_are_needed(tmp_path):
 
 
 def test_bytes_of_any_file_come_back_exactly(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents_file, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(pieces_file, "PIECE_BYTES", 1000)
     monkeypatch.setattr("lit_llm.data.build._BATCH_BYTES", 5000)
     raw = np.random.default_rng(0).integers(0, 256, 20_000).astype(np.uint8).tobytes()  # not UTF-8
     for i, part in enumerate((raw[:7], raw[7:15_000], raw[15_000:])):
@@ -191,7 +191,7 @@ def test_tokenising_in_pieces_gives_the_tokens_of_the_whole(tmp_path, monkeypatc
     tokenizer = BPE(400)
     tokenizer.train([text])
     (tmp_path / "t.py").write_text(text)
-    monkeypatch.setattr(documents_file, "PIECE_BYTES", 500)
+    monkeypatch.setattr(pieces_file, "PIECE_BYTES", 500)
     pieces = list(Document.whole(tmp_path / "t.py").pieces())
     assert len(pieces) > 50
     assert b"".join(pieces).decode() == text
@@ -200,7 +200,7 @@ def test_tokenising_in_pieces_gives_the_tokens_of_the_whole(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("text", ["x" * 5000, "é😀" * 900, "a\n" * 3000, "\n" * 4000, "word " * 999 + "\n"])
 def test_pieces_of_awkward_text_lose_nothing_and_split_no_character(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(documents_file, "PIECE_BYTES", 997)
+    monkeypatch.setattr(pieces_file, "PIECE_BYTES", 997)
     (tmp_path / "t").write_text(text)
     assert "".join(piece.decode("utf-8") for piece in Document.whole(tmp_path / "t").pieces()) == text
 

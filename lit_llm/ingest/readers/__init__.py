@@ -1,0 +1,8 @@
+"""Reading documents from files of any format, one format a file."""
+
+from __future__ import annotations
+
+from lit_llm.ingest.readers.document_reader import DocumentReader
+from lit_llm.ingest.readers.settings import ReadSettings
+
+__all__ = ["DocumentReader", "ReadSettings"]

@@ -1,0 +1,111 @@
+"""Open a file of any format and iterate over the pieces of its documents."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import BinaryIO
+
+from lit_llm.errors import UserError
+from lit_llm.ingest.pieces import Piece
+from lit_llm.ingest.readers.compression import compression_of, decompressed
+from lit_llm.ingest.readers.counts import Counts
+from lit_llm.ingest.readers.detect import detect
+from lit_llm.ingest.readers.jsonl import read_jsonl
+from lit_llm.ingest.readers.settings import ReadSettings
+from lit_llm.ingest.readers.stream import read_head, with_head
+from lit_llm.ingest.readers.text import cut_pieces, read_bytes, read_chunks
+from lit_llm.ingest.source import Source
+
+
+class DocumentReader:
+    """The documents of a file, in pieces, in bounded memory. The content decides the format, not the file's name.
+
+    An iterator and a context manager. An empty file has no document.
+
+    Args:
+        start: the first byte to read, of plain text that is not compressed.
+        stop: the byte after the last one; None is the end of the file.
+
+    Raises:
+        UserError: The file cannot be read, is damaged, holds no text, or contradicts ``settings``. Also while iterating.
+    """
+
+    format: str
+    """text, jsonl, parquet, arrow or tar."""
+
+    def __init__(self, source: Source, settings: ReadSettings, *, start: int = 0, stop: int | None = None) -> None:
+        self._source, self._settings = source, settings
+        self._counts = Counts()
+        with contextlib.ExitStack() as opened:
+            self._file = opened.enter_context(source.open())
+            self._pieces = self._open(start, stop)
+            self._opened = opened.pop_all()
+
+    @property
+    def position(self) -> int:
+        """Bytes of the source that have been read."""
+        if self._counts.fraction is None:
+            return self._file.tell()
+        return round(self._counts.fraction * self._source.size)
+
+    @property
+    def skipped(self) -> int:
+        """How many documents had no text so far: null or empty."""
+        return self._counts.skipped
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def __enter__(self) -> DocumentReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def __iter__(self) -> DocumentReader:
+        return self
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def _open(self, start: int, stop: int | None) -> Iterator[Piece]:
+        """Decide the format and begin to read."""
+        name = self._source.path
+        head = read_head(self._file)
+        stream = with_head(head, self._file)
+        compression = compression_of(head)
+        if compression is not None:
+            stream = decompressed(stream, compression, head, name=name)
+            head = read_head(stream)
+            stream = with_head(head, stream)
+        self.format = self._format(head)
+        ranged = start > 0 or stop is not None
+        if ranged and (self.format != "text" or compression is not None):
+            raise ValueError(f"{name} is {compression or self.format}: only plain text can be read in part")
+        if self.format == "jsonl":
+            hint = ", or read it as plain text (--data.format text)" if self._settings.format == "auto" else ""
+            return read_jsonl(stream, self._settings.text_key, self._counts, name=name, hint=hint)
+        assert self.format == "text", self.format
+        return cut_pieces(self._text(stream, compression, start, stop))
+
+    def _text(self, stream: BinaryIO, compression: str | None, start: int, stop: int | None) -> Iterator[bytes]:
+        if stop is None and (compression is not None or not self._source.size):  # a server may not tell the size
+            return read_chunks(stream)
+        if start:
+            self._file.seek(start)
+            stream = self._file
+        stop = self._source.size if stop is None else stop
+        return read_bytes(stream, stop - start, name=self._source.path)
+
+    def _format(self, head: bytes) -> str:
+        wanted = self._settings.format
+        if wanted == "text" or not head:
+            return "text"
+        found = detect(head, name=self._source.path)
+        if wanted == "auto" or found == wanted:
+            return found
+        if wanted == "jsonl" and found == "text":
+            return "jsonl"  # its reader says which line is wrong
+        raise UserError(f"{self._source.path} is {found}, not {wanted}: use --data.format auto.")

@@ -1,0 +1,65 @@
+"""The text of one JSON object."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+
+from lit_llm.errors import UserError
+from lit_llm.ingest.pieces import Piece
+from lit_llm.ingest.readers.json_stream import JsonStream, parse
+from lit_llm.ingest.readers.text import cut_pieces
+from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, type_name, utf8
+
+
+def text_of(line: bytes, key: str, *, where: str, hint: str = "") -> bytes:
+    """The text under ``key`` of an object; empty if it is null.
+
+    Args:
+        where: names the object in messages: "FILE line 3".
+        hint: how to read a file as plain text that only looks like JSON; may be empty.
+
+    Raises:
+        UserError: It is not a JSON object, has no such key, or another value than a string.
+    """
+    with _naming(where, hint):
+        record = parse(line.decode())
+        if not isinstance(record, dict):
+            raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {key!r}{hint}.")
+        value = find(record, key)
+        if value is MISSING:
+            raise missing_key(where, key, keys_of(record, key), hint=hint)
+        if value is None:
+            return b""
+        if not isinstance(value, str):
+            raise no_text(where, key, type_name(value))
+        return utf8(value)
+
+
+def stream_text(chunks: Iterator[bytes], key: str, *, where: str, hint: str = "") -> Generator[Piece, None, bool]:
+    """The same for an object of any length, in bounded memory. It refuses a key that is given twice.
+
+    Returns:
+        Whether there is text.
+    """
+    stream = JsonStream(chunks, where)
+    found = False
+    with _naming(where, hint):
+        for piece in cut_pieces(map(utf8, stream.text(key))):
+            found = True
+            yield piece
+        if not stream.found:
+            raise missing_key(where, key, stream.keys, hint=hint)
+    return found
+
+
+@contextlib.contextmanager
+def _naming(where: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where} is not UTF-8: convert the file with iconv -f ITS_ENCODING -t UTF-8{hint}.") from error
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{where} is not valid JSON: remove or repair it{hint}.") from error

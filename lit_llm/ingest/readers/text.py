@@ -1,0 +1,90 @@
+"""Plain text: a file, or a range of it, is one document. Documents of all formats are cut into pieces here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+from lit_llm.errors import UserError
+from lit_llm.ingest import pieces
+from lit_llm.ingest.pieces import Piece
+
+# A newline between two words. No pre-tokenizer in use joins text across it, so cutting there changes no token.
+_SAFE_CUT = re.compile(rb"\S\n(?=\S)")
+
+
+def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
+    """The rest of ``stream``."""
+    while chunk := stream.read(pieces.PIECE_BYTES):
+        yield chunk
+
+
+def read_bytes(file: BinaryIO, count: int, *, name: str) -> Iterator[bytes]:
+    """The next ``count`` bytes of a file.
+
+    Raises:
+        UserError: The file has less.
+    """
+    unread = count
+    while unread:
+        chunk = file.read(min(unread, pieces.PIECE_BYTES))
+        if not chunk:
+            raise UserError(f"{name} became shorter while it was being read: prepare the data again.")
+        unread -= len(chunk)
+        yield chunk
+
+
+def cut_pieces(chunks: Iterable[bytes]) -> Iterator[Piece]:
+    """One document, given in parts of any size, in pieces of about ``PIECE_BYTES``.
+
+    Pieces are cut between tokens if possible, else at a line end or a character. The cuts depend on the text alone, not on
+    how it is split into ``chunks``. An empty document has no piece.
+    """
+    rest = b""
+    previous = None
+    for block in _blocks(chunks):
+        if previous is not None:
+            rest += previous
+            cut = _cut(rest)
+            yield Piece(rest[:cut], last=False)
+            rest = rest[cut:]
+        previous = block
+    if previous is not None:
+        yield Piece(rest + previous, last=True)
+
+
+def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in blocks of ``PIECE_BYTES``; the last may be shorter."""
+    size = pieces.PIECE_BYTES
+    parts: list[bytes] = []
+    gathered = 0
+    for chunk in chunks:
+        parts.append(chunk)
+        gathered += len(chunk)
+        if gathered >= size:
+            joined = b"".join(parts)
+            full = gathered - gathered % size
+            for start in range(0, full, size):
+                yield joined[start : start + size]
+            parts, gathered = [joined[full:]], gathered - full
+    if gathered:
+        yield b"".join(parts)
+
+
+def _cut(text: bytes) -> int:
+    """Where to cut ``text``, which continues: as late as possible, preferably at a line end between two words."""
+    window = max(0, len(text) - 2**16)  # far enough back to contain a line end
+    safe = None
+    for match in _SAFE_CUT.finditer(text, window):
+        safe = match.end()
+    if safe:
+        return safe
+    newline = text.rfind(b"\n", 0, len(text)) + 1
+    if newline:
+        return newline
+    # Text without lines: cut before the last character, which may be incomplete. UTF-8 has at most three continuation bytes.
+    for back in range(1, 5):
+        if len(text) > back and text[-back] & 0xC0 != 0x80:
+            return len(text) - back
+    return len(text)

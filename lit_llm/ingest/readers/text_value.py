@@ -1,0 +1,63 @@
+"""The value that a key leads to, and what is wrong with one that is no text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from lit_llm.errors import UserError
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_MOST_KEYS = 20  # in a message
+_LONGEST_KEY = 60
+
+MISSING = object()
+
+_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "true or false", float: "a number", type(None): "null"}
+
+
+def find(value: dict[str, Any], key: str) -> Any:
+    """The value under ``key``, else under the part of ``key`` before a dot and so on; None below a null; else ``MISSING``."""
+    if key in value:
+        return value[key]
+    first, dot, rest = key.partition(".")
+    if not dot or first not in value:
+        return MISSING
+    inner = value[first]
+    if inner is None:
+        return None
+    return find(inner, rest) if isinstance(inner, dict) else MISSING
+
+
+def keys_of(value: dict[str, Any], key: str) -> list[str]:
+    """The keys that ``find`` could have taken instead of ``key``: of the objects on the way, with dots."""
+    first, dot, rest = key.partition(".")
+    inner = value.get(first)
+    below = [f"{first}.{name}" for name in keys_of(inner, rest)] if dot and isinstance(inner, dict) else []
+    return [name for name in value if not below or name != first] + below
+
+
+def utf8(text: str) -> bytes:
+    """``text`` as UTF-8. Half a surrogate pair, which JSON can spell, becomes U+FFFD."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return _LONE_SURROGATE.sub("\ufffd", text).encode()
+
+
+def type_name(value: Any) -> str:
+    return _TYPES[type(value)]
+
+
+def missing_key(where: str, key: str, keys: Iterable[str], *, hint: str = "") -> UserError:
+    """The error for a record at ``where`` that has ``keys``, but not ``key``."""
+    names = [name if len(name) <= _LONGEST_KEY else name[:_LONGEST_KEY] + "…" for name in keys]
+    shown = ", ".join(names[:_MOST_KEYS]) + (f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else "")
+    has = f"it has {shown}" if names else "it has none"
+    return UserError(f"{where} has no key {key!r}, {has}: name the key that holds the text (--data.text_key){hint}.")
+
+
+def no_text(where: str, key: str, kind: str) -> UserError:
+    """The error for a record whose value under ``key`` is ``kind``, such as "a number"."""
+    return UserError(f"{where} has {kind} under {key!r}, but the text must be a string (--data.text_key).")
