@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from lit_llm.errors import UserError
 from lit_llm.ingest.paths import MissingFiles, expand
-from lit_llm.ingest.remote import file_system, is_http, version
+from lit_llm.ingest.remote import file_system, version
 from lit_llm.ingest.remote_errors import sentence
-from lit_llm.ingest.source import Source, is_url, public_name
+from lit_llm.ingest.source import Source, is_http, is_url, public_name
 
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -70,6 +70,8 @@ def _list_remote(pattern: str) -> list[Source]:
     magic = _MAGIC.search(path.partition("?")[0] if http else path)
     if magic:
         root = path[: magic.start()].rpartition("/")[0]
+        if not root:
+            raise UserError(f"{public_name(pattern)} searches the whole server: give a bucket before the first wildcard.")
         found = fs.glob(path, detail=True)
     else:
         info = fs.info(path)
@@ -79,7 +81,7 @@ def _list_remote(pattern: str) -> list[Source]:
             return [_source(fs, path, info)]
         root = path.rstrip("/")
         found = fs.find(f"{root}/" if http else root, detail=True)
-    if http and not found:
+    if http and not any(found.values()):  # without a listing, fsspec finds the folder itself and knows nothing of it
         raise UserError(f"{public_name(pattern)}: the server lists no files; give the URL of each file.")
     sources = []
     for name in sorted(found):

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 from lit_llm.errors import UserError
 from lit_llm.ingest.remote_errors import RETRIED, fault, sentence
-from lit_llm.ingest.source import Source, changed, public_name
+from lit_llm.ingest.source import Source, changed, is_http, public_name
 
 Result = TypeVar("Result")
 
 BLOCK_BYTES = 2**23  # asked for at a time: a request takes as long as the transfer of about a megabyte
-_BUFFER_BYTES = 2**20
+_BUFFER_BYTES = 2**18
 _ATTEMPTS, _FIRST_PAUSE = 5, 0.5  # until a byte arrives; each pause, in seconds, is twice the one before
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5, 20
 _VERSION_KEYS = (
@@ -28,28 +28,35 @@ def file_system(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the path in it. Nothing is asked of the server.
 
     Raises:
-        UserError: The protocol is unknown, or its package is not installed.
+        UserError: The address is not valid, the protocol is unknown, or its package is not installed.
     """
     try:
         import fsspec
         from fsspec.registry import registry
     except ImportError:
         raise UserError(f"{public_name(url)} needs the package fsspec: pip install 'lit_llm[data]'.") from None
-    if "::" in url:
+    if "::" in url and not is_http(url):
         raise UserError(f"{public_name(url)} is a chained URL: give the file itself.")
+    if not _is_address(url):
+        raise UserError(f"{public_name(url)} is not a valid address: check its spelling.")
     protocol = urlsplit(url).scheme.lower()
     if protocol not in fsspec.available_protocols() and protocol not in registry:
         raise UserError(f"{public_name(url)}: {protocol}:// is not a known protocol; use s3://, gs://, hf:// or https://.")
     try:
-        return fsspec.url_to_fs(url, **_options(protocol))
+        options = _options(protocol)
+        return (fsspec.filesystem(protocol, **options), url) if is_http(url) else fsspec.url_to_fs(url, **options)
     except ImportError as error:
         package = getattr(error.__cause__ or error, "name", None) or protocol
         command = "'lit_llm[data]'" if package == "aiohttp" else package
         raise UserError(f"{public_name(url)} needs the package {package}: pip install {command}.") from None
 
 
-def is_http(url: str) -> bool:
-    return urlsplit(url).scheme.lower() in ("http", "https")
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.netloc if is_http(url) else f"{parts.netloc}{parts.path.strip('/')}") and (parts.port or 0) >= 0
+    except ValueError:  # the port is not a number or too large, or a bracket is not closed
+        return False
 
 
 def version(info: Mapping[str, Any]) -> str:
@@ -69,7 +76,6 @@ def _options(protocol: str) -> dict[str, Any]:
 
         timeout = ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_ANSWER_SECONDS)
         return {
-            "headers": {"Accept-Encoding": "identity"},
             "simple_links": False,
             "client_kwargs": {"timeout": timeout, "trust_env": True, "auto_decompress": False, "read_bufsize": _BUFFER_BYTES},
         }
@@ -98,15 +104,17 @@ class _RemoteFile(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        return not self._http and bool(self._file.seekable())
+        return not self._http
 
     def tell(self) -> int:
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if not self.seekable():
+        if self._http:
             raise io.UnsupportedOperation("seek")
-        self._position = int(self._file.seek(offset, whence))
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}[whence]
+        if self._file is not None:
+            self._file.seek(self._position)
         return self._position
 
     def readinto(self, buffer: Any) -> int:
@@ -116,9 +124,14 @@ class _RemoteFile(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        if not self.closed and self._file is not None:
-            self._file.close()
+        if not self.closed:
+            self._disconnect()
         super().close()
+
+    def _disconnect(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _read(self, size: int) -> bytes:
         if self._file is None:
@@ -137,7 +150,7 @@ class _RemoteFile(io.RawIOBase):
                 raise
             except Exception as error:
                 if fault(error) in RETRIED and attempt < _ATTEMPTS:
-                    self._file = None
+                    self._disconnect()
                     time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
                     continue
                 said = sentence(error, self._source.path)
@@ -167,7 +180,7 @@ class _RemoteFile(io.RawIOBase):
         headers = {"Accept-Encoding": "identity"}
         if self._position:
             headers["Range"] = f"bytes={self._position}-"
-        self._file = self._fs.open(self._path, "rb", block_size=0, headers=headers)
+        self._file = self._fs.open(self._path, "rb", block_size=0, headers=headers, size=self._source.size or None)
         answer = self._file.r
         if version(answer.headers) != self._source.version:
             raise changed(self._source)

@@ -27,6 +27,7 @@ class Fault(Enum):
     """No connection, or one that broke: another attempt may succeed."""
     SERVER = "server"
     """The server cannot answer now: another attempt may succeed."""
+    REFUSED = "refused"
     ADDRESS = "address"
     CHANGED = "changed"
 
@@ -61,6 +62,7 @@ _BUILTIN: list[tuple[Fault, tuple[type[BaseException], ...]]] = [
     (Fault.UNREACHABLE, (ConnectionError, TimeoutError, socket.gaierror, ssl.SSLError)),
 ]
 _BUSY = frozenset({errno.EBUSY, errno.EREMOTEIO})  # s3fs translates "slow down" and "internal error" into these
+_REFUSED = frozenset({errno.EINVAL, errno.EREMCHG, errno.ENOSYS})  # other answers, such as that of a server of another region
 _NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
 
 _LOG_IN = {
@@ -98,6 +100,7 @@ def sentence(error: BaseException, path: str, *, flag: str | None = None) -> str
         "check the address and the network",
         Fault.SERVER: f"the server cannot answer now{code}; try again later",
         Fault.CHANGED: "it has changed since this command started; start it again",
+        Fault.REFUSED: f"the server refuses the request{code}; check the address, the region and the credentials",
         Fault.ADDRESS: "the address is not valid; check its spelling",
     }[kind]
     return f"{public_name(path)} cannot be read: {reason}{'' if flag is None else f' ({flag})'}."
@@ -116,10 +119,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _status(error: BaseException) -> int | None:
     """The status of an HTTP answer that an exception carries."""
     response = getattr(error, "response", None)
-    candidates = [getattr(error, "status", None), getattr(response, "status_code", None), getattr(error, "code", None)]
     if isinstance(response, dict):  # botocore
-        candidates.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
-    return next((status for status in candidates if isinstance(status, int) and 400 <= status < 600), None)
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    elif _is(error, "gcsfs.retry", "HttpError"):
+        status = getattr(error, "code", None)
+    else:  # httpx and requests, or aiohttp
+        status = getattr(response, "status_code", None) or getattr(error, "status", None)
+    return status if isinstance(status, int) and 300 <= status < 600 else None
 
 
 def _fault_of_status(status: int | None) -> Fault | None:
@@ -129,13 +135,12 @@ def _fault_of_status(status: int | None) -> Fault | None:
         return Fault.DENIED
     if status in (404, 410):
         return Fault.MISSING
-    return Fault.SERVER if status >= 500 or status in (408, 429) else None
+    return Fault.SERVER if status >= 500 or status in (408, 429) else Fault.REFUSED
 
 
 def _fault_of_type(error: BaseException) -> Fault | None:
     for kind, module, names in _TYPES:
-        types = [getattr(sys.modules.get(module), name, None) for name in names]
-        if any(isinstance(known, type) and isinstance(error, known) for known in types):
+        if _is(error, module, *names):
             return kind
     for kind, builtin in _BUILTIN:
         if isinstance(error, builtin):
@@ -143,4 +148,12 @@ def _fault_of_type(error: BaseException) -> Fault | None:
     number = error.errno if isinstance(error, OSError) else None
     if number in _NO_ROUTE:
         return Fault.UNREACHABLE
-    return Fault.SERVER if number in _BUSY else None
+    if number in _BUSY:
+        return Fault.SERVER
+    return Fault.REFUSED if number in _REFUSED else None
+
+
+def _is(error: BaseException, module: str, *names: str) -> bool:
+    """Whether the error is of one of the types that an imported module has under these names."""
+    types = [getattr(sys.modules.get(module), name, None) for name in names]
+    return any(isinstance(known, type) and isinstance(error, known) for known in types)

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import urlsplit, urlunsplit
 
 from lit_llm.errors import UserError
 
@@ -68,12 +67,18 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
+def is_http(path: str) -> bool:
+    return path.lower().startswith(("http://", "https://"))
+
+
 def public_name(path: str) -> str:
-    """``path``; of a URL, without user, password and the values of its query, which may be a signature."""
+    """``path``; of a URL, without its user, password and query. The query of a signed URL holds the signature."""
     if not is_url(path):
         return path
-    parts = urlsplit(path)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "…" if parts.query else "", ""))
+    protocol, _, rest = path.partition("://")
+    host, slash, tail = rest.partition("/")
+    name, mark, _ = tail.partition("?") if is_http(path) else (tail, "", "")
+    return f"{protocol}://{host.rpartition('@')[2]}{slash}{name}{mark and '?…'}"
 
 
 def changed(source: Source) -> UserError:

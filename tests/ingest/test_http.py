@@ -1,0 +1,140 @@
+"""Files over HTTP: Python's own server, and one whose answers fail."""
+
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+from http_server import CONTENT, serving
+from ports import free_port
+
+from lit_llm.errors import UserError
+from lit_llm.ingest import remote
+from lit_llm.ingest.listing import list_sources
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
+
+
+def one(url):
+    (source,), problems = list_sources(url, flag="--data.paths")
+    assert problems == []
+    return source
+
+
+def problem(url):
+    sources, (said,) = list_sources(url, flag="--data.paths")
+    assert sources == []
+    return said
+
+
+def test_files_folders_and_globs_of_pythons_server(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.txt").write_bytes(CONTENT)
+    (tmp_path / "sub" / "b c.txt").write_bytes(b"b")
+    (tmp_path / "sub" / "none.txt").write_bytes(b"")
+    (tmp_path / ".hidden").write_bytes(b"h")
+    port = free_port()
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            at = f"http://127.0.0.1:{port}"
+            for _ in range(500):
+                try:
+                    urllib.request.urlopen(at).close()
+                    break
+                except OSError:
+                    time.sleep(0.01)
+            every = [(f"{at}/a.txt", len(CONTENT)), (f"{at}/sub/b%20c.txt", 1)]
+            for pattern, expected in ((f"{at}/", every), (f"{at}/**/*.txt", every), (f"{at}/sub", every[1:])):
+                sources, problems = list_sources(pattern, flag="--data.paths")
+                assert (sorted((source.path, source.size) for source in sources), problems) == (expected, [])
+            assert "Last-Modified" in sources[0].version
+            with sources[0].open() as file:
+                assert file.read() == b"b"
+            with one(f"{at}/a.txt").open() as file:  # more than one buffer, from a server without ranges
+                assert (file.read(10), file.tell(), file.seekable()) == (CONTENT[:10], 10, False)
+                assert (file.read(), file.tell()) == (CONTENT[10:], len(CONTENT))
+        finally:
+            process.terminate()
+
+
+def test_a_broken_connection_is_continued_at_the_same_byte(server):
+    source = one(f"{server}/ranges/a.txt")
+    assert source.size == len(CONTENT) > 2 * 3_000_000
+    with source.open() as file:
+        assert file.read() == CONTENT
+
+
+def test_without_ranges_a_broken_connection_is_one_sentence(server):
+    with one(f"{server}/whole/a.txt").open() as file, pytest.raises(UserError) as error:
+        file.read()
+    said = str(error.value)
+    assert said.startswith(f"{server}/whole/a.txt cannot be read: the connection broke after ")
+    assert said.endswith(" bytes, and the server does not continue a transfer; download the file first.")
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(server):
+    with (
+        one(f"{server}/changes/a.txt").open() as file,
+        pytest.raises(UserError, match="has changed since this command started"),
+    ):
+        file.read()
+
+
+def test_a_file_of_unknown_length_is_read(server):
+    source = one(f"{server}/chunked/a.txt")
+    assert source.size == 0
+    with source.open() as file:
+        assert file.read() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (404, "it does not exist"),
+        (403, "access is denied (status 403); check its rights, or check the user and the password"),
+        (503, "the server cannot answer now (status 503); try again later"),
+        (400, "the server refuses the request (status 400); check the address, the region and the credentials"),
+    ],
+)
+def test_each_status_is_one_sentence(server, status, reason):
+    url = f"{server}/status/{status}"
+    assert problem(url) == f"{url} cannot be read: {reason} (--data.paths)."
+
+
+def test_a_password_or_a_signature_is_used_and_not_shown(server):
+    host = server.removeprefix("http://")
+    for url in (f"http://me:secret@{host}/private/a.txt", f"{server}/private/a.txt?key=secret"):
+        source = one(url)
+        with source.open() as file:
+            assert file.read(4) == b"line"
+        assert "secret" not in source.name + repr(source)
+    assert "secret" not in problem(f"http://you:secret@{host}/private/a.txt")
+    assert "secret" not in problem(f"{server}/status/403?key=secret")
+
+
+def test_a_host_that_cannot_be_reached_is_one_sentence():
+    closed = f"127.0.0.1:{free_port()}"
+    for host in (closed, "no-such-host.invalid"):
+        said = f"{host} cannot be reached or does not answer; check the address and the network (--data.paths)."
+        assert problem(f"http://{host}/a.txt") == f"http://{host}/a.txt cannot be read: {said}"
+
+
+def test_a_server_without_a_listing_is_one_sentence(server):
+    for url in (f"{server}/plain/*.txt", f"{server}/plain/"):
+        assert problem(url) == f"{url}: the server lists no files; give the URL of each file (--data.paths)."
+
+
+@pytest.mark.parametrize("url", ["http://host:99999999/a", "http://host:x/a", "https://", "http:///a", "http://[::1/a"])
+def test_an_invalid_address_is_one_sentence(url):
+    assert problem(url) == f"{url} is not a valid address: check its spelling (--data.paths)."
