@@ -27,7 +27,8 @@ def own_flags() -> OwnFlags:
     flags.add_argument(
         "--prefix_token_ids",
         action="store_true",
-        help="start with the ids that an imported tokenizer puts before each text, such as LLaMA's <s>",
+        help="start with the ids that an imported tokenizer puts before each text, such as LLaMA's <s>; a BOS token "
+        "of the training data is always there",
     )
     flags.add_argument("--max_new_tokens", type=int, default=200, help="maximum number of new tokens")
     flags.add_argument("--temperature", type=float, default=0.8, help="0: greedy; 1: the model's own distribution")
@@ -59,8 +60,8 @@ def main(arguments: list[str]) -> int:
     model = load_model(checkpoint, options.device)
     require_tokenizer(checkpoint, run)
     tokenizer = load_tokenizer(run)
-    opening = tokenizer.prefix_token_ids if options.prefix_token_ids else []
-    prompt = opening if opening and not options.prompt else opening + prompt_ids(tokenizer, options.prompt)
+    prefix = tokenizer.prefix_token_ids if options.prefix_token_ids else []
+    prompt = prompt_ids(tokenizer, options.prompt, prefix=prefix)
     sys.stdout.write(options.prompt)
     # A token may end inside a character, so only whole characters are printed.
     new_ids: list[int] = []

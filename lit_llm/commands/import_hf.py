@@ -11,7 +11,7 @@ import lightning
 import torch
 
 from lit_llm.checkpoint import format
-from lit_llm.checkpoint.crash_safe import make_folder, sha256_of
+from lit_llm.checkpoint.crash_safe import make_folder
 from lit_llm.cli.new_output import REPLACE_HELP, new_folder
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
@@ -23,7 +23,7 @@ from lit_llm.models.gpt import GPT
 from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
-from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256
+from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256, tokenizer_sha256
 from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
 from lit_llm.yaml_reading import dump_yaml
 
@@ -105,7 +105,7 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False) -> list[str
             "pytorch-lightning_version": lightning.__version__,
         }
         if has_tokenizer:
-            checkpoint[TOKENIZER_SHA256] = sha256_of(partial / TOKENIZER_FILE)
+            checkpoint[TOKENIZER_SHA256] = tokenizer_sha256(partial)
         format.write(checkpoint, partial / CHECKPOINTS / STEP_0)
         (partial / CHECKPOINTS / "last.ckpt").symlink_to(STEP_0)
     return notes

@@ -8,12 +8,12 @@ from typing import Any
 
 from lit_llm.hf.read import read_json
 from lit_llm.hf.write import write_json
-from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
+from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE, load_tokenizer
 
 GENERATION = "generation_config.json"
 COMPANIONS = (
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
-    *("tokenizer.model", "vocab.json", "merges.txt", GENERATION),
+    *("tokenizer.model", "vocab.json", "merges.txt", GENERATION, DOCUMENT_IDS_FILE),
 )
 """Files next to tokenizer.json in an imported folder. A run folder keeps them, so that export writes them unchanged."""
 
@@ -27,12 +27,16 @@ def copy_companions(source: Path, target: Path) -> None:
 def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
     """Write a run's tokenizer into an exported folder, so that `AutoTokenizer` gives the ids of training.
 
-    An imported tokenizer keeps its companion files. Other tokenizers get a configuration that adds no ids to a text, treats
-    the name of a special token in a text as text (`split_special_tokens`), and changes no spaces in decoding.
+    An imported tokenizer keeps its companion files; BOS and EOS that were chosen for training replace theirs. Other
+    tokenizers get a configuration that adds no ids to a text, treats the name of a special token in a text as text
+    (`split_special_tokens`), and changes no spaces in decoding.
     """
     shutil.copyfile(run / TOKENIZER_FILE, out / TOKENIZER_FILE)
     copy_companions(run, out)
-    if (out / "tokenizer_config.json").is_file():
+    config = out / "tokenizer_config.json"
+    imported = config.is_file()
+    chosen = (run / DOCUMENT_IDS_FILE).is_file()
+    if imported and not chosen:
         return
     tokenizer = load_tokenizer(run)
     settings: dict[str, Any] = {
@@ -41,17 +45,35 @@ def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }
+    if imported:
+        settings = read_json(config)
     if tokenizer.eos_id is not None:
-        end = tokenizer.decode([tokenizer.eos_id])
-        settings |= {"bos_token": end, "eos_token": end}  # a document starts after the end of another, as in GPT-2
-    write_json(settings, out / "tokenizer_config.json")
+        settings["eos_token"] = tokenizer.decode([tokenizer.eos_id])
+        if not imported:
+            settings["bos_token"] = settings["eos_token"]  # a document starts after the end of another, as in GPT-2
+    if tokenizer.bos_id is not None:
+        settings["bos_token"] = tokenizer.decode([tokenizer.bos_id])
+    write_json(settings, config)
 
 
 def write_generation_config(run: Path, out: Path, *, eos_id: int | None) -> dict[str, Any]:
-    """Write generation_config.json (the imported one, if any). Returns its ids, which config.json repeats."""
-    if (run / GENERATION).is_file():
+    """Write generation_config.json (the imported one, if any). Returns its ids, which config.json repeats.
+
+    Args:
+        eos_id: of the model.
+    """
+    chosen = (run / DOCUMENT_IDS_FILE).is_file()
+    imported = (run / GENERATION).is_file()
+    if imported and not chosen:
         shutil.copyfile(run / GENERATION, out / GENERATION)
-    else:
-        write_json({"bos_token_id": eos_id, "eos_token_id": eos_id}, out / GENERATION)
-    content = read_json(out / GENERATION)
+    content = read_json(run / GENERATION) if imported else {"bos_token_id": eos_id, "eos_token_id": eos_id}
+    if chosen:
+        tokenizer = load_tokenizer(run)
+        stops = content.get("eos_token_id")  # an id or a list of ids
+        if tokenizer.bos_id is not None:
+            content["bos_token_id"] = tokenizer.bos_id
+        if tokenizer.eos_id is not None and tokenizer.eos_id not in (stops if isinstance(stops, list) else [stops]):
+            content["eos_token_id"] = tokenizer.eos_id
+    if chosen or not imported:
+        write_json(content, out / GENERATION)
     return {"bos_token_id": content.get("bos_token_id"), "eos_token_id": content.get("eos_token_id", eos_id)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -117,13 +117,19 @@ def generate(
         model.train(was_training)
 
 
-def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Token ids of the prompt. An empty prompt becomes the end-of-document id, after which documents start.
+def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ()) -> list[int]:
+    """Token ids of the prompt, which starts a document: after BOS if the model was trained with it.
+
+    An empty prompt without BOS becomes the end-of-document id, after which documents start.
+
+    Args:
+        prefix: ids to start with instead of BOS.
 
     Raises:
-        UserError: if the prompt is empty and the tokenizer has no end-of-document id.
+        UserError: if there is no id to start from.
     """
-    ids = [int(i) for i in tokenizer.encode(prompt)]
+    start = prefix or ([] if tokenizer.bos_id is None else [tokenizer.bos_id])
+    ids = [*start, *(int(i) for i in tokenizer.encode(prompt))]
     if ids:
         return ids
     if tokenizer.eos_id is None:

@@ -1,17 +1,17 @@
-"""Whether a run's tokenizer.json is the one with which a checkpoint was trained."""
+"""Whether a run's tokenizer files are those with which a checkpoint was trained."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
-from lit_llm.checkpoint.crash_safe import sha256_of
 from lit_llm.checkpoint.format import read
 from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import CHECKPOINTS
-from lit_llm.tokenizers import TOKENIZER_FILE
+from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE
 
 TOKENIZER_SHA256 = "tokenizer_sha256"
-"""Key in a checkpoint: SHA-256 of the run's tokenizer.json, in hex. Missing without a tokenizer, and in old checkpoints."""
+"""Key in a checkpoint: `tokenizer_sha256` of the run. Missing without a tokenizer, and in old checkpoints."""
 
 
 def run_of(checkpoint: Path) -> Path:
@@ -20,14 +20,23 @@ def run_of(checkpoint: Path) -> Path:
     return folder.parent if folder.name == CHECKPOINTS else folder
 
 
+def tokenizer_sha256(run: Path) -> str:
+    """SHA-256, in hex, of tokenizer.json, followed by document_ids.json if there is one: of `Tokenizer.files`."""
+    content = hashlib.sha256((run / TOKENIZER_FILE).read_bytes())
+    if (run / DOCUMENT_IDS_FILE).is_file():
+        content.update((run / DOCUMENT_IDS_FILE).read_bytes())
+    return content.hexdigest()
+
+
 def tokenizer_problem(checkpoint: Path, run: Path) -> str | None:
-    """A sentence if the tokenizer.json in `run` is not that of a verified checkpoint. None also if one of them is missing."""
+    """A sentence if the tokenizer in `run` is not that of a verified checkpoint. None also if one of them is missing."""
     file = run / TOKENIZER_FILE
     expected = read(checkpoint, verify=False, lazy=True).get(TOKENIZER_SHA256)
-    if expected is None or not file.is_file() or sha256_of(file) == expected:
+    if expected is None or not file.is_file() or tokenizer_sha256(run) == expected:
         return None
     return (
-        f"{file} is not the file with which {checkpoint.resolve().name} was trained, so ids would mean other text: restore it"
+        f"{file} is not the file with which {checkpoint.resolve().name} was trained, or {DOCUMENT_IDS_FILE} beside it was "
+        "changed, so ids would mean other text: restore both"
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from lit_llm.disk import write_text
 from lit_llm.errors import UserError
+from lit_llm.tokenizers.document_ids import DOCUMENT_IDS_FILE, DocumentIds
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
@@ -34,6 +35,17 @@ class Tokenizer(ABC):
     def bos_id(self) -> int | None:
         """The id that precedes every document, or None if documents start with their text."""
         return None
+
+    @property
+    def document_ids_follow_from_json(self) -> bool:
+        """Whether ``tokenizer.json`` alone, when it is loaded, gives this ``bos_id`` and ``eos_id``."""
+        return False
+
+    def eos_problem(self) -> str | None:
+        """Why documents cannot be separated, as a sentence that says how to mend it; None if they can."""
+        if self.eos_id is not None:
+            return None
+        return f"{type(self).__name__} has no id that ends a document: return one of its ids from eos_id (--data.tokenizer)."
 
     @property
     def unknown_id(self) -> int | None:
@@ -74,14 +86,27 @@ class Tokenizer(ABC):
         return self.encode_batch([piece.decode("utf-8", errors="replace") for piece in pieces])
 
     def identity(self) -> str:
-        """A string that differs if the ids of any text differ; part of the token cache's key."""
-        return f"json-{hashlib.sha256(self.to_json().encode()).hexdigest()}"
+        """A string that differs if the ids of any text differ, or those around it; part of the token cache's key."""
+        return f"json-{hashlib.sha256(''.join(self.files().values()).encode()).hexdigest()}"
+
+    def files(self) -> dict[str, str]:
+        """What ``save`` writes: the text of each file by its name."""
+        files = {TOKENIZER_FILE: self.to_json()}
+        if not self.document_ids_follow_from_json:
+            files[DOCUMENT_IDS_FILE] = DocumentIds(self.bos_id, self.eos_id).to_json()
+        return files
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write ``tokenizer.json`` into ``folder`` and return its path."""
-        path = Path(folder) / TOKENIZER_FILE
-        write_text(path, self.to_json())
-        return path
+        """Write ``tokenizer.json`` into ``folder`` and return its path.
+
+        A file ``document_ids.json`` beside it holds ``bos_id`` and ``eos_id`` if loading would find others.
+        """
+        files = self.files()
+        if DOCUMENT_IDS_FILE not in files:
+            (Path(folder) / DOCUMENT_IDS_FILE).unlink(missing_ok=True)  # of another tokenizer
+        for name, text in files.items():
+            write_text(Path(folder) / name, text)
+        return Path(folder) / TOKENIZER_FILE
 
     def _checked(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         array = np.asarray(ids, dtype=np.int64).reshape(-1)  # (n,)

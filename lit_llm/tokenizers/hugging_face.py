@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,10 @@ import tokenizers
 from lit_llm.errors import UserError
 from lit_llm.tokenizers.base import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
 from lit_llm.tokenizers.bytes import byte_symbols
+from lit_llm.tokenizers.document_ids import DocumentIds
 
 _END_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>")  # GPT-2, LLaMA-2, Gemma, LLaMA-3
+_SHOWN = 12  # special tokens that a message lists
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -40,8 +42,11 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def eos_id(self) -> int | None:
-        found = (self._backend.token_to_id(name) for name in _END_NAMES)
-        return next((token for token in found if token is not None), None)
+        return _first_known(self._backend, _END_NAMES)
+
+    @property
+    def document_ids_follow_from_json(self) -> bool:
+        return self.bos_id is None and self.eos_id == _first_known(self._backend, _END_NAMES)
 
     @property
     def prefix_token_ids(self) -> list[int]:
@@ -89,13 +94,79 @@ class TokenizerJSON(HuggingFaceTokenizer):
 
     Args:
         path: a ``tokenizer.json``, or the folder that contains it.
+        eos_token: the token that follows every document. None: the one with which the tokenizer was saved here, else
+            ``<|endoftext|>``, ``</s>``, ``<eos>`` or ``<|end_of_text|>``, else the ``eos_token`` of a
+            ``tokenizer_config.json`` or ``special_tokens_map.json`` beside the file. In this order, because the
+            ``eos_token`` of a chat model ends a turn, not a document.
+        bos_token: a token that precedes every document and every prompt. None: the one with which the tokenizer was saved
+            here, else none.
 
     Raises:
-        UserError: if the file is missing or is not a tokenizer.
+        UserError: if the file is missing or is not a tokenizer, or a token is not in the vocabulary.
     """
 
-    def __init__(self, path: str) -> None:
-        self._backend = _read_backend(tokenizer_file(path))
+    def __init__(self, path: str, eos_token: str | None = None, bos_token: str | None = None) -> None:
+        self._file = tokenizer_file(path)
+        self._backend = _read_backend(self._file)
+        saved = DocumentIds.read(self._file.parent, self.vocab_size)
+        self._bos_id = None if saved is None else saved.bos_id
+        self._eos_id = self._found_eos() if saved is None else saved.eos_id
+        if eos_token is not None:
+            self._eos_id = self._id_of(eos_token, "eos_token")
+        if bos_token is not None:
+            self._bos_id = self._id_of(bos_token, "bos_token")
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._eos_id
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._bos_id
+
+    def eos_problem(self) -> str | None:
+        if self.eos_id is not None:
+            return None
+        return (
+            f"{self._file} does not say which token ends a document: name one of its special tokens, {self._special_tokens()} "
+            "(--data.tokenizer.init_args.eos_token)."
+        )
+
+    def _found_eos(self) -> int | None:
+        known = _first_known(self._backend, _END_NAMES)
+        return _first_known(self._backend, _configured_ends(self._file.parent)) if known is None else known
+
+    def _id_of(self, token: str, argument: str) -> int:
+        found: int | None = self._backend.token_to_id(token)
+        if found is None:
+            raise UserError(
+                f"{argument} is {token!r}, but {self._file} has no such token: its special tokens are "
+                f"{self._special_tokens()} (--data.tokenizer.init_args.{argument})."
+            )
+        return found
+
+    def _special_tokens(self) -> str:
+        added = self._backend.get_added_tokens_decoder()
+        names = [str(added[i].content) for i in sorted(added) if added[i].special]
+        more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+        return ", ".join([*names[:_SHOWN], *more]) or "of which there are none"
+
+
+def _first_known(backend: tokenizers.Tokenizer, names: Iterable[str]) -> int | None:
+    found = (backend.token_to_id(name) for name in names)
+    return next((token for token in found if token is not None), None)
+
+
+def _configured_ends(folder: Path) -> Iterator[str]:
+    """The ``eos_token`` of the files that Hugging Face puts beside tokenizer.json."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            token = json.loads((folder / name).read_text(encoding="utf-8"))["eos_token"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # these files are optional, and not ours
+            continue
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            yield token
 
 
 def tokenizer_file(path: str | os.PathLike[str]) -> Path:

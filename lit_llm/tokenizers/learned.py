@@ -41,6 +41,9 @@ class Learned(HuggingFaceTokenizer):
     @abstractmethod
     def _learn(self, texts: Iterable[str]) -> tokenizers.Tokenizer: ...
 
+    def eos_problem(self) -> None:
+        return None  # known before training: every learned vocabulary has an end of document
+
     def identity(self) -> str:
         # Before training the vocabulary is unknown, but it follows from the text, which is part of the cache key.
         return f"{type(self).__name__.lower()}-{self.requested_size}" if self._trained is None else super().identity()

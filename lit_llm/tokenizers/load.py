@@ -19,6 +19,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """
     file = tokenizer_file(path)
     tokenizer = TokenizerJSON(str(file))
+    if not tokenizer.document_ids_follow_from_json:  # the other classes cannot have ids of their own
+        return tokenizer
     content = json.loads(tokenizer.to_json())
     if Bytes.matches(content):
         return Bytes()

@@ -341,7 +341,7 @@ class LanguageModel(L.LightningModule):
         checkpoint["optimizer_class"] = class_name(self.trainer.optimizers[0])
         if self.tokenizer is not None:
             if self._tokenizer_sha256 is None:  # of a large vocabulary this takes time
-                self._tokenizer_sha256 = hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
+                self._tokenizer_sha256 = hashlib.sha256("".join(self.tokenizer.files().values()).encode()).hexdigest()
             checkpoint[TOKENIZER_SHA256] = self._tokenizer_sha256
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "consumed_samples"):

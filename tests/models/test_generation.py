@@ -77,6 +77,15 @@ def test_an_empty_prompt_begins_after_a_document_end():
     assert prompt_ids(Bytes(), "ab") == [97, 98]
 
 
+def test_a_prompt_starts_with_bos_if_documents_do():
+    class WithStart(Bytes):
+        bos_id = 1
+
+    assert prompt_ids(WithStart(), "ab") == [1, 97, 98]
+    assert prompt_ids(WithStart(), "") == [1]
+    assert prompt_ids(WithStart(), "ab", prefix=[2, 3]) == [2, 3, 97, 98]
+
+
 def test_all_mistakes_are_named():
     with pytest.raises(ValueError) as caught:
         Sampling(-1.0, 0, 1.5)

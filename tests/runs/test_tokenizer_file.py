@@ -7,6 +7,7 @@ import pytest
 from recipe_runs import run
 
 from lit_llm.checkpoint.format import read
+from lit_llm.tokenizers import Bytes, load_tokenizer
 
 FILE = "runs/tiny/tokenizer.json"
 
@@ -42,6 +43,28 @@ def test_a_resume_may_accept_it_and_writes_the_tokenizer_of_the_data_again(swapp
     flags = ("fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "3", "--accept_changes", "true")
     assert run(capsys, *flags)[0] == 0
     assert run(capsys, "generate", "--run", "runs/tiny", "--max_new_tokens", "2")[0] == 0
+
+
+def test_the_ids_around_a_document_are_part_of_it(folder, capsys):
+    """They are saved with the run, exported, and compared with the checkpoint's."""
+    library = json.loads(Bytes().to_json())
+    library["added_tokens"] += [library["added_tokens"][0] | {"id": 257, "content": "<doc>"}]
+    Path("t.json").write_text(json.dumps(library))
+    flags = ("--data.tokenizer", "TokenizerJSON", "--data.tokenizer.path", "t.json", "--data.tokenizer.eos_token", "<doc>")
+    flags += ("--data.tokenizer.bos_token", "<|endoftext|>", "--trainer.max_steps", "2")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *flags)
+    assert code == 0, err
+    saved = load_tokenizer("runs/tiny")
+    assert (saved.bos_id, saved.eos_id) == (256, 257)
+    assert run(capsys, "export", "--run", "runs/tiny", "--out", "exported")[0] == 0
+    exported = json.loads(Path("exported/tokenizer_config.json").read_text())
+    assert (exported["bos_token"], exported["eos_token"]) == ("<|endoftext|>", "<doc>")
+    for file in ("config.json", "generation_config.json"):
+        exported = json.loads(Path("exported", file).read_text())
+        assert (exported["bos_token_id"], exported["eos_token_id"]) == (256, 257)
+    Path("runs/tiny/document_ids.json").write_text('{"bos_id": null, "eos_id": 257}')
+    code, _, err = run(capsys, "generate", "--run", "runs/tiny", "--max_new_tokens", "2")
+    assert code == 2 and "document_ids.json" in err, err
 
 
 def test_a_checkpoint_without_the_checksum_is_accepted():

@@ -1,0 +1,42 @@
+"""The ids around a document, where tokenizer.json does not tell them: a small file beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from lit_llm.errors import UserError
+
+DOCUMENT_IDS_FILE = "document_ids.json"
+
+
+class DocumentIds(NamedTuple):
+    """The ids that precede and follow every document; None for none."""
+
+    bos_id: int | None
+    eos_id: int | None
+
+    def to_json(self) -> str:
+        return json.dumps(self._asdict()) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path, vocab_size: int) -> DocumentIds | None:
+        """The ids saved in ``folder``; None without the file.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        file = folder / DOCUMENT_IDS_FILE
+        if not file.is_file():
+            return None
+        try:
+            found = cls(**json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError):
+            found = cls(-1, -1)
+        if any(i is not None and not (type(i) is int and 0 <= i < vocab_size) for i in found):
+            raise UserError(
+                f"{file} is damaged: it must be an object with bos_id and eos_id, each null or an id below {vocab_size}. "
+                "Restore it, or delete it and name the tokens (--data.tokenizer.init_args.eos_token)."
+            )
+        return found
