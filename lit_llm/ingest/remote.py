@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
 from lit_llm.errors import UserError
+from lit_llm.ingest.optional_package import need
 from lit_llm.ingest.remote_errors import RETRIED, fault, sentence
 from lit_llm.ingest.source import Source, changed, is_http, public_name
 
@@ -30,25 +31,20 @@ def file_system(url: str) -> tuple[Any, str]:
     Raises:
         UserError: The address is not valid, the protocol is unknown, or its package is not installed.
     """
-    try:
-        import fsspec
-        from fsspec.registry import registry
-    except ImportError:
-        raise UserError(f"{public_name(url)} needs the package fsspec: pip install 'lit_llm[data]'.") from None
+    fsspec = need("fsspec", extra="data", what=public_name(url))
     if "::" in url and not is_http(url):
         raise UserError(f"{public_name(url)} is a chained URL: give the file itself.")
     if not _is_address(url):
         raise UserError(f"{public_name(url)} is not a valid address: check its spelling.")
     protocol = urlsplit(url).scheme.lower()
-    if protocol not in fsspec.available_protocols() and protocol not in registry:
+    if protocol not in {*fsspec.available_protocols(), *fsspec.registry}:
         raise UserError(f"{public_name(url)}: {protocol}:// is not a known protocol; use s3://, gs://, hf:// or https://.")
     try:
-        options = _options(protocol)
+        options = _options(url)
         return (fsspec.filesystem(protocol, **options), url) if is_http(url) else fsspec.url_to_fs(url, **options)
     except ImportError as error:
-        package = getattr(error.__cause__ or error, "name", None) or protocol
-        command = "'lit_llm[data]'" if package == "aiohttp" else package
-        raise UserError(f"{public_name(url)} needs the package {package}: pip install {command}.") from None
+        package = getattr(error.__cause__, "name", None) or protocol
+        raise UserError(f"{public_name(url)} needs the package {package}: pip install {package}.") from error
 
 
 def _is_address(url: str) -> bool:
@@ -69,12 +65,12 @@ def open_remote(source: Source) -> BinaryIO:
     return io.BufferedReader(_RemoteFile(source), _BUFFER_BYTES)
 
 
-def _options(protocol: str) -> dict[str, Any]:
+def _options(url: str) -> dict[str, Any]:
     """Waiting times in seconds instead of minutes, and content as it is stored."""
-    if protocol in ("http", "https"):
-        from aiohttp import ClientTimeout
-
-        timeout = ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_ANSWER_SECONDS)
+    protocol = urlsplit(url).scheme.lower()
+    if is_http(url):
+        aiohttp = need("aiohttp", extra="data", what=public_name(url))
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_ANSWER_SECONDS)
         return {
             "simple_links": False,
             "client_kwargs": {"timeout": timeout, "trust_env": True, "auto_decompress": False, "read_bufsize": _BUFFER_BYTES},

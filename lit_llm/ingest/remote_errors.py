@@ -43,7 +43,6 @@ _TYPES = [
     (Fault.NO_CREDENTIALS, "botocore.exceptions", ("TokenRetrievalError", "SSOError", "ProfileNotFound")),
     (Fault.NO_CREDENTIALS, "google.auth.exceptions", ("GoogleAuthError",)),
     (Fault.ADDRESS, "botocore.exceptions", ("ParamValidationError",)),
-    (Fault.CHANGED, "s3fs.utils", ("FileExpired",)),
     (Fault.ADDRESS, "aiohttp", ("InvalidURL",)),
     (Fault.ADDRESS, "huggingface_hub.errors", ("HFValidationError",)),
     (Fault.DENIED, "huggingface_hub.errors", ("GatedRepoError",)),
@@ -135,6 +134,8 @@ def _fault_of_status(status: int | None) -> Fault | None:
         return Fault.DENIED
     if status in (404, 410):
         return Fault.MISSING
+    if status == 412:  # s3fs asks for the ETag that it saw when it opened the file
+        return Fault.CHANGED
     return Fault.SERVER if status >= 500 or status in (408, 429) else Fault.REFUSED
 
 
