@@ -28,6 +28,8 @@ _AHEAD = 4096  # samples computed at once: numpy's cost per call is then below 0
 class _Blocks(Dataset):
     """Blocks of T inputs and T targets. Block i starts at token i * T, so consecutive blocks share one token."""
 
+    _random: bool  # whether blocks are read in random order
+
     def __init__(self, stream: TokenStream, *, block_size: int, vocab_size: int) -> None:
         self.stream, self.block_size, self.vocab_size = stream, block_size, vocab_size
 
@@ -38,7 +40,7 @@ class _Blocks(Dataset):
             start = block * self.block_size
             length = min(self.block_size + 1, len(self.stream) - start)
             if length > 1:  # a single last token is the target of the previous block
-                row[:length] = self.stream.read(start, length)
+                row[:length] = self.stream.read(start, length, random=self._random)
         # Checked on the host, for microseconds: in the embedding, an id beyond the table is undefined behaviour.
         if rows.max() >= self.vocab_size:
             row, column = np.argwhere(rows >= self.vocab_size)[0].tolist()
@@ -48,6 +50,8 @@ class _Blocks(Dataset):
 
 class TrainBlocks(_Blocks):
     """The M = (N - 1) // T full blocks of a training stream of N tokens."""
+
+    _random = True
 
     def __len__(self) -> int:
         return (len(self.stream) - 1) // self.block_size
@@ -65,6 +69,8 @@ class HeldOutBlocks(_Blocks):
 
     Blocks after the end contain only padding, so that all ranks have the same number of batches.
     """
+
+    _random = False
 
     def __len__(self) -> int:
         return -(-(len(self.stream) - 1) // self.block_size)

@@ -1,8 +1,4 @@
-"""Read the tokens of shards.
-
-Shards have the layout of ``lit_llm.ingest.shards``. nanoGPT's ``.bin`` files are bare uint16 without a header. They cannot
-be recognised, so the user sets ``headerless``.
-"""
+"""Read the tokens of several files as one stream."""
 
 from __future__ import annotations
 
@@ -12,20 +8,22 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from lit_llm.data.open_files import OpenFiles
+from lit_llm.data.shard_layout import ShardLayout, read_layout
 from lit_llm.errors import UserError
-from lit_llm.ingest.shards import HEADER_BYTES, HEADER_INTS, LAYOUTS
+from lit_llm.ingest.manifest import ShardInfo
+from lit_llm.ingest.shards import HASH_BYTES, HEADER_BYTES, LAYOUTS, magic_for
 
 FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second
 
 
 class TokenStream:
-    """The tokens of several shards, concatenated.
+    """The tokens of several files, concatenated. The formats are those of ``shard_layout``.
 
-    Each process maps the files into memory on first use; pickling (to a data worker) transfers only their names.
+    Files are opened when they are read, few at a time. Pickling (to a data worker) transfers only their names and sizes.
 
     Raises:
         UserError: one sentence for each file that is missing, empty, truncated, or not a shard.
@@ -33,49 +31,110 @@ class TokenStream:
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], *, headerless: bool = False) -> None:
         assert paths, "a stream needs at least one file"
-        self.paths = [Path(path) for path in paths]
-        self._offset = 0 if headerless else HEADER_BYTES
-        self._maps: dict[int, np.ndarray] = {}
-        self._layouts: list[tuple[np.dtype, int]] = []  # token type and number of tokens of each shard
-        problems = []
-        for path in self.paths:
+        layouts, problems = [], []
+        for path in paths:
             try:
-                self._layouts.append(_bare_layout(path) if headerless else _layout(path))
+                layouts.append(read_layout(os.fspath(path), headerless=headerless))
             except UserError as error:
                 problems.append(str(error))
         if problems:
             raise UserError("\n".join(problems))
+        self._use(layouts)
+
+    @classmethod
+    def listed(
+        cls, folder: Path, shards: Sequence[ShardInfo], *, vocab_size: int, tokens_blake2b: str | None = None
+    ) -> TokenStream:
+        """The shards that a manifest lists. No file is opened; their sizes are compared.
+
+        Args:
+            vocab_size: the manifest's.
+            tokens_blake2b: the hash of their tokens; None if the manifest has none, for a part of a split.
+
+        Raises:
+            UserError: one sentence for each file that is missing or has another size.
+        """
+        assert shards, "a stream needs at least one file"
+        dtype = LAYOUTS[magic_for(vocab_size)][1]
+        layouts = [ShardLayout(os.path.join(folder, s.file), dtype, HEADER_BYTES, s.tokens) for s in shards]
+        if problems := [problem for layout in layouts if (problem := _size_problem(layout)) is not None]:
+            raise UserError("\n".join(problems))
+        stream = cls.__new__(cls)
+        stream._use(layouts)
+        stream._max_ids = [shard.max_id for shard in shards]
+        stream._hash = tokens_blake2b
+        return stream
+
+    def _use(self, layouts: list[ShardLayout]) -> None:
+        self._layouts = layouts
         # The position of each shard's first token, then the total.
-        self._starts = [0, *accumulate(count for _, count in self._layouts)]
+        self._starts = [0, *accumulate(layout.tokens for layout in layouts)]
+        self._files = OpenFiles()
+        self._max_ids: list[int] | None = None  # of each shard, if a manifest says
+        self._hash: str | None = None  # of all tokens, if a manifest says
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     @property
+    def paths(self) -> list[Path]:
+        return [Path(layout.path) for layout in self._layouts]
+
+    @property
     def itemsize(self) -> int:
         """Bytes of a token id on disk, in the first shard."""
-        return self._layouts[0][0].itemsize
+        return self._layouts[0].dtype.itemsize
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_maps": {}}
+    @property
+    def hash_covers_all(self) -> bool:
+        """Whether ``scan`` returns a hash of every token."""
+        return self._hash is not None or len(self) <= FULL_SCAN_TOKENS
 
-    def read(self, start: int, length: int) -> np.ndarray:
-        """Tokens [start, start + length), unsigned integers (length,); read-only if they come from one shard."""
+    def document_ends(self, shard: int) -> np.ndarray | None:
+        """Where documents end that end in the shard of that number: see ``ShardLayout.document_ends``."""
+        return self._layouts[shard].document_ends()
+
+    def read(self, start: int, length: int, *, random: bool = False) -> np.ndarray:
+        """Tokens [start, start + length), unsigned integers (length,); read-only if they come from one shard.
+
+        Args:
+            random: the next read is elsewhere, so reading ahead would be wasted.
+
+        Raises:
+            UserError: a file has changed since the stream was made, or a token id is negative.
+        """
         if not 0 <= start <= start + length <= len(self):
             raise IndexError(f"tokens [{start}, {start + length}) of a stream of {len(self)}")
-        shard = bisect_right(self._starts, start) - 1
-        first = start - self._starts[shard]
-        if start + length <= self._starts[min(shard + 1, len(self.paths))]:
-            return self._map(shard)[first : first + length] if length else np.empty(0, dtype=np.uint16)
+        if length == 0:
+            return np.empty(0, dtype=np.uint16)
         parts = []
+        shard = bisect_right(self._starts, start) - 1
         while length:
-            part = self._map(shard)[first : first + length]
+            first = start - self._starts[shard]
+            part = self._read(shard, first, min(length, self._layouts[shard].tokens - first), random)
             parts.append(part)
-            length, shard, first = length - part.size, shard + 1, 0
-        return np.concatenate(parts)
+            start, length, shard = start + part.size, length - part.size, shard + 1
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def scan(self, vocab_size: int) -> str:
         """Check token ids against the vocabulary and return a hash of the content (hex).
+
+        A manifest has both, and then nothing is read. Otherwise see ``scan_tokens``.
+
+        Raises:
+            UserError: the shard and id of a token outside the vocabulary.
+        """
+        if self._max_ids is None or self._hash is None:
+            return self.scan_tokens(vocab_size)
+        if (largest := max(self._max_ids)) >= vocab_size:
+            path = self._layouts[self._max_ids.index(largest)].path
+            raise UserError(
+                f"{path} holds token id {largest}, but the vocabulary has {vocab_size} ids, starting at 0 (--data.vocab_size)."
+            )
+        return self._hash
+
+    def scan_tokens(self, vocab_size: int) -> str:
+        """Check token ids against the vocabulary and return a hash of the tokens that were read (hex).
 
         Up to 64 million tokens are read in full. Of a longer stream, 1,024 evenly spaced windows are read: enough to
         distinguish datasets, and every batch is checked when it is read.
@@ -87,7 +146,7 @@ class TokenStream:
         starts = np.arange(0, len(self), window)
         if len(self) > FULL_SCAN_TOKENS:
             starts = np.linspace(0, len(self) - window, 1024).astype(np.int64)
-        digest = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=HASH_BYTES)
         for start in starts.tolist():
             tokens = self.read(start, min(window, len(self) - start))
             if tokens.max() >= vocab_size:
@@ -99,55 +158,41 @@ class TokenStream:
         """The error for a token outside the vocabulary at ``position``."""
         shard = bisect_right(self._starts, position) - 1
         return UserError(
-            f"{self.paths[shard]} holds token id {int(self.read(position, 1)[0])} at position "
+            f"{self._layouts[shard].path} holds token id {int(self.read(position, 1)[0])} at position "
             f"{position - self._starts[shard]}, but the vocabulary has {vocab_size} ids, starting at 0 (--data.vocab_size)."
         )
 
-    def _map(self, shard: int) -> np.ndarray:
-        if shard not in self._maps:
-            dtype, count = self._layouts[shard]
-            mapped = np.memmap(self.paths[shard], dtype=dtype, mode="r", offset=self._offset, shape=(count,))
-            self._maps[shard] = mapped.view(np.ndarray)  # slicing a plain array is several times cheaper
-        return self._maps[shard]
+    def _read(self, shard: int, first: int, length: int, random: bool) -> np.ndarray:
+        """Tokens [first, first + length) of a shard."""
+        path, dtype, offset, *_ = self._layouts[shard]
+        try:
+            content = self._files.read(path, offset + first * dtype.itemsize, length * dtype.itemsize, random=random)
+        except FileNotFoundError:
+            raise UserError(f"Token shard {path} is gone: restore it, and continue the run with --resume auto.") from None
+        if len(content) != length * dtype.itemsize:
+            raise UserError(
+                f"Token shard {path} became shorter: {self._layouts[shard].size} bytes when it was opened, now "
+                f"{os.path.getsize(path)}. Restore it, and continue the run with --resume auto."
+            )
+        tokens = np.frombuffer(content, dtype=dtype)
+        if dtype.kind == "i":
+            if tokens.min() < 0:
+                position = int(np.argmax(tokens < 0))
+                raise UserError(
+                    f"{path} holds token id {tokens[position]} at position {first + position}: token ids start at 0. Tokenise "
+                    "the data again."
+                )
+            tokens = tokens.view(f"<u{dtype.itemsize}")
+        return tokens
 
 
-def _layout(path: Path) -> tuple[np.dtype, int]:
-    """Token type and count of a shard with a header."""
-    size = _size(path)
-    header = np.fromfile(path, dtype="<i4", count=min(HEADER_INTS, size // 4))
-    magic = int(header[0]) if header.size else None
-    if magic not in LAYOUTS:
-        expected = " or ".join(str(known) for known in LAYOUTS)
-        raise UserError(
-            f"{path} is not a token shard: it starts with {magic} instead of the magic number {expected} "
-            "(if it holds bare uint16 tokens, as nanoGPT writes them, set --data.headerless true)."
-        )
-    version, dtype = LAYOUTS[magic]
-    if header.size < HEADER_INTS:
-        raise UserError(f"{path} is truncated: it has {size} bytes, but the header alone takes {HEADER_BYTES}.")
-    if header[1] != version:
-        raise UserError(f"{path} is a token shard of version {header[1]}: only version {version} is supported.")
-    count = int(header[2])
-    expected_size = HEADER_BYTES + count * dtype.itemsize
-    if count < 1:
-        raise UserError(f"{path} has {count} tokens in its header: a shard needs at least one.")
-    if size != expected_size:
-        what = "truncated" if size < expected_size else "too long"
-        raise UserError(f"{path} is {what}: its header says {count} tokens = {expected_size} bytes, but it has {size}.")
-    return dtype, count
-
-
-def _bare_layout(path: Path) -> tuple[np.dtype, int]:
-    """Token type and count of a file of bare uint16."""
-    size = _size(path)
-    if size == 0 or size % 2:
-        raise UserError(f"{path} does not hold bare uint16 tokens: its size is {size} bytes, which must be even and not 0.")
-    if size >= HEADER_BYTES and int(np.fromfile(path, dtype="<i4", count=1)[0]) in LAYOUTS:
-        raise UserError(f"{path} is a token shard with a header: set --data.headerless false.")
-    return np.dtype("<u2"), size // 2
-
-
-def _size(path: Path) -> int:
-    if not path.is_file():
-        raise UserError(f"Token shard not found: {path}.")
-    return path.stat().st_size
+def _size_problem(layout: ShardLayout) -> str | None:
+    """Why a listed shard is not the file that was listed, as far as its size says it."""
+    try:
+        size = os.stat(layout.path).st_size
+    except OSError:
+        return f"Token shard not found: {layout.path}."
+    if size == layout.size:
+        return None
+    what = "truncated" if size < layout.size else "too long"
+    return f"{layout.path} is {what}: meta.json says {layout.tokens} tokens = {layout.size} bytes, but it has {size}."

@@ -1,0 +1,103 @@
+"""Megatron's pairs of files: ``X.bin`` holds bare tokens, ``X.idx`` their type and the documents.
+
+``X.idx`` is little-endian: the magic ``MMIDIDX\\0\\0``, version 1 (uint64), a code of the token type (uint8), the number n of
+sequences and m of document indices (uint64), then for each sequence its tokens (int32) and its first byte in ``X.bin``
+(int64), then m document indices (int64): document i has the sequences from index i to before index i + 1.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Any
+
+import numpy as np
+
+from lit_llm.errors import UserError
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES = {code: np.dtype(name) for code, name in {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}.items()}
+
+
+def index_of(path: str) -> str:
+    """The name of the index of ``path``."""
+    return os.path.splitext(path)[0] + ".idx"
+
+
+def has_index(path: str) -> bool:
+    """Whether an index of Megatron's stands beside ``path``."""
+    try:
+        with open(index_of(path), "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def layout(path: str, size: int) -> tuple[np.dtype[Any], int] | None:
+    """Type and number of the tokens of ``path``; None if no index stands beside it.
+
+    Args:
+        size: bytes of ``path``.
+
+    Raises:
+        UserError: the index is damaged, or does not fit the file.
+    """
+    if not has_index(path):
+        return None
+    index = index_of(path)
+    with open(index, "rb") as file:
+        dtype, sequences, _ = _header(index, file.read(_HEADER.size))
+        file.seek(_HEADER.size + 4 * (sequences - 1))
+        [last] = np.frombuffer(file.read(4), dtype="<i4").tolist()
+        file.seek(_HEADER.size + 4 * sequences + 8 * (sequences - 1))
+        [start] = np.frombuffer(file.read(8), dtype="<i8").tolist()
+    expected = start + last * dtype.itemsize
+    if size != expected:
+        what = "truncated" if size < expected else "too long"
+        raise UserError(f"{path} is {what}: {index} says {expected} bytes, but it has {size}. Restore both files.")
+    if size == 0:
+        raise UserError(f"{path} is empty: give a file with tokens.")
+    return dtype, size // dtype.itemsize
+
+
+def document_ends(path: str, itemsize: int, tokens: int) -> np.ndarray:
+    """Where the documents of ``path`` end: uint64 (n,), in tokens, exclusive. Documents without tokens are left out.
+
+    Raises:
+        UserError: the index is damaged.
+    """
+    index = index_of(path)
+    with open(index, "rb") as file:
+        _, sequences, documents = _header(index, file.read(_HEADER.size))
+        sizes = np.fromfile(file, dtype="<i4", count=sequences)
+        starts = np.fromfile(file, dtype="<i8", count=sequences)
+        bounds = np.fromfile(file, dtype="<i8", count=documents)
+    ends = np.cumsum(sizes, dtype=np.int64)  # of each sequence, in tokens
+    fits = np.array_equal(starts, (ends - sizes) * itemsize) and ends[-1] == tokens
+    if not fits or bounds.size == 0 or bounds[0] != 0 or bounds.max() > sequences or np.any(bounds[1:] < bounds[:-1]):
+        raise UserError(f"{index} is damaged: its sequences or documents do not follow each other. Restore the file.")
+    found = np.unique(np.concatenate([[0], ends])[bounds[1:]])
+    return found[found > 0].astype(np.uint64)
+
+
+def _header(index: str, header: bytes) -> tuple[np.dtype[Any], int, int]:
+    """Token type, number of sequences, number of document indices."""
+    size = os.path.getsize(index)
+    if len(header) < _HEADER.size:
+        raise UserError(f"{index} is truncated: it has {size} bytes, but its header alone takes {_HEADER.size}.")
+    _, version, code, sequences, documents = _HEADER.unpack(header)
+    if version != 1:
+        raise UserError(f"{index} is an index of version {version}: only version 1 is supported.")
+    if code not in _DTYPES:
+        raise UserError(f"{index} has token type {code}: token ids must be integers ({', '.join(map(str, _DTYPES))}).")
+    if sequences == 0:
+        raise UserError(f"{index} lists no sequences: give a file with tokens.")
+    expected = _HEADER.size + 12 * sequences + 8 * documents
+    if size != expected:
+        what = "truncated" if size < expected else "too long"
+        raise UserError(
+            f"{index} is {what}: its header says {sequences} sequences and {documents} document indices = {expected} bytes, "
+            f"but it has {size}."
+        )
+    return _DTYPES[code], sequences, documents

@@ -1,0 +1,118 @@
+"""Where the tokens of a file are, and of which type: llm.c's shards, bare uint16, Megatron's ``.bin`` with its ``.idx``.
+
+nanoGPT's ``.bin`` files are bare uint16 without a header. They cannot be recognised, so the user sets ``headerless``.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lit_llm.data import megatron
+from lit_llm.errors import UserError
+from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, HEADER_INTS, LAYOUTS
+
+
+class ShardLayout(NamedTuple):
+    """One file of tokens."""
+
+    path: str
+    dtype: np.dtype[Any]
+    offset: int
+    """Bytes before the first token."""
+    tokens: int
+    megatron: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.offset + self.tokens * self.dtype.itemsize
+
+    def document_ends(self) -> np.ndarray | None:
+        """Where documents end that end in this file, in tokens from its first one: uint64 (n,), exclusive.
+
+        None if that was not recorded.
+
+        Raises:
+            UserError: the ends are damaged.
+        """
+        if self.megatron:
+            return megatron.document_ends(self.path, self.dtype.itemsize, self.tokens)
+        docs = os.path.splitext(self.path)[0] + DOCS_SUFFIX
+        if not os.path.exists(docs):
+            return None
+        if os.path.getsize(docs) % DOCS_DTYPE.itemsize:
+            raise UserError(f"{docs} is damaged: its size is not a multiple of 8 bytes. Prepare the data again.")
+        ends = np.fromfile(docs, dtype=DOCS_DTYPE)
+        if ends.size and (ends[0] < 1 or ends[-1] > self.tokens or np.any(ends[1:] <= ends[:-1])):
+            raise UserError(
+                f"{docs} is damaged: its document ends do not increase from 1 to at most {self.tokens}, the tokens of "
+                f"{self.path}. Prepare the data again."
+            )
+        return ends
+
+
+def read_layout(path: str, *, headerless: bool = False) -> ShardLayout:
+    """The layout of a file, from its header and size. The file is opened once.
+
+    Args:
+        headerless: the file holds bare uint16.
+
+    Raises:
+        UserError: one sentence if the file is missing, empty, truncated, or not a shard.
+    """
+    header, size = _start(path, 4 if headerless else HEADER_BYTES)
+    if headerless:
+        return _bare_layout(path, header, size)
+    numbers = np.frombuffer(header[: len(header) // 4 * 4], dtype="<i4")
+    magic = int(numbers[0]) if numbers.size else None
+    if magic not in LAYOUTS:
+        if (pair := megatron.layout(path, size)) is not None:
+            return ShardLayout(path, pair[0], 0, pair[1], megatron=True)
+        expected = " or ".join(str(known) for known in LAYOUTS)
+        raise UserError(
+            f"{path} is not a token shard: it starts with {magic} instead of the magic number {expected} "
+            "(if it holds bare uint16 tokens, as nanoGPT writes them, set --data.headerless true)."
+        )
+    version, dtype = LAYOUTS[magic]
+    if numbers.size < HEADER_INTS:
+        raise UserError(f"{path} is truncated: it has {size} bytes, but the header alone takes {HEADER_BYTES}.")
+    if numbers[1] != version:
+        raise UserError(f"{path} is a token shard of version {numbers[1]}: only version {version} is supported.")
+    found = ShardLayout(path, dtype, HEADER_BYTES, int(numbers[2]))
+    if found.tokens < 1:
+        raise UserError(f"{path} has {found.tokens} tokens in its header: a shard needs at least one.")
+    if size != found.size:
+        what = "truncated" if size < found.size else "too long"
+        raise UserError(f"{path} is {what}: its header says {found.tokens} tokens = {found.size} bytes, but it has {size}.")
+    return found
+
+
+def _bare_layout(path: str, header: bytes, size: int) -> ShardLayout:
+    if size == 0 or size % 2:
+        raise UserError(f"{path} does not hold bare uint16 tokens: its size is {size} bytes, which must be even and not 0.")
+    if size >= HEADER_BYTES and int.from_bytes(header, "little") in LAYOUTS:
+        raise UserError(f"{path} is a token shard with a header: set --data.headerless false.")
+    if megatron.has_index(path):
+        raise UserError(f"{path} has the type of its tokens in {megatron.index_of(path)}: set --data.headerless false.")
+    return ShardLayout(path, np.dtype("<u2"), 0, size // 2)
+
+
+def _start(path: str, length: int) -> tuple[bytes, int]:
+    """The first bytes of a file, and its size."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not wait for its writer
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"Token shard not found: {path}.") from None
+    except OSError as error:
+        raise UserError(f"Token shard {path} cannot be read: {error.strerror}.") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"Token shard not found: {path}.")
+        return os.pread(descriptor, length, 0), status.st_size
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,168 @@
+"""Reading through few descriptors: many shards, forks, threads, files that change, document ends, manifests."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import struct
+import threading
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from lit_llm.data import TokenStream
+from lit_llm.errors import UserError
+from lit_llm.ingest.manifest import ShardInfo
+from lit_llm.ingest.shards import ShardWriter
+
+
+@pytest.fixture
+def few_descriptors():
+    """As `ulimit -n` set to 30 more than are open now."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 30, before[1]))
+    yield highest + 30
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def shards(folder, tokens, shard_tokens, documents=()):
+    with ShardWriter(folder, "x", vocab_size=2**17, shard_tokens=shard_tokens) as writer:
+        for part in np.split(np.asarray(tokens), documents):
+            writer.write(part)
+            if len(documents):
+                writer.end_document()
+    return writer
+
+
+def open_files(folder):
+    descriptors = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sum(os.path.exists(link) and os.readlink(link).startswith(str(folder)) for link in descriptors)
+
+
+class Reads(Dataset):
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __len__(self):
+        return len(self.stream)
+
+    def __getitem__(self, i):
+        return int(self.stream.read(i, 1, random=True)[0]), open_files(self.stream.paths[0].parent)
+
+
+def test_many_more_shards_than_descriptors_are_read_in_random_order_also_by_workers(tmp_path, few_descriptors):
+    stream = TokenStream(shards(tmp_path, np.arange(300) * 5, 1).paths)
+    order = np.random.default_rng(0).permutation(300).tolist()
+    assert [int(stream.read(i, 1, random=True)[0]) for i in order] == [5 * i for i in order]
+    assert 1 <= open_files(tmp_path) <= few_descriptors // 4
+    # Workers inherit the descriptors of this process by fork, and share their budget.
+    found = list(DataLoader(Reads(stream), sampler=order, batch_size=None, num_workers=2))
+    assert [token for token, _ in found] == [5 * i for i in order]
+    assert max(opened for _, opened in found) <= few_descriptors // 4
+
+
+def test_descriptors_are_not_pickled_and_streams_with_equal_paths_share_none(tmp_path):
+    writer = shards(tmp_path, [1, 2, 3], 10)
+    stream = TokenStream(writer.paths)
+    stream.read(0, 1)
+    copy = pickle.loads(pickle.dumps(stream))
+    writer.paths[0].unlink()
+    again = TokenStream(shards(tmp_path, [7, 8, 9], 10).paths)  # another file of the same name
+    assert again.read(0, 3).tolist() == copy.read(0, 3).tolist() == [7, 8, 9]
+    assert stream.read(0, 3).tolist() == [1, 2, 3]  # of the file that it has open
+
+
+def test_threads_that_take_each_others_descriptors_read_what_they_asked_for(tmp_path, few_descriptors):
+    stream = TokenStream(shards(tmp_path, np.arange(200), 1).paths)
+    wrong = []
+
+    def read(seed):
+        for i in np.random.default_rng(seed).integers(0, 200, 3000).tolist():
+            if int(stream.read(i, 1)[0]) != i:
+                wrong.append(i)
+
+    threads = [threading.Thread(target=read, args=[seed]) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_shard_that_is_cut_or_removed_while_training_is_named(tmp_path):
+    first, second = shards(tmp_path, np.arange(20), 10).paths
+    stream = TokenStream([first, second])
+    os.truncate(first, 1024 + 4 * 7)
+    assert stream.read(0, 7).tolist() == list(range(7))
+    with pytest.raises(UserError, match=r"x_000000\.bin became shorter: 1064 bytes when it was opened, now 1052\."):
+        stream.read(5, 10)
+    second.unlink()
+    with pytest.raises(UserError, match=r"x_000001\.bin is gone"):
+        stream.read(10, 1)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.bin")
+    with pytest.raises(UserError, match="Token shard not found"):
+        TokenStream([tmp_path / "pipe.bin"])
+
+
+# -- document ends ------------------------------------------------------------------------------------------------------
+
+
+def test_document_ends_are_those_beside_each_shard(tmp_path):
+    stream = TokenStream(shards(tmp_path, np.arange(10), 4, documents=[3, 8, 9]).paths)
+    ends = [stream.document_ends(shard) for shard in range(3)]
+    assert [each.tolist() for each in ends] == [[3], [4], [1, 2]] and ends[0].dtype == np.uint64
+
+
+def test_shards_without_ends_have_none_and_damaged_ones_are_named(tmp_path):
+    stream = TokenStream(shards(tmp_path, np.arange(4), 4).paths)
+    assert stream.document_ends(0) is None
+    for content in (b"123", struct.pack("<Q", 5), struct.pack("<QQ", 3, 2), struct.pack("<QQ", 0, 2)):
+        (tmp_path / "x_000000.docs").write_bytes(content)
+        with pytest.raises(UserError, match=r"x_000000\.docs is damaged"):
+            stream.document_ends(0)
+
+
+# -- a manifest ---------------------------------------------------------------------------------------------------------
+
+
+def listed(folder, writer, **changed):
+    return TokenStream.listed(folder, writer.shards, vocab_size=2**17, **changed)
+
+
+def test_listed_shards_are_neither_opened_nor_scanned(tmp_path):
+    writer = shards(tmp_path, [*range(9), 70_000], 4)
+    same = TokenStream(writer.paths)
+    for path in writer.paths:
+        path.write_bytes(bytes(path.stat().st_size))  # what was in them cannot be read any more
+    stream = listed(tmp_path, writer, tokens_blake2b=writer.tokens_blake2b)
+    assert len(stream) == len(same) == 10 and stream.scan(70_001) == writer.tokens_blake2b and stream.hash_covers_all
+    with pytest.raises(UserError, match=r"x_000002\.bin holds token id 70000, but the vocabulary has 70000 ids"):
+        stream.scan(70_000)
+    assert listed(tmp_path, writer).scan(70_001) != writer.tokens_blake2b  # without a hash, the tokens are read
+
+
+def test_the_hash_of_the_writer_is_that_of_a_scan_whatever_the_size_of_shards(tmp_path):
+    tokens = np.random.default_rng(2).integers(0, 2**17, 1000)
+    writer = shards(tmp_path, tokens, 77)
+    assert TokenStream(writer.paths).scan(2**17) == writer.tokens_blake2b == shards(tmp_path, tokens, 500).tokens_blake2b
+    np.testing.assert_array_equal(listed(tmp_path, shards(tmp_path, tokens, 99)).read(0, 1000), tokens)
+
+
+def test_listed_shards_of_another_size_or_that_are_missing_are_named_together(tmp_path):
+    writer = shards(tmp_path, np.arange(12), 4)
+    with open(writer.paths[0], "ab") as file:
+        file.write(b"x")
+    os.truncate(writer.paths[1], 1030)
+    lost = [*writer.shards[:2], ShardInfo("x_000009.bin", 4, 0, 11, "")]
+    with pytest.raises(UserError) as error:
+        TokenStream.listed(tmp_path, lost, vocab_size=2**17)
+    long, short, missing = str(error.value).splitlines()
+    assert long.endswith("x_000000.bin is too long: meta.json says 4 tokens = 1040 bytes, but it has 1041.")
+    assert short.endswith("x_000001.bin is truncated: meta.json says 4 tokens = 1040 bytes, but it has 1030.")
+    assert missing == f"Token shard not found: {tmp_path}/x_000009.bin."
