@@ -1,9 +1,12 @@
-"""Read a file with `DocumentReader` and join the pieces of each document."""
+"""What `DocumentReader` makes of a file: documents, or a refusal."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from lit_llm.errors import UserError
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.source import Source
 
@@ -19,3 +22,19 @@ def documents_of(path: Path, **settings: str) -> list[bytes]:
                 parts = []
     assert not parts
     return documents
+
+
+def refusal(path: Path, **settings: str) -> str:
+    """The sentence with which a file is refused. It names the file."""
+    with pytest.raises(UserError) as caught:
+        documents_of(path, **settings)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+def write(folder: Path, content: bytes, name: str = "file") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path

@@ -9,7 +9,7 @@ import lzma
 
 import pytest
 import zstandard
-from documents_of import documents_of
+from documents_of import documents_of, refusal, write
 
 from lit_llm.errors import UserError
 from lit_llm.ingest import pieces
@@ -27,21 +27,6 @@ TEXT = "".join(f"line {i} with an é\n" for i in range(5000)).encode()
 
 def lines(*records) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
-
-
-def write(tmp_path, content: bytes, name: str = "file"):
-    path = tmp_path / name
-    path.write_bytes(content)
-    return path
-
-
-def refusal(path, **settings) -> str:
-    with pytest.raises(UserError) as caught:
-        documents_of(path, **settings)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert str(path) in message
-    return message
 
 
 # ---- Compression --------------------------------------------------------------------------------------------------

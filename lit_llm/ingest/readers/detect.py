@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from lit_llm.errors import UserError
+from lit_llm.ingest.readers.arrow import FILE_START, is_arrow_stream
 from lit_llm.ingest.readers.json_stream import JsonStream
 from lit_llm.ingest.readers.refusals import refusal_of
 from lit_llm.ingest.readers.stream import HEAD_BYTES
@@ -27,7 +28,7 @@ def detect(head: bytes, *, name: str) -> str:
     """
     if head.startswith(b"PAR1"):
         return "parquet"
-    if head.startswith(b"ARROW1\0\0") or _is_arrow_stream(head):
+    if head.startswith(FILE_START) or is_arrow_stream(head):
         return "arrow"
     if head[257:262] == b"ustar":
         return "tar"
@@ -53,12 +54,6 @@ def require_text(head: bytes, *, name: str) -> None:
         raise UserError(
             f"{name} is not UTF-8: convert it with iconv -f ITS_ENCODING -t UTF-8, leave it out if it is binary{_AS_TEXT}."
         )
-
-
-def _is_arrow_stream(head: bytes) -> bool:
-    """Whether it starts with a message: a mark, the length of the metadata, a multiple of 8, and a table's offset."""
-    length, offset = int.from_bytes(head[4:8], "little"), int.from_bytes(head[8:12], "little")
-    return head[:4] == b"\xff\xff\xff\xff" and 0 < length < 2**31 and length % 8 == 0 and 0 < offset < length
 
 
 def _kind_of_text(head: bytes, name: str) -> str:

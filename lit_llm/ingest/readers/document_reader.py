@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
+from lit_llm.disk import naming
 from lit_llm.errors import UserError
 from lit_llm.ingest.pieces import Piece
+from lit_llm.ingest.readers.arrow import read_arrow
 from lit_llm.ingest.readers.compression import compression_of, decompressed
 from lit_llm.ingest.readers.counts import Counts
 from lit_llm.ingest.readers.detect import detect
 from lit_llm.ingest.readers.jsonl import read_jsonl
+from lit_llm.ingest.readers.parquet import read_parquet
 from lit_llm.ingest.readers.settings import ReadSettings
 from lit_llm.ingest.readers.stream import read_head, with_head
+from lit_llm.ingest.readers.tar import read_tar
 from lit_llm.ingest.readers.text import cut_pieces, read_bytes, read_chunks
 from lit_llm.ingest.source import Source
 
@@ -38,7 +43,8 @@ class DocumentReader:
     def __init__(self, source: Source, settings: ReadSettings, *, start: int = 0, stop: int | None = None) -> None:
         self._source, self._settings = source, settings
         self._counts = Counts()
-        with contextlib.ExitStack() as opened:
+        self._opened = contextlib.ExitStack()
+        with self._opened as opened:
             self._file = opened.enter_context(source.open())
             self._pieces = self._open(start, stop)
             self._opened = opened.pop_all()
@@ -84,11 +90,28 @@ class DocumentReader:
         ranged = start > 0 or stop is not None
         if ranged and (self.format != "text" or compression is not None):
             raise ValueError(f"{name} is {compression or self.format}: only plain text can be read in part")
+        key, counts = self._settings.text_key, self._counts
+        if self.format == "text":
+            return cut_pieces(self._text(stream, compression, start, stop))
         if self.format == "jsonl":
             hint = ", or read it as plain text (--data.format text)" if self._settings.format == "auto" else ""
-            return read_jsonl(stream, self._settings.text_key, self._counts, name=name, hint=hint)
-        assert self.format == "text", self.format
-        return cut_pieces(self._text(stream, compression, start, stop))
+            return read_jsonl(stream, key, counts, name=name, hint=hint)
+        if self.format == "tar":
+            return read_tar(stream, key, counts, name=name)
+        plain = compression is None and self._file.seekable()
+        if self.format == "parquet":
+            return read_parquet(self._file if plain else self._copy(stream), key, counts, name=name)
+        on_disk = plain and self._source.is_local
+        return read_arrow(self._file if on_disk else self._copy(stream), key, counts, name=name)
+
+    def _copy(self, stream: BinaryIO) -> BinaryIO:
+        """The content in a temporary file: a stream cannot seek."""
+        copy = cast(BinaryIO, self._opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115 - `close` closes it
+        for chunk in read_chunks(stream):
+            with naming(tempfile.gettempdir()):
+                copy.write(chunk)
+        copy.flush()
+        return copy
 
     def _text(self, stream: BinaryIO, compression: str | None, start: int, stop: int | None) -> Iterator[bytes]:
         if stop is None and (compression is not None or not self._source.size):  # a server may not tell the size

@@ -50,12 +50,12 @@ def type_name(value: Any) -> str:
     return _TYPES[type(value)]
 
 
-def missing_key(where: str, key: str, keys: Iterable[str], *, hint: str = "") -> UserError:
-    """The error for a record at ``where`` that has ``keys``, but not ``key``."""
+def missing_key(where: str, key: str, keys: Iterable[str], *, kind: str = "key", hint: str = "") -> UserError:
+    """The error for a record at ``where`` that has ``keys``, but not ``key``. ``kind`` is "key" or "column"."""
     names = [name if len(name) <= _LONGEST_KEY else name[:_LONGEST_KEY] + "…" for name in keys]
     shown = ", ".join(names[:_MOST_KEYS]) + (f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else "")
     has = f"it has {shown}" if names else "it has none"
-    return UserError(f"{where} has no key {key!r}, {has}: name the key that holds the text (--data.text_key){hint}.")
+    return UserError(f"{where} has no {kind} {key!r}, {has}: name the {kind} that holds the text (--data.text_key){hint}.")
 
 
 def no_text(where: str, key: str, kind: str) -> UserError:

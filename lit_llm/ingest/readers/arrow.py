@@ -1,0 +1,78 @@
+"""Arrow IPC: files and streams. Hugging Face datasets are kept as Arrow streams."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from lit_llm.errors import UserError
+from lit_llm.ingest.optional_package import need
+from lit_llm.ingest.pieces import Piece
+from lit_llm.ingest.readers.arrow_errors import naming_damage
+from lit_llm.ingest.readers.columns import TextColumn
+from lit_llm.ingest.readers.counts import Counts
+
+FILE_START = b"ARROW1\0\0"
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+_MOST_MAPPED_BYTES = 2**24  # of text, until the pages behind it are given back
+
+
+def is_arrow_stream(head: bytes) -> bool:
+    """Whether ``head`` starts with a message: a mark, the length of the metadata, a multiple of 8, and a table's offset."""
+    length, offset = int.from_bytes(head[4:8], "little"), int.from_bytes(head[8:12], "little")
+    return head[:4] == b"\xff\xff\xff\xff" and 0 < length < 2**31 and length % 8 == 0 and 0 < offset < length
+
+
+def read_arrow(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterator[Piece]:
+    """The documents of a file on this machine. Each row is one.
+
+    The file is mapped, so a record batch is not copied, whatever its size. A batch whose buffers are compressed is
+    decompressed as a whole: the text column of one batch is in memory.
+
+    Args:
+        key: the column of the text, with dots into structs.
+        name: the file's name, for messages.
+
+    Raises:
+        UserError: pyarrow is not installed; the file is damaged; the column is absent, or holds no text.
+    """
+    pyarrow = need("pyarrow", extra="data", what="Arrow")
+    ipc = need("pyarrow.ipc", extra="data", what="Arrow")
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    open_table = ipc.open_file if mapped[: len(FILE_START)] == FILE_START else ipc.open_stream
+    with naming_damage(name):
+        schema = open_table(pyarrow.BufferReader(mapped)).schema
+        column = TextColumn(schema, key, counts, name=name)
+        options = ipc.IpcReadOptions(included_fields=[schema.names.index(column.path[0])], use_threads=False)
+        source = pyarrow.BufferReader(mapped)
+        table = open_table(source, options=options)
+        batches = _file_batches(table, counts) if open_table is ipc.open_file else _stream_batches(table, source, counts, name)
+        used = 0
+        counts.fraction = 0.0
+        for batch in batches:
+            for piece in column.texts(batch):
+                yield piece
+                used += len(piece.text)
+                if used >= _MOST_MAPPED_BYTES:
+                    mapped.madvise(mmap.MADV_DONTNEED)
+                    used = 0
+        counts.fraction = 1.0
+
+
+def _file_batches(table: Any, counts: Counts) -> Iterator[Any]:
+    for index in range(table.num_record_batches):
+        yield table.get_batch(index)
+        counts.fraction = (index + 1) / table.num_record_batches
+
+
+def _stream_batches(table: Any, source: Any, counts: Counts, name: str) -> Iterator[Any]:
+    for batch in table:
+        yield batch
+        counts.fraction = source.tell() / source.size()
+    end = source.tell()
+    source.seek(max(0, end - len(_STREAM_END)))
+    if source.read(len(_STREAM_END)) != _STREAM_END:  # pyarrow takes the end of the file for the end of the stream
+        raise UserError(f"{name} is truncated: the end mark of the Arrow stream is missing. Copy or download it again.")
+    if end != source.size():
+        raise UserError(f"{name} holds data after the end of its Arrow stream: give each stream as a file of its own.")

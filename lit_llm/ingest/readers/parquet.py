@@ -1,0 +1,53 @@
+"""Parquet: the text column, row group by row group, in small batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from lit_llm.ingest.optional_package import need
+from lit_llm.ingest.pieces import Piece
+from lit_llm.ingest.readers.arrow_errors import naming_damage
+from lit_llm.ingest.readers.columns import TextColumn
+from lit_llm.ingest.readers.counts import Counts
+
+_BUFFER_BYTES = 2**20  # of the file, read at a time
+_BATCH_BYTES = 2**20  # of text, on average
+_MOST_ROWS = 1000  # in a batch: texts that are stored once may be large
+
+
+def read_parquet(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterator[Piece]:
+    """The documents of a file that can seek. Each row is one.
+
+    A batch of rows is in memory, about 1 MiB if texts have similar lengths, and a page of the file, which most programs
+    make 1 MiB large. One cell is not bounded, nor is the dictionary of a column chunk.
+
+    Args:
+        key: the column of the text, with dots into structs.
+        name: the file's name, for messages.
+
+    Raises:
+        UserError: pyarrow is not installed; the file is damaged; the column is absent, or holds no text.
+    """
+    parquet = need("pyarrow.parquet", extra="data", what="Parquet")
+    with naming_damage(name):
+        table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+        column = TextColumn(table.schema_arrow, key, counts, name=name)
+        read_rows, rows = 0, table.metadata.num_rows
+        counts.fraction = 0.0
+        for group in range(table.num_row_groups):
+            size = _rows_in_a_batch(table, group, column)
+            for batch in table.iter_batches(size, row_groups=[group], columns=[".".join(column.path)], use_threads=False):
+                yield from column.texts(batch)
+                read_rows += batch.num_rows
+                counts.fraction = read_rows / rows
+        counts.fraction = 1.0
+
+
+def _rows_in_a_batch(table: Any, group: int, column: TextColumn) -> int:
+    """So many rows that a batch has about ``_BATCH_BYTES``, as far as the file says how long its texts are."""
+    path = ".".join(column.path)
+    index = next(i for i in range(len(table.schema)) if table.schema.column(i).path == path)
+    group_data = table.metadata.row_group(group)
+    mean = group_data.column(index).total_uncompressed_size / max(1, group_data.num_rows)
+    return max(1, min(_MOST_ROWS, round(_BATCH_BYTES / max(1.0, mean))))

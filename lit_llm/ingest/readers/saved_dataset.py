@@ -1,0 +1,50 @@
+"""Folders that `save_to_disk` of Hugging Face datasets writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lit_llm.errors import UserError
+
+_SPLITS_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
+
+
+def dataset_files(folder: Path) -> list[Path] | None:
+    """The Arrow files of a dataset that `Dataset.save_to_disk` wrote, in order; None if the folder is something else.
+
+    Raises:
+        UserError: The folder has several splits, lacks files, or its rows are to be read in another order.
+    """
+    if (folder / _SPLITS_FILE).is_file():
+        raise _several_splits(folder)
+    if not (folder / _STATE_FILE).is_file() or not (folder / "dataset_info.json").is_file():
+        return None
+    state = _content(folder / _STATE_FILE)
+    try:
+        files = [folder / entry["filename"] for entry in state["_data_files"]]
+    except (KeyError, TypeError):
+        return None  # another program's state.json
+    if state.get("_indices_data_files"):
+        raise UserError(f"{folder} is a dataset with an indices mapping: call flatten_indices() before save_to_disk().")
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{file} is missing, but {folder / _STATE_FILE} lists it: copy or save the dataset again.")
+    return files
+
+
+def _several_splits(folder: Path) -> UserError:
+    splits = _content(folder / _SPLITS_FILE).get("splits", [])
+    held_out = next((split for split in ("validation", "valid", "val", "dev", "test") if split in splits), None)
+    train = "train" if "train" in splits else next((split for split in splits if split != held_out), "SPLIT")
+    use = f"--data.train {folder / train}" + (f" --data.val {folder / held_out}" if held_out else "")
+    return UserError(f"{folder} is a dataset with the splits {', '.join(splits)}: name them with {use}.")
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged, it is not JSON: copy or save the dataset again.") from error
+    return content if isinstance(content, dict) else {}

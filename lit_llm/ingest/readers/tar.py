@@ -1,0 +1,117 @@
+"""WebDataset: a tar of samples. The files of a sample follow each other and share a name up to the first dot."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Generator, Iterator
+from typing import IO, BinaryIO, cast
+
+from lit_llm.errors import UserError
+from lit_llm.ingest.pieces import Piece
+from lit_llm.ingest.readers.counts import Counts
+from lit_llm.ingest.readers.detect import require_text
+from lit_llm.ingest.readers.json_text import stream_text
+from lit_llm.ingest.readers.stream import read_head
+from lit_llm.ingest.readers.text import cut_pieces, read_chunks
+
+_LARGEST_JSON_IN_MEMORY = 2**21  # a larger one waits in a temporary file
+_MOST_EXTENSIONS = 10  # in a message
+
+
+def read_tar(stream: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterator[Piece]:
+    """The documents of a tar, in its order.
+
+    Each .txt file is a document. A sample without one has its text in its .json files, under ``key``. Other files of a
+    sample with text are ignored, as are hidden files.
+
+    Args:
+        name: the tar's name, for messages.
+
+    Raises:
+        UserError: The tar is damaged, a sample has no text, or its JSON has no string under ``key``.
+    """
+    samples = 0
+    try:
+        for _, members in itertools.groupby(_members(stream, name), key=lambda member: member[0]):
+            yield from _sample(members, key, counts, name)
+            samples += 1
+    except tarfile.TarError as error:
+        raise UserError(f"{name} is truncated or damaged: copy or download it again.") from error
+    if not samples:
+        raise UserError(f"{name} is a tar without files of text: leave it out.")
+
+
+def _sample(members: Iterator[tuple[str, str, IO[bytes]]], key: str, counts: Counts, name: str) -> Iterator[Piece]:
+    """The documents of one sample: its members, as `_members` gives them."""
+    has_text = False
+    objects: list[tuple[str, BinaryIO]] = []
+    extensions: dict[str, None] = {}  # an ordered set
+    stem = ""
+    try:
+        for stem, extension, content in members:
+            kind = extension.lower().rpartition(".")[2]
+            where = f"{name}: {stem}.{extension}"
+            extensions[extension] = None
+            if kind == "txt":
+                has_text = True
+                counts.skipped += not (yield from _text(cast(BinaryIO, content), where))
+            elif kind == "json" and not has_text:  # its text may follow
+                waiting = cast(BinaryIO, tempfile.SpooledTemporaryFile(_LARGEST_JSON_IN_MEMORY))  # noqa: SIM115
+                objects.append((where, waiting))
+                shutil.copyfileobj(content, waiting)
+        if has_text:
+            return
+        if not objects:
+            names = ["." + extension if extension else "no extension" for extension in extensions]
+            seen = ", ".join(names[:_MOST_EXTENSIONS])
+            raise UserError(
+                f"{name} holds no .txt and no .json for {stem!r}, only {seen}: "
+                "give a WebDataset of text, or unpack the tar and give the files of text."
+            )
+        for where, waiting in objects:
+            waiting.seek(0)
+            counts.skipped += not (yield from stream_text(read_chunks(waiting), key, where=where))
+    finally:
+        for _, waiting in objects:
+            waiting.close()
+
+
+def _text(content: BinaryIO, where: str) -> Generator[Piece, None, bool]:
+    """A file of text. Returns whether it is not empty."""
+    head = read_head(content)
+    require_text(head, name=where)
+    yield from cut_pieces(itertools.chain([head], read_chunks(content)))
+    return bool(head)
+
+
+def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]]:
+    """The files of a tar that are not hidden: folder and name up to the first dot, the rest of the name, the content."""
+    blocks = _Blocks(stream)
+    # One block at a time, so that the last one read is the one that ended the archive.
+    tar = tarfile.open(fileobj=cast(BinaryIO, blocks), mode="r|", bufsize=tarfile.BLOCKSIZE)  # noqa: SIM115 - no file
+    while (member := tar.next()) is not None:
+        tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+        folder, slash, basename = member.name.rpartition("/")
+        stem, _, extension = basename.partition(".")
+        content = tar.extractfile(member) if member.isreg() and stem else None
+        if content is not None:
+            yield folder + slash + stem, extension, content
+    if blocks.last != bytes(tarfile.BLOCKSIZE):  # tarfile takes a damaged header for the end
+        raise UserError(f"{name} is truncated or damaged: its end mark is missing. Copy or download it again.")
+    while rest := stream.read(tarfile.RECORDSIZE):
+        if rest.strip(b"\0"):
+            raise UserError(f"{name} holds data after the end of its tar: give each tar as a file of its own.")
+
+
+class _Blocks:
+    """A stream that remembers what was read last."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self.last = stream, b""
+
+    def read(self, size: int) -> bytes:
+        self.last = self._stream.read(size)
+        return self.last
