@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Corpus:
     streams: dict[str, TokenStream]
     vocab_size: int
     tokenizer: Tokenizer | None
+    unknown_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Split → mean bytes of the characters that share the tokenizer's ``unknown_id``, where they occur and were counted."""
 
 
 class TokenDataModule(LightningDataModule, ABC):
@@ -194,6 +196,17 @@ class TokenDataModule(LightningDataModule, ABC):
         sizes = torch.zeros(self.vocab_size, dtype=torch.int64)  # (V,): ids outside the tokenizer have no bytes
         known = torch.from_numpy(self.tokenizer.token_bytes())
         sizes[: len(known)] = known
+        return sizes
+
+    def token_bytes_of(self, split: str) -> Tensor | None:
+        """``token_bytes``. Float64 if the split has unknown characters: its own mean for their id, so that sums are exact."""
+        sizes = self.token_bytes
+        if sizes is None or split not in self.corpus.unknown_bytes:
+            return sizes
+        assert self.tokenizer is not None
+        assert self.tokenizer.unknown_id is not None
+        sizes = sizes.double()
+        sizes[self.tokenizer.unknown_id] = self.corpus.unknown_bytes[split]
         return sizes
 
     @property

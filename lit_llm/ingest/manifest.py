@@ -60,6 +60,10 @@ class Manifest:
     """Ends every document; None: nothing does."""
     splits: dict[str, SplitInfo]
 
+    def unknown_bytes(self) -> dict[str, float]:
+        """Split → mean bytes of a token that stands for text outside the vocabulary, of the splits that have any."""
+        return {name: split.unknown_bytes / split.unknown_tokens for name, split in self.splits.items() if split.unknown_tokens}
+
     def write(self, folder: Path) -> None:
         """Write ``meta.json``, complete or not at all.
 

@@ -22,7 +22,8 @@ _ANY_CHARACTER = r"[\s\S]"
 class Characters(Learned):
     """One id per character: the most frequent characters of the training text. All others share one id, U+FFFD.
 
-    Unknown characters are lost: they decode as U+FFFD and count as its three bytes in bits per byte.
+    Unknown characters are lost: they decode as U+FFFD. In bits per byte they count with their own bytes, which are counted
+    when the text is tokenised.
 
     Args:
         vocab_size: number of ids, including U+FFFD (id 0) and ``<|endoftext|>`` (the last id). A short text may give fewer.

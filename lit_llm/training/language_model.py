@@ -22,6 +22,7 @@ from lit_llm._torch import take_unscaled_gradients
 from lit_llm.callbacks import Schedule
 from lit_llm.checkpoint.compatibility import model_settings
 from lit_llm.checkpoint.load_weights import load_weights, mismatch
+from lit_llm.data import TokenDataModule
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.parallelize import parallelize
@@ -266,10 +267,21 @@ class LanguageModel(L.LightningModule):
     # -- validation and test ----------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
+        self._start_evaluation("val")
+
+    def on_test_epoch_start(self) -> None:
+        self._start_evaluation("test")
+
+    def _start_evaluation(self, split: str) -> None:
         self.perplexity.reset()
         self.bits_per_byte.reset()
+        data = getattr(self.trainer, "datamodule", None)
+        if isinstance(data, TokenDataModule):
+            self.token_bytes = data.token_bytes_of(split)
         if self.token_bytes is not None:
-            self.token_bytes = self.token_bytes.to(self.trainer.strategy.root_device)
+            device = self.trainer.strategy.root_device
+            coarse = device.type == "mps" and self.token_bytes.is_floating_point()  # it has no float64
+            self.token_bytes = self.token_bytes.to(device, torch.float32 if coarse else self.token_bytes.dtype)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         sums = self.sums(batch)
@@ -282,7 +294,6 @@ class LanguageModel(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
 
-    on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
 
     def on_test_epoch_end(self) -> None:

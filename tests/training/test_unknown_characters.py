@@ -1,0 +1,63 @@
+"""Bits per byte of a text with characters outside the vocabulary, against bytes counted by hand."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from lit_llm.data.datamodule import Corpus, TokenDataModule
+from lit_llm.data.token_stream import TokenStream
+from lit_llm.ingest.manifest import Manifest, SplitInfo
+from lit_llm.ingest.shards import ShardWriter
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.tokenizers import Characters, PieceEncoder, choose_encoder
+from lit_llm.training.language_model import LanguageModel
+
+# Known: a, b and the newline. Bytes after the first character, which is no target:
+TEXTS = {
+    "train": "ab\n" * 20,
+    "val": "ab\nxxé€😀aaa",  # 2 known, then 1 + 1 + 2 + 3 + 4, then 3 known: 16 bytes in 10 targets
+    "test": "abéa\N{REPLACEMENT CHARACTER}ß\n",  # 1, then 2, 1, 3, 2 and 1: 10 bytes in 6 targets
+}
+
+
+class Letters(TokenDataModule):
+    def __init__(self, folder, **kwargs):
+        super().__init__(micro_batch_size=2, global_batch_size=2, block_size=4, **kwargs)
+        self.folder = folder
+
+    def source_problems(self):
+        return []
+
+    def open_corpus(self):
+        tokenizer = Characters(5)
+        tokenizer.train([TEXTS["train"]])
+        streams, splits = {}, {}
+        for name, text in TEXTS.items():
+            encoder = PieceEncoder(tokenizer, choose_encoder(tokenizer, []))
+            half = len(text) // 2  # in two pieces
+            pieces = encoder.encode([text[:half].encode(), text[half:].encode()], [False, True])
+            with ShardWriter(self.folder, name, vocab_size=tokenizer.vocab_size, shard_tokens=100) as writer:
+                writer.write(np.concatenate(pieces))
+            counts = {"documents": 1, "bytes": len(text.encode()), "tokens": writer.tokens}
+            unknown = {"unknown_tokens": encoder.unknown_tokens, "unknown_bytes": encoder.unknown_bytes}
+            splits[name] = SplitInfo(**counts, **unknown, tokens_blake2b="", shards=())
+            streams[name] = TokenStream(sorted(self.folder.glob(f"{name}_*.bin")))
+        manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, None, tokenizer.eos_id, splits)
+        return Corpus(streams, tokenizer.vocab_size, tokenizer, manifest.unknown_bytes())
+
+
+def test_unknown_characters_count_with_their_own_bytes(tmp_path):
+    data = Letters(tmp_path)
+    module = LanguageModel(GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=4), partial(torch.optim.SGD, lr=0.1))
+    trainer = Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
+    results = {}
+    for name, evaluate in (("val", trainer.validate), ("test", trainer.test)):
+        metrics = evaluate(module, datamodule=data, verbose=False)[0]
+        results[name] = metrics[f"{name}/bits_per_byte"] * math.log(2) / metrics[f"{name}/loss"]  # targets per byte
+    assert results == {"val": pytest.approx(10 / 16, rel=1e-6), "test": pytest.approx(6 / 10, rel=1e-6)}
