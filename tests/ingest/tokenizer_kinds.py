@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,7 +30,8 @@ def write(kind: str, folder: Path, *, vocab_size: int = 1500) -> TokenizerJSON:
     """A tokenizer like that of the named family, read from a file."""
     special = ["<unk>", "<s>", "</s>"] if kind in ("llama2", "gemma", "metaspace", "collapsing", "bert") else [END_OF_TEXT]
     backend, trainer = globals()[f"_{kind}"](vocab_size, special)
-    backend.train_from_iterator(pages().splitlines(keepends=True), trainer=trainer)
+    if trainer is not None:
+        backend.train_from_iterator(pages().splitlines(keepends=True), trainer=trainer)
     if kind == "llama2":
         backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,19 +91,22 @@ def _gemma(vocab_size: int, special: list[str]) -> tuple[Tokenizer, trainers.Bpe
     return backend, trainer
 
 
-def _metaspace(vocab_size: int, special: list[str]) -> tuple[Tokenizer, trainers.UnigramTrainer]:
-    backend = Tokenizer(models.Unigram())
+def _metaspace(vocab_size: int, special: list[str]) -> tuple[Tokenizer, None]:
+    """The frequent words and all letters. The library's trainer gives another vocabulary each time."""
+    words = Counter("▁" + word for word in pages().split()).most_common(vocab_size)
+    letters = Counter("▁" + pages()).most_common(200)
+    scores = {token: math.log(count / len(pages())) for token, count in [*words, *letters]}
+    backend = Tokenizer(models.Unigram([(name, 0.0) for name in special] + list(scores.items()), unk_id=0))
+    backend.add_special_tokens(special)
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     backend.decoder = decoders.Metaspace(prepend_scheme="always")
-    return backend, trainers.UnigramTrainer(
-        vocab_size=vocab_size, special_tokens=special, unk_token="<unk>", show_progress=False
-    )
+    return backend, None
 
 
-def _collapsing(vocab_size: int, special: list[str]) -> tuple[Tokenizer, trainers.UnigramTrainer]:
-    backend, trainer = _metaspace(vocab_size, special)
+def _collapsing(vocab_size: int, special: list[str]) -> tuple[Tokenizer, None]:
+    backend, _ = _metaspace(vocab_size, special)
     backend.normalizer = normalizers.Replace(Regex(r"\s+"), " ")  # as T5: a line end is a space
-    return backend, trainer
+    return backend, None
 
 
 def _bert(vocab_size: int, special: list[str]) -> tuple[Tokenizer, trainers.WordPieceTrainer]:
