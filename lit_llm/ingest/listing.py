@@ -8,10 +8,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lit_llm.errors import UserError
+from lit_llm.ingest.hub import list_hub
 from lit_llm.ingest.paths import MissingFiles, expand
 from lit_llm.ingest.remote import file_system, version
 from lit_llm.ingest.remote_errors import sentence
-from lit_llm.ingest.source import Source, is_http, is_url, public_name
+from lit_llm.ingest.source import HUB, Source, is_http, is_url, public_name
 
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -20,8 +21,8 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
     """The files that ``patterns`` name, each once: first those of this machine, then remote ones.
 
     A pattern is a file, a folder or a glob, here (``paths.expand``) or as a URL (s3://, gs://, hf://, https:// or another
-    protocol of fsspec). The order is that of the patterns; the matches of one pattern are sorted. Hidden and empty files of a
-    folder or glob are left out.
+    protocol of fsspec), or a dataset of the Hugging Face hub (hub:OWNER/NAME, see ``hub``). The order is that of the patterns;
+    the matches of one pattern are sorted. Hidden and empty files of a folder or glob are left out.
 
     Args:
         flag: the option that holds the patterns; problems name it.
@@ -31,8 +32,8 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
         cannot be listed from this machine.
     """
     given = [patterns] if isinstance(patterns, str) else patterns
-    local = [pattern for pattern in given if not is_url(pattern)]
-    remote = [pattern for pattern in given if is_url(pattern)]
+    remote = [pattern for pattern in given if is_url(pattern) or pattern.startswith(HUB)]
+    local = [pattern for pattern in given if pattern not in remote]
     sources: dict[str, Source] = {}
     problems: list[str] = []
     if local or not remote:
@@ -42,7 +43,7 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
         if remote.count(pattern) > 1:
             problems.append(f"{public_name(pattern)} is given twice: remove it once ({flag}).")
         try:
-            found = _list_remote(pattern)
+            found = list_hub(pattern) if pattern.startswith(HUB) else _list_remote(pattern)
         except UserError as error:
             problems.append(MissingFiles(f"{str(error).removesuffix('.')} ({flag})."))
             continue

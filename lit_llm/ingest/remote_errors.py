@@ -70,13 +70,14 @@ _LOG_IN = {
     "gs": "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
     "gcs": "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
     "hf": "run `hf auth login`, or set HF_TOKEN",
+    "hub": "run `hf auth login`, or set HF_TOKEN",
 }
 
 
 def fault(error: BaseException) -> Fault | None:
     """Why a remote file could not be read; None if ``error`` is something else, such as a bug."""
     for link in reversed(list(_chain(error))):  # fsspec turns most errors of HTTP into FileNotFoundError
-        found = _fault_of_status(_status(link)) or _fault_of_type(link)
+        found = _fault_of_type(link) or _fault_of_status(_status(link))
         if found is not None:
             return found
     return None
@@ -92,7 +93,7 @@ def sentence(error: BaseException, path: str, *, flag: str | None = None) -> str
     code = f" (status {statuses[-1]})" if statuses else ""
     log_in = _LOG_IN.get(protocol, "check the user and the password")
     reason = {
-        Fault.MISSING: "it does not exist",
+        Fault.MISSING: "it does not exist" + (f", or is private; {log_in}" if protocol in ("hf", "hub") else ""),
         Fault.DENIED: f"access is denied{code}; check its rights, or {log_in}",
         Fault.NO_CREDENTIALS: f"no valid credentials were found; {log_in}",
         Fault.UNREACHABLE: f"{host if protocol in ('http', 'https') else 'the server'} cannot be reached or does not answer; "

@@ -10,6 +10,8 @@ from typing import BinaryIO
 
 from lit_llm.errors import UserError
 
+HUB = "hub:"
+"""What the name of a dataset of the Hugging Face hub begins with."""
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -30,7 +32,12 @@ class Source:
 
     @property
     def is_local(self) -> bool:
-        return not is_url(self.path)
+        return not (is_url(self.path) or self.is_hub)
+
+    @property
+    def is_hub(self) -> bool:
+        """Whether this is a shard of a dataset of the Hugging Face hub, which `hub.hub_documents` reads. It is no file."""
+        return self.path.startswith(HUB)
 
     @property
     def name(self) -> str:

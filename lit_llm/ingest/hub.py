@@ -1,0 +1,177 @@
+"""Datasets of the Hugging Face hub by name, through the package `datasets`: listed as shards and streamed.
+
+`hub:OWNER/NAME?name=CONFIG&split=SPLIT&revision=REVISION`; the split is `train` if none is given. A folder in place of the name
+is read as `datasets` reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from lit_llm.errors import UserError
+from lit_llm.ingest.optional_package import need
+from lit_llm.ingest.pieces import Piece
+from lit_llm.ingest.readers.text import cut_pieces
+from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, utf8
+from lit_llm.ingest.remote_errors import sentence
+from lit_llm.ingest.source import HUB, Source, changed
+
+_ANSWER_SECONDS = 20
+_SHARD = re.compile(r"#shard=(\d+)$")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Name:
+    """What a name says."""
+
+    dataset: str
+    config: str | None
+    split: str
+    revision: str | None
+
+    @classmethod
+    def read(cls, path: str) -> _Name:
+        dataset, _, query = _SHARD.sub("", path).removeprefix(HUB).partition("?")
+        options = dict(parse_qsl(query))
+        unknown = sorted(options.keys() - {"name", "split", "revision"})
+        if unknown or not dataset:
+            what = f"has the unknown option {unknown[0]!r}" if unknown else "names no dataset"
+            raise UserError(f"{path} {what}: write hub:OWNER/NAME?name=CONFIG&split=SPLIT&revision=REVISION.")
+        name = cls(dataset, options.get("name"), options.get("split", "train"), options.get("revision"))
+        if name.folder and not name.folder.is_dir():
+            raise UserError(f"{path} is no folder: check its path.")
+        if name.folder and name.revision:
+            raise UserError(f"{path} is a folder, which has no revisions: remove revision={name.revision}.")
+        return name
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the name is, if it is one."""
+        folder = Path(self.dataset).expanduser().absolute()
+        return folder if folder.is_dir() or self.dataset.startswith((".", "/", "~")) else None
+
+    def __str__(self) -> str:
+        options = {"name": self.config, "split": self.split, "revision": self.revision}
+        return f"{HUB}{self.dataset}?{urlencode({key: value for key, value in options.items() if value})}"
+
+
+def list_hub(pattern: str) -> list[Source]:
+    """The shards of a dataset at its present revision.
+
+    Raises:
+        UserError: The dataset cannot be read, or the split or the configuration does not exist.
+    """
+    name = _Name.read(pattern)
+    if name.folder is None:
+        name = dataclasses.replace(name, revision=_commit(name))
+    stream, version, size = _open(name)
+    count = stream.num_shards
+    return [Source(f"{name}#shard={index}", size // count, version) for index in range(count)]
+
+
+def hub_documents(source: Source, text_key: str) -> Iterator[Piece]:
+    """The documents of one shard, in pieces. Documents whose text is null or empty are left out.
+
+    Raises:
+        UserError: The dataset cannot be read, has changed since it was listed, or has no text under ``text_key``.
+    """
+    match = _SHARD.search(source.path)
+    assert match
+    stream, version, _ = _open(_Name.read(source.path))
+    if version != source.version:
+        raise changed(source)
+    if stream.features is not None:
+        column = text_key if text_key in stream.features else text_key.partition(".")[0]
+        if column not in stream.features:
+            raise missing_key(source.path, text_key, stream.features)
+        stream = stream.select_columns([column])
+    with _one_sentence(source.path):
+        for number, row in enumerate(stream.shard(stream.num_shards, int(match[1])), start=1):
+            where = f"Row {number} of {source.path}"
+            text = find(row, text_key)
+            if text is MISSING:
+                raise missing_key(where, text_key, keys_of(row, text_key))
+            if text is not None and not isinstance(text, str):
+                raise no_text(where, text_key, f"a value of type {type(text).__name__}")
+            if text:
+                yield from cut_pieces([utf8(text)])
+
+
+def _commit(name: _Name) -> str:
+    """The commit that a dataset is at. One request: the package `datasets` tries six times, which takes half a minute."""
+    hub = need("huggingface_hub", extra="datasets", what=str(name))
+    with _one_sentence(str(name)):
+        return str(hub.HfApi().dataset_info(name.dataset, revision=name.revision, timeout=_ANSWER_SECONDS).sha)
+
+
+def _open(name: _Name) -> tuple[Any, str, int]:
+    """The stream of a split, its version, and its bytes if they are known, else 0."""
+    return _load(name) if name.folder else _load_once(name)
+
+
+def _load(name: _Name) -> tuple[Any, str, int]:
+    datasets = _datasets(name)
+    path = str(name.folder or name.dataset)
+    with _one_sentence(str(name)):
+        try:
+            builder = datasets.load_dataset_builder(path, name=name.config, revision=name.revision)
+        except FileNotFoundError as error:
+            if name.folder is None:
+                raise
+            raise UserError(f"{name} has no file that the package datasets reads: check the folder.") from error
+        except ValueError as error:
+            known = datasets.get_dataset_config_names(path, revision=name.revision)
+            if name.config in known or (name.config is None and len(known) == 1):
+                raise
+            given = f"has no configuration {name.config!r}" if name.config else "has several configurations"
+            raise UserError(f"{name} {given}: give ?name= one of {', '.join(known)}.") from error
+    splits = [str(split) for split in builder.config.data_files or builder.info.splits or {}]
+    if name.split not in splits:
+        raise UserError(f"{name} has no split {name.split!r}: give ?split= one of {', '.join(splits)}.")
+    stream = builder.as_streaming_dataset(split=name.split)
+    files = (builder.config.data_files or {}).get(name.split, [])
+    state = repr((name.revision, builder.config_id, [*files], getattr(files, "origin_metadata", None)))
+    info = (builder.info.splits or {}).get(name.split)
+    return stream, hashlib.blake2b(state.encode(), digest_size=16).hexdigest(), (info and info.num_bytes) or 0
+
+
+_load_once = functools.lru_cache(maxsize=8)(_load)  # at a fixed commit, nothing changes
+
+
+def _datasets(name: _Name) -> ModuleType:
+    """The package, without torch: it imports torch if it is installed, which takes 180 MB in each worker."""
+    before = os.environ.get("USE_TORCH")
+    os.environ["USE_TORCH"] = "0"
+    try:
+        datasets = need("datasets", extra="datasets", what=str(name))
+    finally:
+        if before is None:
+            del os.environ["USE_TORCH"]
+        else:
+            os.environ["USE_TORCH"] = before
+    datasets.disable_progress_bars()
+    return datasets
+
+
+@contextlib.contextmanager
+def _one_sentence(path: str) -> Iterator[None]:
+    """Make an error of the network, of rights or of a missing dataset one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        said = sentence(error, path)
+        if said is None:
+            raise
+        raise UserError(said) from error
