@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lit_llm.errors import UserError
-from lit_llm.ingest.hub import list_hub
 from lit_llm.ingest.paths import MissingFiles, expand
+from lit_llm.ingest.readers.hub import list_hub
 from lit_llm.ingest.remote import file_system, version
 from lit_llm.ingest.remote_errors import sentence
 from lit_llm.ingest.source import HUB, Source, is_http, is_url, public_name
@@ -21,8 +21,8 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
     """The files that ``patterns`` name, each once: first those of this machine, then remote ones.
 
     A pattern is a file, a folder or a glob, here (``paths.expand``) or as a URL (s3://, gs://, hf://, https:// or another
-    protocol of fsspec), or a dataset of the Hugging Face hub (hub:OWNER/NAME, see ``hub``). The order is that of the patterns;
-    the matches of one pattern are sorted. Hidden and empty files of a folder or glob are left out.
+    protocol of fsspec), or a dataset of the Hugging Face hub (hub:OWNER/NAME, see ``readers.hub``). The order is that of the
+    patterns; the matches of one pattern are sorted. Hidden and empty files of a folder or glob are left out.
 
     Args:
         flag: the option that holds the patterns; problems name it.

@@ -7,6 +7,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from lit_llm.errors import UserError
+from lit_llm.ingest.readers.saved_dataset import DATASET_MARKS, dataset_files
+
 
 class MissingFiles(str):
     """A problem with a path that matches no file on this machine.
@@ -19,7 +22,8 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
     """Files that ``patterns`` name, each once, in the order of the patterns; the matches of one pattern are sorted.
 
     A pattern is a file, a glob (``**`` descends into folders), or, with ``folders``, a folder. A folder stands for every
-    file below it that is not hidden and not inside a hidden folder. Empty files matched by a glob or a folder are skipped.
+    file below it that is not hidden and not inside a hidden folder; of a dataset that `save_to_disk` of `datasets` wrote, for
+    its Arrow files. Empty files matched by a glob or a folder are skipped.
 
     Args:
         flag: the option that holds the patterns; problems name it.
@@ -41,6 +45,8 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
             continue
         try:
             found, problem = _matches(pattern, flag=flag, folders=folders)
+        except UserError as error:  # a saved dataset
+            found, problem = [], f"{str(error).removesuffix('.')} ({flag})."
         except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, an unknown home folder, a NUL byte
             found, problem = [], f"{pattern[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag})."
         if problem is not None:
@@ -94,4 +100,10 @@ def _glob(pattern: Path) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if not any(p[0] == "." for p in file.relative_to(folder).parts))
+    """The files below a folder, sorted. Of a dataset that `save_to_disk` wrote, only those with rows."""
+    files = sorted(file for file in folder.rglob("*") if not any(p[0] == "." for p in file.relative_to(folder).parts))
+    for place in [file.parent for file in files if file.name in DATASET_MARKS]:
+        with_rows = dataset_files(place)
+        if with_rows is not None:
+            files = [file for file in files if file.parent != place or file in with_rows]
+    return files

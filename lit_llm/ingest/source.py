@@ -36,7 +36,7 @@ class Source:
 
     @property
     def is_hub(self) -> bool:
-        """Whether this is a shard of a dataset of the Hugging Face hub, which `hub.hub_documents` reads. It is no file."""
+        """Whether this is a shard of a dataset of the Hugging Face hub, which ``readers.hub`` reads. It is no file."""
         return self.path.startswith(HUB)
 
     @property

@@ -9,8 +9,8 @@ from http_server import serving
 from ports import free_port
 
 from lit_llm.errors import UserError
-from lit_llm.ingest.hub import hub_documents
 from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.readers import DocumentReader, ReadSettings
 
 pytestmark = pytest.mark.slow  # `datasets` takes seconds to import
 LOG_IN = "run `hf auth login`, or set HF_TOKEN"
@@ -35,6 +35,11 @@ def listed(pattern):
     return sources
 
 
+def read(source, text_key="text"):
+    with DocumentReader(source, ReadSettings(text_key=text_key)) as reader:
+        return list(reader)
+
+
 def problem(pattern):
     sources, (said,) = list_sources(pattern, flag="--data.paths")
     assert sources == []
@@ -46,18 +51,20 @@ def test_each_shard_is_a_source_and_gives_its_documents():
     assert [source.path for source in sources] == [f"hub:./data?split=train#shard={shard}" for shard in range(3)]
     assert [source.is_local for source in sources] == [False] * 3
     for shard, source in enumerate(sources):
-        pieces = list(hub_documents(source, "text"))
+        pieces = read(source)
         assert [piece.text.decode() for piece in pieces] == [f"train {shard} {text}" for text in ("ä", "b", "c\n")]
         assert all(piece.last for piece in pieces)
+        with DocumentReader(source, ReadSettings()) as reader:
+            assert (len(list(reader)), reader.skipped, reader.position, reader.format) == (3, 2, 0, "hub")
     (test,) = listed("hub:./data?split=test")
-    assert [piece.text for piece in hub_documents(test, "n.m")] == ["ä".encode(), b"b", b"c\n"]
+    assert [piece.text for piece in read(test, "n.m")] == ["ä".encode(), b"b", b"c\n"]
 
 
 def test_a_long_document_comes_in_pieces(folder):
     text = "word " * 200_000
     (folder / "test-00000-of-00001.jsonl").write_text(json.dumps({"text": text}))
     (source,) = listed("hub:./data?split=test")
-    pieces = list(hub_documents(source, "text"))
+    pieces = read(source)
     assert len(pieces) >= 3 and b"".join(piece.text for piece in pieces) == text.encode()
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 
@@ -68,7 +75,7 @@ def test_the_version_changes_with_a_file_of_the_split_and_with_no_other(folder):
     assert listed("hub:./data?split=test") == [test]
     assert listed("hub:./data")[0].version != train.version
     with pytest.raises(UserError, match="has changed since this command started"):
-        next(hub_documents(train, "text"))
+        read(train)
 
 
 def test_what_is_missing_is_one_sentence_with_what_is_there(folder):
@@ -92,7 +99,12 @@ def test_what_is_missing_is_one_sentence_with_what_is_there(folder):
 )
 def test_a_wrong_key_is_one_sentence(text_key, said):
     with pytest.raises(UserError, match=said):
-        next(hub_documents(listed("hub:./data")[0], text_key))
+        read(listed("hub:./data")[0], text_key)
+
+
+def test_another_format_is_refused():
+    with pytest.raises(UserError, match=r"is a dataset of the hub, not jsonl: use --data\.format auto"):
+        DocumentReader(listed("hub:./data")[0], ReadSettings(format="jsonl"))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Which files a user's paths and URLs name, on a file system here and on one in memory (fsspec's memory://)."""
 
+import json
 import os
 import pickle
 import subprocess
@@ -100,6 +101,22 @@ def test_a_pattern_that_is_given_twice_is_refused_here_and_there(memory, tmp_pat
         problems = list_sources([pattern, pattern], flag="--data.paths")[1]
         assert problems == [f"{pattern} is given twice: remove it once (--data.paths)."]
     assert list_sources([], flag="--f")[1] == ["The list of files is empty: give a file, a folder or a glob (--f)."]
+
+
+def test_of_a_saved_dataset_only_the_files_with_rows_are_read(tmp_path):
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "z.txt").write_text("z")
+    for name in ("data-00000-of-00001.arrow", "dataset_info.json", "cache-1.arrow"):
+        (saved / name).write_text("{}")
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    assert paths(str(saved)) == [f"{saved}/data-00000-of-00001.arrow"]
+    assert paths(str(tmp_path)) == [f"{tmp_path}/a.txt", f"{saved}/data-00000-of-00001.arrow", f"{tmp_path}/z.txt"]
+    (saved / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    sources, (said,) = list_sources(str(tmp_path), flag="--data.paths")
+    assert sources == [] and said.startswith(f"{saved} is a dataset with the splits train, test: ")
+    assert said.endswith(" (--data.paths).")
 
 
 MISSING = """

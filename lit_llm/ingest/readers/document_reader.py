@@ -15,6 +15,7 @@ from lit_llm.ingest.readers.arrow import read_arrow
 from lit_llm.ingest.readers.compression import compression_of, decompressed
 from lit_llm.ingest.readers.counts import Counts
 from lit_llm.ingest.readers.detect import detect
+from lit_llm.ingest.readers.hub import read_hub
 from lit_llm.ingest.readers.jsonl import read_jsonl
 from lit_llm.ingest.readers.parquet import read_parquet
 from lit_llm.ingest.readers.settings import ReadSettings
@@ -38,13 +39,19 @@ class DocumentReader:
     """
 
     format: str
-    """text, jsonl, parquet, arrow or tar."""
+    """text, jsonl, parquet, arrow, tar, or hub for a shard of a dataset of the Hugging Face hub."""
 
     def __init__(self, source: Source, settings: ReadSettings, *, start: int = 0, stop: int | None = None) -> None:
         self._source, self._settings = source, settings
         self._counts = Counts()
         self._opened = contextlib.ExitStack()
         with self._opened as opened:
+            if source.is_hub:
+                self.format = "hub"
+                if settings.format != "auto":
+                    raise UserError(f"{source.name} is a dataset of the hub, not {settings.format}: use --data.format auto.")
+                self._pieces = read_hub(source, settings.text_key, self._counts)
+                return
             self._file = opened.enter_context(source.open())
             self._pieces = self._open(start, stop)
             self._opened = opened.pop_all()

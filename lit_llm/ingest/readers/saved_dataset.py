@@ -9,6 +9,8 @@ from typing import Any
 from lit_llm.errors import UserError
 
 _SPLITS_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
+DATASET_MARKS = frozenset({_SPLITS_FILE, _STATE_FILE})
+"""Names of files that show that a folder may be such a dataset."""
 
 
 def dataset_files(folder: Path) -> list[Path] | None:

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, urlencode
 from lit_llm.errors import UserError
 from lit_llm.ingest.optional_package import need
 from lit_llm.ingest.pieces import Piece
+from lit_llm.ingest.readers.counts import Counts
 from lit_llm.ingest.readers.text import cut_pieces
 from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, utf8
 from lit_llm.ingest.remote_errors import sentence
@@ -79,14 +80,15 @@ def list_hub(pattern: str) -> list[Source]:
     return [Source(f"{name}#shard={index}", size // count, version) for index in range(count)]
 
 
-def hub_documents(source: Source, text_key: str) -> Iterator[Piece]:
-    """The documents of one shard, in pieces. Documents whose text is null or empty are left out.
+def read_hub(source: Source, text_key: str, counts: Counts) -> Iterator[Piece]:
+    """The documents of one shard, in pieces. How much of it is read, is not known.
 
     Raises:
         UserError: The dataset cannot be read, has changed since it was listed, or has no text under ``text_key``.
     """
     match = _SHARD.search(source.path)
     assert match
+    counts.fraction = 0.0
     stream, version, _ = _open(_Name.read(source.path))
     if version != source.version:
         raise changed(source)
@@ -105,6 +107,8 @@ def hub_documents(source: Source, text_key: str) -> Iterator[Piece]:
                 raise no_text(where, text_key, f"a value of type {type(text).__name__}")
             if text:
                 yield from cut_pieces([utf8(text)])
+            else:
+                counts.skipped += 1
 
 
 def _commit(name: _Name) -> str:
