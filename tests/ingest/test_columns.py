@@ -53,7 +53,16 @@ def table_of(texts: list, kind: pa.DataType | None = None, name: str = "text") -
 @each_writer
 @pytest.mark.parametrize(
     "kind",
-    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()), pa.binary(), pa.large_binary()],
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.dictionary(pa.int8(), pa.large_string()),
+        pa.binary(),
+        pa.large_binary(),
+        pa.binary_view(),
+    ],
     ids=str,
 )
 def test_strings_of_every_kind_are_read(tmp_path, writer, kind):
@@ -103,6 +112,13 @@ def test_columns_of_structs_are_named_with_dots_and_a_null_struct_has_no_text(tm
 
 
 @each_writer
+def test_a_column_of_nulls_has_no_document(tmp_path, writer):
+    assert documents_of(write(tmp_path, writer(table_of([None, None], pa.null())))) == []
+    assert documents_of(write(tmp_path, writer(table_of([None, ""], pa.string())))) == []
+    assert documents_of(write(tmp_path, writer(table_of([], pa.string())))) == []
+
+
+@each_writer
 def test_a_long_cell_comes_in_pieces(tmp_path, monkeypatch, writer):
     monkeypatch.setattr(pieces, "PIECE_BYTES", 500)
     path = write(tmp_path, writer(table_of(TEXTS)))
@@ -138,9 +154,9 @@ def test_a_missing_column_is_one_sentence_with_the_columns_there_are(tmp_path, w
 
 @each_writer
 def test_a_truncated_table_is_one_sentence(tmp_path, writer):
-    whole = writer(table_of(TEXTS))
+    whole = writer(table_of(["first", None, "é" * 50, "last"]))
     # At every place after the first bytes, which say what it is: also between two messages, where pyarrow sees no error.
-    for length in range(12 if writer is not parquet else 4, len(whole), 7):
+    for length in range(12 if writer is not parquet else 4, len(whole), 9):
         assert "truncated" in refusal(write(tmp_path, whole[:length])), length
     assert "truncated" in refusal(write(tmp_path, whole[:-1]))
     assert "truncated" in refusal(write(tmp_path, whole[:-8]))

@@ -27,8 +27,8 @@ def is_arrow_stream(head: bytes) -> bool:
 def read_arrow(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterator[Piece]:
     """The documents of a file on this machine. Each row is one.
 
-    The file is mapped, so a record batch is not copied, whatever its size. A batch whose buffers are compressed is
-    decompressed as a whole: the text column of one batch is in memory.
+    The file is mapped, so a record batch is not copied, whatever its size. The text column of one batch is in memory if
+    the batch is compressed, or if its texts are given by a dictionary.
 
     Args:
         key: the column of the text, with dots into structs.
@@ -39,40 +39,41 @@ def read_arrow(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterat
     """
     pyarrow = need("pyarrow", extra="data", what="Arrow")
     ipc = need("pyarrow.ipc", extra="data", what="Arrow")
+    counts.fraction = 0.0
     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    open_table = ipc.open_file if mapped[: len(FILE_START)] == FILE_START else ipc.open_stream
     with naming_damage(name):
-        schema = open_table(pyarrow.BufferReader(mapped)).schema
-        column = TextColumn(schema, key, counts, name=name)
-        options = ipc.IpcReadOptions(included_fields=[schema.names.index(column.path[0])], use_threads=False)
+        # A file is a stream after a mark, with a directory behind it. pyarrow copies the batches of a file, not of a stream.
+        is_file = mapped[: len(FILE_START)] == FILE_START
+        expected = ipc.open_file(pyarrow.BufferReader(mapped)).num_record_batches if is_file else None
         source = pyarrow.BufferReader(mapped)
-        table = open_table(source, options=options)
-        batches = _file_batches(table, counts) if open_table is ipc.open_file else _stream_batches(table, source, counts, name)
-        used = 0
-        counts.fraction = 0.0
-        for batch in batches:
+        begin = len(FILE_START) if is_file else 0
+        source.seek(begin)
+        schema = ipc.open_stream(source).schema
+        column = TextColumn(schema, key, counts, name=name)
+        source.seek(begin)
+        options = ipc.IpcReadOptions(included_fields=[schema.names.index(column.path[0])], use_threads=False)
+        batches, used = 0, 0
+        for batch in ipc.open_stream(source, options=options):
             for piece in column.texts(batch):
                 yield piece
                 used += len(piece.text)
                 if used >= _MOST_MAPPED_BYTES:
                     mapped.madvise(mmap.MADV_DONTNEED)
                     used = 0
+            batches += 1
+            counts.fraction = source.tell() / source.size()
+        if expected is None:
+            _require_end(source, name)
+        elif batches != expected:
+            raise UserError(f"{name} lists {expected} record batches, but has {batches}: write the file again.")
         counts.fraction = 1.0
 
 
-def _file_batches(table: Any, counts: Counts) -> Iterator[Any]:
-    for index in range(table.num_record_batches):
-        yield table.get_batch(index)
-        counts.fraction = (index + 1) / table.num_record_batches
-
-
-def _stream_batches(table: Any, source: Any, counts: Counts, name: str) -> Iterator[Any]:
-    for batch in table:
-        yield batch
-        counts.fraction = source.tell() / source.size()
+def _require_end(source: Any, name: str) -> None:
+    """Refuse a stream without its end mark: pyarrow takes the end of the file for the end of the stream."""
     end = source.tell()
     source.seek(max(0, end - len(_STREAM_END)))
-    if source.read(len(_STREAM_END)) != _STREAM_END:  # pyarrow takes the end of the file for the end of the stream
+    if source.read(len(_STREAM_END)) != _STREAM_END:
         raise UserError(f"{name} is truncated: the end mark of the Arrow stream is missing. Copy or download it again.")
     if end != source.size():
         raise UserError(f"{name} holds data after the end of its Arrow stream: give each stream as a file of its own.")

@@ -24,7 +24,7 @@ def naming_damage(name: str) -> Iterator[None]:
             f"{name} has a feature that pyarrow {pyarrow.__version__} does not read: pip install --upgrade pyarrow, "
             "or write the file again."
         ) from error
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: of the name of a column
         if isinstance(error, OSError) and error.errno is not None:  # the operating system's own
             raise
         raise UserError(f"{name} is truncated or damaged: copy or download it again.") from error

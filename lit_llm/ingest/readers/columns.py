@@ -37,8 +37,7 @@ class TextColumn:
         if found is None:
             raise missing_key(name, key, keys_of(self._tree(schema), key), kind="column")
         self.path, kind = found
-        self._is_dictionary = self._types.is_dictionary(kind)
-        if not self._is_text(kind.value_type if self._is_dictionary else kind):
+        if not self._is_text(kind.value_type if self._types.is_dictionary(kind) else kind):
             raise UserError(
                 f"{name} has {kind} in the column {key!r}, but the text must be strings: name another (--data.text_key)."
             )
@@ -49,14 +48,13 @@ class TextColumn:
         Raises:
             UserError: A text is not UTF-8.
         """
+        batch.validate()  # of offsets and sizes, which a damaged file may have wrong
         column = batch.column(batch.schema.names.index(self.path[0]))
         for field in self.path[1:]:
             column = column.flatten()[column.type.get_field_index(field)]  # unlike field(), null where the struct is null
-        if self._is_dictionary:
-            column = column.dictionary_decode()
-        for scalar in column:
+        for text in self._cells(column):
             self._rows += 1
-            if not scalar.is_valid or not (text := memoryview(scalar.as_buffer())):
+            if not text:
                 self._counts.skipped += 1
                 continue
             try:
@@ -66,6 +64,28 @@ class TextColumn:
                     f"{self._name} row {self._rows} holds no UTF-8 in the column {'.'.join(self.path)!r}: "
                     "name another (--data.text_key), or remove the row."
                 ) from error
+
+    def _cells(self, column: Any) -> Iterator[memoryview | None]:
+        """The bytes of each text, not copied; None for null. pyarrow's own values are copies."""
+        types = self._types
+        is_view = types.is_string_view(column.type) or types.is_binary_view(column.type)
+        if types.is_dictionary(column.type) or is_view:
+            column.validate(full=True)  # pyarrow reads where an index or a view points, even outside the data
+        if types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if types.is_null(column.type):
+            yield from [None] * len(column)
+            return
+        if is_view:
+            column = column.cast("large_binary")
+        is_large = types.is_large_string(column.type) or types.is_large_binary(column.type)
+        size = 8 if is_large else 4
+        _, offset_buffer, data_buffer = column.buffers()
+        offsets = memoryview(offset_buffer)[column.offset * size : (column.offset + len(column) + 1) * size].cast("B")
+        ends = offsets.cast("q") if is_large else offsets.cast("i")
+        data = memoryview(data_buffer or b"").cast("B")
+        for row, is_valid in enumerate(column.is_valid().to_pylist()):
+            yield data[ends[row] : ends[row + 1]] if is_valid else None
 
     def _find(self, fields: Any, key: str) -> tuple[list[str], Any] | None:
         """The way to ``key`` among the fields of a schema or a struct, and the type there."""

@@ -85,7 +85,7 @@ class DocumentReader:
 
     def _open(self, start: int, stop: int | None) -> Iterator[Piece]:
         """Decide the format and begin to read."""
-        name = self._source.path
+        name = self._source.name
         head = read_head(self._file)
         stream = with_head(head, self._file)
         compression = compression_of(head)
@@ -127,15 +127,15 @@ class DocumentReader:
             self._file.seek(start)
             stream = self._file
         stop = self._source.size if stop is None else stop
-        return read_bytes(stream, stop - start, name=self._source.path)
+        return read_bytes(stream, stop - start, name=self._source.name)
 
     def _format(self, head: bytes) -> str:
         wanted = self._settings.format
         if wanted == "text" or not head:
             return "text"
-        found = detect(head, name=self._source.path)
+        found = detect(head, name=self._source.name)
         if wanted == "auto" or found == wanted:
             return found
         if wanted == "jsonl" and found == "text":
             return "jsonl"  # its reader says which line is wrong
-        raise UserError(f"{self._source.path} is {found}, not {wanted}: use --data.format auto.")
+        raise UserError(f"{self._source.name} is {found}, not {wanted}: use --data.format auto.")

@@ -19,8 +19,8 @@ _MOST_ROWS = 1000  # in a batch: texts that are stored once may be large
 def read_parquet(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterator[Piece]:
     """The documents of a file that can seek. Each row is one.
 
-    A batch of rows is in memory, about 1 MiB if texts have similar lengths, and a page of the file, which most programs
-    make 1 MiB large. One cell is not bounded, nor is the dictionary of a column chunk.
+    Memory holds a batch of rows, about 1 MiB if texts have similar lengths, and one page of the file. The writer chose
+    the size of a page: about 1 MiB, but pyarrow never puts less than 1,024 rows into one. A row group is not held.
 
     Args:
         key: the column of the text, with dots into structs.
@@ -30,11 +30,11 @@ def read_parquet(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iter
         UserError: pyarrow is not installed; the file is damaged; the column is absent, or holds no text.
     """
     parquet = need("pyarrow.parquet", extra="data", what="Parquet")
+    counts.fraction = 0.0
     with naming_damage(name):
         table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
         column = TextColumn(table.schema_arrow, key, counts, name=name)
         read_rows, rows = 0, table.metadata.num_rows
-        counts.fraction = 0.0
         for group in range(table.num_row_groups):
             size = _rows_in_a_batch(table, group, column)
             for batch in table.iter_batches(size, row_groups=[group], columns=[".".join(column.path)], use_threads=False):
