@@ -85,7 +85,7 @@ def memory_problem(
 def _vocab_size(data: Any) -> int:
     """The number of token ids as far as it is known without reading text; 1 if it is not."""
     if isinstance(data, TokenShards):
-        return data.known_vocab_size
+        return data.known_vocab_size or 1
     if isinstance(data, TextDataModule) and not isinstance(data.source_tokenizer, Learned):
         return data.source_tokenizer.vocab_size
     known = None if isinstance(data, TokenDataModule) else getattr(data, "vocab_size", None)

@@ -66,6 +66,8 @@ _DATA: dict[str, Domain] = {
     "num_workers": whole(0, MAX_WORKERS),
     "val_fraction": Domain(0, 1, above_low=True, below_high=True),
     "vocab_size": whole(1, 100_000_000, null=True),
+    "bos_id": whole(0, 100_000_000, null=True),
+    "eos_id": whole(0, 100_000_000, null=True),
     "tokenizer.vocab_size": whole(1, 100_000_000),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
 from lit_llm.tokenizers import Tokenizer
 
+# Before the fingerprint of data of which every token was hashed. Older checkpoints have fingerprints without it, which are
+# of samples if the data are long.
+_ALL_TOKENS = "tokens-"
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -38,6 +42,20 @@ class Corpus:
     tokenizer: Tokenizer | None
     unknown_bytes: Mapping[str, float] = field(default_factory=dict)
     """Split → mean bytes of the characters that share the tokenizer's ``unknown_id``, where they occur and were counted."""
+    eos_id: int | None = None
+    """Ends every document; None: the tokenizer's."""
+    bos_id: int | None = None
+    """Opens every document; None: nothing does."""
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What `setup` finds out about the data."""
+
+    corpus: Corpus
+    fingerprint: str
+    files: dict[str, str]
+    """Path → size and hash."""
 
 
 class TokenDataModule(LightningDataModule, ABC):
@@ -45,9 +63,9 @@ class TokenDataModule(LightningDataModule, ABC):
 
     Batches are dicts of int64 ``input_ids`` and ``targets``, both (B, block_size); see ``lit_llm.data.batches``.
 
-    After ``setup``: ``vocab_size``, ``eos_id``, ``tokenizer``, ``token_bytes`` ((vocab_size,) int64 UTF-8 bytes of each
-    id, or None without a tokenizer), ``train_tokens``, ``val_tokens``, and ``fingerprint`` (counts and a hash of the
-    tokens).
+    After ``setup``: ``vocab_size``, ``eos_id``, ``bos_id``, ``tokenizer``, ``token_bytes`` ((vocab_size,) int64 UTF-8 bytes
+    of each id, or None without a tokenizer), ``train_tokens``, ``val_tokens``, and ``fingerprint`` (counts and a hash of the
+    tokens; it starts with "tokens-" if the hash is of every token).
 
     A ``BatchRamp`` among the trainer's callbacks sets the samples of each step, up to ``global_batch_size``.
 
@@ -61,6 +79,8 @@ class TokenDataModule(LightningDataModule, ABC):
 
     # Whether no training target is ignored (-100), so that the tokens of a step need not be counted.
     every_target_counts = True
+    # Whether rank 0 opens the data for all ranks. They must have the same paths everywhere.
+    opens_on_rank_zero = False
 
     def __init__(
         self,
@@ -75,8 +95,8 @@ class TokenDataModule(LightningDataModule, ABC):
         self.micro_batch_size, self.global_batch_size, self.block_size = micro_batch_size, global_batch_size, block_size
         self.seed, self.num_workers = seed, num_workers
         self.ramp: BatchRamp | None = None  # set by `find_ramp`
-        self._corpus: Corpus | None = None
-        self._file_hashes: dict[str, str] = {}  # set by `setup`: path → size and hash
+        self._opened: _Opened | None = None
+        self._received = False  # whether all ranks have what rank 0 has opened
         # The sample and step counts at which this process started: zero, or those of a checkpoint.
         self._base_samples, self._base_step = 0, 0
 
@@ -88,7 +108,11 @@ class TokenDataModule(LightningDataModule, ABC):
 
     @abstractmethod
     def open_corpus(self) -> Corpus:
-        """Open the tokens, which exist at this point. Called once on every rank."""
+        """Open the tokens, which exist at this point. Called once on every rank, or on rank 0: ``opens_on_rank_zero``."""
+
+    def load_tokenizer(self, corpus: Corpus) -> Tokenizer | None:
+        """The tokenizer of a corpus that rank 0 has opened: tokenizers are not sent to other ranks."""
+        return corpus.tokenizer
 
     def source_files(self) -> list[Path]:
         """The files that hold the data, so that a changed one can be named; none if they are unknown."""
@@ -145,15 +169,12 @@ class TokenDataModule(LightningDataModule, ABC):
         """
         if stage == "fit" and self.trainer is not None:
             self.find_ramp(self.trainer.callbacks)  # type: ignore[attr-defined]
-        self.raise_problems()
-        if self.block_size is None:
-            raise UserError("No block size: set --data.block_size (the command line uses --model.block_size).")
-        if self._corpus is None:
-            corpus = self.open_corpus()
-            hashes = [f"{name}={len(s)}:{s.scan(corpus.vocab_size)}" for name, s in corpus.streams.items()]
-            self._fingerprint = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:32]
-            self._corpus = corpus
-            self._file_hashes = describe_files(self.source_files())
+        if self.opens_on_rank_zero and not self._received and self.trainer is not None and self.trainer.world_size > 1:
+            self._opened = self._receive()
+            self._received = True
+        else:
+            self._opened = self._open()
+        assert self.block_size is not None  # `_open` has checked it
         if self.train_tokens < self.block_size + 1:
             raise UserError(
                 f"The training text has {self.train_tokens} tokens, but a block needs {self.block_size + 1} "
@@ -161,6 +182,33 @@ class TokenDataModule(LightningDataModule, ABC):
             )
         if stage == "fit" and self.trainer is not None:
             self._direct_trainer()
+
+    def _open(self) -> _Opened:
+        self.raise_problems()
+        if self.block_size is None:
+            raise UserError("No block size: set --data.block_size (the command line uses --model.block_size).")
+        if self._opened is not None:
+            return self._opened
+        corpus = self.open_corpus()
+        hashes = {name: stream.scan(corpus.vocab_size) for name, stream in corpus.streams.items()}
+        form = _ALL_TOKENS if all(stream.hash_covers_all for stream in corpus.streams.values()) else ""
+        return _Opened(corpus, form + _combined(corpus, hashes), describe_files(self.source_files()))
+
+    def _receive(self) -> _Opened:
+        """What rank 0 has opened, on every rank. A collective. Problems on rank 0 are raised on every rank."""
+        opened, problems = None, ""
+        strategy = self.trainer.strategy  # type: ignore[union-attr]
+        if strategy.is_global_zero:
+            try:
+                opened = self._open()
+            except UserError as error:
+                problems = str(error)
+        own = opened
+        sent = None if opened is None else replace(opened, corpus=replace(opened.corpus, tokenizer=None))
+        opened, problems = strategy.broadcast((sent, problems))
+        if opened is None:
+            raise UserError(problems)
+        return own or replace(opened, corpus=replace(opened.corpus, tokenizer=self.load_tokenizer(opened.corpus)))
 
     def raise_problems(self) -> None:
         """Raise a ``UserError`` with all ``problems``, if there are any."""
@@ -170,12 +218,12 @@ class TokenDataModule(LightningDataModule, ABC):
     @property
     def is_open(self) -> bool:
         """Whether `setup` has opened the data."""
-        return self._corpus is not None
+        return self._opened is not None
 
     @property
     def corpus(self) -> Corpus:
-        assert self._corpus is not None, "setup() opens the data"
-        return self._corpus
+        assert self._opened is not None, "setup() opens the data"
+        return self._opened.corpus
 
     @property
     def vocab_size(self) -> int:
@@ -187,7 +235,13 @@ class TokenDataModule(LightningDataModule, ABC):
 
     @property
     def eos_id(self) -> int | None:
+        if self.corpus.eos_id is not None:
+            return self.corpus.eos_id
         return None if self.tokenizer is None else self.tokenizer.eos_id
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.corpus.bos_id
 
     @property
     def token_bytes(self) -> Tensor | None:
@@ -219,8 +273,8 @@ class TokenDataModule(LightningDataModule, ABC):
 
     @property
     def fingerprint(self) -> str:
-        assert self._corpus is not None, "setup() opens the data"
-        return self._fingerprint
+        assert self._opened is not None, "setup() opens the data"
+        return self._opened.fingerprint
 
     # ---- Loaders ------------------------------------------------------------------------------------------------
 
@@ -318,7 +372,9 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._base_samples, self._base_step = state_dict["consumed_samples"], state_dict["global_step"]
-        if self.trainer is not None and self.trainer.state.fn == "fit" and (changed := self._changes(state_dict)):
+        # On rank 0 only: it may read the data.
+        resumes = self.trainer is not None and self.trainer.state.fn == "fit" and self.trainer.is_global_zero
+        if resumes and (changed := self._changes(state_dict)):
             rank_zero_warn(
                 "The data differ from those of the checkpoint, so the run continues with different batches: "
                 f"{'; '.join(changed)}."
@@ -342,14 +398,23 @@ class TokenDataModule(LightningDataModule, ABC):
         identity, found = self._identity(), []
         for name, before in self._changed(saved).items():
             if name == "fingerprint":
-                found.append(self._changed_text(saved.get("files", {})))
+                found.append(self._changed_text(str(before), saved.get("files", {})))
             else:
                 key = "batch_ramp.tokens_per_batch" if name == "batch_ramp" else f"data.{name}"
                 found.append(f"{key} was {before} in the checkpoint and is {identity[name]}")
         return found
 
-    def _changed_text(self, before: dict[str, str]) -> str:
+    @property
+    def _file_hashes(self) -> dict[str, str]:
+        return {} if self._opened is None else self._opened.files
+
+    def _changed_text(self, fingerprint: str, before: dict[str, str]) -> str:
         """Which files of the data have changed, as far as the checkpoint lists them."""
+        if fingerprint.startswith(_ALL_TOKENS) and not self.fingerprint.startswith(_ALL_TOKENS):
+            return (
+                "the checkpoint has a hash of every token, and the shards have none any more: restore the meta.json that "
+                "prepare wrote beside them"
+            )
         if before and self._file_hashes:
             changes = file_changes(before, self._file_hashes)
             more = f", and {len(changes) - 5} more" if len(changes) > 5 else ""
@@ -362,7 +427,20 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _changed(self, saved: dict[str, Any]) -> dict[str, Any]:
         """The settings that differ from a saved state, with their saved values ("none" if not saved)."""
-        return {name: saved.get(name, "none") for name, now in self._identity().items() if saved.get(name, "none") != now}
+        before = {name: saved.get(name, "none") for name in self._identity()}
+        changed = {name: before[name] for name, now in self._identity().items() if before[name] != now}
+        if "fingerprint" in changed and self._is_older_form(str(changed["fingerprint"])):
+            del changed["fingerprint"]
+        return changed
+
+    def _is_older_form(self, saved: str) -> bool:
+        """Whether a saved fingerprint is that of these data in an older form: from samples, if a stream is long."""
+        if saved.startswith(_ALL_TOKENS):
+            return False
+        if saved == self.fingerprint.removeprefix(_ALL_TOKENS):
+            return True
+        streams = self.corpus.streams
+        return saved == _combined(self.corpus, {name: s.scan_tokens(self.vocab_size) for name, s in streams.items()})
 
     def _identity(self) -> dict[str, Any]:
         """The settings that, with the position, determine the next batches."""
@@ -372,7 +450,7 @@ class TokenDataModule(LightningDataModule, ABC):
             "block_size": self._block_size,
             "seed": self.seed,
         }
-        return identity if self._corpus is None else identity | {"fingerprint": self.fingerprint}
+        return identity if self._opened is None else identity | {"fingerprint": self.fingerprint}
 
     # ---- The trainer --------------------------------------------------------------------------------------------
 
@@ -422,3 +500,9 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _train_blocks(self) -> TrainBlocks:
         return TrainBlocks(self.corpus.streams["train"], block_size=self._block_size, vocab_size=self.vocab_size)
+
+
+def _combined(corpus: Corpus, hashes: Mapping[str, str]) -> str:
+    """One hash of the counts and hashes of all streams."""
+    content = " ".join(f"{name}={len(stream)}:{hashes[name]}" for name, stream in corpus.streams.items())
+    return hashlib.sha256(content.encode()).hexdigest()[:32]

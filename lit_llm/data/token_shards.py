@@ -2,89 +2,169 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lit_llm.data.datamodule import Corpus, TokenDataModule
+from lit_llm.data.shard_splits import ShardSplits, in_folder, of_files
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.errors import UserError
-from lit_llm.ingest.paths import expand, same_files
-from lit_llm.tokenizers import Tokenizer
+from lit_llm.ingest.manifest import Manifest
+from lit_llm.ranks import is_rank_zero
+from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 _GPT2_VOCAB_SIZE = 50257
 
 
 class TokenShards(TokenDataModule):
-    """Token shards in the layout of llm.c (see ``lit_llm.ingest.shards``).
+    """Token shards: a folder that ``prepare`` wrote, or files in the layout of llm.c or Megatron (``X.bin`` with ``X.idx``).
+
+    A manifest (``meta.json``) that lists the files gives their sizes, the vocabulary, the tokenizer beside it and the ids
+    around documents. Then no shard is opened before training. Only rank 0 looks at the files when a run starts.
 
     Args:
+        path: a folder that ``prepare`` wrote, instead of the three below.
         train: files, globs, or a list of these, read in this order; the matches of a glob are sorted.
         val: the same, for validation.
         test: the same, for ``test``.
-        vocab_size: number of token ids; every token must be smaller. None: that of the tokenizer, or GPT-2's 50257 without a
-            tokenizer.
-        tokenizer: the tokenizer of the shards. Text samples and bits per byte need it, training does not.
+        vocab_size: number of token ids; every token must be smaller. None: that of the tokenizer or the manifest, or GPT-2's
+            50257 without both.
+        tokenizer: the tokenizer of the shards. None: the one beside the manifest. Text samples and bits per byte need it,
+            training does not.
+        bos_id: the id that opens every document, such as 50256 in llm.c's FineWeb. None: the manifest's or the tokenizer's.
+        eos_id: the id that ends every document. None: the manifest's or the tokenizer's.
         headerless: the files hold bare uint16 tokens, as nanoGPT writes them.
         kwargs: the arguments of ``TokenDataModule``.
     """
 
+    opens_on_rank_zero = True
+
     def __init__(
         self,
         *,
+        path: str | None = None,
         train: str | list[str] | None = None,
         val: str | list[str] | None = None,
         test: str | list[str] | None = None,
         vocab_size: int | None = None,
         tokenizer: Tokenizer | None = None,
+        bos_id: int | None = None,
+        eos_id: int | None = None,
         headerless: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.train, self.val, self.test = train, val, test
-        if vocab_size is None:
-            vocab_size = _GPT2_VOCAB_SIZE if tokenizer is None else tokenizer.vocab_size
-        self._vocab_size = vocab_size
-        self._shard_tokenizer, self.headerless = tokenizer, headerless
+        self.path, self.train, self.val, self.test = path, train, val, test
+        self._given_vocab_size, self._given_tokenizer = vocab_size, tokenizer
+        self._given_ids = {"bos_id": bos_id, "eos_id": eos_id}
+        self.headerless = headerless
+        self._found: tuple[object, ShardSplits] | None = None  # the settings, and what they led to without a problem
 
     def source_problems(self) -> list[str]:
-        problems = [f"No {n} shards: give --data.{n}." for n in ("train", "val") if getattr(self, n) is None]
-        for name in ("train", "val", "test"):
-            files, found = self._split_files(name)
-            problems += found
-            if files and not found:
-                try:
-                    if len(TokenStream(files, headerless=self.headerless)) < 2:
-                        problems.append(f"The {name} shards hold a single token, but at least two are needed (--data.{name}).")
-                except UserError as error:
-                    problems += [f"{line.rstrip('.')} (--data.{name})." for line in str(error).splitlines()]
-        for held_out in () if problems else ("val", "test"):
-            for _, path in same_files(self._split_files("train")[0], self._split_files(held_out)[0])[:1]:
-                problems.append(f"{path} is in both --data.train and --data.{held_out}: remove it from one of them.")
-        if self._vocab_size < 1:
-            problems.append(f"vocab_size must be at least 1, not {self._vocab_size} (--data.vocab_size).")
-        elif self._shard_tokenizer is not None and self._shard_tokenizer.vocab_size > self._vocab_size:
-            problems.append(
-                f"vocab_size {self._vocab_size} is smaller than the tokenizer's {self._shard_tokenizer.vocab_size}: "
-                "remove --data.vocab_size."
-            )
-        return problems
+        if problems := self._combination_problems():
+            return problems
+        if not is_rank_zero():  # `setup` gets the shards and their problems from rank 0
+            return []
+        splits = self._splits()
+        return [*splits.problems, *self._vocab_size_problems(splits), *self._id_problems(splits)]
+
+    def _combination_problems(self) -> list[str]:
+        if self.path is None:
+            return []
+        others = [f"--data.{name}" for name in ("train", "val", "test") if getattr(self, name) is not None]
+        found = []
+        if others:
+            found.append(f"--data.path is a folder with all splits: it cannot be combined with {', '.join(others)}.")
+        if self.headerless:
+            found.append("--data.path is a folder of shards with headers: remove --data.headerless.")
+        return found
+
+    def _vocab_size_problems(self, splits: ShardSplits) -> list[str]:
+        vocab_size, tokenizer = self._vocab_size(splits), self._given_tokenizer
+        if vocab_size < 1:
+            return [f"vocab_size must be at least 1, not {vocab_size} (--data.vocab_size)."]
+        if tokenizer is not None and tokenizer.vocab_size > vocab_size:
+            return [
+                f"vocab_size {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: remove --data.vocab_size."
+            ]
+        return []
+
+    def _id_problems(self, splits: ShardSplits) -> list[str]:
+        """Ids around documents that are not in the vocabulary, or about which settings, manifest and tokenizer differ."""
+        found = []
+        manifest = _manifest(splits)
+        for name, given in self._given_ids.items():
+            if given is None:
+                continue
+            if not 0 <= given < self._vocab_size(splits):
+                found.append(f"{name} is {given}, but the vocabulary has {self._vocab_size(splits)} ids (--data.{name}).")
+            elif manifest is not None and getattr(manifest, name) != given:
+                found.append(
+                    f"{name} is {given}, but meta.json of the shards says {getattr(manifest, name)}: remove --data.{name}."
+                )
+            elif self._given_tokenizer is not None and getattr(self._given_tokenizer, name) != given:
+                token = self._given_tokenizer.decode([given])
+                found.append(
+                    f"{name} is {given}, but that of the tokenizer is {getattr(self._given_tokenizer, name)}: remove "
+                    f"--data.{name}, or set --data.tokenizer.{name.replace('_id', '_token')} {token!r}."
+                )
+        return found
+
+    def _splits(self) -> ShardSplits:
+        """The opened splits. What has been found without a problem is not looked up again."""
+        settings = (self.path, self.train, self.val, self.test, self.headerless)
+        if self._found is not None and self._found[0] == settings:
+            return self._found[1]
+        if self.path is not None:
+            splits = in_folder(self.path)
+        else:
+            splits = of_files({"train": self.train, "val": self.val, "test": self.test}, headerless=self.headerless)
+        if not splits.problems:
+            self._found = settings, splits
+        return splits
+
+    def _vocab_size(self, splits: ShardSplits) -> int:
+        if self._given_vocab_size is not None:
+            return self._given_vocab_size
+        if self._given_tokenizer is not None:
+            return self._given_tokenizer.vocab_size
+        manifest = _manifest(splits)
+        return _GPT2_VOCAB_SIZE if manifest is None else manifest.vocab_size
 
     @property
-    def known_vocab_size(self) -> int:
-        """The size of the vocabulary, which is known before the shards are opened."""
-        return self._vocab_size
+    def known_vocab_size(self) -> int | None:
+        """The size of the vocabulary as far as it is known before ``setup``; None on ranks that do not read the manifest."""
+        if self._given_vocab_size is None and self._given_tokenizer is None and not is_rank_zero():
+            return None
+        splits = self._splits()
+        return None if self.path is not None and splits.problems else self._vocab_size(splits)
 
     def open_split(self, name: str) -> TokenStream:
-        """The shards of "train", "val" or "test". Reads their headers only."""
-        return TokenStream(self._split_files(name)[0], headerless=self.headerless)
+        """The shards of "train", "val" or "test". Reads their headers only, or the manifest."""
+        return self._splits().streams[name]
 
     def open_corpus(self) -> Corpus:
-        streams = {name: self.open_split(name) for name in ("train", "val", "test") if self._split_files(name)[0]}
-        return Corpus(streams, self._vocab_size, self._shard_tokenizer)
+        splits = self._splits()
+        corpus = Corpus(splits.streams, self._vocab_size(splits), None)
+        tokenizer = self.load_tokenizer(corpus)
+        bos_id, eos_id = (self._document_id(name, splits, tokenizer) for name in ("bos_id", "eos_id"))
+        return replace(corpus, tokenizer=tokenizer, bos_id=bos_id, eos_id=eos_id)
+
+    def _document_id(self, name: str, splits: ShardSplits, tokenizer: Tokenizer | None) -> int | None:
+        """The id that opens or ends documents: the setting, else the manifest's, else the tokenizer's."""
+        known = (self._given_ids[name], getattr(_manifest(splits), name, None), getattr(tokenizer, name, None))
+        return next((found for found in known if found is not None), None)
+
+    def load_tokenizer(self, corpus: Corpus) -> Tokenizer | None:
+        folder = corpus.streams["train"].folder_of_manifest
+        if self._given_tokenizer is not None or folder is None or not (folder / TOKENIZER_FILE).is_file():
+            return self._given_tokenizer
+        return load_tokenizer(folder)
 
     def source_files(self) -> list[Path]:
-        return [path for name in ("train", "val", "test") for path in self._split_files(name)[0]]
+        return [path for stream in self._splits().streams.values() for path in stream.paths]
 
-    def _split_files(self, name: str) -> tuple[list[Path], list[str]]:
-        patterns = getattr(self, name)
-        return ([], []) if patterns is None else expand(patterns, flag=f"--data.{name}", folders=False)
+
+def _manifest(splits: ShardSplits) -> Manifest | None:
+    """That of the training shards. The other splits have the same tokenizer, or no manifest."""
+    return splits.manifests["train"][1] if "train" in splits.manifests else None

@@ -18,6 +18,8 @@ from lit_llm.ingest.manifest import ShardInfo
 from lit_llm.ingest.shards import HASH_BYTES, HEADER_BYTES, LAYOUTS, magic_for
 
 FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second
+# Of longer streams. Older checkpoints hold hashes of these windows.
+WINDOW_TOKENS, WINDOWS = 2**16, 1024
 
 
 class TokenStream:
@@ -63,6 +65,7 @@ class TokenStream:
         stream._use(layouts)
         stream._max_ids = [shard.max_id for shard in shards]
         stream._hash = tokens_blake2b
+        stream.folder_of_manifest = folder
         return stream
 
     def _use(self, layouts: list[ShardLayout]) -> None:
@@ -72,6 +75,7 @@ class TokenStream:
         self._files = OpenFiles()
         self._max_ids: list[int] | None = None  # of each shard, if a manifest says
         self._hash: str | None = None  # of all tokens, if a manifest says
+        self.folder_of_manifest: Path | None = None
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -142,10 +146,10 @@ class TokenStream:
         Raises:
             UserError: the shard, position and id of the first token outside the vocabulary.
         """
-        window = 2**16
+        window = WINDOW_TOKENS
         starts = np.arange(0, len(self), window)
         if len(self) > FULL_SCAN_TOKENS:
-            starts = np.linspace(0, len(self) - window, 1024).astype(np.int64)
+            starts = np.linspace(0, len(self) - window, WINDOWS).astype(np.int64)
         digest = hashlib.blake2b(digest_size=HASH_BYTES)
         for start in starts.tolist():
             tokens = self.read(start, min(window, len(self) - start))
@@ -195,4 +199,7 @@ def _size_problem(layout: ShardLayout) -> str | None:
     if size == layout.size:
         return None
     what = "truncated" if size < layout.size else "too long"
-    return f"{layout.path} is {what}: meta.json says {layout.tokens} tokens = {layout.size} bytes, but it has {size}."
+    return (
+        f"{layout.path} is {what}: meta.json says {layout.tokens} tokens = {layout.size} bytes, but it has {size}. Restore it, "
+        "or prepare the data again."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,10 @@ class Manifest:
             OSError: the disk refused.
         """
         write_text(folder / META_FILE, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
+
+    def lists(self, files: Iterable[str]) -> bool:
+        """Whether all ``files`` are shards of these splits."""
+        return {shard.file for split in self.splits.values() for shard in split.shards}.issuperset(files)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:

@@ -12,7 +12,7 @@ from lit_llm.checkpoint.manifest import MANIFEST
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.runs.resume import is_rank_zero
+from lit_llm.ranks import is_rank_zero
 from lit_llm.runs.run_folder import find_checkpoint
 from lit_llm.runs.tokenizer_file import run_of, tokenizer_problem
 from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer

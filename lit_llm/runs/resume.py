@@ -7,14 +7,11 @@ checkpoint to resume from; `FolderCheckpointIO.load_checkpoint` then gives them 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import lit_llm.data
 from lit_llm.checkpoint.compatibility import model_changes, same_class
@@ -22,6 +19,7 @@ from lit_llm.checkpoint.format import checkpoints_in, newest_good, read, verify
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.ranks import is_rank_zero
 from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import (
     CHECKPOINTS,
@@ -36,15 +34,6 @@ from lit_llm.runs.run_folder import (
 )
 from lit_llm.runs.setting_changes import SETTINGS, SettingChanges, setting_changes
 from lit_llm.runs.tokenizer_file import run_of, tokenizer_problem
-
-
-def is_rank_zero() -> bool:
-    """Whether this process is global rank 0; also known before a process group exists.
-
-    Lightning reads the rank from RANK, LOCAL_RANK and SLURM_PROCID. The first process of a node that was started by hand has
-    none of these, only NODE_RANK.
-    """
-    return getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"
 
 
 def is_path(resume: str) -> bool:

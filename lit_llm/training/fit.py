@@ -23,11 +23,12 @@ from lit_llm.checkpoint.crash_safe import delete
 from lit_llm.disk import is_disk_error, naming
 from lit_llm.errors import UserError, is_user_error, report
 from lit_llm.hf.tokenizer_files import COMPANIONS
+from lit_llm.ranks import is_rank_zero
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.lock import LOCK, RunLock
 from lit_llm.runs.logged_curve import logged
-from lit_llm.runs.resume import RunStart, is_rank_zero
+from lit_llm.runs.resume import RunStart
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, holds_run, set_aside
 from lit_llm.tokenizers import TOKENIZER_FILE
 from lit_llm.training.ending import not_finite, reason_for_end, require_monitors, unsaved

@@ -4,6 +4,7 @@ Run by test_ddp.py: ddp_script.py FOLDER
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_llm.data import TokenShards
+from lit_llm.errors import UserError
 
 
 class Recorder(LightningModule):
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.train_rows, self.val_rows = [], []
+        self.train_rows, self.val_rows, self.seen_at_start = [], [], []
 
     def training_step(self, batch, _):
         self.train_rows.append([self.trainer.global_step, batch["input_ids"][:, 0].tolist()])
@@ -32,18 +34,45 @@ class Recorder(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
+def watch_files(folder):
+    """What this process does from now on with files in ``folder``, such as "open x.bin"."""
+    seen = []
+
+    def watched(name, call):
+        def wrapper(path, *arguments, **options):
+            if str(path).startswith(str(folder)):
+                seen.append(f"{name} {os.path.relpath(path, folder)}")
+            return call(path, *arguments, **options)
+
+        return wrapper
+
+    for name in ("open", "stat", "scandir", "listdir"):
+        setattr(os, name, watched(name, getattr(os, name)))
+    return seen
+
+
+def refusal(trainer, **settings):
+    """What `setup` says about other settings, in the same processes."""
+    data = TokenShards(block_size=8, global_batch_size=12, **settings)
+    data.trainer = trainer
+    try:
+        data.setup("fit")
+    except UserError as error:
+        return str(error)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     data = TokenShards(
-        train=str(folder / "train_*.bin"),
-        val=str(folder / "val_*.bin"),
-        vocab_size=1000,
+        path=str(folder),
         block_size=8,
         global_batch_size=12,
         micro_batch_size=2,
         seed=3,
     )
     module = Recorder()
+    seen = watch_files(folder)
+    module.on_train_start = lambda: module.seen_at_start.extend(seen)
     trainer = Trainer(
         accelerator="cpu",
         devices=2,
@@ -60,4 +89,15 @@ if __name__ == "__main__":
     trainer.fit(module, datamodule=data)
     trainer.save_checkpoint(folder / "end.ckpt")
     result = {"train": module.train_rows, "val": module.val_rows, "accumulate": trainer.accumulate_grad_batches}
+    result |= {
+        "seen_at_start": module.seen_at_start,
+        "fingerprint": data.fingerprint,
+        "files": data.state_dict()["files"],
+        "eos_id": data.eos_id,
+        "text": data.tokenizer and data.tokenizer.decode([72, 105]),
+    }
+    seen.clear()
+    missing = {"train": f"{folder}/gone_*.bin", "val": f"{folder}/val_*.bin"}
+    result["refusals"] = [refusal(trainer, **missing), refusal(trainer, path=str(folder), vocab_size=100)]
+    result["seen_when_refused"] = list(seen)
     (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(result))

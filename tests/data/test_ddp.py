@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_llm.data import TokenShards
+from lit_llm.data import Bytes, TokenShards
 from lit_llm.data.order import sample_index
+from lit_llm.ingest.manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
 
 SCRIPT = Path(__file__).with_name("ddp_script.py")
@@ -22,9 +23,13 @@ SCRIPT = Path(__file__).with_name("ddp_script.py")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
+    splits = {}
     for name, tokens in (("train", np.arange(203)), ("val", 500 + np.arange(60))):
         with ShardWriter(folder, name, vocab_size=1000, shard_tokens=64) as writer:
             writer.write(tokens)
+        splits[name] = SplitInfo(0, 0, writer.tokens, 0, 0, writer.tokens_blake2b, tuple(writer.shards))
+    Manifest("bytes", 1000, None, 256, splits).write(folder)
+    Bytes().save(folder)
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), str(folder)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -66,6 +71,21 @@ def test_the_ranks_together_validate_every_token_once_in_equally_many_batches(ra
     seen = [target for result in ranks for _, targets in result["val"] for target in targets]
     assert sorted(seen) == list(range(501, 560))
     assert sum(counted for counted, _ in ranks[0]["val"]) == 59
+
+
+def test_only_rank_0_looks_at_the_shards_to_start_and_the_others_know_what_it_found(ranks):
+    seen = [[each for each in rank["seen_at_start"] if each.endswith(".bin") or "dir" in each] for rank in ranks]
+    assert len(seen[0]) >= 5 and seen[1] == []
+    for key in ("fingerprint", "files", "eos_id", "text"):
+        assert ranks[0][key] == ranks[1][key]
+    assert (len(ranks[1]["files"]), ranks[1]["eos_id"], ranks[1]["text"]) == (5, 256, "Hi")
+
+
+def test_a_problem_that_rank_0_finds_ends_every_rank_with_its_sentence(folder, ranks):
+    first, second = ranks[0]["refusals"]
+    assert first == f"No non-empty file matches {folder}/gone_*.bin (--data.train)."
+    assert "holds token id 202, but the vocabulary has 100 ids" in second
+    assert ranks[1]["refusals"] == ranks[0]["refusals"] and ranks[1]["seen_when_refused"] == []
 
 
 def test_the_state_of_two_ranks_continues_on_one(folder):

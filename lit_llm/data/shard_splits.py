@@ -1,0 +1,135 @@
+"""From the settings of ``TokenShards`` to opened splits: a folder that ``prepare`` wrote, or files, with their manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from lit_llm.data.token_stream import TokenStream
+from lit_llm.errors import UserError
+from lit_llm.ingest.manifest import META_FILE, Manifest
+from lit_llm.ingest.paths import MissingFiles, expand, same_files
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass
+class ShardSplits:
+    """What was found."""
+
+    streams: dict[str, TokenStream] = field(default_factory=dict)
+    """Of the splits without problems."""
+    problems: list[str] = field(default_factory=list)
+    manifests: dict[str, tuple[Path, Manifest]] = field(default_factory=dict)
+    """Folder and manifest of the splits whose files are all listed in one."""
+
+
+def in_folder(path: str) -> ShardSplits:
+    """The splits of a folder that ``prepare`` wrote. No shard is opened."""
+    found = ShardSplits()
+    if not path or "\0" in path:
+        found.problems.append(f"path is {path!r}, but must be a folder that prepare wrote (--data.path).")
+        return found
+    try:
+        folder = Path(path).expanduser()
+        if not folder.is_dir():
+            kind = "not a folder" if folder.exists() else "not found"
+            sentence = f"{path} is {kind}: give a folder that prepare wrote (--data.path)."
+            found.problems.append(sentence if folder.exists() else MissingFiles(sentence))
+            return found
+        manifest = Manifest.read(folder)
+    except UserError as error:
+        found.problems.append(f"{str(error).rstrip('.')} (--data.path).")
+        return found
+    except (OSError, RuntimeError) as error:  # too long, an unknown home folder
+        found.problems.append(f"{path[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} (--data.path).")
+        return found
+    if manifest is None:
+        found.problems.append(
+            f"{folder} has no {META_FILE} that lists its shards: prepare the data again, or give the files, such as "
+            f"--data.train '{folder}/train_*.bin' --data.val '{folder}/val_*.bin'."
+        )
+        return found
+    for name in SPLITS:
+        split = manifest.splits.get(name)
+        if split is not None and split.shards:
+            found.manifests[name] = folder, manifest
+            _add(found, name, "--data.path", partial(_listed, folder, manifest, [shard.file for shard in split.shards]))
+        elif name != "test":
+            found.problems.append(f"{folder} has no {name} shards: prepare the data again with {name} text (--data.path).")
+    return found
+
+
+def of_files(patterns: Mapping[str, str | list[str] | None], *, headerless: bool) -> ShardSplits:
+    """The splits of files and globs. Files that a manifest in their folder lists are not opened.
+
+    Args:
+        patterns: split name → its setting.
+    """
+    found = ShardSplits()
+    files: dict[str, list[Path]] = {}
+    manifests: dict[Path, Manifest | None] = {}  # each is read once
+    for name in SPLITS:
+        setting = patterns[name]
+        if setting is None:
+            if name != "test":
+                found.problems.append(f"No {name} shards: give --data.{name}, or a folder that prepare wrote (--data.path).")
+            continue
+        files[name], problems = expand(setting, flag=f"--data.{name}", folders=False)
+        found.problems += problems
+        if problems:
+            continue
+        folder = None if headerless else _common_folder(files[name])
+        if folder is not None and folder not in manifests:
+            try:
+                manifests[folder] = Manifest.read(folder)
+            except UserError as error:
+                found.problems.append(f"{str(error).rstrip('.')} (--data.{name}).")
+                manifests[folder] = None
+        manifest = None if folder is None else manifests[folder]
+        names = [path.name for path in files[name]]
+        if folder is not None and manifest is not None and manifest.lists(names):
+            found.manifests[name] = folder, manifest
+            _add(found, name, f"--data.{name}", partial(_listed, folder, manifest, names))
+        else:
+            _add(found, name, f"--data.{name}", partial(TokenStream, files[name], headerless=headerless))
+    for held_out in () if found.problems else ("val", "test"):
+        for _, path in same_files(files["train"], files.get(held_out, []))[:1]:
+            found.problems.append(f"{path} is in both --data.train and --data.{held_out}: remove it from one of them.")
+    tokenizers = {manifest.tokenizer for _, manifest in found.manifests.values()}
+    if len(tokenizers) > 1:
+        folders = " and ".join(dict.fromkeys(str(folder) for folder, _ in found.manifests.values()))
+        found.problems.append(
+            f"The shards in {folders} were made with different tokenizers: prepare them with one (--data.train, --data.val)."
+        )
+    return found
+
+
+def _add(found: ShardSplits, name: str, flag: str, open_stream: Callable[[], TokenStream]) -> None:
+    try:
+        stream = open_stream()
+    except UserError as error:
+        found.problems += [f"{line.rstrip('.')} ({flag})." for line in str(error).splitlines()]
+        return
+    if len(stream) < 2:
+        found.problems.append(f"The {name} shards hold a single token, but at least two are needed ({flag}).")
+    found.streams[name] = stream
+
+
+def _common_folder(files: list[Path]) -> Path | None:
+    folders = {path.parent for path in files}
+    return folders.pop() if len(folders) == 1 else None
+
+
+def _listed(folder: Path, manifest: Manifest, files: list[str]) -> TokenStream:
+    """The stream of ``files``, which the manifest lists."""
+    whole = (split for split in manifest.splits.values() if [shard.file for shard in split.shards] == files)
+    known = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
+    return TokenStream.listed(
+        folder,
+        [known[file] for file in files],
+        vocab_size=manifest.vocab_size,
+        tokens_blake2b=next((split.tokens_blake2b for split in whole), None),  # a part of a split has no hash
+    )

@@ -1,0 +1,261 @@
+"""TokenShards with the manifest that `prepare` writes: what it takes from it, and what contradicts it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import numpy as np
+import pytest
+
+from lit_llm.data import BPE, Bytes, TokenizerJSON, TokenShards, token_stream
+from lit_llm.errors import UserError
+from lit_llm.ingest.manifest import Manifest, SplitInfo
+from lit_llm.ingest.shards import ShardWriter
+
+VOCABULARY = Bytes().vocab_size  # 257: 256 bytes and the end of a document
+SPLITS = {"train": np.arange(200) % 250, "val": np.arange(100, 130), "test": np.arange(40)}
+
+
+def prepared(folder, splits=SPLITS, *, shard_tokens=64, tokenizer=None, identity="bytes", vocab_size=VOCABULARY, **ids):
+    """A folder as `prepare` writes it."""
+    folder.mkdir(exist_ok=True)
+    written = {}
+    for name, tokens in splits.items():
+        with ShardWriter(folder, name, vocab_size=vocab_size, shard_tokens=shard_tokens) as writer:
+            writer.write(np.asarray(tokens))
+            writer.end_document()
+        shards = tuple(writer.shards)
+        written[name] = SplitInfo(1, writer.tokens, writer.tokens, 0, 0, writer.tokens_blake2b, shards)
+    ids = {"bos_id": None, "eos_id": 256} | ids
+    Manifest(identity, vocab_size, **ids, splits=written).write(folder)
+    (tokenizer or Bytes()).save(folder)
+    return folder
+
+
+def opened(**settings):
+    data = TokenShards(block_size=8, global_batch_size=4, **settings)
+    data.setup("fit")
+    return data
+
+
+def problems(**settings):
+    return TokenShards(block_size=8, global_batch_size=4, **settings).problems()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return prepared(tmp_path / "shards")
+
+
+def patterns(folder):
+    return {name: f"{folder}/{name}_*.bin" for name in ("train", "val", "test")}
+
+
+def test_a_folder_is_enough(folder):
+    data = opened(path=str(folder))
+    assert (data.train_tokens, data.val_tokens, data.vocab_size, data.eos_id, data.bos_id) == (200, 30, 257, 256, None)
+    assert data.tokenizer.decode([72, 105]) == "Hi"
+    np.testing.assert_array_equal(data.corpus.streams["train"].read(0, 200), SPLITS["train"])
+    assert [path.name for path in data.source_files()] == [
+        *(f"train_{i:06d}.bin" for i in range(4)),
+        "val_000000.bin",
+        "test_000000.bin",
+    ]
+
+
+def test_files_that_a_manifest_lists_get_the_same_from_it_and_equal_the_folder(folder):
+    data, whole = opened(**patterns(folder)), opened(path=str(folder))
+    assert (data.vocab_size, data.eos_id, data.tokenizer.identity()) == (257, 256, Bytes().identity())
+    assert data.fingerprint == whole.fingerprint
+
+
+def test_no_shard_is_opened_to_start_and_nothing_is_looked_up_twice(folder, monkeypatch):
+    seen = {"open": [], "stat": []}
+
+    def watched(name):
+        call = getattr(os, name)
+
+        def wrapper(path, *arguments, **options):
+            if str(path).endswith(".bin"):
+                seen[name].append(os.path.basename(path))
+            return call(path, *arguments, **options)
+
+        return wrapper
+
+    monkeypatch.setattr("lit_llm.data.datamodule.describe_files", lambda paths: {})
+    monkeypatch.setattr(os, "open", watched("open"))
+    monkeypatch.setattr(os, "stat", watched("stat"))
+    data = TokenShards(block_size=8, global_batch_size=4, path=str(folder))
+    assert data.problems() == [] and data.known_vocab_size == 257
+    data.setup("fit")
+    assert (seen["open"], len(seen["stat"]), len(set(seen["stat"]))) == ([], 6, 6)
+    next(iter(data.train_dataloader()))
+    assert 1 <= len(seen["open"]) <= 4
+
+
+def test_without_a_manifest_each_header_is_read_once(tmp_path, monkeypatch):
+    folder = prepared(tmp_path / "shards")
+    (folder / "meta.json").unlink()
+    starts, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, n, at: starts.append(at) or pread(fd, n, at))
+    data = TokenShards(block_size=8, global_batch_size=4, vocab_size=257, **patterns(folder))
+    assert data.problems() == []
+    data.setup("fit")
+    assert starts.count(0) == 6 and data.tokenizer is None
+
+
+def test_the_fingerprint_is_that_of_the_tokens_with_and_without_a_manifest(tmp_path):
+    first, other = prepared(tmp_path / "a"), prepared(tmp_path / "b", shard_tokens=33)
+    (other / "meta.json").unlink()
+    parts = []
+    for name, tokens in SPLITS.items():
+        digest = hashlib.blake2b(np.asarray(tokens).astype("<u4").tobytes(), digest_size=16).hexdigest()
+        parts.append(f"{name}={len(tokens)}:{digest}")
+    expected = hashlib.sha256(" ".join(parts).encode())
+    fingerprints = {opened(path=str(first)).fingerprint, opened(vocab_size=257, **patterns(other)).fingerprint}
+    assert fingerprints == {f"tokens-{expected.hexdigest()[:32]}"}
+
+
+def changes(data, fingerprint):
+    """What differs from a checkpoint of these data with that fingerprint."""
+    return data.changes_since({"TokenShards": data.state_dict() | {"fingerprint": fingerprint}})
+
+
+def test_checkpoints_with_fingerprints_of_every_form_continue(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_stream, "FULL_SCAN_TOKENS", 150)  # training is now long, and read in windows
+    assert (token_stream.WINDOWS, token_stream.WINDOW_TOKENS) == (1024, 65536)  # the hashes of old checkpoints need these
+    monkeypatch.setattr(token_stream, "WINDOWS", 8)
+    rng = np.random.default_rng(0)
+    splits = {"train": rng.integers(0, 250, 2**17), "val": np.arange(50)}
+    folder = prepared(tmp_path / "a", splits, shard_tokens=2**16)
+    data = opened(path=str(folder))
+
+    def old(train):
+        """The fingerprint of versions before manifests, computed as they did."""
+        starts = np.linspace(0, 2**17 - 2**16, 8).astype(np.int64)
+        digest = hashlib.blake2b(digest_size=16)
+        for start in starts:
+            digest.update(train[start : start + 2**16].astype("<u4").tobytes())
+        held_out = hashlib.blake2b(splits["val"].astype("<u4").tobytes(), digest_size=16).hexdigest()
+        return hashlib.sha256(f"train={2**17}:{digest.hexdigest()} val=50:{held_out}".encode()).hexdigest()[:32]
+
+    assert changes(data, data.fingerprint) == changes(data, old(splits["train"])) == []
+    changed = splits["train"].copy()
+    changed[70_000] ^= 1
+    assert len(changes(data, old(changed))) == 1
+    (folder / "meta.json").unlink()
+    without = opened(vocab_size=257, train=f"{folder}/train_*.bin", val=f"{folder}/val_*.bin")
+    assert without.fingerprint == old(splits["train"])
+    (said,) = changes(without, data.fingerprint)
+    assert said.startswith("the checkpoint has a hash of every token, and the shards have none any more: restore the meta.json")
+
+
+def test_a_part_of_the_shards_has_the_manifests_vocabulary_but_its_own_fingerprint(folder):
+    part = opened(train=[f"{folder}/train_000002.bin", f"{folder}/train_000000.bin"], val=f"{folder}/val_*.bin")
+    assert (part.train_tokens, part.vocab_size, part.eos_id) == (128, 257, 256)
+    np.testing.assert_array_equal(part.corpus.streams["train"].read(60, 10), [*range(188, 192), *range(6)])
+    digests = {
+        name: hashlib.blake2b(np.array(ids, dtype="<u4").tobytes(), digest_size=16).hexdigest()
+        for name, ids in {"train": [*range(128, 192), *range(64)], "val": range(100, 130)}.items()
+    }
+    content = f"train=128:{digests['train']} val=30:{digests['val']}"
+    assert part.fingerprint == f"tokens-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
+
+
+def test_files_of_other_names_use_no_manifest(folder):
+    with ShardWriter(folder, "more", vocab_size=300, shard_tokens=64) as writer:
+        writer.write(np.arange(290))
+    data = opened(train=f"{folder}/more_*.bin", val=f"{folder}/val_*.bin", vocab_size=300)
+    assert (data.tokenizer, data.eos_id, data.vocab_size) == (None, None, 300)
+
+
+def test_an_id_outside_a_smaller_vocabulary_is_found_without_reading(folder):
+    with pytest.raises(UserError, match=r"train_00000\d\.bin holds token id 199, but the vocabulary has 199 ids"):
+        opened(path=str(folder), vocab_size=199)
+
+
+def test_settings_that_a_folder_leaves_no_room_for_are_named_together(folder):
+    assert problems(path=str(folder), train="x", test="y", headerless=True) == [
+        "--data.path is a folder with all splits: it cannot be combined with --data.train, --data.test.",
+        "--data.path is a folder of shards with headers: remove --data.headerless.",
+    ]
+
+
+def test_folders_without_what_training_needs_are_one_sentence_each(tmp_path):
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    assert problems(path=str(nothing)) == [
+        f"{nothing} has no meta.json that lists its shards: prepare the data again, or give the files, such as "
+        f"--data.train '{nothing}/train_*.bin' --data.val '{nothing}/val_*.bin'."
+    ]
+    assert problems(path=str(tmp_path / "gone")) == [
+        f"{tmp_path}/gone is not found: give a folder that prepare wrote (--data.path)."
+    ]
+    (tmp_path / "file").touch()
+    assert "is not a folder" in problems(path=str(tmp_path / "file"))[0]
+    for wrong in ("", "a\0b"):
+        assert problems(path=wrong) == [f"path is {wrong!r}, but must be a folder that prepare wrote (--data.path)."]
+    only = prepared(tmp_path / "only", {"train": SPLITS["train"]})
+    assert problems(path=str(only)) == [f"{only} has no val shards: prepare the data again with val text (--data.path)."]
+    (only / "meta.json").write_text("{")
+    for settings in ({"path": str(only)}, {"train": f"{only}/train_*.bin", "val": f"{only}/train_*.bin"}):
+        assert "meta.json is damaged, it is not JSON" in problems(**settings)[0]
+
+
+def test_shards_that_are_not_those_of_the_manifest_are_named(folder):
+    os.truncate(folder / "train_000001.bin", 1100)
+    (folder / "val_000000.bin").unlink()
+    truncated, missing = problems(path=str(folder))
+    assert "train_000001.bin is truncated: meta.json says 64 tokens = 1152 bytes, but it has 1100." in truncated
+    assert missing == f"Token shard not found: {folder}/val_000000.bin (--data.path)."
+
+
+def test_splits_made_with_two_tokenizers_are_refused(tmp_path, folder):
+    other = prepared(tmp_path / "other", identity="words")
+    (said,) = problems(train=f"{folder}/train_*.bin", val=f"{other}/val_*.bin")
+    assert said.startswith(f"The shards in {folder} and {other} were made with different tokenizers")
+    assert problems(train=f"{folder}/train_*.bin", val=f"{prepared(tmp_path / 'same')}/val_*.bin") == []
+
+
+# -- ids around documents -----------------------------------------------------------------------------------------------
+
+
+def bare(folder):
+    (folder / "meta.json").unlink()
+    return {name: f"{folder}/{name}_*.bin" for name in ("train", "val")}
+
+
+def test_ids_around_documents_come_from_the_settings_the_manifest_or_the_tokenizer(tmp_path):
+    opens = prepared(tmp_path / "a", vocab_size=50257, bos_id=50256, eos_id=None)
+    data = opened(path=str(opens))
+    assert (data.bos_id, data.eos_id) == (50256, 256)  # the end of a document is the tokenizer's
+    files = bare(opens)
+    assert (opened(**files).bos_id, opened(**files).eos_id) == (None, None)
+    data = opened(**files, bos_id=50256, eos_id=7)  # as for llm.c's FineWeb
+    assert (data.bos_id, data.eos_id) == (50256, 7)
+    assert opened(**files, tokenizer=Bytes()).eos_id == 256
+
+
+def test_ids_that_contradict_each_other_or_the_vocabulary_are_refused(tmp_path, folder):
+    assert problems(path=str(folder), bos_id=257, eos_id=-1) == [
+        "bos_id is 257, but the vocabulary has 257 ids (--data.bos_id).",
+        "eos_id is -1, but the vocabulary has 257 ids (--data.eos_id).",
+    ]
+    assert problems(path=str(folder), eos_id=256, bos_id=5) == [
+        "bos_id is 5, but meta.json of the shards says None: remove --data.bos_id."
+    ]
+    bpe = BPE(vocab_size=300)
+    bpe.train(["some text to learn from"] * 9)
+    bpe.save(tmp_path)
+    tokenizer = TokenizerJSON(str(tmp_path))
+    files = bare(folder)
+    end = tokenizer.eos_id
+    assert problems(**files, vocab_size=300, tokenizer=tokenizer, eos_id=end) == []
+    assert problems(**files, vocab_size=300, tokenizer=tokenizer, bos_id=end) == [
+        f"bos_id is {end}, but that of the tokenizer is None: remove --data.bos_id, or set --data.tokenizer.bos_token "
+        "'<|endoftext|>'."
+    ]
+    assert (
+        problems(**files, vocab_size=300, tokenizer=TokenizerJSON(str(tmp_path), bos_token="<|endoftext|>"), bos_id=end) == []
+    )
