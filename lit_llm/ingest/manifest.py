@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -132,7 +133,7 @@ def _split(name: str, content: Any) -> SplitInfo:
 
 def _shard(content: Any) -> ShardInfo:
     file = _value(content, "file", str)
-    if file != Path(file).name:
+    if file != os.path.basename(file):
         raise _Unexpected(f"{file!r} is not the name of a file in its folder")
     counts = {key: _count(content, key) for key in ("tokens", "documents", "max_id")}
     return ShardInfo(file=file, **counts, blake2b=_value(content, "blake2b", str))
