@@ -25,6 +25,17 @@ class ShardSplits:
     manifests: dict[str, tuple[Path, Manifest]] = field(default_factory=dict)
     """Folder and manifest of the splits whose files are all listed in one."""
 
+    @property
+    def unknown_bytes(self) -> dict[str, float]:
+        """As of a ``Corpus``: of the splits that are whole splits of a manifest."""
+        found = {}
+        for name, (_, manifest) in self.manifests.items():
+            files = [path.name for path in self.streams[name].paths]
+            for split, mean in manifest.unknown_bytes.items():
+                if files == [shard.file for shard in manifest.splits[split].shards]:
+                    found[name] = mean
+        return found
+
 
 def in_folder(path: str) -> ShardSplits:
     """The splits of a folder that ``prepare`` wrote. No shard is opened."""

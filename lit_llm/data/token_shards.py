@@ -145,7 +145,7 @@ class TokenShards(TokenDataModule):
 
     def open_corpus(self) -> Corpus:
         splits = self._splits()
-        corpus = Corpus(splits.streams, self._vocab_size(splits), None)
+        corpus = Corpus(splits.streams, self._vocab_size(splits), None, splits.unknown_bytes)
         tokenizer = self.load_tokenizer(corpus)
         bos_id, eos_id = (self._document_id(name, splits, tokenizer) for name in ("bos_id", "eos_id"))
         return replace(corpus, tokenizer=tokenizer, bos_id=bos_id, eos_id=eos_id)

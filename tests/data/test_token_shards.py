@@ -26,7 +26,7 @@ def prepared(folder, splits=SPLITS, *, shard_tokens=64, tokenizer=None, identity
             writer.write(np.asarray(tokens))
             writer.end_document()
         shards = tuple(writer.shards)
-        written[name] = SplitInfo(1, writer.tokens, writer.tokens, 0, 0, writer.tokens_blake2b, shards)
+        written[name] = SplitInfo(1, writer.tokens, writer.tokens, 4, 10, writer.tokens_blake2b, shards)
     ids = {"bos_id": None, "eos_id": 256} | ids
     Manifest(identity, vocab_size, **ids, splits=written).write(folder)
     (tokenizer or Bytes()).save(folder)
@@ -155,6 +155,7 @@ def test_a_part_of_the_shards_has_the_manifests_vocabulary_but_its_own_fingerpri
     part = opened(train=[f"{folder}/train_000002.bin", f"{folder}/train_000000.bin"], val=f"{folder}/val_*.bin")
     assert (part.train_tokens, part.vocab_size, part.eos_id) == (128, 257, 256)
     np.testing.assert_array_equal(part.corpus.streams["train"].read(60, 10), [*range(188, 192), *range(6)])
+    assert part.corpus.unknown_bytes == {"val": 2.5}  # 10 bytes of 4 tokens, which were counted over whole splits
     digests = {
         name: hashlib.blake2b(np.array(ids, dtype="<u4").tobytes(), digest_size=16).hexdigest()
         for name, ids in {"train": [*range(128, 192), *range(64)], "val": range(100, 130)}.items()
