@@ -31,7 +31,7 @@ class ShardSplits:
         found = {}
         for name, (_, manifest) in self.manifests.items():
             files = [path.name for path in self.streams[name].paths]
-            for split, mean in manifest.unknown_bytes.items():
+            for split, mean in manifest.unknown_bytes().items():
                 if files == [shard.file for shard in manifest.splits[split].shards]:
                     found[name] = mean
         return found
