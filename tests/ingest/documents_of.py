@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,32 @@ def write(folder: Path, content: bytes, name: str = "file") -> Path:
     path = folder / name
     path.write_bytes(content)
     return path
+
+
+def forward_only(content: bytes) -> Source:
+    """A file of a plain web server."""
+    return _ForwardOnly("http://host/file", len(content), "", content)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _ForwardOnly(Source):
+    content: bytes = b""
+
+    def open(self):
+        return _ForwardOnlyFile(self.content)
+
+
+class _ForwardOnlyFile(io.RawIOBase):
+    """It cannot seek, and returns less than it is asked for."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = io.BytesIO(content)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        return self.content.read(min(size, 1000) if size >= 0 else 1000)
+
+    def tell(self) -> int:
+        return self.content.tell()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from documents_of import documents_of, refusal, write
+from documents_of import documents_of, forward_only, refusal, write
 
 from lit_llm.errors import UserError
 from lit_llm.ingest import pieces
@@ -173,31 +173,9 @@ def test_a_damaged_page_is_one_sentence(tmp_path):
     assert "damaged" in refusal(write(tmp_path, bytes(content)))
 
 
-class OnlyForward(io.RawIOBase):
-    """A file of a plain web server: it cannot seek, and returns less than it is asked for."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content = io.BytesIO(content)
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        return self.content.read(min(size, 1000) if size >= 0 else 1000)
-
-    def tell(self) -> int:
-        return self.content.tell()
-
-
 @each_writer
 def test_a_source_that_cannot_seek_is_read(writer):
-    content = writer(table_of(TEXTS))
-
-    class Remote(Source):
-        def open(self):
-            return OnlyForward(content)
-
-    with DocumentReader(Remote("http://host/file", len(content), ""), ReadSettings()) as reader:
+    with DocumentReader(forward_only(writer(table_of(TEXTS))), ReadSettings()) as reader:
         assert b"".join(piece.text for piece in reader) == b"".join(DOCUMENTS)
 
 

@@ -102,7 +102,7 @@ def test_a_format_refuses_a_file_of_another(tmp_path):
         assert f"is jsonl, not {wanted}" in message
         assert "--data.format" in message
     assert documents_of(write(tmp_path, JSONL), format="jsonl") == [b"a"]
-    assert "line 1 is not valid JSON" in refusal(write(tmp_path, b"plain text\n"), format="jsonl")
+    assert "line 1 is not a valid JSON object" in refusal(write(tmp_path, b"plain text\n"), format="jsonl")
 
 
 def test_a_character_that_the_sniffed_part_cuts_is_no_sign_of_binary(tmp_path):

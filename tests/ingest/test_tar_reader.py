@@ -61,7 +61,7 @@ def test_json_is_read_by_the_key_wherever_it_waits(tmp_path, monkeypatch):
         ([("README", b"x")], ["no extension"]),
         ([(".hidden", b"x")], ["without files of text"]),
         ([("1.json", b'{"caption": "x"}')], ["1.json", "caption", "--data.text_key"]),
-        ([("1.json", b'{"text": "x"')], ["1.json", "not valid JSON"]),
+        ([("1.json", b'{"text": "x"')], ["1.json", "not a valid JSON object"]),
         ([("1.json", b'{"text": 3}')], ["1.json", "a number"]),
         ([("1.txt", b"\0\1\2")], ["1.txt", "binary"]),
         ([("1.txt", "x".encode("utf-16"))], ["1.txt", "iconv -f UTF-16"]),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import bz2
+import dataclasses
 import gzip
 import json
 import lzma
+import sys
 
 import pytest
 import zstandard
-from documents_of import documents_of, refusal, write
+from documents_of import documents_of, forward_only, refusal, write
 
 from lit_llm.errors import UserError
 from lit_llm.ingest import pieces
@@ -76,6 +78,27 @@ def test_a_range_of_a_text_file_is_read(tmp_path):
         assert reader.format == "text"
     with DocumentReader(Source.local(path), ReadSettings(), start=6, stop=6) as reader:
         assert list(reader) == []
+
+
+def test_a_range_of_a_file_that_cannot_seek_is_read():
+    with DocumentReader(forward_only(TEXT), ReadSettings(), start=70_000, stop=80_000) as reader:
+        assert b"".join(piece.text for piece in reader) == TEXT[70_000:80_000]
+
+
+def test_a_server_need_not_tell_the_size():
+    source = dataclasses.replace(forward_only(gzip.compress(TEXT) + gzip.compress(b"more")), size=0)
+    with DocumentReader(source, ReadSettings()) as reader:
+        assert b"".join(piece.text for piece in reader) == TEXT + b"more"
+    with DocumentReader(dataclasses.replace(forward_only(TEXT), size=0), ReadSettings()) as reader:
+        assert b"".join(piece.text for piece in reader) == TEXT
+
+
+@pytest.mark.parametrize("name", ["bz2", "lzma"])
+def test_a_python_without_a_compression_says_so(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)  # importing it fails, as in a Python built without its library
+    compression = "xz" if name == "lzma" else name
+    assert f"built without {name}" in refusal(write(tmp_path, COMPRESSIONS[compression](TEXT)))
+    assert documents_of(write(tmp_path, gzip.compress(TEXT))) == [TEXT]
 
 
 @pytest.mark.parametrize("content", [gzip.compress(TEXT), lines({"text": "a"})])
@@ -186,12 +209,12 @@ def test_a_long_document_is_cut_the_same_in_a_line_that_is_streamed(tmp_path, mo
         (lines({"text": True}), "text", ["true or false"]),
         (lines({"text": ["a", "b"]}), "text", ["an array"]),
         (lines({"text": {"body": "x"}}), "text", ["an object"]),
-        (lines({"text": "a"}) + b'{"text": "b"\n', "text", ["line 2", "not valid JSON"]),
-        (lines({"text": "a"}) + b'{"text": "b', "text", ["line 2", "not valid JSON"]),
-        (b'{"text": "a" "b"}\n' + lines({"text": "a"}), "text", ["line 1", "not valid JSON", "--data.format text"]),
-        (lines({"text": "a"}) + b'{"text": "b"} {"text": "c"}\n', "text", ["line 2", "not valid JSON"]),
+        (lines({"text": "a"}) + b'{"text": "b"\n', "text", ["line 2", "not a valid JSON object"]),
+        (lines({"text": "a"}) + b'{"text": "b', "text", ["line 2", "not a valid JSON object"]),
+        (b'{"text": "a" "b"}\n' + lines({"text": "a"}), "text", ["line 1", "not a valid JSON object", "--data.format text"]),
+        (lines({"text": "a"}) + b'{"text": "b"} {"text": "c"}\n', "text", ["line 2", "not a valid JSON object"]),
         (lines({"text": "a"}) + b'{"text": "caf\xe9 and more"}\n', "text", ["line 2", "not UTF-8", "iconv"]),
-        (lines({"text": "a"}) + b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", "text", ["line 2", "not valid JSON"]),
+        (lines({"text": "a"}) + b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", "text", ["line 2", "not a valid JSON object"]),
     ],
 )
 def test_what_is_wrong_with_a_line_is_one_sentence(tmp_path, monkeypatch, content, key, words, limit):
@@ -200,8 +223,10 @@ def test_what_is_wrong_with_a_line_is_one_sentence(tmp_path, monkeypatch, conten
     assert [word for word in words if word not in message] == []
 
 
+@pytest.mark.parametrize("limit", [2**21, 3])
 @pytest.mark.parametrize("record", [["a"], "text", 3, None, True])
-def test_a_line_that_is_no_object_is_refused(tmp_path, record):
+def test_a_line_that_is_no_object_is_refused(tmp_path, monkeypatch, record, limit):
+    monkeypatch.setattr(jsonl, "LONG_LINE_BYTES", limit)
     assert "line 2 is" in refusal(write(tmp_path, lines({"text": "a"}, record)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lit_llm.errors import UserError
@@ -11,7 +11,7 @@ from lit_llm.ingest import pieces
 from lit_llm.ingest.optional_package import need
 from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.counts import Counts
-from lit_llm.ingest.readers.text import cut_pieces
+from lit_llm.ingest.readers.text import cut_pieces, pieces_of
 from lit_llm.ingest.readers.text_value import keys_of, missing_key
 
 
@@ -58,7 +58,7 @@ class TextColumn:
                 self._counts.skipped += 1
                 continue
             try:
-                yield from cut_pieces(_checked(text))
+                yield from _pieces(text)
             except UnicodeDecodeError as error:
                 raise UserError(
                     f"{self._name} row {self._rows} holds no UTF-8 in the column {'.'.join(self.path)!r}: "
@@ -108,8 +108,16 @@ class TextColumn:
         return {field.name: self._tree(field.type) if self._types.is_struct(field.type) else None for field in fields}
 
 
-def _checked(text: memoryview) -> Iterator[bytes]:
-    """``text`` in parts. Raises UnicodeDecodeError if it is not UTF-8."""
+def _pieces(text: memoryview) -> Iterable[Piece]:
+    """The pieces of a document. Raises UnicodeDecodeError if it is not UTF-8."""
+    if len(text) > pieces.PIECE_BYTES:
+        return cut_pieces(_parts(text))
+    copy = bytes(text)
+    copy.decode()
+    return pieces_of(copy)
+
+
+def _parts(text: memoryview) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(text), pieces.PIECE_BYTES):
         part = bytes(text[start : start + pieces.PIECE_BYTES])

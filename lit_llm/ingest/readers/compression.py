@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import bz2
+import importlib
 import io
-import lzma
 import re
 import zlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from lit_llm.errors import UserError
@@ -49,15 +49,29 @@ def decompressed(stream: BinaryIO, compression: str, head: bytes, *, name: str) 
     Raises:
         UserError: zstandard is not installed, or the window is too large; when reading: the file is damaged or truncated.
     """
-    codec = _zst(head, name) if compression == "zst" else _CODECS[compression]
+    codec = _CODECS[compression](head, name)
     return cast(BinaryIO, io.BufferedReader(_Members(stream, codec, name), 2**18))
 
 
-_CODECS = {
-    "gz": _Codec(lambda: zlib.decompressobj(wbits=31), (zlib.error,)),
-    "bz2": _Codec(bz2.BZ2Decompressor, (OSError, ValueError)),
-    "xz": _Codec(lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), (lzma.LZMAError,)),
-}
+def _gz(head: bytes, name: str) -> _Codec:
+    return _Codec(lambda: zlib.decompressobj(wbits=31), (zlib.error,))
+
+
+def _bz2(head: bytes, name: str) -> _Codec:
+    bz2 = _of_python("bz2", name)
+    return _Codec(bz2.BZ2Decompressor, (OSError, ValueError))
+
+
+def _xz(head: bytes, name: str) -> _Codec:
+    lzma = _of_python("lzma", name)
+    return _Codec(lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), (lzma.LZMAError,))
+
+
+def _of_python(module: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{name} cannot be read, this Python was built without {module}: decompress the file.") from error
 
 
 def _zst(head: bytes, name: str) -> _Codec:
@@ -73,6 +87,9 @@ def _zst(head: bytes, name: str) -> _Codec:
         )
     decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_ZST_WINDOW)
     return _Codec(decompressor.decompressobj, (zstandard.ZstdError,))
+
+
+_CODECS = {"gz": _gz, "bz2": _bz2, "xz": _xz, "zst": _zst}
 
 
 class _Members(io.RawIOBase):

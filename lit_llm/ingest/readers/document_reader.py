@@ -123,9 +123,12 @@ class DocumentReader:
     def _text(self, stream: BinaryIO, compression: str | None, start: int, stop: int | None) -> Iterator[bytes]:
         if stop is None and (compression is not None or not self._source.size):  # a server may not tell the size
             return read_chunks(stream)
-        if start:
+        if start and self._file.seekable():
             self._file.seek(start)
             stream = self._file
+        elif start:
+            for _ in read_bytes(stream, start, name=self._source.name):
+                pass
         stop = self._source.size if stop is None else stop
         return read_bytes(stream, stop - start, name=self._source.name)
 

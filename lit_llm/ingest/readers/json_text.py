@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Generator, Iterator
 
 from lit_llm.errors import UserError
@@ -22,18 +21,20 @@ def text_of(line: bytes, key: str, *, where: str, hint: str = "") -> bytes:
     Raises:
         UserError: It is not a JSON object, has no such key, or another value than a string.
     """
-    with _naming(where, hint):
+    try:
         record = parse(line.decode())
-        if not isinstance(record, dict):
-            raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {key!r}{hint}.")
-        value = find(record, key)
-        if value is MISSING:
-            raise missing_key(where, key, keys_of(record, key), hint=hint)
-        if value is None:
-            return b""
-        if not isinstance(value, str):
-            raise no_text(where, key, type_name(value))
+    except ValueError as error:
+        raise _unreadable(error, where, hint) from error
+    if not isinstance(record, dict):
+        raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {key!r}{hint}.")
+    value = find(record, key)
+    if isinstance(value, str):
         return utf8(value)
+    if value is MISSING:
+        raise missing_key(where, key, keys_of(record, key), hint=hint)
+    if value is not None:
+        raise no_text(where, key, type_name(value))
+    return b""
 
 
 def stream_text(chunks: Iterator[bytes], key: str, *, where: str, hint: str = "") -> Generator[Piece, None, bool]:
@@ -44,22 +45,20 @@ def stream_text(chunks: Iterator[bytes], key: str, *, where: str, hint: str = ""
     """
     stream = JsonStream(chunks, where)
     found = False
-    with _naming(where, hint):
+    try:
         for piece in cut_pieces(map(utf8, stream.text(key))):
             found = True
             yield piece
-        if not stream.found:
-            raise missing_key(where, key, stream.keys, hint=hint)
-    return found
-
-
-@contextlib.contextmanager
-def _naming(where: str, hint: str) -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where} is not UTF-8: convert the file with iconv -f ITS_ENCODING -t UTF-8{hint}.") from error
     except UserError:
         raise
     except ValueError as error:
-        raise UserError(f"{where} is not valid JSON: remove or repair it{hint}.") from error
+        raise _unreadable(error, where, hint) from error
+    if not stream.found:
+        raise missing_key(where, key, stream.keys, hint=hint)
+    return found
+
+
+def _unreadable(error: ValueError, where: str, hint: str) -> UserError:
+    if isinstance(error, UnicodeDecodeError):
+        return UserError(f"{where} is not UTF-8: convert the file with iconv -f ITS_ENCODING -t UTF-8{hint}.")
+    return UserError(f"{where} is not a valid JSON object: remove or repair it{hint}.")

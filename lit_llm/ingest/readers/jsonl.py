@@ -10,7 +10,7 @@ from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.counts import Counts
 from lit_llm.ingest.readers.json_stream import CHUNK_BYTES
 from lit_llm.ingest.readers.json_text import stream_text, text_of
-from lit_llm.ingest.readers.text import cut_pieces
+from lit_llm.ingest.readers.text import pieces_of
 
 LONG_LINE_BYTES = 2**21
 """A longer line is not held in memory."""
@@ -39,7 +39,7 @@ def read_jsonl(stream: BinaryIO, key: str, counts: Counts, *, name: str, hint: s
         elif not line.isspace():
             text = text_of(line, key, where=where, hint=hint)
             counts.skipped += not text
-            yield from cut_pieces([text])
+            yield from pieces_of(text)
 
 
 def _rest_of_line(start: bytes, stream: BinaryIO) -> Iterator[bytes]:

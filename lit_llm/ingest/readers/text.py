@@ -35,6 +35,13 @@ def read_bytes(file: BinaryIO, count: int, *, name: str) -> Iterator[bytes]:
         yield chunk
 
 
+def pieces_of(text: bytes) -> Iterable[Piece]:
+    """The pieces of a document that is in memory, as `cut_pieces` cuts them."""
+    if len(text) > pieces.PIECE_BYTES:
+        return cut_pieces([text])
+    return (Piece(text, last=True),) if text else ()
+
+
 def cut_pieces(chunks: Iterable[bytes]) -> Iterator[Piece]:
     """One document, given in parts of any size, in pieces of about ``PIECE_BYTES``.
 
