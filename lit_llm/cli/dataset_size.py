@@ -32,19 +32,24 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
         # A user's data module knows its vocabulary only when it is open.
         closed = isinstance(data, TokenDataModule) and not data.is_open
         return DataFacts(), None if closed else getattr(data, "vocab_size", None)
-    if (meta := data.cached_meta()) is not None:
-        counts = {name: split["tokens"] for name, split in meta["splits"].items()}
-        facts = DataFacts(counts["train"], counts["val"], "counted when it was tokenised", _bytes_per_id(meta["vocab_size"]))
-        return facts, meta["vocab_size"]
-    documents = data.documents()
-    sizes = {name: sum(document.size for document in split) for name, split in documents.items()}
+    if (manifest := data.cached_manifest()) is not None:
+        counts = {name: split.tokens for name, split in manifest.splits.items()}
+        origin = "counted when it was tokenised"
+        return DataFacts(
+            counts.get("train", 0), counts.get("val", 0), origin, _bytes_per_id(manifest.vocab_size)
+        ), manifest.vocab_size
     tokenizer = data.source_tokenizer
+    vocab_size = tokenizer.requested_size if isinstance(tokenizer, Learned) else tokenizer.vocab_size
+    inputs = data.inputs()
+    if any(one.settings.format != "text" for one in inputs):
+        return DataFacts(), vocab_size  # the size of a compressed or structured file says little about its text
+    sizes = {name: sum(one.size for one in inputs if one.split == name) for name in ("train", "val")}
+    documents = {name: sum(one.split == name for one in inputs) for name in sizes}
     if isinstance(tokenizer, Bytes):
-        counts = {name: size + len(documents[name]) for name, size in sizes.items()}
+        counts = {name: size + documents[name] for name, size in sizes.items()}
         return DataFacts(counts["train"], counts["val"], "counted: one per byte and document"), tokenizer.vocab_size
     per_token = 1.0 if isinstance(tokenizer, Characters) else BYTES_PER_TOKEN
-    counts = {name: round(size / per_token) + len(documents[name]) for name, size in sizes.items()}
-    vocab_size = tokenizer.requested_size if isinstance(tokenizer, Learned) else tokenizer.vocab_size
+    counts = {name: round(size / per_token) + documents[name] for name, size in sizes.items()}
     origin = f"estimated from {sum(sizes.values()):,} bytes at {per_token:g} a token"
     return DataFacts(counts["train"], counts["val"], origin, _bytes_per_id(vocab_size)), vocab_size
 

@@ -116,6 +116,7 @@ OPTIONS: tuple[Option, ...] = (
         ("fit",),
     ),
     Option("out", str | None, None, "Empty or new folder for the shards.", ("prepare",)),
+    Option("workers", int, 1, "Processes that read and tokenise. The result is the same for any number.", ("prepare",)),
     Option("shard_tokens", int, 100_000_000, "Maximum number of tokens in a shard.", ("prepare",)),
     Option("ckpt_path", str, "last", "last, best, or a checkpoint file.", _EVALUATE),
 )

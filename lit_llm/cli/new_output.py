@@ -33,12 +33,13 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
 
 
 @contextlib.contextmanager
-def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = ()) -> Iterator[Path]:
-    """An empty folder to write into. It becomes `out` when the block ends, and is deleted if the block fails.
+def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resumable: bool = False) -> Iterator[Path]:
+    """A folder to write into. It becomes `out` when the block ends.
 
     Args:
         replace: Rename an existing folder to `<name>.1`, …, when the new one is complete.
         sources: What the command reads: `out` must not contain any of it.
+        resumable: If the block fails, keep the folder, and give it to the next call. False: it is deleted.
 
     Raises:
         UserError: `out` is a file, or not empty without `replace`; it cannot be made; the disk is full.
@@ -51,7 +52,7 @@ def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = ()) -> Ite
     empty = out.is_dir() and not any(out.iterdir())
     if not empty:
         _refuse_existing(out, replace=replace, flag="--out")
-    with _partial(out, "--out") as partial:
+    with _partial(out, "--out", keep=resumable) as partial:
         make_folder(partial)
         yield partial
         if not empty:
@@ -65,15 +66,19 @@ def _refuse_existing(out: Path, *, replace: bool, flag: str) -> None:
 
 
 @contextlib.contextmanager
-def _partial(out: Path, flag: str) -> Iterator[Path]:
-    """The hidden path beside `out`; what a killed process left there is deleted."""
+def _partial(out: Path, flag: str, *, keep: bool = False) -> Iterator[Path]:
+    """The hidden path beside `out`; unless kept, what a killed process left there is deleted."""
     partial = out.absolute().with_name(f".{out.absolute().name}.partial")
     try:
-        delete(partial)
+        if not keep:
+            delete(partial)
         yield partial
         fsync_path(partial.parent)
     except BaseException as error:
-        delete(partial)
+        if not keep:
+            delete(partial)
+        with contextlib.suppress(OSError):
+            partial.rmdir()  # if nothing was kept
         if isinstance(error, OSError) and (error.errno in NO_ROOM or not out.absolute().parent.is_dir()):
             raise UserError(f"{out} cannot be written: {error.strerror} ({flag})") from error
         raise

@@ -25,6 +25,7 @@ _OPTIONS: dict[str, Domain] = {
     "check_tolerance": above(0, 1000),
     "additional_steps": whole(1, _STEPS, null=True),
     "shard_tokens": whole(1, 2**31 - 1),
+    "workers": whole(1, 4096),
 }
 
 _LOSS: dict[str, Domain] = {

@@ -1,11 +1,16 @@
-"""`python -m lit_llm prepare`: tokenize text into shards."""
+"""`python -m lit_llm prepare`: tokenise text into shards."""
 
 from __future__ import annotations
+
+import shutil
+import sys
 
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
 from lit_llm.cli.new_output import new_folder
 from lit_llm.errors import UserError
+from lit_llm.ingest.manifest import Manifest
+from lit_llm.ingest.parts import PARTS
 from lit_llm.runs.run_folder import expanded
 
 
@@ -24,13 +29,31 @@ def _run(arguments: Arguments) -> int:
         raise UserError("prepare needs an output folder (--out DIR)")
     out = expanded(built.config.out, key="out", flag="--out")
     read = built.datamodule.source_files()
-    with new_folder(out, replace=built.config.replace, sources=read) as partial:
-        summary = prepare(built.datamodule, partial, shard_tokens=built.config.shard_tokens)
-    for name, split in summary["splits"].items():
-        print(f"{name}: {split['documents']:,} documents, {split['bytes']:,} bytes, {split['tokens']:,} tokens")
-    print(
-        f"train on it: python -m lit_llm fit --config RECIPE --data TokenShards --data.vocab_size {summary['vocab_size']} "
-        f"--data.train '{out}/train_*.bin' --data.val '{out}/val_*.bin' "
-        f"--data.tokenizer TokenizerJSON --data.tokenizer.path {out}/tokenizer.json"
-    )
+    log = out.absolute().with_name(f"{out.absolute().name}.log")
+    with new_folder(out, replace=built.config.replace, sources=read, resumable=True) as partial:
+        if any(partial.iterdir()) and not (partial / PARTS).is_dir():
+            shutil.rmtree(partial)  # a process was killed between the last two operations
+        try:
+            summary = prepare(
+                built.datamodule, partial, shard_tokens=built.config.shard_tokens, workers=built.config.workers, log=log
+            )
+        except BaseException:
+            if any(partial.iterdir()):
+                print(f"What is finished is kept in {partial}. Repeat the command to continue.", file=sys.stderr)
+            raise
+    manifest = summary.manifest
+    for name, split in manifest.splits.items():
+        print(f"{name}: {split.documents:,} documents, {split.bytes:,} bytes, {split.tokens:,} tokens")
+    if summary.near_duplicates:
+        print(f"left out of training: {summary.near_duplicates:,} documents that nearly repeat held-out ones")
+    if summary.skipped:
+        print(f"skipped: {summary.skipped:,} documents without text")
+    print(f"documents: {_ids(manifest)}")
+    print(f"train on it: python -m lit_llm fit --config RECIPE --data TokenShards --data.path {out}")
     return 0
+
+
+def _ids(manifest: Manifest) -> str:
+    """How documents begin and end."""
+    begins = "begin with their text" if manifest.bos_id is None else f"begin with id {manifest.bos_id}"
+    return f"{begins} and end with id {manifest.eos_id}"

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from lit_llm.data import TextDataModule, TokenDataModule
-from lit_llm.data.build import build
 from lit_llm.errors import UserError
+from lit_llm.ingest.parts import PARTS
+from lit_llm.ingest.pipeline import Summary
+from lit_llm.ingest.progress import ProgressLog
 
 
-def prepare(datamodule: TokenDataModule, out: str | Path, *, shard_tokens: int = 100_000_000) -> dict[str, Any]:
+def prepare(
+    datamodule: TokenDataModule,
+    out: str | Path,
+    *,
+    shard_tokens: int = 100_000_000,
+    workers: int = 1,
+    log: Path | None = None,
+) -> Summary:
     """Write ``train_000000.bin``, ..., ``val_000000.bin``, ..., ``tokenizer.json`` and ``meta.json`` into ``out``.
+
+    The files are the same for any number of workers. An interrupted call leaves its finished parts in ``out/parts``; a call
+    with the same arguments continues with them.
 
     Args:
         datamodule: a data module of text (``TextFiles``, ``PythonStdlib``).
-        out: a folder that does not exist or is empty.
+        out: a folder that does not exist, is empty, or holds what an interrupted call has left.
         shard_tokens: tokens per shard.
-
-    Returns:
-        A summary: {"out": str, "tokenizer": str, "vocab_size": int,
-        "splits": {name: {"documents": int, "bytes": int, "tokens": int}}}.
+        workers: processes that read and tokenise. Each needs less than 300 MB. 0: this process.
+        log: a file that progress is appended to.
 
     Raises:
-        UserError: if ``out`` is not empty, or the data module has problems or no text.
+        UserError: if ``out`` holds anything else, the data module has problems or no text, or a file cannot be read.
     """
     if not isinstance(datamodule, TextDataModule):
         raise UserError(f"{type(datamodule).__name__} has no text to tokenise: use --data TextFiles or --data PythonStdlib.")
     out = Path(out).expanduser()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    continues = (out / PARTS).is_dir()
+    if out.exists() and not continues and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not an empty folder: choose another folder for the shards (--out).")
     datamodule.raise_problems()
     out.mkdir(parents=True, exist_ok=True)
-    summary = build(datamodule.documents(), datamodule.source_tokenizer, out, shard_tokens=shard_tokens)
-    return {"out": str(out)} | summary
+    return datamodule.tokenise(out, shard_tokens=shard_tokens, workers=workers, progress=ProgressLog(log))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.data.text import TextDataModule
-from lit_llm.ingest.documents import Document, path_hash
+from lit_llm.ingest.inputs import Input
+from lit_llm.ingest.split import path_hash
 
 # Third-party code, and the test suites, which some distributions omit: without them the text differs less between machines.
 _EXCLUDED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
@@ -35,13 +36,13 @@ class PythonStdlib(TextDataModule):
             return [f"{self.root} has no Python sources: train on your own text (--data TextFiles --data.paths my.txt)."]
         return []
 
-    def documents(self) -> dict[str, list[Document]]:
-        splits: dict[str, list[Document]] = {"train": [], "val": [], "test": []}
+    def inputs(self) -> list[Input]:
+        splits: dict[str, list[Input]] = {"train": [], "val": [], "test": []}
         for path in sorted(self._sources()):
             position = path_hash(path.relative_to(self.root).as_posix())
             name = "val" if position < _VAL else "test" if position < _VAL + _TEST else "train"
-            splits[name].append(Document.whole(path))
-        return splits
+            splits[name].append(Input.of_file(path, name))
+        return [one for split in splits.values() for one in split]
 
     def _sources(self) -> Iterator[Path]:
         for folder, subfolders, names in os.walk(self.root):

@@ -9,35 +9,48 @@ import shutil
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_llm.data.build import build
 from lit_llm.data.datamodule import Corpus, TokenDataModule
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
-from lit_llm.ingest.documents import Document, hold_out
-from lit_llm.ingest.manifest import META_FILE
-from lit_llm.ingest.paths import expand, same_files
+from lit_llm.ingest.inputs import Input
+from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.manifest import META_FILE, Manifest, SplitInfo
+from lit_llm.ingest.paths import same_files
+from lit_llm.ingest.pipeline import Summary, ingest
+from lit_llm.ingest.progress import ProgressLog
+from lit_llm.ingest.readers import DocumentReader, ReadSettings
+from lit_llm.ingest.selection import Selection
+from lit_llm.ingest.source import Source
+from lit_llm.ingest.split import hold_out
 from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 
-_CACHE_VERSION = 1  # increment when the same text and tokenizer would give different shards
+_CACHE_VERSION = 2  # increment when the same text and tokenizer would give different shards
 _SHARD_TOKENS = 100_000_000
+_MAX_PROBLEMS = 5
 
 
 class TextDataModule(TokenDataModule):
-    """Base of the data modules that tokenise text. A subclass returns the documents.
+    """Base of the data modules that tokenise text. A subclass returns the inputs.
 
-    Tokens are cached as shards in ``<cache_dir>/tokens``. The cache key depends on the documents (paths, sizes, modification
-    times), their split, and the tokenizer.
+    Tokens are cached as shards in ``<cache_dir>/tokens``. The cache key depends on the inputs (paths, sizes, versions, ranges),
+    their split, and the tokenizer.
 
     Args:
         tokenizer: ``Bytes`` (the default), ``Characters``, ``BPE`` or ``TokenizerJSON``.
         cache_dir: folder of the token cache. None: ``$LIT_LLM_CACHE``, else ``~/.cache/lit_llm``.
         kwargs: the arguments of ``TokenDataModule``.
     """
+
+    # For inputs without a split: the share of their documents to hold out, and whether training documents are left out that
+    # nearly repeat held-out ones.
+    val_fraction = 0.0
+    drop_near_duplicates = False
 
     def __init__(self, *, tokenizer: Tokenizer | None = None, cache_dir: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -46,16 +59,45 @@ class TextDataModule(TokenDataModule):
         self._verified: Path | None = None  # the cache that this process has made or checked
 
     @abstractmethod
-    def documents(self) -> dict[str, list[Document]]:
-        """The documents of "train", "val" and optionally "test". Called only if there are no source problems."""
+    def inputs(self) -> list[Input]:
+        """What to tokenise, in order. Called only if there are no source problems."""
 
     def source_files(self) -> list[Path]:
-        return [document.path for split in self.documents().values() for document in split]
+        return list(dict.fromkeys(Path(one.source.path) for one in self.inputs() if one.source.is_local))
 
     @property
     def source_tokenizer(self) -> Tokenizer:
         """The configured tokenizer. After ``setup``, ``tokenizer`` is the one in use, whose vocabulary has been learned."""
         return self._source_tokenizer
+
+    def tokenise(self, out: Path, *, shard_tokens: int, workers: int = 0, progress: ProgressLog | None = None) -> Summary:
+        """Write token shards into ``out``, which may hold what an interrupted call has left.
+
+        Args:
+            shard_tokens: tokens per shard.
+            workers: processes. 0: this process.
+
+        Raises:
+            UserError: the text cannot be read, a split is empty, or another process writes into ``out``.
+            OSError: the disk refused.
+        """
+        summary = ingest(
+            self.inputs(),
+            self.source_tokenizer,
+            out,
+            shard_tokens=shard_tokens,
+            val_fraction=self.val_fraction,
+            drop_near_duplicates=self.drop_near_duplicates,
+            workers=workers,
+            progress=progress,
+        )
+        if summary.invalid:
+            more = f" and {len(summary.invalid) - 1:,} more files" if len(summary.invalid) > 1 else ""
+            rank_zero_warn(
+                f"{summary.invalid[0]}{more} are not valid UTF-8: invalid bytes are read as U+FFFD, which has three bytes, so "
+                "bits per byte are too low. Convert the files, or use --data.tokenizer Bytes, which keeps every byte."
+            )
+        return summary
 
     def prepare_data(self) -> None:
         """Tokenise into the cache, unless it has the tokens. Several processes may run this at the same time.
@@ -86,7 +128,7 @@ class TextDataModule(TokenDataModule):
         temporary = folder.parent / f"tmp-{uuid.uuid4().hex}"
         temporary.mkdir()  # not tempfile's: users may share a cache
         try:
-            build(self.documents(), self.source_tokenizer, temporary, shard_tokens=_SHARD_TOKENS)
+            self.tokenise(temporary, shard_tokens=_SHARD_TOKENS)
             os.replace(temporary, folder)
         except OSError:
             if not folder.exists():  # otherwise another process has written the same content
@@ -100,51 +142,54 @@ class TextDataModule(TokenDataModule):
             self.prepare_data()
         if folder != self._verified and (damage := self._damage(folder)) is not None:
             raise UserError(f"The token cache is damaged: delete the folder {folder}, and it is made again. {damage}")
-        meta = _read_meta(folder)
+        manifest = Manifest.read(folder)
+        assert manifest is not None, "the cache is not damaged"
         streams = {}
-        for name, split in meta["splits"].items():
-            if split["tokens"] < 2:
+        for name in ("train", "val", "test"):
+            split = manifest.splits.get(name)
+            if split is not None and split.tokens >= 2:
+                streams[name] = _stream(folder, split)
+            elif name != "test" or any(one.split == "test" for one in self.inputs()):
+                bytes_, tokens = (0, 0) if split is None else (split.bytes, split.tokens)
                 raise UserError(
-                    f"The {name} text has only {split['bytes']} bytes = {split['tokens']} tokens: give more text "
+                    f"The {name} text has only {bytes_} bytes = {tokens} tokens: give more text "
                     "(--data.paths, or --data.train and --data.val)."
                 )
-            streams[name] = _stream(folder, name)
-        return Corpus(streams, meta["vocab_size"], load_tokenizer(folder))
+        return Corpus(streams, manifest.vocab_size, load_tokenizer(folder))
 
     def _damage(self, folder: Path) -> str | None:
         """What is wrong with a folder of the cache. Token ids are checked, as far as `TokenStream.scan` reads them."""
         try:
-            meta = _read_meta(folder)
-            if meta["vocab_size"] != load_tokenizer(folder).vocab_size:
+            manifest = Manifest.read(folder)
+            if manifest is None:
+                return f"{folder / META_FILE} is missing."
+            if manifest.vocab_size != load_tokenizer(folder).vocab_size:
                 return f"{folder / META_FILE} and its tokenizer have different vocabularies."
-            for name, split in meta["splits"].items():
-                if split["tokens"] and len(stream := _stream(folder, name)) != split["tokens"]:
-                    return f"the {name} shards have {len(stream)} tokens instead of {split['tokens']}."
-                if split["tokens"]:
-                    stream.scan(meta["vocab_size"])
+            for name, split in manifest.splits.items():
+                if split.tokens and len(stream := _stream(folder, split)) != split.tokens:
+                    return f"the {name} shards have {len(stream)} tokens instead of {split.tokens}."
+                if split.tokens:
+                    stream.scan(manifest.vocab_size)
         except (UserError, OSError) as error:
             return str(error)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            return f"{folder / META_FILE} cannot be read ({type(error).__name__})."
         return None
 
     def held_out_text(self) -> Iterator[bytes]:
         """The bytes of the validation text in pieces, for comparing its compression with other programs."""
-        for document in self.documents()["val"]:
-            yield from document.pieces()
+        for one in self.inputs():
+            if one.split in (None, "val"):
+                for piece in Selection(self.val_fraction).pieces(one, lambda reader: None):
+                    if piece.split == "val":
+                        yield piece.text
 
-    def cached_meta(self) -> dict[str, Any] | None:
-        """What the cache says about the tokenised text, as `build` wrote it; None without an undamaged cache."""
+    def cached_manifest(self) -> Manifest | None:
+        """What the cache says about the tokenised text; None without an undamaged cache."""
         folder = self._cache_folder()
-        return _read_meta(folder) if folder.exists() and self._damage(folder) is None else None
+        return Manifest.read(folder) if folder.exists() and self._damage(folder) is None else None
 
     def _cache_folder(self) -> Path:
-        content: list[Any] = [_CACHE_VERSION, self.source_tokenizer.identity()]
-        for name, documents in self.documents().items():
-            content.append(name)
-            for d in documents:
-                status = d.path.stat()
-                content.append([str(d.path.absolute()), d.start, d.stop, status.st_size, status.st_mtime_ns])
+        content: list[Any] = [_CACHE_VERSION, self.source_tokenizer.identity(), self.val_fraction, self.drop_near_duplicates]
+        content += [one.identity() for one in self.inputs()]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
         return self._cache_root() / "tokens" / key
 
@@ -171,33 +216,37 @@ class TextDataModule(TokenDataModule):
         return []
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / META_FILE).read_text(encoding="utf-8"))
-    return content
+def _stream(folder: Path, split: SplitInfo) -> TokenStream:
+    return TokenStream([folder / shard.file for shard in split.shards])
 
 
-def _stream(folder: Path, name: str) -> TokenStream:
-    shards = sorted(folder.glob(f"{name}_*.bin"))
-    if not shards:
-        raise UserError(f"{folder} has no shards of {name}.")
-    return TokenStream(shards)
+def _in_both(ours: list[Source], others: list[Source]) -> list[str]:
+    """The files among ``others`` that are among ``ours`` too, perhaps under another name."""
+    here, there = ([Path(source.path) for source in each if source.is_local] for each in (ours, others))
+    remote = {source.path for source in ours if not source.is_local}
+    return [str(path) for _, path in same_files(here, there)] + [source.name for source in others if source.path in remote]
 
 
 class TextFiles(TextDataModule):
-    """Your own text files.
+    """Your own text: plain files, JSONL, Parquet, Arrow and tar, compressed or not, on this machine or remote.
 
     Give either ``paths``, part of which is held out for validation, or ``train`` and ``val``. Each is a file, a folder (every
-    file below it that is not hidden), a glob (``**`` descends into folders), or a list of these.
+    file below it that is not hidden), a glob (``**`` descends into folders), a URL, or a list of these. A file's content
+    decides its format (``lit_llm.ingest.readers``), not its name.
 
-    With ten files or more, whole files are held out, about ``val_fraction`` of the bytes. With fewer, the end of each file is
-    held out, from a line end on. A file is one document, followed by an end-of-text token.
+    What is held out (``lit_llm.ingest.split``): of ten plain text files or more, whole files, about ``val_fraction`` of the
+    bytes. Of fewer, the end of each, from a line end on. Of the other formats and of remote files, documents, chosen by a hash
+    of their text. A plain text file is one document. An end-of-document token follows each document.
 
     Args:
         paths: text for training and validation.
         train: text for training only.
         val: text for validation, used with ``train``. None: ``val_fraction`` of ``train``.
         test: text for ``test``.
-        val_fraction: fraction of the bytes to hold out if ``val`` is not given.
+        val_fraction: fraction to hold out if ``val`` is not given.
+        format: auto, text, jsonl, parquet, arrow or tar. text: read anything as plain text.
+        text_key: the key or column of the text in JSONL, Parquet and Arrow. Dots descend: ``meta.body``.
+        drop_near_duplicates: if ``val`` is not given, leave documents out of training that nearly repeat held-out ones.
         kwargs: the arguments of ``TextDataModule``.
     """
 
@@ -209,11 +258,18 @@ class TextFiles(TextDataModule):
         val: str | list[str] | None = None,
         test: str | list[str] | None = None,
         val_fraction: float = 0.1,
+        format: Literal["auto", "text", "jsonl", "parquet", "arrow", "tar"] = "auto",
+        text_key: str = "text",
+        drop_near_duplicates: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.paths, self.train, self.val, self.test = paths, train, val, test
         self.val_fraction = val_fraction
+        self.format, self.text_key = format, text_key
+        self.drop_near_duplicates = drop_near_duplicates and val is None
+        self._plain: dict[Source, bool] = {}
+        self._remote: dict[str, tuple[list[Source], list[str]]] = {}  # flag → what was listed on servers
 
     def source_problems(self) -> list[str]:
         problems = []
@@ -223,31 +279,58 @@ class TextFiles(TextDataModule):
             problems.append("No training text: give --data.paths, or --data.train and --data.val.")
         if self.paths is not None and (self.train is not None or self.val is not None):
             problems.append("--data.paths cannot be combined with --data.train or --data.val: it is split into both.")
-        files, path_problems = self._split_files()
-        problems += path_problems
+        if (problem := self.source_tokenizer.eos_problem()) is not None:
+            problems.append(problem)
+        sources, found = self._split_sources()
+        problems += found
         for held_out in ("val", "test"):
             flag = "paths" if self.train is None else "train"
-            for _, path in same_files(files.get("train", []), files.get(held_out, []))[:1]:
+            for path in _in_both(sources.get("train", []), sources.get(held_out, []))[:1]:
                 problems.append(f"{path} is in both --data.{flag} and --data.{held_out}: remove it from one of them.")
+        if not found:
+            problems += self._unreadable(sources)
         return problems
 
-    def documents(self) -> dict[str, list[Document]]:
-        files, _ = self._split_files()
-        found: dict[str, list[Document]] = {}
-        if "val" in files:
-            found |= {name: [Document.whole(path) for path in files[name]] for name in ("train", "val")}
-        else:
-            found["train"], found["val"] = hold_out(files["train"], self.val_fraction)
-        if "test" in files:
-            found["test"] = [Document.whole(path) for path in files["test"]]
-        return found
+    def inputs(self) -> list[Input]:
+        sources, _ = self._split_sources()
+        inputs = {name: [self._input(source, name) for source in each] for name, each in sources.items()}
+        if "val" not in inputs:
+            plain = [one for one in inputs["train"] if one.settings.format == "text" and one.source.is_local]
+            others = [replace(one, split=None) for one in inputs["train"] if one not in plain]
+            inputs["train"] = (hold_out(plain, self.val_fraction) if plain else []) + others
+        return [one for each in inputs.values() for one in each]
 
-    def _split_files(self) -> tuple[dict[str, list[Path]], list[str]]:
-        """The files of each given split ("train" for ``paths``), and the problems with their paths."""
-        files, problems = {}, []
+    def _input(self, source: Source, split: str) -> Input:
+        settings = ReadSettings(self.format, self.text_key)
+        is_plain = source.is_local and self._is_plain_text(source, settings)
+        return Input(source, split, replace(settings, format="text") if is_plain else settings)
+
+    def _is_plain_text(self, source: Source, settings: ReadSettings) -> bool:
+        if source not in self._plain:
+            with DocumentReader(source, settings) as reader:
+                self._plain[source] = reader.is_plain_text
+        return self._plain[source]
+
+    def _unreadable(self, sources: dict[str, list[Source]]) -> list[str]:
+        """A sentence for each of the first files of this machine that cannot be read as text."""
+        problems = []
+        for source in (source for each in sources.values() for source in each if source.is_local):
+            try:
+                self._is_plain_text(source, ReadSettings(self.format, self.text_key))
+            except UserError as error:
+                problems.append(str(error))
+                if len(problems) == _MAX_PROBLEMS:
+                    break
+        return problems
+
+    def _split_sources(self) -> tuple[dict[str, list[Source]], list[str]]:
+        """The sources of each given split ("train" for ``paths``), and the problems with their paths."""
+        sources, problems = {}, []
         for flag, name in (("paths", "train"), ("train", "train"), ("val", "val"), ("test", "test")):
             patterns = getattr(self, flag)
             if patterns is not None:
-                files[name], found = expand(patterns, flag=f"--data.{flag}", folders=True)
+                sources[name], found = self._remote.get(flag) or list_sources(patterns, flag=f"--data.{flag}")
+                if not all(source.is_local for source in sources[name]):
+                    self._remote[flag] = sources[name], found  # servers are asked once
                 problems += found
-        return files, problems
+        return sources, problems

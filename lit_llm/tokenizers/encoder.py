@@ -43,18 +43,21 @@ class EncoderChoice:
     whose ids are dropped; or not at all, so that documents must be encoded whole."""
 
 
-def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str]) -> EncoderChoice:
+def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str], *, try_tiktoken: bool = True) -> EncoderChoice:
     """The fastest encoder that gives the tokenizer's ids, and the join that gives the ids of whole documents.
 
     Args:
         sample: texts like those to encode. A million characters are compared, of each text its start.
+        try_tiktoken: False for a short text: the comparison takes up to a second.
     """
     texts = [*_first(sample, _SAMPLE_CHARACTERS), *check_texts()]
     kind: Literal["tiktoken", "tokenizers", "own"] = "own"
     reason = f"{type(tokenizer).__name__} encodes by itself."
     encode: _Encode = tokenizer.encode_bytes
     if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.encodes_with_library:
-        kind, reason, encode = "tokenizers", "", _one_by_one(tokenizer)
+        kind, reason, encode = "tokenizers", "the text is short.", _one_by_one(tokenizer)
+        if not try_tiktoken:
+            return EncoderChoice(kind, reason, _join(encode, texts))
         try:
             fast = TiktokenEncoding(tokenizer.backend)
         except NotExpressible as error:

@@ -381,6 +381,8 @@ def command_lines(rng: random.Random) -> Iterator[Case]:
         (["prepare", "--config=recipe.yaml", "--out=s", "--shard_tokens=0"], ["shard_tokens"]),
         (["prepare", "--config=recipe.yaml", "--out=s", "--shard_tokens=-5"], ["shard_tokens"]),
         (["prepare", "--config=recipe.yaml", "--out=s", "--shard_tokens=x"], ["shard_tokens"]),
+        (["prepare", "--config=recipe.yaml", "--out=s", "--workers=0"], ["workers"]),
+        (["prepare", "--config=recipe.yaml", "--out=s", "--workers=two"], ["workers"]),
         (["recipes", "show", "nowhere"], ["nowhere"]),
         (["recipes", "show"], []),
         (["recipes", "diff", "bytes"], []),

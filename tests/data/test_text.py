@@ -13,7 +13,11 @@ from lit_llm.data import BPE, Bytes, PythonStdlib, TextFiles, TokenizerJSON, Tok
 from lit_llm.data.prepare import prepare
 from lit_llm.errors import UserError
 from lit_llm.ingest import pieces as pieces_file
-from lit_llm.ingest.documents import Document, hold_out
+from lit_llm.ingest.inputs import Input
+from lit_llm.ingest.pipeline import ingest
+from lit_llm.ingest.readers import DocumentReader, ReadSettings
+from lit_llm.ingest.source import Source
+from lit_llm.ingest.split import hold_out
 
 
 def text_files(tmp_path, **arguments):
@@ -30,6 +34,17 @@ def opened(datamodule):
 def tokens(datamodule, split):
     stream = datamodule.corpus.streams[split]
     return stream.read(0, len(stream))
+
+
+def held_out(files, fraction):
+    """The training and the held-out parts."""
+    parts = hold_out([Input.of_file(path, "train") for path in files], fraction)
+    return [[part for part in parts if part.split == name] for name in ("train", "val")]
+
+
+def pieces_of(path):
+    with DocumentReader(Source.local(path), ReadSettings(format="text")) as reader:
+        return [piece.text for piece in reader]
 
 
 # ---- What is held out ---------------------------------------------------------------------------------------------
@@ -51,7 +66,7 @@ def test_a_file_without_lines_is_cut_between_characters(tmp_path):
     path = tmp_path / "my.txt"
     path.write_text("😀" * 25)  # 100 bytes; 90 lies within a character
     for fraction in (0.1, 0.11, 0.12, 0.09):
-        [train], [val] = hold_out([path], fraction)
+        [train], [val] = held_out([path], fraction)
         assert train.stop == val.start
         assert val.start % 4 == 0
         assert val.stop == 100
@@ -65,20 +80,20 @@ def test_ten_files_are_held_out_whole_and_the_choice_does_not_depend_on_where_th
         folder.mkdir(parents=True)
         for i in range(40):
             (folder / f"{i}.txt").write_text("x" * 100)
-        train, val = hold_out(sorted(folder.iterdir()), 0.1)
+        train, val = held_out(sorted(folder.iterdir()), 0.1)
         assert len(val) == 4
         assert len(train) == 36
-        assert all(document.size == 100 for document in train + val)
-        assert not {d.path for d in train} & {d.path for d in val}
-        chosen.append({d.path.name for d in val})
+        assert all(part.size == 100 for part in train + val)
+        assert not {part.source.path for part in train} & {part.source.path for part in val}
+        chosen.append({Path(part.source.path).name for part in val})
     assert chosen[0] == chosen[1]
 
 
 def test_a_file_too_large_to_hold_out_is_trained_on(tmp_path):
     for i in range(20):
         (tmp_path / f"{i}.txt").write_text("x" * (100_000 if i == 7 else 1000))
-    train, val = hold_out(sorted(tmp_path.iterdir()), 0.1)
-    assert "7.txt" in {document.path.name for document in train}
+    train, val = held_out(sorted(tmp_path.iterdir()), 0.1)
+    assert "7.txt" in {Path(part.source.path).name for part in train}
     # 10 % of 119,000 bytes is 11,900: twelve of the small files.
     assert sum(document.size for document in val) == 12_000
 
@@ -86,7 +101,7 @@ def test_a_file_too_large_to_hold_out_is_trained_on(tmp_path):
 def test_when_no_file_can_be_held_out_the_end_of_each_is(tmp_path):
     for i in range(10):
         (tmp_path / f"{i}.txt").write_text("12345678\n" * 100)
-    train, val = hold_out(sorted(tmp_path.iterdir()), 0.01)  # one file is 10 %
+    train, val = held_out(sorted(tmp_path.iterdir()), 0.01)  # one file is 10 %
     assert [d.size for d in train] == [891] * 10
     assert [d.size for d in val] == [9] * 10
 
@@ -122,7 +137,7 @@ def test_globs_folders_and_lists_find_each_visible_file_once(tmp_path):
     def found(*patterns):
         data = text_files(tmp_path, train=[str(folder / p) for p in patterns], val=str(folder / ".git/e.txt"))
         assert data.problems() == []
-        return [d.path.relative_to(folder).as_posix() for d in data.documents()["train"]]
+        return [Path(one.source.path).relative_to(folder).as_posix() for one in data.inputs() if one.split == "train"]
 
     assert found("*.txt") == ["a.txt", "b.txt"]
     assert found("**/*.txt") == ["a.txt", "b.txt", "deep/er/c.txt"]
@@ -173,12 +188,14 @@ def test_text_shorter_than_a_block_says_how_many_tokens_are_needed(tmp_path):
 
 def test_bytes_of_any_file_come_back_exactly(tmp_path, monkeypatch):
     monkeypatch.setattr(pieces_file, "PIECE_BYTES", 1000)
-    monkeypatch.setattr("lit_llm.data.build._BATCH_BYTES", 5000)
+    monkeypatch.setattr("lit_llm.ingest.tokenise._BATCH_BYTES", 5000)
     raw = np.random.default_rng(0).integers(0, 256, 20_000).astype(np.uint8).tobytes()  # not UTF-8
     for i, part in enumerate((raw[:7], raw[7:15_000], raw[15_000:])):
         (tmp_path / f"{i}.bin").write_bytes(part)
     (tmp_path / "val.txt").write_text("val")
-    data = opened(text_files(tmp_path, train=str(tmp_path / "*.bin"), val=str(tmp_path / "val.txt")))
+    files = {"train": str(tmp_path / "*.bin"), "val": str(tmp_path / "val.txt")}
+    assert all("--data.format text" in problem for problem in text_files(tmp_path, **files).problems())
+    data = opened(text_files(tmp_path, **files, format="text"))
     found = tokens(data, "train")
     ends = np.flatnonzero(found == 256)
     assert ends.tolist() == [7, 15_001, 20_002]
@@ -192,7 +209,7 @@ def test_tokenising_in_pieces_gives_the_tokens_of_the_whole(tmp_path, monkeypatc
     tokenizer.train([text])
     (tmp_path / "t.py").write_text(text)
     monkeypatch.setattr(pieces_file, "PIECE_BYTES", 500)
-    pieces = list(Document.whole(tmp_path / "t.py").pieces())
+    pieces = pieces_of(tmp_path / "t.py")
     assert len(pieces) > 50
     assert b"".join(pieces).decode() == text
     np.testing.assert_array_equal(np.concatenate(tokenizer.encode_bytes(pieces)), tokenizer.encode(text))
@@ -202,7 +219,7 @@ def test_tokenising_in_pieces_gives_the_tokens_of_the_whole(tmp_path, monkeypatc
 def test_pieces_of_awkward_text_lose_nothing_and_split_no_character(tmp_path, monkeypatch, text):
     monkeypatch.setattr(pieces_file, "PIECE_BYTES", 997)
     (tmp_path / "t").write_text(text)
-    assert "".join(piece.decode("utf-8") for piece in Document.whole(tmp_path / "t").pieces()) == text
+    assert "".join(piece.decode("utf-8") for piece in pieces_of(tmp_path / "t")) == text
 
 
 def test_a_bpe_learns_from_the_training_text_alone(tmp_path):
@@ -260,14 +277,13 @@ def test_the_cache_is_used_again_until_text_tokenizer_or_split_changes(tmp_path)
 def test_a_process_that_comes_second_uses_what_the_first_wrote(tmp_path, monkeypatch):
     (tmp_path / "t.txt").write_text("some line\n" * 60)
     data, rival = (text_files(tmp_path, paths=str(tmp_path / "t.txt")) for _ in range(2))
-    build = __import__("lit_llm.data.text", fromlist=["build"]).build
 
-    def slow_build(*args, **kwargs):
+    def slow_ingest(*args, **kwargs):
         monkeypatch.undo()
         rival.prepare_data()  # finishes while the other is still running
-        return build(*args, **kwargs)
+        return ingest(*args, **kwargs)
 
-    monkeypatch.setattr("lit_llm.data.text.build", slow_build)
+    monkeypatch.setattr("lit_llm.data.text.ingest", slow_ingest)
     opened(data)
     assert len(cached(tmp_path)) == 1  # and no temporary folder
     assert data.fingerprint == opened(rival).fingerprint
@@ -388,9 +404,10 @@ def test_the_cache_folder_comes_from_the_environment_when_not_given(tmp_path, mo
 
 
 def test_the_standard_library_is_split_by_file_into_94_4_2():
-    splits = PythonStdlib().documents()
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = {name: {d.path.relative_to(root).as_posix() for d in split} for name, split in splits.items()}
+    paths: dict[str, set[str]] = {"train": set(), "val": set(), "test": set()}
+    for one in PythonStdlib().inputs():
+        paths[one.split].add(Path(one.source.path).relative_to(root).as_posix())
     total = sum(map(len, paths.values()))
     assert total > 300
     assert len(set().union(*paths.values())) == total  # no file twice
@@ -402,9 +419,9 @@ def test_the_standard_library_is_split_by_file_into_94_4_2():
 
 
 def test_a_file_of_the_standard_library_is_in_the_same_split_on_every_machine():
-    splits = PythonStdlib().documents()
     root = PythonStdlib().root
-    where = {d.path.name: name for name, split in splits.items() for d in split if d.path.parent == root}
+    paths = {Path(one.source.path): one.split for one in PythonStdlib().inputs()}
+    where = {path.name: split for path, split in paths.items() if path.parent == root}
     # blake2b(name, 8 bytes) / 2**64: below 0.04 val, below 0.06 test. A change would mix the splits of saved runs.
     assert PINNED.items() <= where.items()
 
@@ -418,7 +435,7 @@ PINNED = {"argparse.py": "train", "pprint.py": "val", "tarfile.py": "test", "gzi
 def test_prepared_shards_train_like_the_text_they_came_from(tmp_path):
     (tmp_path / "t.txt").write_text("a line of text\n" * 100)
     text = text_files(tmp_path, paths=str(tmp_path / "t.txt"), tokenizer=BPE(300))
-    summary = prepare(text, tmp_path / "out", shard_tokens=100)
+    manifest = prepare(text, tmp_path / "out", shard_tokens=100).manifest
     opened(text)
     shards = TokenShards(
         train=str(tmp_path / "out" / "train_*.bin"),
@@ -428,9 +445,9 @@ def test_prepared_shards_train_like_the_text_they_came_from(tmp_path):
     )
     shards.setup("fit")
     assert shards.fingerprint == text.fingerprint
-    assert shards.vocab_size == text.vocab_size == summary["vocab_size"]
-    assert summary["splits"]["train"] == {"documents": 1, "bytes": 1350, "tokens": text.train_tokens}
-    assert summary["splits"]["val"] == {"documents": 1, "bytes": 150, "tokens": text.val_tokens}
+    assert shards.vocab_size == text.vocab_size == manifest.vocab_size
+    counts = {name: (split.documents, split.bytes, split.tokens) for name, split in manifest.splits.items()}
+    assert counts == {"train": (1, 1350, text.train_tokens), "val": (1, 150, text.val_tokens)}
     assert len(list((tmp_path / "out").glob("train_*.bin"))) == -(-text.train_tokens // 100)
     assert (tmp_path / "out" / "train_000000.bin").is_file()
 

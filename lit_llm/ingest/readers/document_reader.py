@@ -41,6 +41,9 @@ class DocumentReader:
     format: str
     """text, jsonl, parquet, arrow, tar, or hub for a shard of a dataset of the Hugging Face hub."""
 
+    is_plain_text: bool = False
+    """Whether the file is text that is not compressed, so that it can be read in part."""
+
     def __init__(self, source: Source, settings: ReadSettings, *, start: int = 0, stop: int | None = None) -> None:
         self._source, self._settings = source, settings
         self._counts = Counts()
@@ -94,8 +97,8 @@ class DocumentReader:
             head = read_head(stream)
             stream = with_head(head, stream)
         self.format = self._format(head)
-        ranged = start > 0 or stop is not None
-        if ranged and (self.format != "text" or compression is not None):
+        self.is_plain_text = self.format == "text" and compression is None
+        if (start > 0 or stop is not None) and not self.is_plain_text:
             raise ValueError(f"{name} is {compression or self.format}: only plain text can be read in part")
         key, counts = self._settings.text_key, self._counts
         if self.format == "text":

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, BinaryIO, cast
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from typing import Any, BinaryIO, cast
 
 HEAD_BYTES = 2**16
 """How much of a file decides its format."""
@@ -33,7 +30,7 @@ class _WithHead(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)
         part = self._head[: len(view)] or self._stream.read(len(view))
         self._head = self._head[len(part) :]

@@ -1,0 +1,73 @@
+"""What is tokenised, and into which split: whole sources, parts of plain text files, or document by document."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lit_llm.ingest.readers import ReadSettings
+from lit_llm.ingest.source import Source
+
+JOB_BYTES = 2**24
+"""Small inputs that follow each other are tokenised as one job, up to about this size, so that small files cost little."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A source, or a byte range of a plain text file."""
+
+    source: Source
+    split: str | None
+    """"train", "val" or "test". None: the text of each document decides whether it is held out."""
+    settings: ReadSettings = field(default_factory=ReadSettings)
+    start: int = 0
+    stop: int | None = None
+    """End of the range. None: the whole source."""
+
+    @classmethod
+    def of_file(cls, path: Path, split: str) -> Input:
+        """A plain text file of this machine, read whole."""
+        return cls(Source.local(path), split, ReadSettings(format="text"))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the source that are read."""
+        return (self.source.size if self.stop is None else self.stop) - self.start
+
+    def identity(self) -> list[str | int | None]:
+        """Differs if the documents, or the split of one, can differ."""
+        source, read = self.source, self.settings
+        path = os.path.abspath(source.path) if source.is_local else source.path
+        return [path, source.size, source.version, self.split, read.format, read.text_key, self.start, self.stop]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Inputs that one worker tokenises, one after the other."""
+
+    inputs: tuple[Input, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.inputs)
+
+    def key(self, settings: Iterable[str]) -> str:
+        """The name of the job's files: different for other inputs, and for other settings."""
+        content = [[part.identity() for part in self.inputs], list(settings)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+
+def jobs_of(inputs: Sequence[Input]) -> Iterator[Job]:
+    """All inputs in their order. The jobs do not depend on the number of workers."""
+    collected: list[Input] = []
+    for part in inputs:
+        collected.append(part)
+        if sum(one.size for one in collected) >= JOB_BYTES:
+            yield Job(tuple(collected))
+            collected = []
+    if collected:
+        yield Job(tuple(collected))

@@ -1,0 +1,39 @@
+"""Join the parts of a split into shards. The result depends on the order of the parts only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from lit_llm.ingest.manifest import SplitInfo
+from lit_llm.ingest.parts import PartCounts, read_part, token_type
+from lit_llm.ingest.shards import ShardWriter
+
+
+def merge(
+    parts: Sequence[tuple[Path, PartCounts]],
+    folder: Path,
+    name: str,
+    *,
+    vocab_size: int,
+    shard_tokens: int,
+    report: Callable[[int, int], None],
+) -> SplitInfo:
+    """Write ``<name>_000000.bin``, ... into ``folder``.
+
+    Args:
+        parts: the path of each part, without suffix, and its counts.
+        report: takes the bytes of ids that were written since the last call, twice.
+    """
+    dtype, total = token_type(vocab_size), PartCounts()
+    with ShardWriter(folder, name, vocab_size=vocab_size, shard_tokens=shard_tokens) as writer:
+        for path, counts in parts:
+            for ids, is_end in read_part(path, dtype):
+                writer.write(ids)
+                if is_end:
+                    writer.end_document()
+            size = counts.tokens * dtype.itemsize
+            report(size, size)
+            total.add(counts)
+    return SplitInfo(tokens_blake2b=writer.tokens_blake2b, shards=tuple(writer.shards), **asdict(total))

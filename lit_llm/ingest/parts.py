@@ -1,0 +1,170 @@
+"""The result of one job: the tokens of each split, document ends, and counts.
+
+A part is ``<key>.<split>.bin`` (ids, little-endian, 2 or 4 bytes each) and ``<key>.<split>.docs`` (uint64, ends in tokens from
+the part's start). ``<key>.json`` is written last, so a part that has one is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from lit_llm.disk import naming, write_text
+from lit_llm.errors import UserError
+
+PARTS = "parts"
+"""The folder of the parts, in that of the shards. It is deleted when the shards are complete."""
+
+_READ_TOKENS = 2**22
+
+
+@contextlib.contextmanager
+def parts_folder(folder: Path) -> Iterator[None]:
+    """Make the folder of parts, and lock it until the block ends. Files that a killed process did not finish are deleted.
+
+    Raises:
+        UserError: Another process has locked it.
+    """
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"Another process writes into {folder.parent}: wait for it, or choose another folder.") from None
+        except OSError:  # a file system without locks
+            pass
+        for unfinished in folder.glob("*.tmp"):
+            shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink()
+        try:
+            yield
+        finally:
+            if folder.is_dir() and os.listdir(folder) == ["lock"]:  # nothing to continue with
+                (folder / "lock").unlink()
+                folder.rmdir()
+
+
+@dataclass
+class PartCounts:
+    """What one split of a part holds, or the sum of several."""
+
+    documents: int = 0
+    bytes: int = 0
+    """UTF-8 bytes of the text."""
+    tokens: int = 0
+    unknown_tokens: int = 0
+    unknown_bytes: int = 0
+    """Tokens that stand for a character outside the vocabulary, and the bytes of these characters."""
+
+    def add(self, other: PartCounts) -> None:
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass
+class Part:
+    """What is known about a finished job."""
+
+    splits: dict[str, PartCounts] = field(default_factory=dict)
+    skipped: int = 0
+    """Documents without text."""
+    near_duplicates: int = 0
+    """Documents left out of training because they nearly repeat held-out text."""
+    invalid: list[str] = field(default_factory=list)
+    """Sources with bytes that are not UTF-8."""
+
+    @classmethod
+    def read(cls, folder: Path, key: str) -> Part | None:
+        """The finished job ``key``; None if it is not finished."""
+        try:
+            content = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        splits = {name: PartCounts(**counts) for name, counts in content.pop("splits").items()}
+        return cls(splits, **content)
+
+    def write(self, folder: Path, key: str) -> None:
+        write_text(folder / f"{key}.json", json.dumps(asdict(self)))
+
+
+def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
+    """The type of ids on disk."""
+    return np.dtype("<u2") if vocab_size <= 2**16 else np.dtype("<u4")
+
+
+class PartWriter:
+    """Write the tokens and document ends of one split of a part. An exception removes both files.
+
+    Args:
+        path: without suffix.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[np.unsignedinteger]) -> None:
+        self.counts = PartCounts()
+        self._path, self._dtype = path, dtype
+        self._tokens = open(self._temporary(".bin"), "wb")  # noqa: SIM115  # closed by __exit__
+        self._ends = open(self._temporary(".docs"), "wb")  # noqa: SIM115
+
+    def write(self, ids: np.ndarray) -> None:
+        """Append ids (n,) of the current document."""
+        with naming(self._path):
+            self._tokens.write(ids.astype(self._dtype, copy=False).tobytes())
+        self.counts.tokens += len(ids)
+
+    def end_documents(self, ends: np.ndarray) -> None:
+        """Record the ends (n,) of documents, in tokens from the start of the part."""
+        with naming(self._path):
+            self._ends.write(ends.astype("<u8").tobytes())
+        self.counts.documents += len(ends)
+
+    def drop_from(self, token: int) -> None:
+        """Take back every token from number ``token`` on."""
+        self._tokens.flush()
+        self._tokens.seek(token * self._dtype.itemsize)
+        self._tokens.truncate()
+        self.counts.tokens = token
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for file, suffix in ((self._tokens, ".bin"), (self._ends, ".docs")):
+            temporary = self._temporary(suffix)
+            if error is None:
+                with naming(self._path):
+                    file.flush()
+                    os.fsync(file.fileno())
+                    file.close()
+                    os.replace(temporary, self._path.with_name(self._path.name + suffix))
+                continue
+            with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
+                file.close()
+            temporary.unlink(missing_ok=True)
+
+    def _temporary(self, suffix: str) -> Path:
+        return self._path.with_name(f"{self._path.name}{suffix}.{os.getpid()}.tmp")
+
+
+def read_part(path: Path, dtype: np.dtype[np.unsignedinteger]) -> Iterator[tuple[np.ndarray, bool]]:
+    """The tokens of a part in runs (n,), each with whether a document ends after it.
+
+    Args:
+        path: without suffix.
+    """
+    ends = np.fromfile(path.with_name(f"{path.name}.docs"), dtype="<u8")
+    with open(path.with_name(f"{path.name}.bin"), "rb") as file:
+        position = 0
+        for end in ends.tolist():
+            while position < end:
+                ids = np.fromfile(file, dtype=dtype, count=min(end - position, _READ_TOKENS))
+                assert ids.size, f"{path} is shorter than its document ends say"
+                position += ids.size
+                yield ids, position == end

@@ -1,0 +1,210 @@
+"""From inputs to a folder of token shards.
+
+1. If documents are to be held out, the held-out ones are found and indexed.
+2. If the tokenizer has to learn its vocabulary, it reads the training documents.
+3. Each job is tokenised into a part by one process.
+4. The parts are joined into shards, in the order of the inputs.
+
+The result of a job does not depend on the process or on other jobs, so any number of workers gives the same bytes. A finished
+job leaves a file named after everything that it depends on, so an interrupted run continues with the jobs that are missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from pathlib import Path
+
+from lit_llm.ingest.inputs import Input, Job, jobs_of
+from lit_llm.ingest.manifest import Manifest
+from lit_llm.ingest.merge import merge
+from lit_llm.ingest.parts import PARTS, Part, parts_folder
+from lit_llm.ingest.progress import ProgressLog
+from lit_llm.ingest.readers import DocumentReader
+from lit_llm.ingest.selection import Selection
+from lit_llm.ingest.source import public_name
+from lit_llm.ingest.survey import select
+from lit_llm.ingest.tokenise import JobRunner, Recipe
+from lit_llm.ingest.workers import Workers
+from lit_llm.tokenizers import Learned, Tokenizer, load_tokenizer
+from lit_llm.tokenizers.encoder import choose_encoder
+
+FORMAT = 1
+"""Part of the name of every part. Increment it when the same inputs and settings would give other tokens."""
+
+SHORT_BYTES = 2**22
+"""Sources of less are tokenised in the time that it takes to see whether tiktoken gives the same ids."""
+
+_SPLITS = ("train", "val", "test")
+_SAMPLE_INPUTS = 16
+_SAMPLE_BYTES = 2**16  # of each
+
+
+class Summary:
+    """What happened, for the report."""
+
+    def __init__(self, manifest: Manifest, parts: Sequence[Part], encoder: str) -> None:
+        self.manifest, self.encoder = manifest, encoder
+        self.skipped = sum(part.skipped for part in parts)
+        self.near_duplicates = sum(part.near_duplicates for part in parts)
+        self.invalid = sorted({path for part in parts for path in part.invalid})
+
+
+def ingest(
+    inputs: Sequence[Input],
+    tokenizer: Tokenizer,
+    out: Path,
+    *,
+    shard_tokens: int,
+    val_fraction: float = 0.0,
+    drop_near_duplicates: bool = False,
+    workers: int = 0,
+    progress: ProgressLog | None = None,
+) -> Summary:
+    """Write shards, document ends, the tokenizer and ``meta.json`` into ``out``.
+
+    Args:
+        inputs: in the order of their tokens.
+        tokenizer: If its vocabulary is still to be learned, a copy learns it from the training documents.
+        out: an existing folder. The results of jobs are kept in ``out/parts`` until the end; a call with the same arguments
+            uses those that an interrupted one left there.
+        shard_tokens: tokens per shard.
+        val_fraction: of the documents of inputs without a split, the share to hold out.
+        drop_near_duplicates: leave training documents out that nearly repeat held-out ones.
+        workers: processes. 0: this process.
+
+    Raises:
+        UserError: A source cannot be read as text, or another process writes into ``out``.
+        OSError: The disk refused.
+    """
+    progress = progress or ProgressLog()
+    parts = out / PARTS
+    with parts_folder(parts):
+        summary = _ingest(inputs, tokenizer, out, parts, shard_tokens, val_fraction, drop_near_duplicates, workers, progress)
+    shutil.rmtree(parts)
+    return summary
+
+
+def _ingest(
+    inputs: Sequence[Input],
+    tokenizer: Tokenizer,
+    out: Path,
+    parts: Path,
+    shard_tokens: int,
+    val_fraction: float,
+    drop_near_duplicates: bool,
+    workers: int,
+    progress: ProgressLog,
+) -> Summary:
+    selection = select(
+        inputs,
+        parts,
+        val_fraction=val_fraction,
+        drop_near_duplicates=drop_near_duplicates,
+        workers=workers,
+        progress=progress,
+    )
+    if isinstance(tokenizer, Learned) and not tokenizer.trained:
+        tokenizer = _learned(inputs, tokenizer, selection, parts, progress)
+    is_long = sum(one.size for one in inputs) >= SHORT_BYTES
+    choice = choose_encoder(tokenizer, _sample(inputs, selection), try_tiktoken=is_long)
+    progress.note(f"tokenizer: {choice.reason}")
+    recipe = Recipe(tokenizer, choice, selection)
+
+    jobs = list(jobs_of(inputs))
+    settings = [str(FORMAT), tokenizer.identity(), *selection.identity()]
+    keys = [job.key(settings) for job in jobs]
+    finished = {key: part for key in keys if (part := Part.read(parts, key)) is not None}
+    missing = [(job, key) for job, key in zip(jobs, keys, strict=True) if key not in finished]
+    total = sum(job.size for job in jobs)
+    with (
+        progress.stage("Tokenising", total=total, done=total - sum(job.size for job, _ in missing)) as report,
+        Workers(min(workers, len(missing)), functools.partial(_job_runner, recipe, parts)) as processes,
+    ):
+        for number, part in processes.run(missing, report):
+            job, key = missing[number]
+            finished[key] = part
+            progress.note(f"finished {_named(job)}: {_counts(part)}")
+
+    splits = {}
+    known = [finished[key].splits for key in keys]
+    with progress.stage("Writing shards", total=sum(c.tokens for split in known for c in split.values())) as report:
+        for name in _SPLITS:
+            of_split = [(parts / f"{key}.{name}", each[name]) for key, each in zip(keys, known, strict=True) if name in each]
+            if of_split:
+                splits[name] = merge(
+                    of_split, out, name, vocab_size=tokenizer.vocab_size, shard_tokens=shard_tokens, report=report
+                )
+    tokenizer.save(out)
+    manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id, splits)
+    manifest.write(out)
+    return Summary(manifest, list(finished.values()), choice.reason)
+
+
+def _job_runner(recipe: Recipe, folder: Path) -> Callable[[Job, str, Callable[[int, int], None]], Part]:
+    return JobRunner(recipe, folder).run
+
+
+def _learned(
+    inputs: Sequence[Input], tokenizer: Learned, selection: Selection, folder: Path, progress: ProgressLog
+) -> Tokenizer:
+    """A copy of the tokenizer that has learned its vocabulary; an interrupted run may have done that already."""
+    training = [part for part in inputs if part.split in (None, "train")]
+    saved = (
+        folder / f"{Job(tuple(training)).key(['learn', str(FORMAT), tokenizer.identity(), *selection.identity()])}.tokenizer"
+    )
+    if saved.exists():
+        return load_tokenizer(saved)
+    tokenizer = copy(tokenizer)  # the configured one stays untrained: its identity is part of the cache key
+    with progress.stage("Learning the vocabulary", total=sum(part.size for part in training)) as report:
+        tokenizer.train(_training_texts(training, selection, report))
+    partial = folder / f"{saved.name}.tmp"
+    partial.mkdir(exist_ok=True)
+    tokenizer.save(partial)
+    os.rename(partial, saved)
+    return tokenizer
+
+
+def _training_texts(training: Sequence[Input], selection: Selection, report: Callable[[int, int], None]) -> Iterator[str]:
+    """The text of the training documents in pieces. Of a near-duplicate, the last piece alone is left out: the others have
+    been read when it is found to be one."""
+    for part in training:
+        before = part.start
+
+        def seen(reader: DocumentReader) -> None:
+            nonlocal before
+            report(max(0, reader.position - before), 0)
+            before = max(before, reader.position)
+
+        for piece in selection.pieces(part, seen):
+            report(0, len(piece.text))
+            if piece.split == "train" and not piece.repeats_held_out:
+                yield piece.text.decode("utf-8", errors="replace")
+
+
+def _sample(inputs: Sequence[Input], selection: Selection) -> list[str]:
+    """The beginnings of documents from all over the inputs, to compare two encoders on."""
+    step = max(1, len(inputs) // _SAMPLE_INPUTS)
+    texts = []
+    for part in inputs[::step][:_SAMPLE_INPUTS]:
+        size = 0
+        for piece in Selection(selection.hold_out_below).pieces(part, lambda reader: None):
+            text = piece.text.decode("utf-8", errors="replace")[:_SAMPLE_BYTES]
+            texts.append(text)
+            size += len(text)
+            if size >= _SAMPLE_BYTES:
+                break
+    return texts
+
+
+def _named(job: Job) -> str:
+    first = public_name(job.inputs[0].source.path)
+    return first if len(job.inputs) == 1 else f"{first} and {len(job.inputs) - 1} more"
+
+
+def _counts(part: Part) -> str:
+    splits = [f"{name} {c.documents:,} documents, {c.bytes:,} bytes, {c.tokens:,} tokens" for name, c in part.splits.items()]
+    return "; ".join(splits) or "no text"

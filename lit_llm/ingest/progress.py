@@ -1,0 +1,67 @@
+"""Progress of a long task: bytes, MB/s and the time that is left, on the terminal and in a log file."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+class ProgressLog:
+    """A bar on a terminal; elsewhere a line every 30 seconds. With a log file, the lines go there too.
+
+    Args:
+        log: appended to. None: no file.
+    """
+
+    def __init__(self, log: Path | None = None) -> None:
+        self._log = log
+        self._console = Console(stderr=True)
+
+    def note(self, text: str) -> None:
+        """Write a line with the time to the log file."""
+        if self._log is not None:
+            with open(self._log, "a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    @contextlib.contextmanager
+    def stage(self, title: str, *, total: int, done: int = 0) -> Iterator[Callable[[int, int], None]]:
+        """One stage of the work. Call what it gives with the bytes of sources and of text that were read since the last call.
+
+        Args:
+            total: bytes of all sources.
+            done: of these, what an earlier run has read.
+        """
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:
+            task = bar.add_task(title, total=total, completed=done)
+            started = before = time.monotonic()
+            source = text = 0  # bytes read in this run
+            self.note(f"{title}: {total / 1e6:,.1f} MB{f', of which {done / 1e6:,.1f} MB were read before' if done else ''}")
+
+            def speed() -> str:
+                seconds = max(time.monotonic() - started, 1e-9)
+                return f"{text / 1e6:,.1f} MB of text in {seconds:,.1f} s, {text / 1e6 / seconds:,.2f} MB/s"
+
+            def report(source_bytes: int, text_bytes: int) -> None:
+                nonlocal source, text, before
+                source, text = source + source_bytes, text + text_bytes
+                bar.advance(task, source_bytes)
+                now = time.monotonic()
+                if now - before >= _SECONDS_BETWEEN_LINES and source:
+                    before = now
+                    left = (total - done - source) * (now - started) / source
+                    line = f"{title}: {100 * (done + source) / total:.1f} %, {speed()}, {left:,.0f} s left"
+                    self.note(line)
+                    if not self._console.is_terminal:
+                        print(line, file=sys.stderr, flush=True)
+
+            yield report
+            self.note(f"{title}: finished, {speed()}")

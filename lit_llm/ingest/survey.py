@@ -1,0 +1,144 @@
+"""Find the documents to hold out, and index them, before anything is tokenised."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lit_llm.disk import naming
+from lit_llm.errors import UserError
+from lit_llm.ingest.inputs import Input, Job, jobs_of
+from lit_llm.ingest.near_duplicates import HeldOutIndex, Sketcher
+from lit_llm.ingest.progress import ProgressLog
+from lit_llm.ingest.readers import DocumentReader
+from lit_llm.ingest.selection import Selection
+from lit_llm.ingest.split import text_hash
+from lit_llm.ingest.workers import Workers
+
+_FORMAT = 1
+"""Part of the name of every result. Increment it when the same inputs would give another one."""
+
+_REPORT_BYTES = 2**22
+
+
+@dataclass(frozen=True)
+class Found:
+    """The held-out documents of one job."""
+
+    documents: int
+    """Held out by their text."""
+    smallest: float
+    """The smallest hash of a document that could have been held out by its text; 1.0 without any."""
+    sketches: list[np.ndarray]
+    """Of all held-out documents, uint64 (k,) each."""
+
+
+def select(
+    inputs: Sequence[Input],
+    folder: Path,
+    *,
+    val_fraction: float,
+    drop_near_duplicates: bool,
+    workers: int,
+    progress: ProgressLog,
+) -> Selection:
+    """The rules by which documents are chosen. At least one document is held out if any input has no split.
+
+    Raises:
+        UserError: There is a single document, so that none can be held out.
+    """
+    undecided = any(part.split is None for part in inputs)
+    if not undecided and not drop_near_duplicates:
+        return Selection()
+    selection = Selection(val_fraction)
+    found = _survey(inputs, selection, folder, workers, progress)
+    if undecided and not any(one.documents for one in found):
+        smallest = min(one.smallest for one in found)
+        if smallest == 1.0:
+            raise UserError("The text has no documents to hold out for validation: give --data.val.")
+        selection = Selection(math.nextafter(smallest, 1.0))
+        found = _survey(inputs, selection, folder, workers, progress)
+    if not drop_near_duplicates:
+        return selection
+    index = HeldOutIndex([sketch for one in found for sketch in one.sketches])
+    return Selection(selection.hold_out_below, index)
+
+
+def _survey(inputs: Sequence[Input], selection: Selection, folder: Path, workers: int, progress: ProgressLog) -> list[Found]:
+    jobs = list(jobs_of([part for part in inputs if part.split in (None, "val")]))
+    keys = [job.key(["survey", str(_FORMAT), *selection.identity()]) for job in jobs]
+    found = {key: one for key in keys if (one := _read(folder, key)) is not None}
+    missing = [(job, key) for job, key in zip(jobs, keys, strict=True) if key not in found]
+    total = sum(job.size for job in jobs)
+    with (
+        progress.stage("Choosing held-out text", total=total, done=total - sum(job.size for job, _ in missing)) as report,
+        Workers(min(workers, len(missing)), functools.partial(_surveyor, selection, folder)) as processes,
+    ):
+        for number, one in processes.run(missing, report):
+            found[missing[number][1]] = one
+    return [found[key] for key in keys]
+
+
+def _read(folder: Path, key: str) -> Found | None:
+    """What an earlier run found."""
+    try:
+        with np.load(folder / f"{key}.npz") as saved:
+            starts = np.cumsum(saved["lengths"])[:-1]
+            return Found(int(saved["documents"]), float(saved["smallest"]), np.split(saved["sketches"], starts))
+    except FileNotFoundError:
+        return None
+
+
+def _write(folder: Path, key: str, found: Found) -> None:
+    partial = folder / f"{key}.{os.getpid()}.tmp"
+    with naming(partial), open(partial, "wb") as file:
+        np.savez(
+            file,
+            documents=found.documents,
+            smallest=found.smallest,
+            lengths=[len(sketch) for sketch in found.sketches],
+            sketches=np.concatenate([np.empty(0, np.uint64), *found.sketches]),
+        )
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, folder / f"{key}.npz")
+
+
+def _surveyor(selection: Selection, folder: Path) -> Callable[[Job, str, Callable[[int, int], None]], Found]:
+    return functools.partial(_survey_job, selection, folder)
+
+
+def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: Callable[[int, int], None]) -> Found:
+    """Read the documents of a job, and write what was found."""
+    documents, smallest = 0, 1.0
+    sketches: list[np.ndarray] = []
+    for part in job.inputs:
+        sketcher, size, seen = Sketcher(), 0, part.start
+
+        def advance(reader: DocumentReader) -> None:
+            nonlocal size, seen
+            if size >= _REPORT_BYTES:
+                report(max(0, reader.position - seen), size)
+                size, seen = 0, max(seen, reader.position)
+
+        for piece in selection.pieces(part, advance):
+            size += len(piece.text)
+            if piece.first and part.split is None:
+                smallest = min(smallest, text_hash(piece.text))
+                documents += piece.split == "val"
+            if piece.split != "val":
+                continue
+            sketcher.add(piece.text)
+            if piece.last:
+                sketches.append(sketcher.sketch())
+                sketcher = Sketcher()
+        report(max(0, part.start + part.size - seen), size)
+    found = Found(documents, smallest, sketches)
+    _write(folder, key, found)
+    return found

@@ -1,0 +1,172 @@
+"""Tokenise one job into its part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lit_llm.ingest.inputs import Input, Job
+from lit_llm.ingest.parts import Part, PartWriter, token_type
+from lit_llm.ingest.readers import DocumentReader
+from lit_llm.ingest.selection import SelectedPiece, Selection
+from lit_llm.tokenizers import Bytes, Tokenizer
+from lit_llm.tokenizers.encoder import EncoderChoice, PieceEncoder
+
+_BATCH_BYTES = 2**20  # text that is tokenised at a time: large enough for numpy, small enough for the cache of a core
+_SECONDS_BETWEEN_REPORTS = 0.2
+
+Report = Callable[[int, int], None]
+"""Takes the bytes of sources and of text that were read since the last call."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the tokens of a job depend on, besides its inputs."""
+
+    tokenizer: Tokenizer
+    encoder: EncoderChoice
+    selection: Selection
+
+
+class JobRunner:
+    """Tokenise jobs, one after the other, in one process.
+
+    Args:
+        folder: where parts are written.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        self.recipe, self.folder = recipe, folder
+        self._encoder = PieceEncoder(recipe.tokenizer, recipe.encoder)
+        bos, eos = recipe.tokenizer.bos_id, recipe.tokenizer.eos_id
+        self._bos = np.array([] if bos is None else [bos], dtype=np.int64)
+        self._eos = np.array([] if eos is None else [eos], dtype=np.int64)
+
+    def run(self, job: Job, key: str, report: Report) -> Part:
+        """Write the part ``key``.
+
+        Raises:
+            UserError: A source cannot be read as text.
+            OSError: The disk refused.
+        """
+        part, dtype = Part(), token_type(self.recipe.tokenizer.vocab_size)
+        with ExitStack() as stack:
+            writers: dict[str, _Documents] = {}
+            for one in job.inputs:
+                pieces = self._pieces(one, part, report)
+                if self.recipe.encoder.join == "document":
+                    pieces = _whole_documents(pieces)
+                for batch in _batches(pieces):
+                    split = batch[0].split
+                    if split not in writers:
+                        writer = stack.enter_context(PartWriter(self.folder / f"{key}.{split}", dtype))
+                        writers[split] = _Documents(writer, self._bos, self._eos)
+                    unknown = self._encoder.unknown_tokens, self._encoder.unknown_bytes
+                    ids = self._encoder.encode([piece.text for piece in batch], [not piece.first for piece in batch])
+                    writers[split].append(batch, ids)
+                    counts = writers[split].file.counts
+                    counts.unknown_tokens += self._encoder.unknown_tokens - unknown[0]
+                    counts.unknown_bytes += self._encoder.unknown_bytes - unknown[1]
+        part.splits = {split: documents.file.counts for split, documents in writers.items()}
+        part.near_duplicates = sum(documents.dropped for documents in writers.values())
+        part.write(self.folder, key)
+        return part
+
+    def _pieces(self, one: Input, part: Part, report: Report) -> Iterator[SelectedPiece]:
+        """The pieces of an input, reported and checked."""
+        keeps_bytes = isinstance(self.recipe.tokenizer, Bytes)
+        position, size, before, skipped = one.start, 0, time.monotonic(), 0
+
+        def seen(reader: DocumentReader) -> None:
+            nonlocal position, size, before, skipped
+            skipped = reader.skipped
+            if time.monotonic() - before >= _SECONDS_BETWEEN_REPORTS:
+                report(max(0, reader.position - position), size)
+                position, size, before = max(position, reader.position), 0, time.monotonic()
+
+        for piece in self.recipe.selection.pieces(one, seen):
+            size += len(piece.text)
+            if not keeps_bytes and not _is_utf8(piece.text) and one.source.path not in part.invalid:
+                part.invalid.append(one.source.path)
+            yield piece
+        part.skipped += skipped
+        report(max(0, one.start + one.size - position), size)
+
+
+class _Documents:
+    """The documents of one split, appended to a part."""
+
+    def __init__(self, file: PartWriter, bos: np.ndarray, eos: np.ndarray) -> None:
+        self.file, self.dropped = file, 0
+        self._bos, self._eos = bos, eos
+        self._start = self._bytes = 0  # of the document that is being written
+
+    def append(self, batch: list[SelectedPiece], ids: list[np.ndarray]) -> None:
+        """Append pieces with their ids."""
+        run: list[np.ndarray] = []  # written at once
+        tokens = self.file.counts.tokens
+        ends: list[int] = []
+        for piece, part in zip(batch, ids, strict=True):
+            if piece.first:
+                self._start, self._bytes = tokens, 0
+                run.append(self._bos)
+                tokens += len(self._bos)
+            run.append(part)
+            tokens += len(part)
+            self._bytes += len(piece.text)
+            if piece.last and piece.repeats_held_out:
+                self._write(run, ends)
+                self.file.drop_from(self._start)
+                run, ends, tokens = [], [], self._start
+                self.dropped += 1
+            elif piece.last:
+                run.append(self._eos)
+                tokens += len(self._eos)
+                ends.append(tokens)
+                self.file.counts.bytes += self._bytes
+        self._write(run, ends)
+
+    def _write(self, run: list[np.ndarray], ends: list[int]) -> None:
+        if run:
+            self.file.write(np.concatenate(run))
+        if ends:
+            self.file.end_documents(np.array(ends, dtype=np.int64))
+
+
+def _whole_documents(pieces: Iterator[SelectedPiece]) -> Iterator[SelectedPiece]:
+    """Documents in one piece, for a tokenizer whose ids of a document are not those of its pieces. Memory grows with them."""
+    texts: list[bytes] = []
+    for piece in pieces:
+        texts.append(piece.text)
+        if piece.last:
+            yield piece._replace(text=b"".join(texts), first=True)
+            texts = []
+
+
+def _batches(pieces: Iterator[SelectedPiece]) -> Iterator[list[SelectedPiece]]:
+    """Pieces of one split that follow each other, about ``_BATCH_BYTES`` at a time."""
+    batch: list[SelectedPiece] = []
+    size = 0
+    for piece in pieces:
+        if batch and (size >= _BATCH_BYTES or piece.split != batch[0].split):
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += len(piece.text)
+    if batch:
+        yield batch
+
+
+def _is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,171 @@
+"""From files of any format to shards: the right tokens, the same bytes for any number of workers and after any kill."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from ingest.corpus import texts, write_formats
+from ingest.ingest_script import run
+
+from lit_llm.ingest import pipeline
+from lit_llm.ingest.manifest import Manifest
+from lit_llm.ingest.split import text_hash
+from lit_llm.tokenizers import BPE
+
+SCRIPT = Path(__file__).with_name("ingest_script.py")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A folder of files, its documents by file, and a tokenizer beside it."""
+    folder = tmp_path_factory.mktemp("corpus")
+    documents = write_formats(folder / "files")
+    tokenizer = BPE(400)
+    tokenizer.train(text for each in documents.values() for text in each)
+    tokenizer.save(folder)
+    return folder, documents
+
+
+@pytest.fixture(scope="module")
+def expected(corpus, tmp_path_factory):
+    """What one process makes of the corpus: file name → hash."""
+    out = tmp_path_factory.mktemp("reference") / "out"
+    run(corpus[0] / "files", out, 0)
+    return contents(out)
+
+
+def contents(out: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
+
+
+def read_split(out: Path, name: str) -> tuple[list[int], list[int]]:
+    """Tokens and document ends of a split, read by hand: a header of 1,024 bytes, then uint16; ends as uint64."""
+    tokens: list[int] = []
+    ends: list[int] = []
+    for path in sorted(out.glob(f"{name}_*.bin")):
+        ends += (np.fromfile(path.with_suffix(".docs"), "<u8") + len(tokens)).tolist()
+        tokens += np.fromfile(path, "<u2", offset=1024).tolist()
+    return tokens, ends
+
+
+def test_every_document_of_every_format_is_in_the_right_split_with_the_ids_of_tokenizers(corpus, tmp_path):
+    folder, documents = corpus
+    run(folder / "files", tmp_path / "out", 0)
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = library.token_to_id("<|endoftext|>")
+    wanted: dict[str, list[list[int]]] = {"train": [], "val": []}
+    held_out = {text for each in documents.values() for text in each if text_hash(text.encode()) < 0.1}
+    assert len(held_out) > 10
+    for name in sorted(documents):
+        for text in documents[name]:
+            split = "val" if text in held_out else "train"
+            wanted[split].append([*library.encode(text, add_special_tokens=False).ids, end])
+    for split, ids in wanted.items():
+        tokens, ends = read_split(tmp_path / "out", split)
+        found = [tokens[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        if split == "val":
+            assert found == ids
+        else:  # the short ones repeat a held-out one by chance, and are left out
+            left_out = [document for document in ids if document not in found]
+            assert found == [document for document in ids if document in found]
+            assert all(len(document) < 15 for document in left_out)
+        manifest = Manifest.read(tmp_path / "out")
+        assert manifest is not None
+        assert (manifest.splits[split].documents, manifest.splits[split].tokens) == (len(found), sum(map(len, found)))
+    assert sum(split.bytes for split in manifest.splits.values()) <= sum(
+        len(text.encode()) for each in documents.values() for text in each
+    )
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
+def test_any_number_of_workers_writes_the_same_bytes(corpus, expected, tmp_path, workers):
+    run(corpus[0] / "files", tmp_path / "out", workers)
+    assert contents(tmp_path / "out") == expected
+
+
+def start(corpus_folder: Path, out: Path, workers: int) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(SCRIPT), str(corpus_folder / "files"), str(out), str(workers)]
+    return subprocess.Popen(command, env=environment, start_new_session=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_killed_again_and_again_it_ends_with_the_same_bytes(corpus, expected, tmp_path, workers):
+    folder, _ = corpus
+    draw = random.Random(workers)
+    began = time.monotonic()
+    process = start(folder, tmp_path / "whole", workers)
+    assert process.wait() == 0
+    whole = time.monotonic() - began
+    kills = 0
+    for case in range(4):
+        out = tmp_path / f"out{case}"
+        for _ in range(20):
+            process = start(folder, out, workers)
+            try:
+                process.wait(draw.uniform(0.2, 1.0) * whole)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                kills += 1
+            if process.wait() == 0:
+                break
+        else:
+            assert start(folder, out, workers).wait() == 0
+        assert contents(out) == expected
+    assert kills >= 5, "every run ended before it was killed: choose earlier moments"
+
+
+@pytest.mark.slow
+def test_a_parent_that_is_killed_takes_its_workers_with_it(corpus, expected, tmp_path):
+    process = start(corpus[0], tmp_path / "out", 2)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("out/parts/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    while time.monotonic() < deadline:
+        alive = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True).stdout.split()
+        if not alive:
+            break
+        time.sleep(0.05)
+    assert not alive
+    run(corpus[0] / "files", tmp_path / "out", 2)
+    assert contents(tmp_path / "out") == expected
+
+
+def test_finished_jobs_are_not_read_again(corpus, expected, tmp_path, monkeypatch):
+    folder, _ = corpus
+
+    def stop(*_args, **_more):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "merge", stop)  # everything is tokenised by then
+        with pytest.raises(KeyboardInterrupt):
+            run(folder / "files", tmp_path / "out", 0)
+    monkeypatch.setattr(pipeline.JobRunner, "run", stop)
+    run(folder / "files", tmp_path / "out", 0)
+    assert contents(tmp_path / "out") == expected
+
+
+def test_a_changed_file_is_read_again(corpus, tmp_path):
+    folder, _ = corpus
+    shutil.copytree(folder, tmp_path / "copy")
+    run(tmp_path / "copy/files", tmp_path / "out", 0)
+    before = contents(tmp_path / "out")
+    (tmp_path / "copy/files/k.txt").write_text("\n".join(texts(5, 98)))
+    run(tmp_path / "copy/files", tmp_path / "again", 0)
+    assert contents(tmp_path / "again")["train_000000.bin"] == before["train_000000.bin"]  # of the files before it
+    assert contents(tmp_path / "again")["meta.json"] != before["meta.json"]
