@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+import rustbpe
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers
 
 from lit_llm.errors import UserError
 from lit_llm.tokenizers.base import END_OF_TEXT
 from lit_llm.tokenizers.bytes import byte_symbols
 from lit_llm.tokenizers.learned import Learned
+from lit_llm.tokenizers.tiktoken_encoding import GPT2_WORDS
+
+_MOST_BYTES = 2**31 - 1  # rustbpe counts in int32
+_TEXT_CHARACTERS = 2**18  # cut longer texts: its regular expression overflows on a run of a million spaces
+_BUFFERED_TEXTS = 32  # counted at once, in parallel; limits memory
 
 
 class BPE(Learned):
     """A byte-level BPE with GPT-2's word splitting, trained on the training text when the data is prepared.
+
+    It is trained by rustbpe: more than twice as fast as ``tokenizers``, and with the same result except among pairs that
+    are equally frequent. The result depends on the counts of words only: not on the order of texts or the number of threads.
+    Of more than 2 GiB of text, the first 2 GiB are used.
 
     Args:
         vocab_size: number of ids, including ``<|endoftext|>`` and the 256 bytes. A short text may give fewer.
@@ -29,14 +39,48 @@ class BPE(Learned):
         super().__init__(vocab_size)
 
     def _learn(self, texts: Iterable[str]) -> tokenizers.Tokenizer:
-        backend = tokenizers.Tokenizer(models.BPE())
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        backend.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=self.requested_size,
-            special_tokens=[END_OF_TEXT],
-            initial_alphabet=sorted(byte_symbols()),  # so that every byte has a token, seen in training or not
-            show_progress=False,
-        )
-        backend.train_from_iterator(texts, trainer=trainer)
-        return backend
+        trainer = rustbpe.Tokenizer()
+        trainer.train_from_iterator(_bounded(texts), self.requested_size - 1, _BUFFERED_TEXTS, GPT2_WORDS)
+        return _library_tokenizer([bytes(token) for token, _ in trainer.get_mergeable_ranks()])
+
+
+def _bounded(texts: Iterable[str]) -> Iterator[str]:
+    size = 0
+    for text in texts:
+        for start in range(0, len(text), _TEXT_CHARACTERS):
+            part = text[start : start + _TEXT_CHARACTERS]
+            size += len(part.encode("utf-8", errors="surrogatepass"))
+            if size > _MOST_BYTES:
+                return
+            yield part
+
+
+def _library_tokenizer(tokens: list[bytes]) -> tokenizers.Tokenizer:
+    """The tokenizer with these tokens, in the order of their merges. The first 256 are the bytes."""
+    symbols = byte_symbols()
+    ranks: dict[bytes, int] = {}
+    for token in tokens:
+        ranks.setdefault(token, len(ranks))  # two merges can make one token
+    names = {token: "".join(symbols[byte] for byte in token) for token in ranks}
+    merged = [token for token in ranks if len(token) > 1]
+    vocab = {name: i for i, name in enumerate([END_OF_TEXT, *sorted(symbols), *(names[token] for token in merged)])}
+    merges = [(names[left], names[right]) for left, right in (_parts(token, ranks) for token in merged)]
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([tokenizers.AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return backend
+
+
+def _parts(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
+    """The two tokens whose merge makes ``token``: what earlier merges leave of its bytes."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    none = len(ranks)
+    made = [ranks.get(token[i : i + 2], none) for i in range(len(token) - 1)]  # the rank of each pair's merge
+    while len(parts) > 2:
+        first = made.index(min(made))
+        parts[first : first + 2] = [parts[first] + parts[first + 1]]
+        del made[first]
+        for i in range(max(first - 1, 0), min(first + 1, len(made))):
+            made[i] = ranks.get(parts[i] + parts[i + 1], none)
+    return parts[0], parts[1]

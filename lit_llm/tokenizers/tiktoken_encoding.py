@@ -12,7 +12,7 @@ import tokenizers
 from lit_llm.tokenizers.bytes import byte_symbols
 
 # GPT-2's words, which `ByteLevel(use_regex=True)` stands for.
-_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class NotExpressible(Exception):
@@ -64,7 +64,7 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str:
     """The regular expression of a word."""
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return _GPT2_WORDS
+            return GPT2_WORDS
         case {
             "type": "Sequence",
             "pretokenizers": [
