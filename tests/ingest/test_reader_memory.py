@@ -69,7 +69,7 @@ def test_a_compressed_line_of_300_mb(tmp_path, open_compressed):
         write_line(file, ascii_only=False)
     size, documents, peak = read(tmp_path / "f")
     assert (size, documents) == (BYTES, 1)
-    assert peak < 120  # a slice of a compressed file makes at most 32 MiB
+    assert peak < 160  # repeated text is dense: 32 MiB of a slice, gathered in parts and joined
 
 
 def test_a_zst_file_of_one_letter_which_is_as_dense_as_can_be(tmp_path):
@@ -79,7 +79,7 @@ def test_a_zst_file_of_one_letter_which_is_as_dense_as_can_be(tmp_path):
     assert (tmp_path / "f").stat().st_size < 50_000
     size, documents, peak = read(tmp_path / "f")
     assert (size, documents) == (300_000_000, 1)
-    assert peak < 120
+    assert peak < 160
 
 
 def test_text_of_300_mb_without_a_line_end(tmp_path):

@@ -41,7 +41,7 @@ def compression_of(head: bytes) -> str | None:
 
 
 def decompressed(stream: BinaryIO, compression: str, head: bytes, *, name: str) -> BinaryIO:
-    """The content of ``stream``, which starts with ``head``. Memory is bounded: 40 MiB and the window of the compression.
+    """The content of ``stream``, which starts with ``head``. Memory is bounded: 100 MiB and the window of the compression.
 
     Args:
         name: the file's name, for messages.
