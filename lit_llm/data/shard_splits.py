@@ -30,9 +30,8 @@ class ShardSplits:
         """As of a ``Corpus``: of the splits that are whole splits of a manifest."""
         found = {}
         for name, (_, manifest) in self.manifests.items():
-            files = [path.name for path in self.streams[name].paths]
             for split, mean in manifest.unknown_bytes().items():
-                if files == [shard.file for shard in manifest.splits[split].shards]:
+                if [path.name for path in self.streams[name].paths] == [each.file for each in manifest.splits[split].shards]:
                     found[name] = mean
         return found
 
@@ -106,9 +105,10 @@ def of_files(patterns: Mapping[str, str | list[str] | None], *, headerless: bool
             _add(found, name, f"--data.{name}", partial(_listed, folder, manifest, names))
         else:
             _add(found, name, f"--data.{name}", partial(TokenStream, files[name], headerless=headerless))
-    for held_out in () if found.problems else ("val", "test"):
-        for _, path in same_files(files["train"], files.get(held_out, []))[:1]:
-            found.problems.append(f"{path} is in both --data.train and --data.{held_out}: remove it from one of them.")
+    if not found.problems:
+        held_out = {path: name for name in ("test", "val") for path in files.get(name, [])}
+        for name, path in {held_out[path]: path for _, path in reversed(same_files(files["train"], held_out))}.items():
+            found.problems.append(f"{path} is in both --data.train and --data.{name}: remove it from one of them.")
     tokenizers = {manifest.tokenizer for _, manifest in found.manifests.values()}
     if len(tokenizers) > 1:
         folders = " and ".join(dict.fromkeys(str(folder) for folder, _ in found.manifests.values()))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
-from collections.abc import Iterable
+import stat
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lit_llm.errors import UserError
@@ -33,7 +36,7 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
         The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if nothing matches it. A file that
         is given twice, also through a link, is a problem too.
     """
-    files: dict[Path, None] = {}  # an ordered set
+    files: dict[Path, os.stat_result] = {}  # each is looked up once: there may be many thousands, on a busy file system
     problems: list[str] = []
     given = [patterns] if isinstance(patterns, str) else patterns
     if not given:
@@ -46,57 +49,66 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
         try:
             found, problem = _matches(pattern, flag=flag, folders=folders)
         except UserError as error:  # a saved dataset
-            found, problem = [], f"{str(error).removesuffix('.')} ({flag})."
+            found, problem = {}, f"{str(error).removesuffix('.')} ({flag})."
         except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, an unknown home folder, a NUL byte
-            found, problem = [], f"{pattern[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag})."
+            found, problem = {}, f"{pattern[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag})."
         if problem is not None:
             problems.append(problem)
-        files.update(dict.fromkeys(found))
+        files.update(found)
     return list(files), [*problems, *_given_twice(files, given, flag)]
 
 
 def same_files(ours: Iterable[Path], others: Iterable[Path]) -> list[tuple[Path, Path]]:
     """Pairs of paths, one of each side, that lead to the same file. Symbolic and hard links count."""
-    known = {_identity(path): path for path in ours}
-    return [(known[identity], path) for path in others if (identity := _identity(path)) in known]
+    known = {_identity(os.stat(path)): path for path in ours}
+    return [(known[identity], path) for path in others if (identity := _identity(os.stat(path))) in known]
 
 
-def _given_twice(files: Iterable[Path], given: list[str], flag: str) -> list[str]:
+def _given_twice(files: Mapping[Path, os.stat_result], given: list[str], flag: str) -> list[str]:
     """A sentence for a file that is named twice: by the same path, or by two paths or links."""
-    named = [str(Path(pattern)) for pattern in given if pattern]
-    for name in named:
-        if named.count(name) > 1:
+    for name, count in Counter(str(Path(pattern)) for pattern in given if pattern).items():
+        if count > 1:
             return [f"{name} is given twice: remove it once ({flag})."]
     first: dict[tuple[int, int], Path] = {}
-    for path in files:
-        before = first.setdefault(_identity(path), path)
+    for path, status in files.items():
+        before = first.setdefault(_identity(status), path)
         if before is not path:
             return [f"{before} and {path} are the same file: give it once ({flag})."]
     return []
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.stat()
+def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[list[Path], str | None]:
+def _file_status(path: Path) -> os.stat_result | None:
+    """The status of a file; None for a folder, a device, or nothing."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+    return status if stat.S_ISREG(status.st_mode) else None
+
+
+def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[dict[Path, os.stat_result], str | None]:
     """The files of one pattern, and what is wrong with it."""
     if "\0" in pattern:
         raise ValueError("it contains a NUL byte")
     path = Path(pattern).expanduser()
-    if path.is_file():
-        empty = path.stat().st_size == 0
-        return [path], f"{pattern} is empty: give a file with content ({flag})." if empty else None
+    if (status := _file_status(path)) is not None:
+        return {path: status}, None if status.st_size else f"{pattern} is empty: give a file with content ({flag})."
     if path.is_dir() and not folders:
-        return [], f"{pattern} is a folder: give a pattern such as {os.path.join(pattern, '*.bin')} ({flag})."
+        return {}, f"{pattern} is a folder: give a pattern such as {os.path.join(pattern, '*.bin')} ({flag})."
     found = _below(path) if path.is_dir() else _glob(path)
-    usable = [file for file in found if file.is_file() and file.stat().st_size > 0]
+    usable = {file: status for file in found if (status := _file_status(file)) is not None and status.st_size > 0}
     return usable, None if usable else MissingFiles(f"No non-empty file matches {pattern} ({flag}).")
 
 
 def _glob(pattern: Path) -> list[Path]:
-    return sorted(Path(match) for match in glob.glob(str(pattern), recursive=True))
+    matches = glob.glob(str(pattern), recursive=True)
+    return [Path(match) for match in sorted(matches, key=lambda match: match.split(os.sep))]  # as paths sort, and faster
 
 
 def _below(folder: Path) -> list[Path]:
