@@ -64,10 +64,12 @@ class Job:
 def jobs_of(inputs: Sequence[Input]) -> Iterator[Job]:
     """All inputs in their order. The jobs do not depend on the number of workers."""
     collected: list[Input] = []
+    size = 0
     for part in inputs:
         collected.append(part)
-        if sum(one.size for one in collected) >= JOB_BYTES:
+        size += part.size if part.source.size else JOB_BYTES  # a source of unknown size may be large
+        if size >= JOB_BYTES:
             yield Job(tuple(collected))
-            collected = []
+            collected, size = [], 0
     if collected:
         yield Job(tuple(collected))
