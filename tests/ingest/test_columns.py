@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -177,6 +179,20 @@ def test_a_damaged_page_is_one_sentence(tmp_path):
 def test_a_source_that_cannot_seek_is_read(writer):
     with DocumentReader(forward_only(writer(table_of(TEXTS))), ReadSettings()) as reader:
         assert b"".join(piece.text for piece in reader) == b"".join(DOCUMENTS)
+
+
+def test_a_full_disk_is_an_error_that_names_the_folder_of_temporary_files(monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, content):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
+    with (
+        DocumentReader(forward_only(parquet(table_of(TEXTS))), ReadSettings()) as reader,
+        pytest.raises(OSError, match=tempfile.gettempdir()) as caught,
+    ):
+        list(reader)
+    assert caught.value.errno == errno.ENOSPC
 
 
 # ---- Folders of Hugging Face datasets -----------------------------------------------------------------------------

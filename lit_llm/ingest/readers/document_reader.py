@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import BinaryIO, cast
 
@@ -108,20 +108,21 @@ class DocumentReader:
             return read_jsonl(stream, key, counts, name=name, hint=hint)
         if self.format == "tar":
             return read_tar(stream, key, counts, name=name)
-        plain = compression is None and self._file.seekable()
+        seekable = compression is None and self._file.seekable()
         if self.format == "parquet":
-            return read_parquet(self._file if plain else self._copy(stream), key, counts, name=name)
-        on_disk = plain and self._source.is_local
-        return read_arrow(self._file if on_disk else self._copy(stream), key, counts, name=name)
+            return self._rows(read_parquet, None if seekable else stream)
+        return self._rows(read_arrow, None if seekable and self._source.is_local else stream)
 
-    def _copy(self, stream: BinaryIO) -> BinaryIO:
-        """The content in a temporary file: a stream cannot seek."""
-        copy = cast(BinaryIO, self._opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115 - `close` closes it
-        for chunk in read_chunks(stream):
-            with naming(tempfile.gettempdir()):
-                copy.write(chunk)
-        copy.flush()
-        return copy
+    def _rows(self, read: Callable[..., Iterator[Piece]], stream: BinaryIO | None) -> Iterator[Piece]:
+        """The documents of a table. Of a ``stream``, which cannot seek, the content is first copied to a temporary file."""
+        file = self._file
+        if stream is not None:
+            file = cast(BinaryIO, self._opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115 - `close` closes it
+            for chunk in read_chunks(stream):
+                with naming(tempfile.gettempdir()):
+                    file.write(chunk)
+            file.flush()
+        yield from read(file, self._settings.text_key, self._counts, name=self._source.name)
 
     def _text(self, stream: BinaryIO, compression: str | None, start: int, stop: int | None) -> Iterator[bytes]:
         if stop is None and (compression is not None or not self._source.size):  # a server may not tell the size
