@@ -89,6 +89,7 @@ def test_strings_of_every_kind_are_read(tmp_path, writer, kind):
         gzip.compress(arrow_file(table_of(TEXTS))),
         gzip.compress(arrow_stream(table_of(TEXTS))),
     ],
+    ids=["row groups", "zstd", "uncompressed", "file zstd", "stream lz4", "parquet gz", "file gz", "stream gz"],
 )
 def test_other_ways_of_writing_a_table_are_read(tmp_path, content):
     assert documents_of(write(tmp_path, content)) == DOCUMENTS

@@ -67,6 +67,7 @@ def zipped() -> bytes:
         (np.random.default_rng(0).integers(1, 256, 10**5, dtype=np.uint8).tobytes(), ["not UTF-8"]),
         (b"a" * 60_000 + b"\0", ["NUL"]),
     ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_each_is_refused_with_what_it_is_and_how_to_mend_it(tmp_path, content, words):
     for name in ("file.txt", "file.jsonl", "file.parquet"):
@@ -90,7 +91,9 @@ def test_a_database_is_refused(tmp_path):
     assert "SQLite" in refusal(tmp_path / "a.txt")
 
 
-@pytest.mark.parametrize("content", [npy(), b"%PDF-1.7\n", bytes(100), JSONL, struct.pack("<ii", 20240520, 1), b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [npy(), b"%PDF-1.7\n", bytes(100), JSONL, struct.pack("<ii", 20240520, 1), b"\xff\xfe"], ids=range(6)
+)
 def test_format_text_reads_anything_as_it_is_but_decompresses_it(tmp_path, content):
     assert documents_of(write(tmp_path, content), format="text") == [content]
     assert documents_of(write(tmp_path, gzip.compress(content)), format="text") == [content]

@@ -101,7 +101,7 @@ def test_a_python_without_a_compression_says_so(tmp_path, monkeypatch, name):
     assert documents_of(write(tmp_path, gzip.compress(TEXT))) == [TEXT]
 
 
-@pytest.mark.parametrize("content", [gzip.compress(TEXT), lines({"text": "a"})])
+@pytest.mark.parametrize("content", [gzip.compress(TEXT), lines({"text": "a"})], ids=["gz", "jsonl"])
 def test_only_plain_text_is_read_in_part(tmp_path, content):
     with pytest.raises(ValueError, match="only plain text"):
         DocumentReader(Source.local(write(tmp_path, content)), ReadSettings(), start=1)
