@@ -1,52 +1,55 @@
 """Find training documents that nearly repeat a held-out one.
 
-A document is normalised (ASCII lower case, no whitespace) and cut into shingles: every window of
-``SHINGLE_BYTES`` bytes. Of a held-out document, the ``SKETCH_HASHES`` smallest hashes of its shingles are kept, a random sample
-of them (bottom-k sketch: Broder 1997). A training document is a near-duplicate if it contains at least ``THRESHOLD`` of the
-sketch of one held-out document. That is containment, so a held-out text that is quoted in a longer one is found too.
+A document is normalised (ASCII lower case, no whitespace) and cut into shingles: every window of ``SHINGLE_BYTES`` bytes. One
+of ``SAMPLING`` shingles is looked at: those with the smallest hashes, the same in every document. Of a held-out document, the
+``SKETCH_HASHES`` smallest are kept, a random sample of its shingles (bottom-k sketch: Broder 1997).
+
+A training document is a near-duplicate if it contains at least ``CONTAINED`` of a held-out document, and that is at least
+``SHARE`` of the training document. So a copy with some words changed is found, also inside a text up to five times as long. A
+long document that only has a licence in common with a short one is not. Equal documents are always found, whatever their
+length. Results do not depend on the order of documents or on how they are cut into pieces. The values were chosen with
+``benchmarks/near_duplicates.py``.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-SHINGLE_BYTES = 32  # about six words
+SHINGLE_BYTES = 16  # about three words
+SAMPLING = 8
 SKETCH_HASHES = 64
-THRESHOLD = 0.5
+CONTAINED = 0.5
+SHARE = 0.2
 
 _MOST_HASHES = 2**21  # in an index: 24 MB
-_FEWEST_HASHES = 8  # of a document
-_TABLE_PER_HASH = 256  # entries of the first look-up table: one of so many shingles hits by chance
+_FEWEST_HASHES = 8  # of a document; with fewer, it is compared as a whole only
+_TABLE_PER_HASH = 64  # entries of the first look-up table: one of so many shingles hits by chance
 _LARGEST_TABLE = 2**26  # bytes
 _CHUNK = 2**15  # bytes hashed at once, so that the arrays stay in the cache of a core
 _LOWER = bytes(range(256)).lower()
-_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
+_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
+_SAMPLED = np.uint64(2**64 // SAMPLING)
 
 
 class Sketcher:
     """The sketch of one held-out document, which comes in pieces."""
 
     def __init__(self) -> None:
-        self._shingles = _Shingles()
+        self._text = _Text()
         self._smallest = np.empty(0, dtype=np.uint64)
 
     def add(self, piece: bytes) -> None:
-        for hashes in self._shingles.of(piece):
-            self._keep(hashes)
+        for hashes in self._text.add(piece):
+            if len(hashes) > 4 * SKETCH_HASHES:  # among the smallest are repeats
+                hashes = np.partition(hashes, 4 * SKETCH_HASHES)[: 4 * SKETCH_HASHES]
+            self._smallest = np.unique(np.concatenate([self._smallest, hashes]))[:SKETCH_HASHES]
 
     def sketch(self) -> np.ndarray:
-        """(k,) uint64, sorted, k <= ``SKETCH_HASHES``. Ends the document."""
-        for hashes in self._shingles.rest():
-            self._keep(hashes)
-        return self._smallest
-
-    def _keep(self, hashes: np.ndarray) -> None:
-        if len(hashes) > 4 * SKETCH_HASHES:  # among the smallest are repeats
-            hashes = np.partition(hashes, 4 * SKETCH_HASHES)[: 4 * SKETCH_HASHES]
-        self._smallest = np.unique(np.concatenate([self._smallest, hashes]))[:SKETCH_HASHES]
+        """(2 + k,) uint64, k <= ``SKETCH_HASHES``: size in bytes, hash of the whole, and the smallest hashes, sorted."""
+        return np.concatenate([np.array([self._text.size, self._text.whole()], dtype=np.uint64), self._smallest])
 
 
 class HeldOutIndex:
@@ -61,12 +64,15 @@ class HeldOutIndex:
 
     def __init__(self, sketches: Sequence[np.ndarray]) -> None:
         kept = max(_FEWEST_HASHES, min(SKETCH_HASHES, _MOST_HASHES // max(len(sketches), 1)))
-        sketches = [sketch[:kept] for sketch in sketches]
-        hashes = np.concatenate([np.empty(0, np.uint64), *sketches])  # (n,)
-        self.sizes = np.array([len(sketch) for sketch in sketches], dtype=np.int32)  # (documents,)
+        heads = np.array([sketch[:2] for sketch in sketches], dtype=np.uint64).reshape(-1, 2)
+        self.sizes = heads[:, 0].astype(np.float64)  # (documents,) bytes
+        self.wholes = np.unique(heads[:, 1])
+        parts = [sketch[2 : 2 + kept] if len(sketch) >= 2 + _FEWEST_HASHES else sketch[:0] for sketch in sketches]
+        self.counts = np.array([len(part) for part in parts], dtype=np.int32)  # (documents,) hashes
+        hashes = np.concatenate([np.empty(0, np.uint64), *parts])  # (n,)
         order = np.argsort(hashes, kind="stable")
         self.hashes = hashes[order]
-        self.documents = np.repeat(np.arange(len(sketches), dtype=np.int32), self.sizes)[order]  # (n,)
+        self.documents = np.repeat(np.arange(len(parts), dtype=np.int32), self.counts)[order]  # (n,)
         size = min(_LARGEST_TABLE, 1 << max(10, (len(hashes) * _TABLE_PER_HASH).bit_length()))
         self.mask = np.uint64(size - 1)
         self.table = np.zeros(size, dtype=bool)  # whether any hash has these low bits
@@ -74,7 +80,10 @@ class HeldOutIndex:
 
     def identity(self) -> str:
         """A hash of the content."""
-        return hashlib.blake2b(self.hashes.tobytes() + self.documents.tobytes(), digest_size=16).hexdigest()
+        content = hashlib.blake2b(digest_size=16)
+        for array in (self.sizes, self.wholes, self.hashes, self.documents):
+            content.update(array.tobytes())
+        return content.hexdigest()
 
     def checker(self) -> Checker:
         return Checker(self)
@@ -85,30 +94,37 @@ class Checker:
 
     def __init__(self, index: HeldOutIndex) -> None:
         self._index = index
-        self._shingles = _Shingles()
+        self._text = _Text()
         self._found: list[np.ndarray] = []  # hashes that some held-out document has too
 
     def add(self, piece: bytes) -> None:
-        for hashes in self._shingles.of(piece):
+        for hashes in self._text.add(piece):
             self._look_up(hashes)
 
     @property
-    def overlap(self) -> float:
-        """The largest share of a held-out document's sketch that the document contains. Ends the document."""
-        for hashes in self._shingles.rest():
-            self._look_up(hashes)
-        if not self._found:
-            return 0.0
+    def equal(self) -> bool:
+        """Whether the document equals a held-out one."""
+        whole, wholes = np.uint64(self._text.whole()), self._index.wholes
+        place = int(np.searchsorted(wholes, whole))
+        return bool(self._text.size and place < len(wholes) and wholes[place] == whole)
+
+    def contained(self) -> tuple[np.ndarray, np.ndarray]:
+        """Held-out documents (m,) that the document has something of, and which part of each (m,), between 0 and 1."""
         index = self._index
-        found = np.unique(np.concatenate(self._found))
+        found = np.unique(np.concatenate([np.empty(0, np.uint64), *self._found]))
         first, last = np.searchsorted(index.hashes, found), np.searchsorted(index.hashes, found, side="right")
-        documents = np.concatenate([index.documents[a:b] for a, b in zip(first, last, strict=True)])
-        named, counts = np.unique(documents, return_counts=True)
-        return float((counts / index.sizes[named]).max())
+        documents = [index.documents[a:b] for a, b in zip(first, last, strict=True)]
+        named, counts = np.unique(np.concatenate([np.empty(0, np.int32), *documents]), return_counts=True)
+        return named, counts / index.counts[named]
 
     @property
     def duplicate(self) -> bool:
-        return self.overlap >= THRESHOLD
+        """Whether the document nearly repeats a held-out one."""
+        if self.equal:
+            return True
+        named, parts = self.contained()
+        common = parts * self._index.sizes[named]  # bytes
+        return bool(np.any((parts >= CONTAINED) & (common >= SHARE * self._text.size)))
 
     def _look_up(self, hashes: np.ndarray) -> None:
         index = self._index
@@ -121,27 +137,27 @@ class Checker:
                 self._found.append(found)
 
 
-class _Shingles:
-    """The hashes of the shingles of a document that comes in pieces."""
+class _Text:
+    """The normalised text of a document that comes in pieces: its size, its hash, and the sampled hashes of its shingles."""
 
     def __init__(self) -> None:
-        self._tail = b""  # normalised text whose shingles are not complete
-        self._any = False  # whether a shingle was complete
+        self.size = 0
+        self._tail = b""  # the start of shingles that are not complete
+        self._whole = hashlib.blake2b(digest_size=8)
 
-    def of(self, piece: bytes) -> list[np.ndarray]:
-        """The hashes (n,) uint64 that ``piece`` completes, in chunks."""
-        text = self._tail + piece.translate(_LOWER, delete=b" \t\n\r\f\v")
-        starts = range(0, len(text) - SHINGLE_BYTES + 1, _CHUNK)
+    def add(self, piece: bytes) -> Iterator[np.ndarray]:
+        """The sampled hashes (n,) uint64 of the shingles that ``piece`` completes, in chunks."""
+        added = piece.translate(_LOWER, delete=b" \t\n\r\f\v")
+        self.size += len(added)
+        self._whole.update(added)
+        text = self._tail + added
         self._tail = text[max(0, len(text) - SHINGLE_BYTES + 1) :]
-        self._any = self._any or len(text) >= SHINGLE_BYTES
-        return [_hashes(text[start : start + _CHUNK + SHINGLE_BYTES - 1]) for start in starts]
+        for start in range(0, len(text) - SHINGLE_BYTES + 1, _CHUNK):
+            hashes = _hashes(text[start : start + _CHUNK + SHINGLE_BYTES - 1])
+            yield hashes[hashes < _SAMPLED]
 
-    def rest(self) -> list[np.ndarray]:
-        """Of a document shorter than a shingle, the hash of all of it; else nothing."""
-        if self._any or not self._tail:
-            return []
-        self._any = True
-        return [_hashes(self._tail.ljust(SHINGLE_BYTES, b"\0"))]
+    def whole(self) -> int:
+        return int.from_bytes(self._whole.digest(), "little")
 
 
 def _hashes(text: bytes) -> np.ndarray:
@@ -149,13 +165,11 @@ def _hashes(text: bytes) -> np.ndarray:
     words = np.empty(len(text) - 7, dtype=np.uint64)  # the eight bytes from each position on
     for shift in range(8):
         words[shift::8] = np.frombuffer(text, dtype="<u8", count=(len(text) - shift) // 8, offset=shift)
-    # Hash windows of 8, then 16, then 32 bytes. Arithmetic of uint64 wraps around, as intended.
+    # Hash windows of 8, then of 16 bytes. Arithmetic of uint64 wraps around, as intended.
     words *= _FACTORS[0]
     words ^= words >> np.uint64(32)
     words = words[:-8] + words[8:] * _FACTORS[1]
     words ^= words >> np.uint64(29)
-    words = words[:-16] + words[16:] * _FACTORS[2]
-    words ^= words >> np.uint64(31)
-    words *= _FACTORS[3]
+    words *= _FACTORS[2]
     words ^= words >> np.uint64(32)
     return words

@@ -21,7 +21,7 @@ from lit_llm.ingest.selection import Selection
 from lit_llm.ingest.split import text_hash
 from lit_llm.ingest.workers import Workers
 
-_FORMAT = 1
+_FORMAT = 2
 """Part of the name of every result. Increment it when the same inputs would give another one."""
 
 _REPORT_BYTES = 2**22
