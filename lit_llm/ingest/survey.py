@@ -89,8 +89,9 @@ def _read(folder: Path, key: str) -> Found | None:
     """What an earlier run found."""
     try:
         with np.load(folder / f"{key}.npz") as saved:
-            starts = np.cumsum(saved["lengths"])[:-1]
-            return Found(int(saved["documents"]), float(saved["smallest"]), np.split(saved["sketches"], starts))
+            ends = np.cumsum(saved["lengths"])
+            sketches = np.split(saved["sketches"], ends)[:-1]  # after the last one is nothing
+            return Found(int(saved["documents"]), float(saved["smallest"]), sketches)
     except FileNotFoundError:
         return None
 
