@@ -8,13 +8,10 @@ import re
 import zlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from lit_llm.errors import UserError
 from lit_llm.ingest.optional_package import need
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 _READ_BYTES = 2**16
 # Compressed bytes to decompress at a time. The densest formats (zst, bz2) make at most about 32 MiB of them.
@@ -104,7 +101,7 @@ class _Members(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)
         filled = 0
         while filled < len(view):
