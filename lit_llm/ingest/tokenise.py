@@ -73,7 +73,7 @@ class JobRunner:
                     counts.unknown_tokens += self._encoder.unknown_tokens - unknown[0]
                     counts.unknown_bytes += self._encoder.unknown_bytes - unknown[1]
         part.splits = {split: documents.file.counts for split, documents in writers.items()}
-        part.near_duplicates = sum(documents.dropped for documents in writers.values())
+        part.near_duplicates += sum(documents.dropped for documents in writers.values())
         part.write(self.folder, key)
         return part
 
@@ -93,6 +93,9 @@ class JobRunner:
             size += len(piece.text)
             if not keeps_bytes and not _is_utf8(piece.text) and one.source.path not in part.invalid:
                 part.invalid.append(one.source.path)
+            if piece.first and piece.last and piece.repeats_held_out:
+                part.near_duplicates += 1  # not worth encoding; a longer document is written and taken back
+                continue
             yield piece
         part.skipped += skipped
         report(max(0, one.start + one.size - position), size)
