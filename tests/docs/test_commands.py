@@ -8,6 +8,7 @@ and a Hugging Face model. Flags that make a run small are appended to the comman
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import math
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import yaml
 from pages import ROOT, Command, commands, files, flag_lines, pages
@@ -252,6 +254,7 @@ def template(tmp_path_factory):
         for name in ("my.txt", "books/one.txt", "books/more/two.txt", "my/three.txt", "text/four.txt"):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(TEXT)
+        write_corpus(Path("corpus"))
         run(["fit", *small(["--config", "quickstart"])])
         run(["curve", "--run", "runs/quickstart", "--out", "reference.csv"])
         checkpoints = Path("runs/quickstart/checkpoints")
@@ -260,6 +263,16 @@ def template(tmp_path_factory):
         run(["export", "--run", "runs/quickstart", "--out", "their-model"])
         shutil.copy("runs/quickstart/tokenizer.json", "tokenizer.json")
     return folder
+
+
+def write_corpus(folder: Path) -> None:
+    """JSONL, compressed JSONL and Parquet."""
+    folder.mkdir()
+    documents = [f"Document {i} says {i * i} and {i % 7}. " * (1 + i % 5) for i in range(300)]
+    lines = [json.dumps({"text": text}) + "\n" for text in documents]
+    (folder / "web.jsonl").write_text("".join(lines[:100]))
+    (folder / "code.jsonl.gz").write_bytes(gzip.compress("".join(lines[100:200]).encode()))
+    pyarrow.parquet.write_table(pyarrow.table({"text": documents[200:]}), folder / "books.parquet")
 
 
 @contextlib.contextmanager
