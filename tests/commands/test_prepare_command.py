@@ -1,0 +1,133 @@
+"""`prepare`: what it says, what a mistake costs, and that it goes on where it stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from lit_llm.__main__ import main
+from lit_llm.ingest import inputs
+
+PREPARE = (
+    "prepare",
+    "--data",
+    "TextFiles",
+    "--data.paths",
+    "corpus",
+    "--data.tokenizer",
+    "BPE",
+    "--data.tokenizer.vocab_size",
+    "300",
+)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A corpus of three files of JSONL, each a job of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inputs, "JOB_BYTES", 1)
+    (tmp_path / "corpus").mkdir()
+    for name in "abc":
+        lines = (json.dumps({"text": f"{name}: {i} is not {i * i}.\n" * 5}) + "\n" for i in range(20))
+        (tmp_path / f"corpus/{name}.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
+    return tmp_path
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(list(arguments))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_a_damaged_file_costs_nothing_but_a_repetition(project, capsys):
+    assert run(capsys, *PREPARE, "--out", "whole")[0] == 0
+    good = (project / "corpus/b.jsonl.gz").read_bytes()
+    times = (project / "corpus/b.jsonl.gz").stat()
+    (project / "corpus/b.jsonl.gz").write_bytes(good[:-20])
+    code, out, err = run(capsys, *PREPARE, "--out", "shards")
+    assert (code, out) == (2, "")
+    said = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1 and "corpus/b.jsonl.gz is truncated" in said[0]
+    assert not (project / "shards").exists()
+    (project / "corpus/b.jsonl.gz").write_bytes(good)
+    os.utime(project / "corpus/b.jsonl.gz", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert run(capsys, *PREPARE, "--out", "shards")[0] == 0
+    assert contents(project / "shards") == contents(project / "whole")
+    assert sorted(os.listdir()) == ["corpus", "shards", "shards.log", "whole", "whole.log"]
+
+
+def test_the_report_counts_documents_bytes_and_tokens(project, capsys):
+    (project / "corpus/d.jsonl").write_text('{"text": ""}\n{"text": null}\n{"text": "the last one"}\n')
+    code, out, _ = run(capsys, *PREPARE, "--out", "shards", "--workers", "2")
+    assert code == 0
+    found = dict(re.findall(r"^(train|val): ([\d,]+) documents", out, re.M))
+    left_out = re.search(r"left out of training: ([\d,]+)", out)
+    total = sum(int(count.replace(",", "")) for count in found.values()) + (int(left_out[1]) if left_out else 0)
+    assert total == 3 * 20 + 1
+    assert "skipped: 2 documents without text" in out
+    assert "begin with their text and end with id 0" in out
+    log = (project / "shards.log").read_text()
+    assert re.search(r"Tokenising: finished, [\d.,]+ MB of text in [\d.]+ s, [\d.]+ MB/s", log)
+    assert all(f"finished corpus/{name}.jsonl" in log for name in "abcd")
+
+
+def test_a_wrong_key_names_those_that_are_there(project, capsys):
+    code, _, err = run(capsys, *PREPARE, "--out", "shards", "--data.text_key", "body")
+    assert code == 2 and "corpus/a.jsonl.gz line 1 has no key 'body', it has text:" in err
+    assert "--data.text_key" in err and sorted(os.listdir()) == ["corpus", "shards.log"]
+
+
+def test_a_tokenizer_without_an_end_of_document_is_asked_for_one(project, capsys):
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    backend.add_special_tokens(["<|im_end|>"])
+    backend.save("tokenizer.json")
+    flags = ("prepare", "--data", "TextFiles", "--data.paths", "corpus", "--data.tokenizer", "TokenizerJSON")
+    flags = (*flags, "--data.tokenizer.path", "tokenizer.json", "--out", "shards")
+    code, _, err = run(capsys, *flags)
+    assert code == 2 and "<|im_end|>" in err and "eos_token" in err
+    assert run(capsys, *flags, "--data.tokenizer.eos_token", "<|im_end|>")[0] == 0
+    assert json.loads((project / "shards/meta.json").read_text())["eos_id"] == 2
+
+
+def test_two_processes_do_not_write_one_folder(project, capsys):
+    (project / ".shards.partial/parts").mkdir(parents=True)
+    with open(project / ".shards.partial/parts/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, _, err = run(capsys, *PREPARE, "--out", "shards")
+    assert code == 2 and "Another process writes into" in err
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process(project, capsys):
+    assert run(capsys, *PREPARE, "--out", "whole")[0] == 0
+    lines = (json.dumps({"text": f"{i} plus {i} is {2 * i}. " * 40}) + "\n" for i in range(20_000))
+    (project / "corpus/z.jsonl").write_text("".join(lines))
+    command = [sys.executable, "-m", "lit_llm", *PREPARE, "--out", "shards", "--workers", "2"]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(project.glob(".shards.partial/parts/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Repeat the command to continue." in err and "Traceback" not in err
+    assert not subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True).stdout
+    (project / "corpus/z.jsonl").unlink()
+    assert run(capsys, *PREPARE, "--out", "shards")[0] == 0
+    assert contents(project / "shards") == contents(project / "whole")
