@@ -23,6 +23,7 @@ from lit_llm._lightning import set_max_steps, set_micro_batches_made
 from lit_llm.batch_sizes import accumulation_steps
 from lit_llm.callbacks import BatchRamp, ignore_signals
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutBlocks, HeldOutOrder, ResumableLoader, TrainBlocks
+from lit_llm.data.order import SORTED_UP_TO
 from lit_llm.data.source_files import describe_files, file_changes
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
@@ -397,7 +398,12 @@ class TokenDataModule(LightningDataModule, ABC):
         """What differs from a saved state, one phrase each."""
         identity, found = self._identity(), []
         for name, before in self._changed(saved).items():
-            if name == "fingerprint":
+            if name == "order":
+                found.append(
+                    f"this version reads a training text of at most {SORTED_UP_TO} blocks in another order than the "
+                    "checkpoint's version"
+                )
+            elif name == "fingerprint":
                 found.append(self._changed_text(str(before), saved.get("files", {})))
             else:
                 key = "batch_ramp.tokens_per_batch" if name == "batch_ramp" else f"data.{name}"
@@ -450,7 +456,11 @@ class TokenDataModule(LightningDataModule, ABC):
             "block_size": self._block_size,
             "seed": self.seed,
         }
-        return identity if self._opened is None else identity | {"fingerprint": self.fingerprint}
+        if self._opened is None:
+            return identity
+        # Versions that saved no "order" had the same one for longer texts.
+        order = {"order": "sorted"} if len(self._train_blocks()) <= SORTED_UP_TO else {}
+        return identity | order | {"fingerprint": self.fingerprint}
 
     # ---- The trainer --------------------------------------------------------------------------------------------
 

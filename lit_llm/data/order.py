@@ -1,4 +1,4 @@
-"""The order of training samples: a pure function of (seed, epoch, position), computed in O(1) and never stored.
+"""The order of training samples: a pure function of (seed, epoch, position), computed when it is needed and never stored.
 
 Global sample number ``g`` = 0, 1, 2, ... counts the samples of the whole run over all ranks. It lies in data epoch
 ``g // samples`` at position ``g % samples``. The epoch's permutation maps that position to a sample. The order is global, so
@@ -10,6 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
+SORTED_UP_TO = 256
+"""Sets of at most so many elements are sorted by random keys.
+
+On them the Feistel network is visibly not uniform: over 400,000 epochs of 7 elements, a chi-square test of all 5,040 orders is
+1,209 standard deviations off; over 2,000,000 epochs, pairs of positions are 39 off with 12 elements, 18 with 16, and a single
+position 3.5 with 24. From 32 on, no test of a position or of a pair differs from chance.
+"""
 _ROUNDS = 8  # as in the stateless shuffles of grain and levanter; Luby-Rackoff needs four
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the odd step of SplitMix64
@@ -18,10 +25,13 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the odd step of SplitMix64
 def permute(index: np.ndarray, *, size: int, seed: int, epoch: int | np.ndarray) -> np.ndarray:
     """Apply the pseudo-random permutation of ``range(size)`` for ``(seed, epoch)``.
 
-    A Feistel network over the smallest power of two that is at least ``size``. It is a bijection for any round function.
-    Results outside ``range(size)`` are mapped again until they fall inside ("cycle-walking"), which keeps the map a bijection
-    on ``range(size)`` and takes fewer than two passes on average. (A linear congruential map would be cheaper, but its output
-    has regular strides.)
+    Up to ``SORTED_UP_TO`` elements are sorted by a hash of the seed, the epoch and the element: every order is equally
+    likely. That takes O(size) memory for each distinct epoch.
+
+    Above, it is a Feistel network over the smallest power of two that is at least ``size``, in O(1) for each index. It is a
+    bijection for any round function. Results outside ``range(size)`` are mapped again until they fall inside
+    ("cycle-walking"), which keeps the map a bijection on ``range(size)`` and takes fewer than two passes on average. (A linear
+    congruential map would be cheaper, but its output has regular strides.)
 
     Args:
         index: (n,) integers in [0, size).
@@ -41,9 +51,13 @@ def permute(index: np.ndarray, *, size: int, seed: int, epoch: int | np.ndarray)
     if index.size and not (index.min() >= 0 and index.max() < size):
         raise ValueError(f"An index lies outside [0, {size}).")
 
-    values = index.astype(np.uint64)  # (n,)
     seed_key = np.uint64(_mix_int(seed & _MASK))
-    keys = _mix(np.broadcast_to(np.asarray(epoch).astype(np.uint64), values.shape) ^ seed_key)  # (n,) one key per epoch
+    epochs = np.broadcast_to(np.asarray(epoch).astype(np.uint64), index.shape)  # (n,)
+    if size <= SORTED_UP_TO:
+        distinct, which = np.unique(epochs, return_inverse=True)  # (e,), (n,)
+        return _sorted(_mix(distinct ^ seed_key), size)[which, index]
+    values = index.astype(np.uint64)  # (n,)
+    keys = _mix(epochs ^ seed_key)  # (n,) one key per epoch
     bits = (size - 1).bit_length()
     out = _feistel(values, keys, bits)
     while (outside := np.flatnonzero(out >= np.uint64(size))).size:
@@ -64,6 +78,16 @@ def sample_index(g: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
     """
     g = np.asarray(g, dtype=np.int64)
     return permute(g % samples, size=samples, seed=seed, epoch=g // samples)
+
+
+def _sorted(keys: np.ndarray, size: int) -> np.ndarray:
+    """For each of (e,) uint64 keys a permutation of ``range(size)``: (e, size) int64.
+
+    The elements are sorted by the first ``size`` numbers of SplitMix64 that starts at the key. Two equal ones, of which the
+    chance is below 1e-14, would keep their order.
+    """
+    steps = np.arange(size, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return np.argsort(_mix(keys[:, None] + steps), axis=1, kind="stable")
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
