@@ -214,7 +214,11 @@ def test_a_long_document_is_cut_the_same_in_a_line_that_is_streamed(tmp_path, mo
         (b'{"text": "a" "b"}\n' + lines({"text": "a"}), "text", ["line 1", "not a valid JSON object", "--data.format text"]),
         (lines({"text": "a"}) + b'{"text": "b"} {"text": "c"}\n', "text", ["line 2", "not a valid JSON object"]),
         (lines({"text": "a"}) + b'{"text": "caf\xe9 and more"}\n', "text", ["line 2", "not UTF-8", "iconv"]),
-        (lines({"text": "a"}) + b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", "text", ["line 2", "not a valid JSON object"]),
+        (
+            lines({"text": "a"}) + b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}\n",
+            "text",
+            ["line 2", "not a valid JSON object"],
+        ),
     ],
 )
 def test_what_is_wrong_with_a_line_is_one_sentence(tmp_path, monkeypatch, content, key, words, limit):

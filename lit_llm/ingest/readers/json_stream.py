@@ -14,7 +14,7 @@ from lit_llm.ingest.readers.text_value import no_text
 
 CHUNK_BYTES = 2**16
 """About how many bytes of the object are looked at together."""
-_DEEPEST = 500  # Python's parser stops at about 1,000 levels
+_DEEPEST = 10_000  # levels. Python's parser stops at 1,000 to 10,000, depending on its version
 _LONGEST_SCALAR = 2**16  # bytes of a number
 _MOST_KEYS_KEPT = 100
 _LONGEST_KEY_KEPT = 2**16
