@@ -155,7 +155,7 @@ class TextDataModule(TokenDataModule):
                     f"The {name} text has only {bytes_} bytes = {tokens} tokens: give more text "
                     "(--data.paths, or --data.train and --data.val)."
                 )
-        return Corpus(streams, manifest.vocab_size, load_tokenizer(folder))
+        return Corpus(streams, manifest.vocab_size, load_tokenizer(folder), manifest.unknown_bytes())
 
     def _damage(self, folder: Path) -> str | None:
         """What is wrong with a folder of the cache. Token ids are checked, as far as `TokenStream.scan` reads them."""

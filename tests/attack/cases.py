@@ -11,6 +11,8 @@ from typing import Any
 
 from settings import SETTINGS, Setting
 
+from lit_llm.tokenizers import Bytes
+
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(60))
 RECIPE = """\
 model: {n_layer: 1, n_head: 2, n_embd: 16, block_size: 16}
@@ -443,6 +445,21 @@ def folders(rng: random.Random) -> Iterator[Case]:
     for content in ("", "3", "{}", '{"model": 3}', "[" * 100_000, "\0", '{"model": {"type": "BPE"}}', '{"version": "9.0"}'):
         words = ["--data.tokenizer=TokenizerJSON", "--data.tokenizer.path=t.json"]
         yield Case([*fit, *words], False, "folder", [["t.json", "tokenizer"]], {"t.json": content})
+    words = ["--data.tokenizer=TokenizerJSON", "--data.tokenizer.path=t.json"]
+    good = Bytes().to_json().encode().decode("latin-1")
+    for content in (
+        "",
+        "3",
+        "{}",
+        "[" * 100_000,
+        '{"bos_id": 0}',
+        '{"bos_id": null, "eos_id": 257}',
+        '{"bos_id": 1.5, "eos_id": 0}',
+    ):
+        files = {"t.json": good, "document_ids.json": content}
+        yield Case([*fit, *words], False, "folder", ["document_ids.json"], files)
+    for name in ("eos_token", "bos_token"):
+        yield Case([*fit, *words, f"--data.tokenizer.{name}=<no>"], False, "folder", [name], {"t.json": good})
     configs = ["", "3", "{}", "null", "[]", deep, '{"architectures": 3}', '{"model_type": "gpt2"}', '{"model_type": ["llama"]}']
     configs += ['{"model_type": "gpt2", "n_layer": 1e99, "n_head": {}, "n_embd": 16}']
     configs += [

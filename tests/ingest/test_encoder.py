@@ -138,9 +138,9 @@ def test_names_of_special_tokens_are_text(kinds: dict[str, TokenizerJSON]) -> No
     assert choice.kind == "tiktoken"
 
 
-def test_a_run_of_a_million_spaces(kinds: dict[str, TokenizerJSON]) -> None:
+def test_a_run_of_spaces_longer_than_any_piece(kinds: dict[str, TokenizerJSON]) -> None:
     # tiktoken's regular expression overflows on it.
-    text = " " * 1_000_000 + "x"
+    text = " " * 600_000 + "x"
     choice = choose_encoder(kinds["gpt2"], [text])
     ids = PieceEncoder(kinds["gpt2"], choice).encode([text.encode()], [False])[0]
     assert choice.kind == "tiktoken"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
+from lit_llm.data import TextFiles
 from lit_llm.data.datamodule import Corpus, TokenDataModule
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.manifest import Manifest, SplitInfo
@@ -50,6 +51,19 @@ class Letters(TokenDataModule):
             streams[name] = TokenStream(sorted(self.folder.glob(f"{name}_*.bin")))
         manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, None, tokenizer.eos_id, splits)
         return Corpus(streams, tokenizer.vocab_size, tokenizer, manifest.unknown_bytes())
+
+
+def test_they_are_counted_when_text_is_prepared(tmp_path):
+    for name, text in TEXTS.items():
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    files = {name: str(tmp_path / f"{name}.txt") for name in TEXTS}
+    data = TextFiles(**files, tokenizer=Characters(5), block_size=4, global_batch_size=2, cache_dir=str(tmp_path / "cache"))
+    data.prepare_data()
+    data.setup("validate")
+    assert data.tokenizer.unknown_id == 0
+    assert data.token_bytes_of("val")[0] == (1 + 1 + 2 + 3 + 4) / 5
+    assert data.token_bytes_of("test")[0] == (2 + 3 + 2) / 3
+    assert data.token_bytes_of("train").tolist() == data.token_bytes.tolist()  # none
 
 
 def test_unknown_characters_count_with_their_own_bytes(tmp_path):
