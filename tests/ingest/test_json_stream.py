@@ -71,7 +71,7 @@ def test_it_finds_what_pythons_parser_finds_wherever_the_object_is_cut():
 def test_it_refuses_what_pythons_parser_refuses():
     rng = random.Random(1)
     refused = 0
-    for _ in range(2000):
+    for _ in range(800):
         text = bytearray(json.dumps({"id": some_value(rng, 2), "text": some_string(rng), "z": some_value(rng, 2)}).encode())
         if rng.random() < 0.5:
             text[rng.randrange(1, len(text))] = rng.choice(b'"\\{}[],:0 nul\x01\xff')
@@ -88,7 +88,7 @@ def test_it_refuses_what_pythons_parser_refuses():
         assert isinstance(expected, dict)
         for size in (1, 3, 1000):
             assert read(bytes(text), "nothing\0", size) is None
-    assert 500 < refused < 1900
+    assert 200 < refused < 750
 
 
 @pytest.mark.parametrize(
