@@ -27,10 +27,9 @@ def test_the_recipes_that_two_cores_finish_have_one():
 def text_hash() -> str:
     """SHA-256 of the running Python's standard library, as PythonStdlib reads it: split, path and contents of each file."""
     data, digest = PythonStdlib(), hashlib.sha256()
-    for split, documents in data.documents().items():
-        for document in documents:
-            place = document.path.relative_to(data.root).as_posix()
-            digest.update(f"{split} {place} {document.size}\n".encode() + document.path.read_bytes())
+    for one in data.inputs():
+        path = Path(one.source.path)
+        digest.update(f"{one.split} {path.relative_to(data.root).as_posix()} {one.size}\n".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
