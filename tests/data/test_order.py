@@ -102,7 +102,7 @@ def test_every_order_of_a_small_set_is_equally_likely(size, epochs, critical):
 
 
 def test_every_pair_of_places_of_a_small_set_is_equally_likely():
-    rows = epochs_of(12, 500_000)
+    rows = epochs_of(12, 350_000)
     for first, second in [(0, 1), (6, 7)]:
         pairs = np.bincount(rows[:, first] * 12 + rows[:, second], minlength=144).reshape(12, 12)
         assert np.trace(pairs) == 0
