@@ -148,14 +148,23 @@ class TextDataModule(TokenDataModule):
         for name in ("train", "val", "test"):
             split = manifest.splits.get(name)
             if split is not None and split.tokens >= 2:
-                streams[name] = _stream(folder, split)
+                streams[name] = TokenStream.listed(
+                    folder, split.shards, vocab_size=manifest.vocab_size, tokens_blake2b=split.tokens_blake2b
+                )
             elif name != "test" or any(one.split == "test" for one in self.inputs()):
                 bytes_, tokens = (0, 0) if split is None else (split.bytes, split.tokens)
                 raise UserError(
                     f"The {name} text has only {bytes_} bytes = {tokens} tokens: give more text "
                     "(--data.paths, or --data.train and --data.val)."
                 )
-        return Corpus(streams, manifest.vocab_size, load_tokenizer(folder), manifest.unknown_bytes())
+        return Corpus(
+            streams,
+            manifest.vocab_size,
+            load_tokenizer(folder),
+            unknown_bytes=manifest.unknown_bytes(),
+            eos_id=manifest.eos_id,
+            bos_id=manifest.bos_id,
+        )
 
     def _damage(self, folder: Path) -> str | None:
         """What is wrong with a folder of the cache. Token ids are checked, as far as `TokenStream.scan` reads them."""

@@ -145,8 +145,10 @@ class TokenShards(TokenDataModule):
 
     def open_corpus(self) -> Corpus:
         splits = self._splits()
-        corpus = Corpus(splits.streams, self._vocab_size(splits), None, splits.unknown_bytes)
+        corpus = Corpus(splits.streams, self._vocab_size(splits), None)
         tokenizer = self.load_tokenizer(corpus)
+        if tokenizer is not None and tokenizer.unknown_id is not None:
+            corpus = replace(corpus, unknown_bytes=splits.unknown_bytes)
         bos_id, eos_id = (self._document_id(name, splits, tokenizer) for name in ("bos_id", "eos_id"))
         return replace(corpus, tokenizer=tokenizer, bos_id=bos_id, eos_id=eos_id)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_llm.data import BPE, Bytes, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
+from lit_llm.data import BPE, Bytes, Characters, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
 from lit_llm.data.prepare import prepare
 from lit_llm.errors import UserError
 from lit_llm.ingest import pieces as pieces_file
@@ -430,6 +430,24 @@ PINNED = {"argparse.py": "train", "pprint.py": "val", "tarfile.py": "test", "gzi
 
 
 # ---- prepare ----------------------------------------------------------------------------------------------------
+
+
+def test_characters_that_training_lacks_count_with_their_own_bytes(tmp_path):
+    (tmp_path / "train.txt").write_text("plain words\n" * 50)
+    (tmp_path / "val.txt").write_text("plain wörds €\n" * 20)  # of 2 and of 3 bytes
+    data = TextFiles(
+        train=str(tmp_path / "train.txt"),
+        val=str(tmp_path / "val.txt"),
+        tokenizer=Characters(vocab_size=40),
+        cache_dir=str(tmp_path / "cache"),
+        block_size=8,
+    )
+    data.prepare_data()
+    data.setup()
+    assert data.corpus.unknown_bytes == {"val": 2.5}
+    assert data.token_bytes_of("val")[data.corpus.streams["val"].read(0, 14).astype(int)].sum() == len(
+        "plain wörds €\n".encode()
+    )
 
 
 def test_prepared_shards_train_like_the_text_they_came_from(tmp_path):

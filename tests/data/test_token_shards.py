@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from lit_llm.data import BPE, Bytes, TokenizerJSON, TokenShards, token_stream
+from lit_llm.data import BPE, Bytes, Characters, TokenizerJSON, TokenShards, token_stream
 from lit_llm.errors import UserError
 from lit_llm.ingest.manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
@@ -155,13 +155,23 @@ def test_a_part_of_the_shards_has_the_manifests_vocabulary_but_its_own_fingerpri
     part = opened(train=[f"{folder}/train_000002.bin", f"{folder}/train_000000.bin"], val=f"{folder}/val_*.bin")
     assert (part.train_tokens, part.vocab_size, part.eos_id) == (128, 257, 256)
     np.testing.assert_array_equal(part.corpus.streams["train"].read(60, 10), [*range(188, 192), *range(6)])
-    assert part.corpus.unknown_bytes == {"val": 2.5}  # 10 bytes of 4 tokens, which were counted over whole splits
     digests = {
         name: hashlib.blake2b(np.array(ids, dtype="<u4").tobytes(), digest_size=16).hexdigest()
         for name, ids in {"train": [*range(128, 192), *range(64)], "val": range(100, 130)}.items()
     }
     content = f"train=128:{digests['train']} val=30:{digests['val']}"
     assert part.fingerprint == f"tokens-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
+
+
+def test_unknown_characters_have_the_bytes_that_were_counted_over_the_whole_split(tmp_path):
+    characters = Characters(vocab_size=100)
+    characters.train(["some text to learn from"])
+    folder = prepared(tmp_path / "shards", {name: ids % 10 for name, ids in SPLITS.items()}, tokenizer=characters)
+    assert opened(path=str(folder)).corpus.unknown_bytes == {"train": 2.5, "val": 2.5, "test": 2.5}  # 10 bytes of 4 tokens
+    part = opened(train=f"{folder}/train_000000.bin", val=f"{folder}/val_*.bin")
+    assert part.corpus.unknown_bytes == {"val": 2.5}
+    assert part.token_bytes_of("val")[0] == 2.5
+    assert opened(path=str(folder), tokenizer=Bytes()).corpus.unknown_bytes == {}  # it has no such id
 
 
 def test_files_of_other_names_use_no_manifest(folder):
