@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TypeVar
@@ -43,8 +44,17 @@ def file_system(url: str) -> tuple[Any, str]:
         options = _options(url)
         return (fsspec.filesystem(protocol, **options), url) if is_http(url) else fsspec.url_to_fs(url, **options)
     except ImportError as error:
-        package = getattr(error.__cause__, "name", None) or protocol
+        package = _package(protocol, error)
         raise UserError(f"{public_name(url)} needs the package {package}: pip install {package}.") from error
+
+
+def _package(protocol: str, error: ImportError) -> str:
+    """The package that brings a file system: that of its class, or what a class of fsspec itself imports."""
+    from fsspec.registry import known_implementations
+
+    package = re.split("[.:]", known_implementations[protocol]["class"])[0]
+    missing = getattr(error.__cause__, "name", None) or package
+    return missing.partition(".")[0] if package == "fsspec" else package
 
 
 def _is_address(url: str) -> bool:

@@ -122,7 +122,8 @@ def test_of_a_saved_dataset_only_the_files_with_rows_are_read(tmp_path):
 MISSING = """
 import sys
 from lit_llm.ingest.listing import list_sources
-for url, module in (("s3://b/a", "fsspec"), ("s3://b/a", "s3fs"), ("gs://b/a", "gcsfs"), ("https://h/a", "aiohttp")):
+for url, module in (("s3://b/a", "fsspec"), ("s3://b/a", "s3fs"), ("gs://b/a", "gcsfs"),
+                    ("https://h/a", "aiohttp"), ("sftp://h/a", "paramiko")):
     sys.modules[module] = None  # its import fails
     print(*list_sources(url, flag="--data.paths")[1])
     del sys.modules[module]
@@ -136,6 +137,7 @@ def test_a_missing_package_is_named_with_its_command():
         "s3://b/a needs the package s3fs: pip install s3fs (--data.paths).",
         "gs://b/a needs the package gcsfs: pip install gcsfs (--data.paths).",
         "https://h/a needs the package aiohttp: pip install 'lit_llm[data]' (--data.paths).",
+        "sftp://h/a needs the package paramiko: pip install paramiko (--data.paths).",
     ]
 
 
