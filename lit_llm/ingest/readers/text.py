@@ -12,6 +12,8 @@ from lit_llm.ingest.pieces import Piece
 
 # A newline between two words. No pre-tokenizer in use joins text across it, so cutting there changes no token.
 _SAFE_CUT = re.compile(rb"\S\n(?=\S)")
+# Indented text has no such place. Nearly all pre-tokenizers also start a new word at a single space between two letters.
+_WORD_CUT = re.compile(rb".*[A-Za-z](?= [A-Za-z])", re.DOTALL)
 
 
 def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
@@ -45,8 +47,8 @@ def pieces_of(text: bytes) -> Iterable[Piece]:
 def cut_pieces(chunks: Iterable[bytes]) -> Iterator[Piece]:
     """One document, given in parts of any size, in pieces of about ``PIECE_BYTES``.
 
-    Pieces are cut between tokens if possible, else at a line end or a character. The cuts depend on the text alone, not on
-    how it is split into ``chunks``. An empty document has no piece.
+    Pieces are cut between lines if possible, else between words, else at a line end or a character. The cuts depend on the
+    text alone, not on how it is split into ``chunks``. An empty document has no piece.
     """
     rest = b""
     previous = None
@@ -80,13 +82,15 @@ def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _cut(text: bytes) -> int:
-    """Where to cut ``text``, which continues: as late as possible, preferably at a line end between two words."""
+    """Where to cut ``text``, which continues: as late as possible, preferably where no token can be cut."""
     window = max(0, len(text) - 2**16)  # far enough back to contain a line end
     safe = None
     for match in _SAFE_CUT.finditer(text, window):
         safe = match.end()
     if safe:
         return safe
+    if word := _WORD_CUT.match(text, window):
+        return word.end()
     newline = text.rfind(b"\n", 0, len(text)) + 1
     if newline:
         return newline
