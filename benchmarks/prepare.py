@@ -238,10 +238,10 @@ def main() -> None:
             if tokens:
                 hashes[f"{way} with {workers}"] = digest, tokens
             print(f"round {number + 1}: {way}, {workers} workers: {cost.cpu:.1f} cpu-s, {cost.wall:.1f} s", flush=True)
-    if len(set(hashes.values())) != 1:
-        raise SystemExit(f"The ids differ: {hashes}")
-    ((_, tokens),) = set(hashes.values())
+    tokens = max(count for _, count in hashes.values())
     table(costs, size, tokens)
+    if len(set(hashes.values())) > 1:
+        raise SystemExit(f"The ids differ: {hashes}")
     print(f"\n{tokens:,} tokens; all ways gave the same ids.")
 
 
