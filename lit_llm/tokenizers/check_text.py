@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_LONG = 2**17  # about half a piece: longer than any word, so that costs and limits of a long run show
+_LONG = 2**15  # far longer than any word
 
 _LINES = (
     "It's WE'LL they've I'D you're 'tis rock'n'roll o'S 's's ’s",  # contractions, in each case

@@ -12,7 +12,7 @@ import pytest
 from ingest.tokenizer_kinds import KINDS, pages, write
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from lit_llm.tokenizers import Bytes, Characters, PieceEncoder, Tokenizer, TokenizerJSON, choose_encoder
+from lit_llm.tokenizers import Bytes, Characters, EncoderChoice, PieceEncoder, Tokenizer, TokenizerJSON, choose_encoder
 
 DOCUMENT = ("  \n# Données\n\nA naïve café’s “menu”\tcosts 1234 €\n" + "def f(x):\n    return x  # it's\n" * 20) * 3
 
@@ -21,6 +21,11 @@ DOCUMENT = ("  \n# Données\n\nA naïve café’s “menu”\tcosts 1234 €\n" 
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TokenizerJSON]:
     root = tmp_path_factory.mktemp("tokenizers")
     return {kind: write(kind, root / kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def choice_for_gpt2(kinds: dict[str, TokenizerJSON]) -> EncoderChoice:
+    return choose_encoder(kinds["gpt2"], [])
 
 
 def library_ids(folder: Path, text: str) -> list[int]:
@@ -131,19 +136,17 @@ def test_without_tiktoken_the_reason_names_the_pip_command(
     assert "pip install 'lit_llm[data]'" in choice.reason
 
 
-def test_names_of_special_tokens_are_text(kinds: dict[str, TokenizerJSON]) -> None:
-    choice = choose_encoder(kinds["gpt2"], [])
-    ids = PieceEncoder(kinds["gpt2"], choice).encode([b"<|endoftext|>"], [False])[0]
+def test_names_of_special_tokens_are_text(kinds: dict[str, TokenizerJSON], choice_for_gpt2: EncoderChoice) -> None:
+    ids = PieceEncoder(kinds["gpt2"], choice_for_gpt2).encode([b"<|endoftext|>"], [False])[0]
     assert kinds["gpt2"].eos_id not in ids.tolist()
-    assert choice.kind == "tiktoken"
+    assert choice_for_gpt2.kind == "tiktoken"
 
 
-def test_a_run_of_spaces_longer_than_any_piece(kinds: dict[str, TokenizerJSON]) -> None:
+def test_a_run_of_spaces_longer_than_any_piece(kinds: dict[str, TokenizerJSON], choice_for_gpt2: EncoderChoice) -> None:
     # tiktoken's regular expression overflows on it.
     text = " " * 600_000 + "x"
-    choice = choose_encoder(kinds["gpt2"], [text])
-    ids = PieceEncoder(kinds["gpt2"], choice).encode([text.encode()], [False])[0]
-    assert choice.kind == "tiktoken"
+    ids = PieceEncoder(kinds["gpt2"], choice_for_gpt2).encode([text.encode()], [False])[0]
+    assert choice_for_gpt2.kind == "tiktoken"
     assert kinds["gpt2"].decode(ids) == text
 
 
