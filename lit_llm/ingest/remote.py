@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -93,7 +94,10 @@ def _options(url: str) -> dict[str, Any]:
                 "retries": {"max_attempts": 0},
             }
         }
-    return {"requests_timeout": _ANSWER_SECONDS} if protocol in ("gs", "gcs") else {}
+    if protocol in ("gs", "gcs"):
+        logging.getLogger("gcsfs").addHandler(logging.NullHandler())  # else it prints a traceback for an error that it raises
+        return {"requests_timeout": _ANSWER_SECONDS}
+    return {}
 
 
 class _RemoteFile(io.RawIOBase):
