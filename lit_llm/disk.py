@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,3 +48,11 @@ def write_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def delete(path: Path) -> None:
+    """Delete a file, link or folder; errors are ignored."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # a folder
+        shutil.rmtree(path, ignore_errors=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +81,3 @@ def fsync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def delete(path: Path) -> None:
-    """Delete a file, link or folder; errors are ignored."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:  # a folder
-        shutil.rmtree(path, ignore_errors=True)

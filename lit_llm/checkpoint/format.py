@@ -31,9 +31,10 @@ import torch
 import torch.distributed as dist
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from lit_llm.checkpoint.crash_safe import HashingFile, delete, fsync_path, make_folder, sha256_of
+from lit_llm.checkpoint.crash_safe import HashingFile, fsync_path, make_folder, sha256_of
 from lit_llm.checkpoint.manifest import DATA, MANIFEST, encode, intact_manifest, is_of_later_version, make_manifest, manifest_in
 from lit_llm.checkpoint.sharded import join
+from lit_llm.disk import delete
 from lit_llm.errors import UserError
 
 T = TypeVar("T")

@@ -57,6 +57,8 @@ class _Ending:
         if sys.gettrace() is not None or sys.flags.inspect:
             return  # somebody looks at the process
         self.code = code
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends the process at once, without a traceback
         _flush()
         threading.Thread(target=self._watch, name="bounded-exit", daemon=True).start()
         with contextlib.suppress(Exception):  # where something holds the interpreter's lock; a thread of C, with exit code 1

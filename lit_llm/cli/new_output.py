@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lit_llm.checkpoint.crash_safe import delete, fsync_path, make_folder
-from lit_llm.disk import NO_ROOM
+from lit_llm.checkpoint.crash_safe import fsync_path, make_folder
+from lit_llm.disk import NO_ROOM, delete
 from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import set_aside
 
@@ -33,31 +34,59 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
 
 
 @contextlib.contextmanager
-def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resumable: bool = False) -> Iterator[Path]:
+def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resumable: str | None = None) -> Iterator[Path]:
     """A folder to write into. It becomes `out` when the block ends.
 
     Args:
         replace: Rename an existing folder to `<name>.1`, …, when the new one is complete.
         sources: What the command reads: `out` must not contain any of it.
-        resumable: If the block fails, keep the folder, and give it to the next call. False: it is deleted.
+        resumable: A subfolder for finished steps. If the block fails, the folder is kept with it and given to the next call;
+            another process with the same `out` is refused. When the block ends, the subfolder is deleted.
 
     Raises:
         UserError: `out` is a file, or not empty without `replace`; it cannot be made; the disk is full.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder (--out)")
+    resolved = out.resolve()
     for source in sources:
-        if source.resolve().is_relative_to(out.resolve()):
+        if source.resolve().is_relative_to(resolved):
             raise UserError(f"{out} contains {source}, which is read: give another folder (--out)")
     empty = out.is_dir() and not any(out.iterdir())
     if not empty:
         _refuse_existing(out, replace=replace, flag="--out")
-    with _partial(out, "--out", keep=resumable) as partial:
+    with _partial(out, "--out", keep=bool(resumable)) as partial, _lock(out) if resumable else contextlib.nullcontext():
+        steps = partial / (resumable or "")
+        if resumable and not steps.is_dir():
+            delete(partial)  # of a process that was killed between the renames below
         make_folder(partial)
         yield partial
         if not empty:
             set_aside(out)
+        finished = partial.with_name(f"{partial.name}.finished")
+        if resumable:
+            delete(finished)
+            os.rename(steps, finished)
         os.rename(partial, out)
+        delete(finished)
+
+
+@contextlib.contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    """Refuse a second process with the same output, as far as the file system has locks."""
+    path = out.absolute().with_name(f".{out.absolute().name}.lock")
+    make_folder(path.parent)
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process writes {out}: wait for it, or give another folder (--out)") from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _refuse_existing(out: Path, *, replace: bool, flag: str) -> None:

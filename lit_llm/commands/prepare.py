@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import sys
 
 from lit_llm.cli.arguments import Arguments
@@ -29,15 +29,23 @@ def _run(arguments: Arguments) -> int:
         raise UserError("prepare needs an output folder (--out DIR)")
     out = expanded(built.config.out, key="out", flag="--out")
     read = built.datamodule.source_files()
+    for folder in built.datamodule.source_folders():
+        if out.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
     log = out.absolute().with_name(f"{out.absolute().name}.log")
-    with new_folder(out, replace=built.config.replace, sources=read, resumable=True) as partial:
-        if any(partial.iterdir()) and not (partial / PARTS).is_dir():
-            shutil.rmtree(partial)  # a process was killed between the last two operations
+    with new_folder(out, replace=built.config.replace, sources=read, resumable=PARTS) as partial:
         try:
             summary = prepare(
-                built.datamodule, partial, shard_tokens=built.config.shard_tokens, workers=built.config.workers, log=log
+                built.datamodule,
+                partial,
+                shard_tokens=built.config.shard_tokens,
+                workers=built.config.workers,
+                log=log,
+                keep_parts=True,  # until the folder has its name
             )
         except BaseException:
+            with contextlib.suppress(OSError):
+                (partial / PARTS).rmdir()  # if no part is finished
             if any(partial.iterdir()):
                 print(f"What is finished is kept in {partial}. Repeat the command to continue.", file=sys.stderr)
             raise

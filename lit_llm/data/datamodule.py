@@ -119,6 +119,10 @@ class TokenDataModule(LightningDataModule, ABC):
         """The files that hold the data, so that a changed one can be named; none if they are unknown."""
         return []
 
+    def source_folders(self) -> list[Path]:
+        """The folders that are read with everything below them."""
+        return []
+
     # ---- Checks and set-up --------------------------------------------------------------------------------------
 
     def problems(self, world_size: int = 1) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lit_llm.data import TextDataModule, TokenDataModule
+from lit_llm.disk import delete
 from lit_llm.errors import UserError
 from lit_llm.ingest.parts import PARTS
 from lit_llm.ingest.pipeline import Summary
@@ -18,6 +19,7 @@ def prepare(
     shard_tokens: int = 100_000_000,
     workers: int = 1,
     log: Path | None = None,
+    keep_parts: bool = False,
 ) -> Summary:
     """Write ``train_000000.bin``, ..., ``val_000000.bin``, ..., ``tokenizer.json`` and ``meta.json`` into ``out``.
 
@@ -30,6 +32,7 @@ def prepare(
         shard_tokens: tokens per shard.
         workers: processes that read and tokenise. Each needs less than 300 MB. 0: this process.
         log: a file that progress is appended to.
+        keep_parts: leave ``out/parts`` to the caller.
 
     Raises:
         UserError: if ``out`` holds anything else, the data module has problems or no text, or a file cannot be read.
@@ -42,4 +45,7 @@ def prepare(
         raise UserError(f"{out} exists and is not an empty folder: choose another folder for the shards (--out).")
     datamodule.raise_problems()
     out.mkdir(parents=True, exist_ok=True)
-    return datamodule.tokenise(out, shard_tokens=shard_tokens, workers=workers, progress=ProgressLog(log))
+    summary = datamodule.tokenise(out, shard_tokens=shard_tokens, workers=workers, progress=ProgressLog(log))
+    if not keep_parts:
+        delete(out / PARTS)
+    return summary

@@ -21,8 +21,9 @@ from lit_llm.errors import UserError
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.manifest import META_FILE, Manifest, SplitInfo
+from lit_llm.ingest.parts import PARTS
 from lit_llm.ingest.paths import same_files
-from lit_llm.ingest.pipeline import Summary, ingest
+from lit_llm.ingest.pipeline import FORMAT, Summary, ingest
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.selection import Selection
@@ -78,7 +79,7 @@ class TextDataModule(TokenDataModule):
             workers: processes. 0: this process.
 
         Raises:
-            UserError: the text cannot be read, a split is empty, or another process writes into ``out``.
+            UserError: the text cannot be read, or a split is empty.
             OSError: the disk refused.
         """
         summary = ingest(
@@ -129,6 +130,7 @@ class TextDataModule(TokenDataModule):
         temporary.mkdir()  # not tempfile's: users may share a cache
         try:
             self.tokenise(temporary, shard_tokens=_SHARD_TOKENS)
+            shutil.rmtree(temporary / PARTS)
             os.replace(temporary, folder)
         except OSError:
             if not folder.exists():  # otherwise another process has written the same content
@@ -144,19 +146,10 @@ class TextDataModule(TokenDataModule):
             raise UserError(f"The token cache is damaged: delete the folder {folder}, and it is made again. {damage}")
         manifest = Manifest.read(folder)
         assert manifest is not None, "the cache is not damaged"
-        streams = {}
-        for name in ("train", "val", "test"):
-            split = manifest.splits.get(name)
-            if split is not None and split.tokens >= 2:
-                streams[name] = TokenStream.listed(
-                    folder, split.shards, vocab_size=manifest.vocab_size, tokens_blake2b=split.tokens_blake2b
-                )
-            elif name != "test" or any(one.split == "test" for one in self.inputs()):
-                bytes_, tokens = (0, 0) if split is None else (split.bytes, split.tokens)
-                raise UserError(
-                    f"The {name} text has only {bytes_} bytes = {tokens} tokens: give more text "
-                    "(--data.paths, or --data.train and --data.val)."
-                )
+        streams = {
+            name: TokenStream.listed(folder, split.shards, vocab_size=manifest.vocab_size, tokens_blake2b=split.tokens_blake2b)
+            for name, split in manifest.splits.items()
+        }
         return Corpus(
             streams,
             manifest.vocab_size,
@@ -197,7 +190,13 @@ class TextDataModule(TokenDataModule):
         return Manifest.read(folder) if folder.exists() and self._damage(folder) is None else None
 
     def _cache_folder(self) -> Path:
-        content: list[Any] = [_CACHE_VERSION, self.source_tokenizer.identity(), self.val_fraction, self.drop_near_duplicates]
+        content: list[Any] = [
+            _CACHE_VERSION,
+            FORMAT,
+            self.source_tokenizer.identity(),
+            self.val_fraction,
+            self.drop_near_duplicates,
+        ]
         content += [one.identity() for one in self.inputs()]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
         return self._cache_root() / "tokens" / key
@@ -278,7 +277,7 @@ class TextFiles(TextDataModule):
         self.format, self.text_key = format, text_key
         self.drop_near_duplicates = drop_near_duplicates and val is None
         self._plain: dict[Source, bool] = {}
-        self._remote: dict[str, tuple[list[Source], list[str]]] = {}  # flag → what was listed on servers
+        self._listed: dict[str, list[Source]] = {}  # flag → its files, listed once
 
     def source_problems(self) -> list[str]:
         problems = []
@@ -299,6 +298,11 @@ class TextFiles(TextDataModule):
         if not found:
             problems += self._unreadable(sources)
         return problems
+
+    def source_folders(self) -> list[Path]:
+        given = [getattr(self, flag) for flag in ("paths", "train", "val", "test")]
+        patterns = [pattern for one in given for pattern in ([one] if isinstance(one, str) else one or [])]
+        return [folder for pattern in patterns if (folder := Path(pattern).expanduser()).is_dir()]
 
     def inputs(self) -> list[Input]:
         sources, _ = self._split_sources()
@@ -338,8 +342,11 @@ class TextFiles(TextDataModule):
         for flag, name in (("paths", "train"), ("train", "train"), ("val", "val"), ("test", "test")):
             patterns = getattr(self, flag)
             if patterns is not None:
-                sources[name], found = self._remote.get(flag) or list_sources(patterns, flag=f"--data.{flag}")
-                if not all(source.is_local for source in sources[name]):
-                    self._remote[flag] = sources[name], found  # servers are asked once
-                problems += found
+                if flag not in self._listed:
+                    sources[name], found = list_sources(patterns, flag=f"--data.{flag}")
+                    problems += found
+                    if found:
+                        continue
+                    self._listed[flag] = sources[name]
+                sources[name] = self._listed[flag]
         return sources, problems

@@ -55,8 +55,8 @@ class Sketcher:
 class HeldOutIndex:
     """The sketches of all held-out documents.
 
-    With more than 32,768 documents, fewer hashes of each are kept, at least 8, so that memory stays below 100 MB up to 262,144
-    documents.
+    With more than 32,768 documents, fewer hashes of each are kept, at least 8. With more than 262,144, the others are compared
+    as wholes only. So memory stays below 100 MB and 16 bytes for each document.
 
     Args:
         sketches: of ``Sketcher``.
@@ -67,7 +67,11 @@ class HeldOutIndex:
         heads = np.array([sketch[:2] for sketch in sketches], dtype=np.uint64).reshape(-1, 2)
         self.sizes = heads[:, 0].astype(np.float64)  # (documents,) bytes
         self.wholes = np.unique(heads[:, 1])
-        parts = [sketch[2 : 2 + kept] if len(sketch) >= 2 + _FEWEST_HASHES else sketch[:0] for sketch in sketches]
+        shingled = [len(sketch) >= 2 + _FEWEST_HASHES for sketch in sketches]
+        if len(sketches) > _MOST_HASHES // _FEWEST_HASHES:  # those with the smallest hashes: the same in any order
+            limit = np.partition(heads[:, 1], _MOST_HASHES // _FEWEST_HASHES)[_MOST_HASHES // _FEWEST_HASHES]
+            shingled = [is_long and head < limit for is_long, head in zip(shingled, heads[:, 1], strict=True)]
+        parts = [sketch[2 : 2 + kept] if is_kept else sketch[:0] for sketch, is_kept in zip(sketches, shingled, strict=True)]
         self.counts = np.array([len(part) for part in parts], dtype=np.int32)  # (documents,) hashes
         hashes = np.concatenate([np.empty(0, np.uint64), *parts])  # (n,)
         order = np.argsort(hashes, kind="stable")

@@ -7,10 +7,8 @@ the part's start). ``<key>.json`` is written last, so a part that has one is com
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,38 +16,20 @@ from types import TracebackType
 
 import numpy as np
 
-from lit_llm.disk import naming, write_text
-from lit_llm.errors import UserError
+from lit_llm.disk import delete, naming, write_text
 
 PARTS = "parts"
 """The folder of the parts, in that of the shards. It is deleted when the shards are complete."""
 
 _READ_TOKENS = 2**22
+_READ_ENDS = 2**16
 
 
-@contextlib.contextmanager
-def parts_folder(folder: Path) -> Iterator[None]:
-    """Make the folder of parts, and lock it until the block ends. Files that a killed process did not finish are deleted.
-
-    Raises:
-        UserError: Another process has locked it.
-    """
+def start_parts(folder: Path) -> None:
+    """Make the folder of parts. Files that a killed process did not finish are deleted."""
     folder.mkdir(exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"Another process writes into {folder.parent}: wait for it, or choose another folder.") from None
-        except OSError:  # a file system without locks
-            pass
-        for unfinished in folder.glob("*.tmp"):
-            shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink()
-        try:
-            yield
-        finally:
-            if folder.is_dir() and os.listdir(folder) == ["lock"]:  # nothing to continue with
-                (folder / "lock").unlink()
-                folder.rmdir()
+    for unfinished in folder.glob("*.tmp"):
+        delete(unfinished)
 
 
 @dataclass
@@ -89,7 +69,10 @@ class Part:
         except FileNotFoundError:
             return None
         splits = {name: PartCounts(**counts) for name, counts in content.pop("splits").items()}
-        return cls(splits, **content)
+        files = [folder / f"{key}.{name}{suffix}" for name in splits for suffix in (".bin", ".docs")]
+        return (
+            cls(splits, **content) if all(file.is_file() for file in files) else None
+        )  # a killed process may have begun to delete
 
     def write(self, folder: Path, key: str) -> None:
         write_text(folder / f"{key}.json", json.dumps(asdict(self)))
@@ -101,7 +84,7 @@ def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
 
 
 class PartWriter:
-    """Write the tokens and document ends of one split of a part. An exception removes both files.
+    """Write the tokens and document ends of one split of a part. After an exception, `start_parts` removes both files.
 
     Args:
         path: without suffix.
@@ -136,18 +119,20 @@ class PartWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        for file, suffix in ((self._tokens, ".bin"), (self._ends, ".docs")):
-            temporary = self._temporary(suffix)
+        files = {".bin": self._tokens, ".docs": self._ends}
+        try:
             if error is None:
                 with naming(self._path):
-                    file.flush()
-                    os.fsync(file.fileno())
+                    for file in files.values():
+                        file.flush()
+                        os.fsync(file.fileno())
+        finally:
+            for file in files.values():
+                with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
                     file.close()
-                    os.replace(temporary, self._path.with_name(self._path.name + suffix))
-                continue
-            with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
-                file.close()
-            temporary.unlink(missing_ok=True)
+        if error is None:
+            for suffix in files:
+                os.replace(self._temporary(suffix), self._path.with_name(self._path.name + suffix))
 
     def _temporary(self, suffix: str) -> Path:
         return self._path.with_name(f"{self._path.name}{suffix}.{os.getpid()}.tmp")
@@ -159,12 +144,12 @@ def read_part(path: Path, dtype: np.dtype[np.unsignedinteger]) -> Iterator[tuple
     Args:
         path: without suffix.
     """
-    ends = np.fromfile(path.with_name(f"{path.name}.docs"), dtype="<u8")
-    with open(path.with_name(f"{path.name}.bin"), "rb") as file:
+    with open(path.with_name(f"{path.name}.bin"), "rb") as file, open(path.with_name(f"{path.name}.docs"), "rb") as ends:
         position = 0
-        for end in ends.tolist():
-            while position < end:
-                ids = np.fromfile(file, dtype=dtype, count=min(end - position, _READ_TOKENS))
-                assert ids.size, f"{path} is shorter than its document ends say"
-                position += ids.size
-                yield ids, position == end
+        while (some := np.fromfile(ends, dtype="<u8", count=_READ_ENDS)).size:
+            for end in some.tolist():
+                while position < end:
+                    ids = np.fromfile(file, dtype=dtype, count=min(end - position, _READ_TOKENS))
+                    assert ids.size, f"{path} is shorter than its document ends say"
+                    position += ids.size
+                    yield ids, position == end

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from pathlib import Path
 
+from lit_llm.disk import delete
+from lit_llm.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.manifest import Manifest
 from lit_llm.ingest.merge import merge
-from lit_llm.ingest.parts import PARTS, Part, parts_folder
+from lit_llm.ingest.parts import PARTS, Part, start_parts
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.selection import Selection
@@ -38,6 +39,7 @@ FORMAT = 1
 SHORT_BYTES = 2**22
 """Sources of less are tokenised in the time that it takes to see whether tiktoken gives the same ids."""
 
+_LIBRARY = {"tiktoken": "tiktoken", "tokenizers": "tokenizers", "own": "the tokenizer's class"}
 _SPLITS = ("train", "val", "test")
 _SAMPLE_INPUTS = 16
 _SAMPLE_BYTES = 2**16  # of each
@@ -46,8 +48,8 @@ _SAMPLE_BYTES = 2**16  # of each
 class Summary:
     """What happened, for the report."""
 
-    def __init__(self, manifest: Manifest, parts: Sequence[Part], encoder: str) -> None:
-        self.manifest, self.encoder = manifest, encoder
+    def __init__(self, manifest: Manifest, parts: Sequence[Part]) -> None:
+        self.manifest = manifest
         self.skipped = sum(part.skipped for part in parts)
         self.near_duplicates = sum(part.near_duplicates for part in parts)
         self.invalid = sorted({path for part in parts for path in part.invalid})
@@ -69,36 +71,20 @@ def ingest(
     Args:
         inputs: in the order of their tokens.
         tokenizer: If its vocabulary is still to be learned, a copy learns it from the training documents.
-        out: an existing folder. The results of jobs are kept in ``out/parts`` until the end; a call with the same arguments
-            uses those that an interrupted one left there.
+        out: an existing folder. The results of jobs are kept in ``out/parts``, which the caller deletes; a call with the same
+            arguments uses those that an interrupted one left there. Everything else in ``out`` is deleted.
         shard_tokens: tokens per shard.
         val_fraction: of the documents of inputs without a split, the share to hold out.
         drop_near_duplicates: leave training documents out that nearly repeat held-out ones.
         workers: processes. 0: this process.
 
     Raises:
-        UserError: A source cannot be read as text, or another process writes into ``out``.
+        UserError: A source cannot be read as text, or no text is left for training or validation.
         OSError: The disk refused.
     """
     progress = progress or ProgressLog()
     parts = out / PARTS
-    with parts_folder(parts):
-        summary = _ingest(inputs, tokenizer, out, parts, shard_tokens, val_fraction, drop_near_duplicates, workers, progress)
-    shutil.rmtree(parts)
-    return summary
-
-
-def _ingest(
-    inputs: Sequence[Input],
-    tokenizer: Tokenizer,
-    out: Path,
-    parts: Path,
-    shard_tokens: int,
-    val_fraction: float,
-    drop_near_duplicates: bool,
-    workers: int,
-    progress: ProgressLog,
-) -> Summary:
+    start_parts(parts)
     selection = select(
         inputs,
         parts,
@@ -109,9 +95,9 @@ def _ingest(
     )
     if isinstance(tokenizer, Learned) and not tokenizer.trained:
         tokenizer = _learned(inputs, tokenizer, selection, parts, progress)
-    is_long = sum(one.size for one in inputs) >= SHORT_BYTES
+    is_long = any(not one.source.size for one in inputs) or sum(one.size for one in inputs) >= SHORT_BYTES  # 0: not known
     choice = choose_encoder(tokenizer, _sample(inputs, selection), try_tiktoken=is_long)
-    progress.note(f"tokenizer: {choice.reason}")
+    progress.note(f"encoded by {_LIBRARY[choice.kind]}: {choice.reason}")
     recipe = Recipe(tokenizer, choice, selection)
 
     jobs = list(jobs_of(inputs))
@@ -129,6 +115,11 @@ def _ingest(
             finished[key] = part
             progress.note(f"finished {_named(job)}: {_counts(part)}")
 
+    summaries = [finished[key] for key in keys]
+    _refuse_empty(summaries, inputs)
+    for stale in out.iterdir():  # what an interrupted call with other arguments has written
+        if stale != parts:
+            delete(stale)
     splits = {}
     known = [finished[key].splits for key in keys]
     with progress.stage("Writing shards", total=sum(c.tokens for split in known for c in split.values())) as report:
@@ -141,7 +132,21 @@ def _ingest(
     tokenizer.save(out)
     manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id, splits)
     manifest.write(out)
-    return Summary(manifest, list(finished.values()), choice.reason)
+    return Summary(manifest, summaries)
+
+
+def _refuse_empty(parts: Sequence[Part], inputs: Sequence[Input]) -> None:
+    for name in _SPLITS:
+        counts = [part.splits[name] for part in parts if name in part.splits]
+        tokens = sum(count.tokens for count in counts)
+        if tokens < 2 and (name != "test" or any(one.split == name for one in inputs)):
+            size = sum(count.bytes for count in counts)
+            repeated = sum(part.near_duplicates for part in parts) if name == "train" else 0
+            also = f"; {repeated:,} documents nearly repeat held-out ones (--data.drop_near_duplicates)" if repeated else ""
+            raise UserError(
+                f"The {name} text has only {size} bytes = {tokens} tokens{also}: give more text (--data.paths, or --data.train "
+                "and --data.val)."
+            )
 
 
 def _job_runner(recipe: Recipe, folder: Path) -> Callable[[Job, str, Callable[[int, int], None]], Part]:

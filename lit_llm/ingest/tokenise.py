@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from lit_llm.ingest.inputs import Input, Job
-from lit_llm.ingest.parts import Part, PartWriter, token_type
+from lit_llm.ingest.parts import Part, PartCounts, PartWriter, token_type
 from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.selection import SelectedPiece, Selection
 from lit_llm.tokenizers import Bytes, Tokenizer
 from lit_llm.tokenizers.encoder import EncoderChoice, PieceEncoder
 
-_BATCH_BYTES = 2**20  # text that is tokenised at a time: large enough for numpy, small enough for the cache of a core
+_FLUSH_TOKENS = 2**18  # written at a time
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 Report = Callable[[int, int], None]
@@ -61,17 +61,16 @@ class JobRunner:
                 pieces = self._pieces(one, part, report)
                 if self.recipe.encoder.join == "document":
                     pieces = _whole_documents(pieces)
-                for batch in _batches(pieces):
-                    split = batch[0].split
-                    if split not in writers:
-                        writer = stack.enter_context(PartWriter(self.folder / f"{key}.{split}", dtype))
-                        writers[split] = _Documents(writer, self._bos, self._eos)
-                    unknown = self._encoder.unknown_tokens, self._encoder.unknown_bytes
-                    ids = self._encoder.encode([piece.text for piece in batch], [not piece.first for piece in batch])
-                    writers[split].append(batch, ids)
-                    counts = writers[split].file.counts
-                    counts.unknown_tokens += self._encoder.unknown_tokens - unknown[0]
-                    counts.unknown_bytes += self._encoder.unknown_bytes - unknown[1]
+                for piece in pieces:
+                    if piece.split not in writers:
+                        writer = stack.enter_context(PartWriter(self.folder / f"{key}.{piece.split}", dtype))
+                        writers[piece.split] = _Documents(writer, self._bos, self._eos)
+                    before = self._encoder.unknown_tokens, self._encoder.unknown_bytes
+                    (ids,) = self._encoder.encode([piece.text], [not piece.first])
+                    after = self._encoder.unknown_tokens, self._encoder.unknown_bytes
+                    writers[piece.split].append(piece, ids, (after[0] - before[0], after[1] - before[1]))
+            for documents in writers.values():
+                documents.flush()
         part.splits = {split: documents.file.counts for split, documents in writers.items()}
         part.near_duplicates += sum(documents.dropped for documents in writers.values())
         part.write(self.folder, key)
@@ -102,43 +101,47 @@ class JobRunner:
 
 
 class _Documents:
-    """The documents of one split, appended to a part."""
+    """The documents of one split, appended to a part. They are written many at a time."""
 
     def __init__(self, file: PartWriter, bos: np.ndarray, eos: np.ndarray) -> None:
         self.file, self.dropped = file, 0
         self._bos, self._eos = bos, eos
-        self._start = self._bytes = 0  # of the document that is being written
+        self._run: list[np.ndarray] = []  # not written yet
+        self._ends: list[int] = []
+        self._tokens = 0  # written or not
+        self._start = 0  # where the document that is being written begins
+        self._counts = PartCounts()  # of that document
 
-    def append(self, batch: list[SelectedPiece], ids: list[np.ndarray]) -> None:
-        """Append pieces with their ids."""
-        run: list[np.ndarray] = []  # written at once
-        tokens = self.file.counts.tokens
-        ends: list[int] = []
-        for piece, part in zip(batch, ids, strict=True):
-            if piece.first:
-                self._start, self._bytes = tokens, 0
-                run.append(self._bos)
-                tokens += len(self._bos)
-            run.append(part)
-            tokens += len(part)
-            self._bytes += len(piece.text)
-            if piece.last and piece.repeats_held_out:
-                self._write(run, ends)
-                self.file.drop_from(self._start)
-                run, ends, tokens = [], [], self._start
-                self.dropped += 1
-            elif piece.last:
-                run.append(self._eos)
-                tokens += len(self._eos)
-                ends.append(tokens)
-                self.file.counts.bytes += self._bytes
-        self._write(run, ends)
+    def append(self, piece: SelectedPiece, ids: np.ndarray, unknown: tuple[int, int]) -> None:
+        """Append a piece with its ids, and the number and bytes of its unknown characters."""
+        if piece.first:
+            self._start, self._counts = self._tokens, PartCounts()
+            self._add(self._bos)
+        self._add(ids)
+        self._counts.add(PartCounts(bytes=len(piece.text), unknown_tokens=unknown[0], unknown_bytes=unknown[1]))
+        if piece.last and piece.repeats_held_out:
+            self.flush()
+            self.file.drop_from(self._start)
+            self._tokens = self._start
+            self.dropped += 1
+        elif piece.last:
+            self._add(self._eos)
+            self._ends.append(self._tokens)
+            self.file.counts.add(self._counts)
+        if self._tokens - self.file.counts.tokens >= _FLUSH_TOKENS:
+            self.flush()
 
-    def _write(self, run: list[np.ndarray], ends: list[int]) -> None:
-        if run:
-            self.file.write(np.concatenate(run))
-        if ends:
-            self.file.end_documents(np.array(ends, dtype=np.int64))
+    def flush(self) -> None:
+        """Write what has been appended."""
+        if self._run:
+            self.file.write(np.concatenate(self._run))
+        if self._ends:
+            self.file.end_documents(np.array(self._ends, dtype=np.int64))
+        self._run, self._ends = [], []
+
+    def _add(self, ids: np.ndarray) -> None:
+        self._run.append(ids)
+        self._tokens += len(ids)
 
 
 def _whole_documents(pieces: Iterator[SelectedPiece]) -> Iterator[SelectedPiece]:
@@ -149,20 +152,6 @@ def _whole_documents(pieces: Iterator[SelectedPiece]) -> Iterator[SelectedPiece]
         if piece.last:
             yield piece._replace(text=b"".join(texts), first=True)
             texts = []
-
-
-def _batches(pieces: Iterator[SelectedPiece]) -> Iterator[list[SelectedPiece]]:
-    """Pieces of one split that follow each other, about ``_BATCH_BYTES`` at a time."""
-    batch: list[SelectedPiece] = []
-    size = 0
-    for piece in pieces:
-        if batch and (size >= _BATCH_BYTES or piece.split != batch[0].split):
-            yield batch
-            batch, size = [], 0
-        batch.append(piece)
-        size += len(piece.text)
-    if batch:
-        yield batch
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -87,7 +88,15 @@ class Tokenizer(ABC):
 
     def identity(self) -> str:
         """A string that differs if the ids of any text differ, or those around it; part of the token cache's key."""
-        return f"json-{hashlib.sha256(''.join(self.files().values()).encode()).hexdigest()}"
+        return f"json-{hashlib.sha256(''.join(self.files().values()).encode()).hexdigest()}{self.class_identity()}"
+
+    def class_identity(self) -> str:
+        """Empty for lit_llm's classes. Of a user's class, its name and its plain attributes: it may encode as it likes."""
+        kind = type(self)
+        if kind.__module__.partition(".")[0] == "lit_llm":
+            return ""
+        plain = {name: value for name, value in vars(self).items() if isinstance(value, str | int | float | None)}
+        return f"-{kind.__module__}.{kind.__qualname__}-{json.dumps(plain, sort_keys=True)}"
 
     def files(self) -> dict[str, str]:
         """What ``save`` writes: the text of each file by its name."""

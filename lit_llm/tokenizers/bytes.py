@@ -42,7 +42,7 @@ class Bytes(Tokenizer):
         return np.array([1] * 256 + [0], dtype=np.int64)
 
     def identity(self) -> str:
-        return "bytes"
+        return f"bytes{self.class_identity()}"
 
     def to_json(self) -> str:
         # A byte-level BPE without merges: each byte is its own token.

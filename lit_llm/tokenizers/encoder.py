@@ -175,6 +175,8 @@ def _plain(encode: _Encode, texts: list[bytes], continues: list[bool]) -> list[n
 
 def _after_newline(encode: _Encode, texts: list[bytes], continues: list[bool]) -> list[np.ndarray]:
     """Tokenizers that put a space before a text would put it before each piece."""
+    if not any(continues):
+        return encode(texts)
     newline = encode([b"\n"])[0]
     found = encode([b"\n" + text if continued else text for text, continued in zip(texts, continues, strict=True)])
     for i, continued in enumerate(continues):

@@ -46,4 +46,6 @@ class Learned(HuggingFaceTokenizer):
 
     def identity(self) -> str:
         # Before training the vocabulary is unknown, but it follows from the text, which is part of the cache key.
-        return f"{type(self).__name__.lower()}-{self.requested_size}" if self._trained is None else super().identity()
+        if self._trained is not None:
+            return super().identity()
+        return f"{type(self).__name__.lower()}-{self.requested_size}{self.class_identity()}"

@@ -19,8 +19,7 @@ from rich.table import Table
 
 import lit_llm.data
 from lit_llm import callbacks
-from lit_llm.checkpoint.crash_safe import delete
-from lit_llm.disk import is_disk_error, naming
+from lit_llm.disk import delete, is_disk_error, naming
 from lit_llm.errors import UserError, is_user_error, report
 from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.ranks import is_rank_zero

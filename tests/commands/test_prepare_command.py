@@ -19,6 +19,8 @@ import tokenizers
 
 from lit_llm.__main__ import main
 from lit_llm.ingest import inputs
+from lit_llm.ingest.manifest import Manifest
+from lit_llm.tokenizers import BPE, Bytes
 
 PREPARE = (
     "prepare",
@@ -107,11 +109,69 @@ def test_a_tokenizer_without_an_end_of_document_is_asked_for_one(project, capsys
 
 
 def test_two_processes_do_not_write_one_folder(project, capsys):
-    (project / ".shards.partial/parts").mkdir(parents=True)
-    with open(project / ".shards.partial/parts/lock", "w") as lock:
+    with open(project / ".shards.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, _, err = run(capsys, *PREPARE, "--out", "shards")
-    assert code == 2 and "Another process writes into" in err
+    assert code == 2 and err == "error: another process writes shards: wait for it, or give another folder (--out)\n"
+
+
+def test_what_another_call_has_written_is_not_published(project, capsys, monkeypatch):
+    """Killed while it wrote small shards, then called with larger ones."""
+
+    def stop(*_args, **_more):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", stop)  # every shard is written by then
+        assert main([*PREPARE, "--out", "shards", "--shard_tokens", "100"]) == 130
+    assert len(list(project.glob(".shards.partial/train_*.bin"))) > 5
+    assert run(capsys, *PREPARE, "--out", "shards")[0] == 0
+    assert run(capsys, *PREPARE, "--out", "whole")[0] == 0
+    assert contents(project / "shards") == contents(project / "whole")
+    assert not list(project.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "missing", [pytest.param(name, marks=pytest.mark.slow) for name in ("*.val.docs", "*.json")] + ["*.train.bin"]
+)
+def test_parts_that_were_partly_deleted_are_made_again(project, capsys, monkeypatch, missing):
+    def stop(*_args, **_more):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", stop)
+        assert main([*PREPARE, "--out", "shards"]) == 130
+    for path in list(project.glob(f".shards.partial/parts/{missing}"))[:2]:
+        path.unlink()
+    assert run(capsys, *PREPARE, "--out", "shards")[0] == 0
+    assert run(capsys, *PREPARE, "--out", "whole")[0] == 0
+    assert contents(project / "shards") == contents(project / "whole")
+
+
+def test_a_split_without_text_and_an_output_inside_the_input_are_refused(project, capsys):
+    (project / "one.jsonl").write_text('{"text": "a single document"}\n')
+    only = ("prepare", "--data", "TextFiles", "--data.paths", "one.jsonl", "--out", "shards")
+    code, _, err = run(capsys, *only)
+    assert code == 2 and "error: The train text has only 0 bytes = 0 tokens: give more text" in err
+    (project / "one.jsonl").write_text('{"text": "the same document"}\n' * 50)
+    code, _, err = run(capsys, *only)
+    assert code == 2 and "The train text has only 0 bytes" in err
+    code, _, err = run(capsys, *PREPARE, "--out", "corpus/shards")
+    assert code == 2 and "corpus/shards lies in corpus, which is read" in err
+    assert not list(project.glob("*/shards")) and not (project / "shards").exists()
+
+
+def test_a_class_of_the_users_own_has_an_identity_of_its_own():
+    class Upper(Bytes):
+        def __init__(self, shift: int) -> None:
+            self.shift = shift
+
+    class Own(BPE):
+        pass
+
+    known = [Bytes(), Upper(0), Upper(1), BPE(300), Own(300)]
+    assert len({tokenizer.identity() for tokenizer in known}) == len(known)
+    assert Bytes().identity() == "bytes" and Upper(1).identity() == Upper(1).identity()
 
 
 @pytest.mark.slow

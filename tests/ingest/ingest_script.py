@@ -4,9 +4,11 @@ import sys
 import unittest.mock
 from pathlib import Path
 
+from lit_llm.disk import delete
 from lit_llm.ingest import inputs, pipeline
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.parts import PARTS
 from lit_llm.ingest.pipeline import ingest
 from lit_llm.ingest.readers import ReadSettings
 from lit_llm.tokenizers import load_tokenizer
@@ -23,6 +25,7 @@ def run(folder: Path, out: Path, workers: int, *, job_bytes: int = 20_000) -> No
     patch = unittest.mock.patch.object
     with patch(inputs, "JOB_BYTES", job_bytes), patch(pipeline, "SHORT_BYTES", 0):
         ingest(read, tokenizer, out, workers=workers, **settings)
+    delete(out / PARTS)
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(corpus, expected, tm
         else:
             assert start(folder, out, workers).wait() == 0
         assert contents(out) == expected
+    print(f"{workers} workers: {kills} kills")
     assert kills >= 5, "every run ended before it was killed: choose earlier moments"
 
 
