@@ -24,4 +24,4 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     content = json.loads(tokenizer.to_json())
     if Bytes.matches(content):
         return Bytes()
-    return Characters.of(tokenizer._backend) if Characters.matches(content) else tokenizer
+    return Characters.of(tokenizer.backend) if Characters.matches(content) else tokenizer

@@ -63,6 +63,7 @@ def zipped() -> bytes:
         (b"\xfe\xff" + "text in".encode("utf-16-be"), ["iconv -f UTF-16 -t UTF-8"]),
         ("text in".encode("utf-16-le"), ["NUL"]),
         ("Текст в старой кодировке.".encode("cp1251"), ["not UTF-8", "iconv"]),
+        (("Schöne Grüße aus Köln, über die Brücke am Dom.\n" * 50).encode("latin-1"), ["not UTF-8", "iconv"]),
         (np.arange(2000, dtype="<u2").tobytes(), ["NUL"]),
         (np.random.default_rng(0).integers(1, 256, 10**5, dtype=np.uint8).tobytes(), ["not UTF-8"]),
         (b"a" * 60_000 + b"\0", ["NUL"]),
