@@ -22,7 +22,7 @@ from lit_llm.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.manifest import Manifest
 from lit_llm.ingest.merge import merge
-from lit_llm.ingest.parts import PARTS, Part, start_parts
+from lit_llm.ingest.parts import PARTS, Part, start_parts, token_type
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.selection import Selection
@@ -121,10 +121,15 @@ def ingest(
         if stale != parts:
             delete(stale)
     splits = {}
-    known = [finished[key].splits for key in keys]
-    with progress.stage("Writing shards", total=sum(c.tokens for split in known for c in split.values())) as report:
+    tokens = sum(counts.tokens for part in summaries for counts in part.splits.values())
+    size = tokens * token_type(tokenizer.vocab_size).itemsize
+    with progress.stage("Writing shards", total=size, unit="MB") as report:
         for name in _SPLITS:
-            of_split = [(parts / f"{key}.{name}", each[name]) for key, each in zip(keys, known, strict=True) if name in each]
+            of_split = [
+                (parts / f"{key}.{name}", part.splits[name])
+                for key, part in zip(keys, summaries, strict=True)
+                if name in part.splits
+            ]
             if of_split:
                 splits[name] = merge(
                     of_split, out, name, vocab_size=tokenizer.vocab_size, shard_tokens=shard_tokens, report=report

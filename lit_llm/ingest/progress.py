@@ -32,12 +32,13 @@ class ProgressLog:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager
-    def stage(self, title: str, *, total: int, done: int = 0) -> Iterator[Callable[[int, int], None]]:
+    def stage(self, title: str, *, total: int, done: int = 0, unit: str = "MB of text") -> Iterator[Callable[[int, int], None]]:
         """One stage of the work. Call what it gives with the bytes of sources and of text that were read since the last call.
 
         Args:
             total: bytes of all sources.
             done: of these, what an earlier run has read.
+            unit: what the second number given is, in the lines of the log.
         """
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
         with Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:
@@ -48,7 +49,7 @@ class ProgressLog:
 
             def speed() -> str:
                 seconds = max(time.monotonic() - started, 1e-9)
-                return f"{text / 1e6:,.1f} MB of text in {seconds:,.1f} s, {text / 1e6 / seconds:,.2f} MB/s"
+                return f"{text / 1e6:,.1f} {unit} in {seconds:,.1f} s, {text / 1e6 / seconds:,.2f} MB/s"
 
             def report(source_bytes: int, text_bytes: int) -> None:
                 nonlocal source, text, before
