@@ -72,8 +72,8 @@ def test_text_over_http_from_s3_and_of_a_dataset_gives_the_tokens_of_files(text,
     import boto3
 
     client = boto3.client("s3")
-    client.create_bucket(Bucket="texts")
+    client.create_bucket(Bucket="prepared")
     for path in text.iterdir():
-        client.upload_file(str(path), "texts", f"folder/{path.name}")
-    assert prepared("s3://texts/folder/*.jsonl", "s3", "--workers", "2") == here
+        client.upload_file(str(path), "prepared", f"folder/{path.name}")
+    assert prepared("s3://prepared/folder/*.jsonl", "s3", "--workers", "2") == here
     moto.stop()

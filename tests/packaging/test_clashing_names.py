@@ -107,7 +107,7 @@ def test_every_command_runs_and_uses_the_modules_of_lit_llm(environment, project
     assert "step 8/8" in printed["fit"] and "val/loss" in printed["fit"]
     assert "first loss is ln V" in printed["check"]
     assert (project / "hf/config.json").is_file() and (project / "runs/imported/config.yaml").is_file()
-    modules = ("callbacks", "recipes", "data", "data.tokenizer", "models.gpt")
+    modules = ("callbacks", "recipes", "data", "tokenizers", "models.gpt")
     code = f"import importlib\nfor name in {modules}: print(importlib.import_module('lit_llm.' + name).__file__)"
     imported = run(python, "-c", code, cwd=project).split()
     assert len(imported) == len(modules) and all(Path(file).is_relative_to(site / "lit_llm") for file in imported)
