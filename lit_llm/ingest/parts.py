@@ -17,6 +17,7 @@ from types import TracebackType
 import numpy as np
 
 from lit_llm.disk import delete, naming, write_text
+from lit_llm.ingest.shards import LAYOUTS, magic_for
 
 PARTS = "parts"
 """The folder of the parts, in that of the shards. It is deleted when the shards are complete."""
@@ -80,7 +81,7 @@ class Part:
 
 def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
     """The type of ids on disk."""
-    return np.dtype("<u2") if vocab_size <= 2**16 else np.dtype("<u4")
+    return LAYOUTS[magic_for(vocab_size)][1]
 
 
 class PartWriter:
