@@ -1,101 +1,66 @@
-"""Logits and greedy text of lit_llm against transformers, by model family, for import and export.
+"""lit_llm against transformers, family by family: logits in and out, gradients, greedy text, weights bit for bit.
 
     OMP_NUM_THREADS=1 python benchmarks/parity.py
 
-The models are those of the tests (tests/hf/folders.py): every variant of a family, with 2 and 3 layers, width 32 and random
-fp32 weights, on a CPU. "in": built and saved by transformers, then imported. "out": built here, then exported. For each family
-it prints the number of variants, the largest absolute difference of any logit (3 texts of 64 random ids), and in how many
-variants all 40 tokens of the greedy continuations of 5 prompts are equal. For scale, the last line has the smallest standard
-deviation of the logits, and the smallest number of different tokens in a continuation.
+The models are those of tests/hf/family_models.py, on a CPU: random weights scaled so that logits reach 10, heads of width 24, 3
+groups of keys, vocabulary 101, window 7.
+
+in         largest difference of any logit in fp32 over 2 texts of 1, 20 and 64 ids: a model of transformers, and its import
+out        the same for changed weights, and their export
+gradients  largest difference of any parameter's gradient in float64, relative to the largest of that parameter
+text       prompts, of 5, after which 25 greedy tokens are equal
+bits       whether all tensors of the folder come back from import and export bit for bit
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
-from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "hf"))
-import folders
 import torch
 import transformers
-from folders import CONTEXT, OURS, THEIRS, differ, greedy, ids, logits
-from torch import nn
+from family_models import LENGTHS, MODELS, gradient_differences, model_of
+from folders import differ, export, greedy, ids, load, logits, same_tensors, save
 
 from lit_llm.checkpoint.load_model import load_model
 from lit_llm.commands.import_hf import import_folder
 
-NAMES = {"gpt2": "GPT-2", "llama": "LLaMA", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+HEADS = ("family", "logits reach", "in", "out", "gradients", "text", "bits")
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The same model in lit_llm and in transformers."""
-
-    difference: float
-    """Largest absolute difference of the logits."""
-    spread: float
-    """Standard deviation of the logits."""
-    same_text: bool
-    tokens: int
-    """Number of different tokens in the greedy text."""
-
-
-def compare(ours: nn.Module, theirs: nn.Module) -> Pair:
-    tokens = ids(3, CONTEXT)
-    expected = logits(theirs, tokens)
+def row(name: str, path: Path) -> list[str]:
+    theirs = model_of(name)
+    theirs.save_pretrained(path / "hf")
+    import_folder(path / "hf", path / "run")
+    ours = load_model(path / "run/checkpoints/last.ckpt")
+    expected = {length: logits(theirs, ids(2, length)) for length in LENGTHS}
+    inwards = max(differ(logits(ours, ids(2, length)), expected[length]) for length in LENGTHS)
+    export(path / "run/checkpoints/last.ckpt", path / "out", run=path / "run")
+    bits = same_tensors(dict(load(path / "out").state_dict()), dict(theirs.state_dict()))
     prompts = ids(5, 7).tolist()
-    texts = [greedy(theirs, prompt) for prompt in prompts]
-    return Pair(
-        difference=differ(logits(ours, tokens), expected),
-        spread=float(expected.std()),
-        same_text=[greedy(ours, prompt) for prompt in prompts] == texts,
-        tokens=len({token for text in texts for token in text}),
-    )
-
-
-def family(config: transformers.PretrainedConfig) -> str:
-    rotary = getattr(config, "rope_parameters", None) or {}
-    scaled = rotary.get("rope_type") == "llama3"
-    window = ", window" if getattr(config, "sliding_window", None) else ""
-    return NAMES[config.model_type] + (" 3.1 rotary scaling" if scaled else "") + window
-
-
-def cells(pairs: list[Pair]) -> list[str]:
-    if not pairs:
-        return ["0", "", ""]
-    count = len(pairs)
-    return [str(count), f"{max(p.difference for p in pairs):.1e}", f"{sum(p.same_text for p in pairs)} of {count}"]
+    same = sum(greedy(ours, prompt, 25) == greedy(theirs, prompt, 25) for prompt in prompts)
+    gradients = max(gradient_differences(ours, theirs, json.loads((path / "hf/config.json").read_text())).values())
+    ours.float()
+    with torch.no_grad():
+        for p in ours.parameters():
+            p.add_(torch.rand_like(p), alpha=0.02)
+    save(ours, path / "tuned.ckpt")
+    export(path / "tuned.ckpt", path / "tuned", run=path / "run")
+    again = load(path / "tuned")
+    outwards = max(differ(logits(again, ids(2, length)), logits(ours, ids(2, length))) for length in LENGTHS)
+    reach = max(float(each.abs().max()) for each in expected.values())
+    return [name, f"{reach:.0f}", f"{inwards:.1e}", f"{outwards:.1e}", f"{gradients:.1e}", f"{same} of 5", str(bits)]
 
 
 def main() -> None:
-    imported: dict[str, list[Pair]] = defaultdict(list)
-    exported: dict[str, list[Pair]] = defaultdict(list)
-    for name in THEIRS:
-        with tempfile.TemporaryDirectory() as place:
-            path = Path(place)
-            theirs = folders.theirs(name)
-            theirs.save_pretrained(path / "hf")
-            import_folder(path / "hf", path / "run")
-            ours = load_model(path / "run/checkpoints/last.ckpt")
-            imported[family(theirs.config)].append(compare(ours, theirs))
-    for changes, _ in OURS.values():
-        with tempfile.TemporaryDirectory() as place:
-            path = Path(place)
-            ours = folders.ours(**changes)
-            folders.save(ours, path / "a.ckpt")
-            folders.export(path / "a.ckpt", path / "out")
-            theirs = folders.load(path / "out")
-            exported[family(theirs.config)].append(compare(ours, theirs))
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
-    print(f"{'family':26s}", *(f"{head:>12s}" for head in ("variants in", "logits", "same text", "out", "logits", "same text")))
-    for name in sorted(imported | exported):
-        print(f"{name:26s}", *(f"{cell:>12s}" for cell in cells(imported[name]) + cells(exported[name])))
-    pairs = [pair for of in (imported, exported) for found in of.values() for pair in found]
-    print(f"\nsmallest standard deviation of logits {min(p.spread for p in pairs):.2f},", end=" ")
-    print(f"fewest different tokens {min(p.tokens for p in pairs)}")
+    print(*(f"{head:>13s}" for head in HEADS))
+    for name in MODELS:
+        with tempfile.TemporaryDirectory() as path:
+            print(*(f"{cell:>13s}" for cell in row(name, Path(path))), flush=True)
 
 
 if __name__ == "__main__":

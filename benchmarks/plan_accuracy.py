@@ -20,15 +20,17 @@ import torch
 
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
-from lit_llm.plan import ModelShape, Optimizer, RunSettings
+from lit_llm.plan import Optimizer, RunSettings
 from lit_llm.plan.timing import fit_speeds, work_of
 from lit_llm.training.calibration import TrainingStep, predict
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-4, fused=True)
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
 LLAMA = {"mlp": "swiglu", "qk_norm": False}
+SMALL = {"n_layer": 4, "n_embd": 256, "vocab_size": 2048}
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Case:
     precision: str = "32-true"
     chunk_size: int | None = None
     checkpointing: Any = "none"
+    lora: LoRAConfig | None = None
 
     @property
     def config(self) -> GPTConfig:
@@ -55,6 +58,7 @@ class Case:
             precision=self.precision,
             loss=LossConfig(chunk_size=self.chunk_size),
             compute=ComputeConfig(activation_checkpointing=self.checkpointing),
+            lora=self.lora,
         )
 
     @property
@@ -62,7 +66,7 @@ class Case:
         factory = getattr(self.optimizer, "func", self.optimizer)
         fused = bool(getattr(self.optimizer, "keywords", {}).get("fused"))
         return RunSettings(
-            ModelShape.of(self.config),
+            self.config,
             Optimizer(factory.__name__, fused=fused),
             steps=1,
             global_batch=self.sequences * self.accumulation,
@@ -70,6 +74,7 @@ class Case:
             precision=self.precision,
             chunk_size=self.chunk_size,
             checkpointing=str(self.checkpointing),
+            lora=self.lora,
         )
 
 
@@ -108,6 +113,41 @@ MEMORY_ONLY = [
     Case("attention checkpointing", {"n_layer": 8, "n_embd": 256, "vocab_size": 2048}, checkpointing="attention"),
     Case("sliding window, dropout", {"n_layer": 3, "n_embd": 256, "vocab_size": 1024, "window": 64, "dropout": 0.1}),
     Case("documents masked", {"n_layer": 3, "n_embd": 256, "vocab_size": 1000, "mask_documents": True, "eos_id": 0}),
+    Case(
+        "cheap checkpointing, dropout",
+        {"n_layer": 5, "n_embd": 84, "n_head": 7, "block_size": 777, "vocab_size": 2048, "dropout": 0.2},
+        checkpointing="cheap",
+    ),
+    Case(
+        "sandwich norms, soft caps",
+        {**SMALL, "norm_position": "sandwich", "attention_softcap": 50.0, "logit_softcap": 30.0, **LLAMA},
+    ),
+    Case("post norm, projection QK-norm", {**SMALL, "norm_position": "post", "qk_norm_width": "projection", "mlp": "swiglu"}),
+    Case(
+        "windows by layer, bf16-mixed",
+        {**SMALL, "n_layer": 6, "layers": {"window": [64, 64, None]}, "n_kv_head": 2, **LLAMA},
+        precision="bf16-mixed",
+    ),
+    Case("documents and a window", {**SMALL, "mask_documents": True, "eos_id": 0, "window": 100}),
+    Case("sinks, windows by layer", {**SMALL, "attention_sinks": True, "layers": {"window": [32, None]}, **LLAMA}),
+    Case("GPT-NeoX", {**SMALL, **GPT2, "position": "rope", "parallel_residual": True, "partial_rotary_factor": 0.25}),
+    Case(
+        "Gemma",
+        {
+            **SMALL,
+            "norm_unit_offset": True,
+            "norm_position": "sandwich",
+            "embedding_scale": 16.0,
+            "mlp": "geglu",
+            "tie_embeddings": True,
+            "head_dim": 96,
+            "n_kv_head": 1,
+            "layers": {"window": [64, 64, 64, None], "rope_theta": [1e4, 1e4, 1e4, 1e6]},
+        },
+    ),
+    Case("Granite", {**SMALL, "residual_scale": 0.22, "embedding_scale": 12.0, "logit_scale": 0.125, "n_kv_head": 2, **LLAMA}),
+    Case("LoRA", {**SMALL, **LLAMA}, lora=LoRAConfig(rank=8)),
+    Case("LoRA, base in bf16", {**SMALL, "n_kv_head": 2, **LLAMA}, lora=LoRAConfig(rank=4), precision="bf16-true"),
 ]
 
 

@@ -1,6 +1,6 @@
 """Planned peak memory of one rank against the allocator's log, on two gloo processes of a CPU.
 
-    for layout in ddp ddp-views fsdp2 fsdp2-kept tp; do
+    for layout in ddp ddp-views fsdp2 fsdp2-kept tp pp pp-gpipe pp-interleaved pp-zbv cp; do
         OMP_NUM_THREADS=1 python -m torch.distributed.run --nproc-per-node 2 benchmarks/plan_accuracy_ranks.py $layout 32-true
     done
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch.profiler import ProfilerActivity, profile
@@ -33,6 +34,11 @@ LAYOUTS: dict[str, Any] = {
     "fsdp2": MeshStrategy,
     "fsdp2-kept": partial(MeshStrategy, reshard_after_forward=False),
     "tp": partial(MeshStrategy, shard=1, tensor_parallel=2),
+    "pp": partial(MeshStrategy, shard=1, pipeline=2),
+    "pp-gpipe": partial(MeshStrategy, shard=1, pipeline=2, schedule="gpipe"),
+    "pp-interleaved": partial(MeshStrategy, shard=1, pipeline=2, schedule="interleaved1f1b"),
+    "pp-zbv": partial(MeshStrategy, shard=1, pipeline=2, schedule="zbv"),
+    "cp": partial(MeshStrategy, shard=1, context=2),
 }
 
 
@@ -40,7 +46,7 @@ class Log(Callback):
     """The allocator's log of optimizer steps 3 and 4. Step 3 starts without old gradients, step 4 with them."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 2:
+        if batch_idx == 2 * trainer.accumulate_grad_batches:  # type: ignore[attr-defined]
             optimizer = trainer.optimizers[0]
             optimizer.zero_grad()
             state = [t for values in optimizer.state.values() for t in values.values() if torch.is_tensor(t)]
@@ -49,7 +55,7 @@ class Log(Callback):
                 self.stays += sum(_bytes(p) for p in pl_module.parameters())
             self.log_ = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self.log_.__enter__()
-        elif batch_idx == 4:
+        elif batch_idx == 4 * trainer.accumulate_grad_batches:  # type: ignore[attr-defined]
             self.log_.__exit__(None, None, None)
             self.peak = self.stays + highest(self.log_)
 
@@ -63,8 +69,9 @@ def main(layout: str, precision: str) -> None:
     watch, log = PlanMonitor(), Log()
     text = Path(tempfile.gettempdir()) / "plan-accuracy.txt"
     text.write_text("a line of text, and another one\n" * 3000)
-    ranks = 1 if layout == "tp" else 2
-    data = TextFiles(paths=str(text), micro_batch_size=2, global_batch_size=2 * ranks, block_size=128)
+    ranks = 1 if layout in ("tp", "cp") or layout.startswith("pp") else 2
+    micro_batches = 4 if layout.startswith("pp") else 1
+    data = TextFiles(paths=str(text), micro_batch_size=2, global_batch_size=2 * ranks * micro_batches, block_size=128)
     config = GPTConfig(n_layer=6, n_head=4, n_embd=256, block_size=128, vocab_size=2048)
     trainer = Trainer(
         max_steps=6,
@@ -81,9 +88,13 @@ def main(layout: str, precision: str) -> None:
         use_distributed_sampler=False,
     )
     trainer.fit(LanguageModel(config, partial(torch.optim.AdamW, fused=True)), datamodule=data)
+    planned, peaks = watch.predicted_bytes or 0, [0] * 2
+    dist.all_gather_object(peaks, log.peak)
     if trainer.is_global_zero:
-        planned = watch.predicted_bytes or 0
-        print(f"{layout}, {precision}: {planned / 1e6:.1f} MB planned, {log.peak / 1e6:.1f} measured: {planned / log.peak:.4f}")
+        most = max(peaks)
+        print(
+            f"{layout}, {precision}: {planned / 1e6:.1f} MB planned, {most / 1e6:.1f} measured: {planned / most:.4f}, {peaks}"
+        )
 
 
 if __name__ == "__main__":

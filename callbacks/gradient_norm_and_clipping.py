@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -40,6 +41,30 @@ def total_norm(grads: Iterable[Tensor]) -> Tensor:
     if len(norms) == 1:
         return norms[0]
     return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+
+
+def gradient_norm(trainer: Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
+    """`total_norm` of an optimizer's gradients, on all ranks that hold parts of the model. All of them call it.
+
+    With pipeline stages, the ranks of `strategy.pipeline_mesh` hold different parameters: their squares are added. A parameter
+    in `strategy.repeated_parameters` counts on another rank of the pipeline.
+    """
+    repeated = getattr(trainer.strategy, "repeated_parameters", ())
+    norm = total_norm(
+        p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None and p not in repeated
+    )
+    pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
+    if pipeline is None:
+        return norm
+    square = norm.to(optimizer_device(optimizer), torch.float64).square()
+    dist.all_reduce(square, group=pipeline.get_group())
+    return square.sqrt().to(norm.dtype)
+
+
+def optimizer_device(optimizer: torch.optim.Optimizer) -> torch.device:
+    """The device of an optimizer's parameters. A group may be empty."""
+    first: Tensor = next(p for group in optimizer.param_groups for p in group["params"])
+    return first.device
 
 
 def scale_(grads: Iterable[Tensor], factor: Tensor) -> None:
@@ -111,9 +136,9 @@ class GradientNorm(Callback):
         self._steps += 1
         if self.clip is None and not logged:
             return
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = self.latest_norm = total_norm(grads)
+        norm = self.latest_norm = gradient_norm(trainer, optimizer)
         if self.clip is not None:
+            grads = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
             scale_(grads, torch.clamp(self.clip / (norm + 1e-6), max=1.0))
             self._clipped = self._clipped + (norm > self.clip)
         if not logged:

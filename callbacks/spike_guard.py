@@ -16,7 +16,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from ._lightning import is_logged, wrap, write_row
 from ._torch import unscales_by_itself
 from .errors import ConfigurationError
-from .gradient_norm_and_clipping import total_norm
+from .gradient_norm_and_clipping import gradient_norm, optimizer_device
 
 _UNREAD_AT_MOST = 128
 _NAMED_AT_MOST = 3
@@ -46,7 +46,8 @@ class SpikeGuard(Callback):
 
     Contract:
         on_train_start: wraps `optimizer.step`; teardown, on_exception: unwraps it.
-        on_before_backward: adds up the loss of the micro-batches.
+        on_before_backward: adds up the loss of the micro-batches. A module with an attribute `step_loss`, the mean loss of
+            the current step, gives it instead; a strategy with `loss_ranks` says how many ranks have one that is not 0.
         on_before_optimizer_step: tests the step; reads the results on the host at logged steps (or after 128 steps). Uses
             the norm of an earlier callback with `latest_norm` (GradientNorm), otherwise computes it.
         State: the window, the numbers of skipped steps since the last row and in a row; plain types.
@@ -126,9 +127,13 @@ class SpikeGuard(Callback):
         if self._loss is not None:  # None: no backward pass ran
             norm = getattr(self._norm_source, "latest_norm", None)
             if norm is None:
-                norm = total_norm(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+                norm = gradient_norm(trainer, optimizer)
             device = self._good.device
-            observed = torch.stack([self._loss.to(device), norm.to(device, torch.float32)])
+            # Known only after the backward pass where that runs all micro-batches at once, as pipeline stages do.
+            loss = getattr(pl_module, "step_loss", self._loss)
+            # Ranks without the last stage have a loss of 0. The mean is over the others.
+            several = trainer.world_size / getattr(trainer.strategy, "loss_ranks", trainer.world_size)
+            observed = torch.stack([loss.to(device) * several, norm.to(device, torch.float32)])
             self._loss = None
             self._judge(observed, step, getattr(getattr(trainer, "datamodule", None), "step_samples", None))
         logged = is_logged(trainer, step)
@@ -196,7 +201,7 @@ class SpikeGuard(Callback):
                 with torch.enable_grad():
                     result = closure()
             skip, self._skip = self._skip, None
-            if skip is not None and optimizer.param_groups[0]["params"][0].device.type == "cpu":
+            if skip is not None and optimizer_device(optimizer).type == "cpu":
                 skip = skip.cpu()  # parameters offloaded to the host: synchronise before the CPU kernels read it
             if skip is None:
                 original(**kwargs)

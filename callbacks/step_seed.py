@@ -21,8 +21,7 @@ class StepSeed(Callback):
     generator state is saved, and random numbers used by validation or text generation do not matter. They do change with
     the number of ranks and the micro-batch size.
 
-    Tensor-parallel ranks share a batch and draw the same numbers by default. If each of them holds other tokens or heads,
-    they must differ: the strategy's attribute `random_rank`, if it exists, replaces the data-parallel rank.
+    Ranks that share a batch, such as tensor-parallel ones, draw the same numbers.
 
     Not covered: generators in loader workers.
 
@@ -45,7 +44,7 @@ class StepSeed(Callback):
         self._micro_batch = 0  # counted here, because manual optimization has no fixed window
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._rank = getattr(trainer.strategy, "random_rank", data_parallel(trainer)[0])
+        self._rank = data_parallel(trainer)[0]
         device = trainer.strategy.root_device
         if device.type != "cpu":
             module = torch.get_device_module(device)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -35,8 +36,9 @@ class Stragglers(Callback):
     Waits in other collectives count as work on every rank, and so hide the delay of the slow rank:
         Lightning's SIGTERM broadcast before every micro-batch hides delays in all micro-batches of a step but the last.
         StopOnSignal removes that broadcast. Its own all-reduce once a step hides delays in the optimizer.
-        Tensor parallelism: collectives within each layer give all ranks of a group the same time.
+        Tensor and context parallelism: collectives within each layer give all ranks of a group the same time.
         FSDP1: waits in its collectives are not measured.
+    With pipeline stages (a strategy whose `pipeline_mesh` is not None) it is off, and says so once.
 
     On CUDA, times are those of the device: events on the current stream.
 
@@ -65,6 +67,9 @@ class Stragglers(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hooks()
         self._several = trainer.world_size > 1
+        if getattr(trainer.strategy, "pipeline_mesh", None) is not None:
+            rank_zero_info("rank/straggler: not logged, because pipeline stages wait for each other in the middle of a step.")
+            self._several = False
         self._first = trainer.global_step + 3  # in the second step DDP rebuilds its buckets, an unmeasured wait
         self._device = trainer.strategy.root_device
         self._forget()

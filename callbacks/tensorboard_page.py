@@ -1,4 +1,4 @@
-"""One TensorBoard page with the four charts to look at first."""
+"""One TensorBoard page with the charts to look at first."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 # TensorBoard matches tags as regular expressions at the beginning: without the anchors "lr" also matches "lr/embedding".
-LAYOUT = {
-    "training": {
-        "loss": ["Multiline", ["^train/loss$", "^val/loss$"]],
-        "learning rate": ["Multiline", ["^lr$", "^lr/"]],
-        "gradient norm": ["Multiline", ["^grad/norm$", "^grad/norm_clipped$"]],
-        "throughput (tokens/s)": ["Multiline", ["^throughput/tokens_per_second$"]],
-    }
+CHARTS = {
+    "loss": ["Multiline", ["^train/loss$", "^val/loss$"]],
+    "learning rate": ["Multiline", ["^lr$", "^lr/"]],
+    "gradient norm": ["Multiline", ["^grad/norm$", "^grad/norm_clipped$"]],
+    "throughput (tokens/s)": ["Multiline", ["^throughput/tokens_per_second$"]],
+}
+BY_SOURCE = {
+    "training loss by source": ["Multiline", ["^train/[^/]+/loss$"]],
+    "validation loss by source": ["Multiline", ["^val/[^/]+/loss$"]],
 }
 
 
 class TensorBoardPage(Callback):
     """Lays out loss (training and validation), learning rate, gradient norm and throughput under "Custom Scalars".
+
+    If the data module lists `source_names`, also the losses of its sources.
 
     Logs: the layout. Without a TensorBoardLogger it does nothing.
 
@@ -27,6 +31,8 @@ class TensorBoardPage(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        sources = getattr(getattr(trainer, "datamodule", None), "source_names", ())
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_custom_scalars(LAYOUT)  # on other ranks `experiment` is a dummy that does nothing
+                # On other ranks `experiment` is a dummy that does nothing.
+                logger.experiment.add_custom_scalars({"training": CHARTS | BY_SOURCE if sources else CHARTS})

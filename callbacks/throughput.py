@@ -166,10 +166,11 @@ class Throughput(Callback):
         if tflops is None and device.type == "cuda":
             tflops = peak_tflops(name, str(trainer.precision), torch.get_float32_matmul_precision())
         if tflops is None:
-            rank_zero_info(
-                f"throughput/mfu: not logged, because the dense peak of {name} at precision {trainer.precision} is unknown"
-                " (set --throughput.peak_tflops)."
-            )
+            if device.type != "cpu":  # nobody expects it there
+                rank_zero_info(
+                    f"throughput/mfu: not logged, because the dense peak of {name} at precision {trainer.precision} is unknown"
+                    " (set --throughput.peak_tflops)."
+                )
             return
         own = getattr(pl_module, "flops_per_token", None)
         parameters = sum(p.numel() for p in pl_module.parameters())

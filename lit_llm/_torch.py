@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C import _distributed_c10d
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import ShardingStrategy
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, ShardingStrategy
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset, compute_local_shape_and_global_offset
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # In-place arithmetic on lists of tensors, one fused launch a list: what torch's own optimizers are made of.
 foreach_add_ = torch._foreach_add_
@@ -20,7 +34,54 @@ foreach_sign_ = torch._foreach_sign_
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
+# A tensor of any size without data, whose operations a dispatch mode sees: for the planner's trace.
+DispatchMode = TorchDispatchMode
+make_wrapper = torch.Tensor._make_wrapper_subclass
+no_torch_function = torch._C._disabled_torch_function_impl
+CAST = torch.ops.aten._to_copy
+LOG_SOFTMAX = torch.ops.aten._log_softmax
+LOCAL_SCALAR = torch.ops.aten._local_scalar_dense  # of Tensor.item
+
 HYBRID_SHARD_GRAD_OP = ShardingStrategy._HYBRID_SHARD_ZERO2  # of FSDP1: within a node, weights not freed after forward
+
+
+def start_fake_processes(rank: int, world_size: int) -> None:
+    """A process group of `world_size` processes of which only `rank` exists: its collectives return at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # the import registers the backend
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+
+SizesOnly = FakeTensor
+"""A tensor without data, made inside of `sizes_only`."""
+
+
+def sizes_only() -> AbstractContextManager[Any]:
+    """Inside, tensors have sizes and no data. Tensors with data can be inputs."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def with_data() -> AbstractContextManager[Any]:
+    """Inside `sizes_only`: new tensors have data again."""
+    return unset_fake_temporarily()
+
+
+@contextmanager
+def stages_agree() -> Iterator[None]:
+    """Inside, pipeline stages do not ask each other whether all of them know the shapes of what they exchange: they do."""
+
+    def yes(stage: PipelineStage, *_: Any, **__: Any) -> torch.Tensor:
+        return torch.ones(1, dtype=torch.int32)
+
+    names = ("_warmup_forward_vote", "_warmup_backward_result")
+    before = {name: getattr(PipelineStage, name) for name in names}
+    for name in names:
+        setattr(PipelineStage, name, yes)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(PipelineStage, name, method)
 
 
 def local_box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -29,11 +90,112 @@ def local_box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(shape), tuple(offset)
 
 
+def box_at(
+    shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Placement, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(shape, offset in the whole tensor) of the shard at a coordinate of the mesh."""
+    size, offset = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements)
+    return tuple(size), tuple(offset)
+
+
 def flatten_mesh(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
     """A mesh's ranks along one dimension; collectives over several dimensions then run as one."""
     return mesh._flatten(name)
 
 
+def unflatten_mesh(mesh: DeviceMesh, dimension: str, sizes: dict[str, int]) -> DeviceMesh:
+    """The mesh with one dimension split into several, whose product is its size; of the same root."""
+    return mesh._unflatten(dimension, tuple(sizes.values()), tuple(sizes))
+
+
 def take_unscaled_gradients(optimizer: Optimizer) -> None:
     """Make the fp16 loss scaler unscale the gradients of a fused optimizer before its step, as it does for others."""
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+def group_of(arguments: Iterable[Any]) -> dist.ProcessGroup:
+    """The process group among the arguments of a collective operator: an object, its boxed form, or its name at the end."""
+    arguments = list(arguments)
+    for argument in arguments:
+        if isinstance(argument, dist.ProcessGroup):
+            return argument
+        if isinstance(argument, torch.ScriptObject):  # of c10d's operators; a reduction's kind is boxed too, and comes later
+            return dist.ProcessGroup.unbox(argument)
+    name = [argument for argument in arguments if isinstance(argument, str)][-1]  # a reduction's kind comes before it
+    return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]  # a NewType of str
+
+
+def gather_in_own_dtype(unit: FSDPModule, unless: Callable[[list[nn.Module]], bool]) -> None:
+    """Gather the parameters of an FSDP2 unit in their own dtype instead of its `param_dtype`, in the same collective.
+
+    Args:
+        unless: whether the parameter that these modules own is gathered in `param_dtype` all the same.
+    """
+    for parameter in _parameters_of(unit):
+        info = parameter._module_info
+        if not unless([info.module, *info.shared_modules]):
+            parameter.init_dtype_attrs = partial(_init_with_own_dtype, parameter)  # type: ignore[method-assign]
+
+
+def whole_parameters(unit: FSDPModule) -> list[nn.Parameter]:
+    """The unsharded parameters of an FSDP2 unit, which its backward pass gives gradients; from its first gather on."""
+    return [parameter.unsharded_param for parameter in _parameters_of(unit)]
+
+
+def _parameters_of(unit: FSDPModule) -> list[FSDPParam]:
+    group = unit._get_fsdp_state()._fsdp_param_group
+    return [] if group is None else group.fsdp_params
+
+
+def _init_with_own_dtype(parameter: FSDPParam, policy: MixedPrecisionPolicy) -> None:
+    FSDPParam.init_dtype_attrs(parameter, replace(policy, param_dtype=None))
+
+
+def all_gather_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
+    """(r, …) of each rank → (ranks · r, …) in the order of the ranks. An operator that compilers and CommDebugMode see."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_gather_into_tensor(rows.contiguous(), ranks, group))
+
+
+def exchange_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
+    """(ranks · r, …) → the same shape: rows i · r to (i + 1) · r go to rank i, and those of the result come from rank i."""
+    ops, sizes = torch.ops._c10d_functional, [rows.size(0) // ranks] * ranks
+    return ops.wait_tensor(ops.all_to_all_single(rows.contiguous(), sizes, sizes, group))
+
+
+# NCCL's flight recorder where torch is built with it; otherwise that of the other backends.
+_of_all: Any = _distributed_c10d  # the stubs lack both
+_record_of_collectives = getattr(_of_all, "_dump_nccl_trace_json", None) or _of_all._dump_fr_trace_json
+
+
+def collectives_begun() -> int:
+    """How many collectives this process has begun, in all groups."""
+    status = json.loads(_record_of_collectives(includeCollectives=False)).get("pg_status", {})
+    return sum(max(0, int(group["last_enqueued_collective"])) for group in status.values())
+
+
+def last_collective() -> str | None:
+    """The latest collective or message of this process, such as "gloo:all_reduce of [[3]] (unfinished)"."""
+    entries = json.loads(flight_record()).get("entries", [])
+    if not entries:
+        return None
+    last = max(entries, key=lambda entry: entry["record_id"])
+    ended = "finished" if last["retired"] else "unfinished"
+    return f"{last['profiling_name']} of {last['input_sizes']} ({ended})"
+
+
+def flight_record() -> bytes:
+    """The latest collectives of this process, as JSON."""
+    return _record_of_collectives()
+
+
+def tensors_in(nested: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts."""
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, list | tuple):
+        for each in nested:
+            yield from tensors_in(each)
+    elif isinstance(nested, dict):
+        for each in nested.values():
+            yield from tensors_in(each)

@@ -31,7 +31,12 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file that is complete or absent: an existing one is replaced by one rename.
+    """`write_bytes` of a text in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file that is complete or absent: an existing one is replaced by one rename.
 
     Raises:
         OSError: The disk refused. `path` is unchanged and nothing partial remains.
@@ -39,8 +44,8 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         with naming(path):
-            with open(partial, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(partial, "wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)

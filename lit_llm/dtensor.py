@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,9 +47,12 @@ def fill_(tensor: Tensor, whole: Tensor) -> None:
 def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
     """Initialise a parameter in place: every rank draws the whole tensor and keeps its part.
 
-    So the random stream, and every weight, is the same on any number of ranks. Costs the memory of one whole tensor.
+    So the random stream, and every weight, is the same on any number of ranks. Costs the memory of one whole tensor. A
+    parameter on the meta device belongs to another stage of a pipeline: its values are drawn on the default device and dropped.
     """
-    if isinstance(parameter, DTensor):
+    if parameter.is_meta:
+        draw(torch.empty(parameter.shape, dtype=parameter.dtype))
+    elif isinstance(parameter, DTensor):
         local = parameter.to_local()
         fill_(parameter, draw(torch.empty(parameter.shape, dtype=parameter.dtype, device=local.device)))
     else:
@@ -61,7 +64,7 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def local_gradients(params: list[Tensor]) -> list[Tensor]:
+def local_gradients(params: Sequence[Tensor]) -> list[Tensor]:
     """This rank's parts of the gradients, with their parameters' placements. Partial sums are reduced."""
     grads = []
     for p in params:
@@ -71,11 +74,3 @@ def local_gradients(params: list[Tensor]) -> list[Tensor]:
             grad = grad.redistribute(placements=p.placements)
         grads.append(local_part(grad))
     return grads
-
-
-def gather_like(part: Tensor, like: Tensor) -> Tensor:
-    """The whole tensor whose part each rank holds, with the placements of the parameter `like`. All ranks call it."""
-    if not isinstance(like, DTensor):
-        return part
-    mesh, placements = like.device_mesh, like.placements
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()).full_tensor()

@@ -45,19 +45,22 @@ class Domain:
             return True
         if self.fraction and isinstance(value, float):
             return 0 < value <= 1
-        if not math.isfinite(value) or (self.whole and not isinstance(value, int)):
+        if not _is_finite(value) or (self.whole and not isinstance(value, int)):
             return False
         return not self._too_low(value) and not self._too_high(value)
 
     def problem(self, key: str, value: Any) -> str | None:
         """One sentence with the value, the rule and the flag; None if the value is in the domain."""
-        if self.accepts(value):
-            return None
-        return f"{key} is {_shown(value)}, but must be {self.rule(value)} (--{key})"
+        sentence = self.sentence(key, value)
+        return None if sentence is None else f"{sentence} (--{key})"
+
+    def sentence(self, name: str, value: Any) -> str | None:
+        """One sentence with the value and the rule; None if the value is in the domain."""
+        return None if self.accepts(value) else f"{name} is {shown(value)}, but must be {self.rule(value)}"
 
     def rule(self, value: Any) -> str:
         """What a value must be, for one that is refused. Names the bound that it violates, and narrow bounds always."""
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
         low = f"{'above' if self.above_low else 'at least'} {_written(self.low)}" if self.low > -LARGEST else ""
         high = f"{'below' if self.below_high else 'at most'} {_written(self.high)}"
         if number and self._too_high(value):
@@ -80,13 +83,28 @@ class Domain:
         return value > self.high or (self.below_high and value == self.high)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A refused value as YAML writes it."""
-    if value is None or isinstance(value, str):
-        return "null" if value is None else repr(value[:60])
+    text = _flow(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _flow(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, str):
+        return repr(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_flow(each)}' for key, each in value.items())}}}"
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    return str(value)[:60]
+    return str(value)
+
+
+def _is_finite(value: float) -> bool:
+    return isinstance(value, int) or math.isfinite(value)  # an integer may be too large for a float
 
 
 def _written(number: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from pydoc import locate
@@ -10,14 +11,17 @@ from typing import Any
 from lit_llm.errors import UserError
 from lit_llm.models.custom import SETTINGS, Architecture
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.lora import LoRAConfig
 from lit_llm.renamed_classes import current_name
 
 # Settings that decide the shapes of the weights: no flag makes a checkpoint fit another shape.
 SHAPES = {
     *("n_layer", "n_head", "n_kv_head", "n_embd", "head_dim", "block_size", "mlp", "mlp_width", "norm", "position", "bias"),
-    *("qkv_bias", "tie_embeddings", "qk_norm", "pad_vocab_to", "vocab_size"),
+    *("qkv_bias", "attention_output_bias", "mlp_bias", "norm_bias", "tie_embeddings", "qk_norm", "qk_norm_width"),
+    *("norm_position", "attention_sinks", "pad_vocab_to", "vocab_size"),
 }
 INITIAL = ("init_std", "zero_init_projections")  # matter before the first step only
+TRAINING = ("dropout", "mask_documents", "eos_id")  # follow the data and the way of training, not the weights
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
@@ -58,6 +62,28 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
         raise UserError(f"{checkpoint} is from another version of lit_llm: {error} ({flag})") from error
 
 
+def lora_changes(saved: LoRAConfig | None, lora: LoRAConfig | None, *, accepted: bool) -> list[str]:
+    """One sentence for each setting of adapters that differs from the checkpoint's.
+
+    Args:
+        accepted: Ignore settings that do not determine the shapes of the adapters.
+    """
+    if saved is None or lora is None:
+        if saved is lora:
+            return []
+        if saved is None:
+            return ["the checkpoint holds a whole model, and lora is set (--lora null, or start from its weights: --init_from)"]
+        return [f"the checkpoint holds adapters, and lora is null (--lora.rank {saved.rank}, or --config lora)"]
+    found = []
+    for name, value in asdict(lora).items():
+        before = getattr(saved, name)
+        if before != value and not (accepted and name in ("alpha", "dropout")):
+            flag = f"--lora.{name} {json.dumps(before)}"
+            mend = f"{flag}, or --accept_changes true" if name in ("alpha", "dropout") else flag
+            found.append(f"lora.{name} was {json.dumps(before)} in the checkpoint and is {json.dumps(value)} ({mend})")
+    return found
+
+
 def model_changes(
     saved: dict[str, Any], model: GPTConfig, architecture: Architecture | None = None, *, accepted: bool
 ) -> list[str]:
@@ -73,12 +99,7 @@ def model_changes(
         flag = f"--architecture {was['class_path']}" if was else "--architecture null"
         return [f"the model was {before} in the checkpoint and is {now}: these weights do not fit ({flag})"]
     if was is not None and architecture is not None and not accepted:
-        arguments = architecture.init_args
-        changed = [
-            (f".{name}", was["init_args"][name], value)
-            for name, value in arguments.items()
-            if was["init_args"].get(name, value) != value
-        ]
+        changed = _changed_arguments(was, architecture)
         if was["class_path"] != architecture.class_path:
             changed = [("", was["class_path"], architecture.class_path)]
         found += [
@@ -96,3 +117,25 @@ def model_changes(
         elif not accepted:
             found.append(f"{change} (--model.{name} {before}, or --accept_changes true)")
     return found
+
+
+def _changed_arguments(was: dict[str, Any], architecture: Architecture) -> list[tuple[str, Any, Any]]:
+    """Name with a dot, saved and current value of each argument of a custom architecture that differs."""
+    saved, arguments = was["init_args"], architecture.init_args
+    return [(f".{name}", saved[name], value) for name, value in arguments.items() if saved.get(name, value) != value]
+
+
+def reinterpretations(saved: dict[str, Any], model: GPTConfig, architecture: Architecture | None) -> list[str]:
+    """`model.name before → now` of each setting that no shape depends on, but what trained weights compute.
+
+    Of a custom architecture, also of each argument: only its code knows what it means.
+    """
+    changed = [
+        (f"model.{name}", saved[name], value)
+        for name, value in asdict(model).items()
+        if name in saved and saved[name] != value and name not in {*SHAPES, *INITIAL, *TRAINING}
+    ]
+    was = saved.get("architecture")
+    if was is not None and architecture is not None:
+        changed += [(f"architecture{name}", before, now) for name, before, now in _changed_arguments(was, architecture)]
+    return [f"{key} {json.dumps(before, default=str)} → {json.dumps(now, default=str)}" for key, before, now in changed]

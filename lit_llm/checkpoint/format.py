@@ -4,6 +4,7 @@
         checkpoint.pt    torch.save of Lightning's dict
         shard-….pt       with --sharded_checkpoints: each rank's parts of distributed tensors (lit_llm.checkpoint.sharded)
         manifest.json    step, tokens, versions, size and SHA-256 of every file, and a checksum of the manifest itself
+        damaged.json     only if ranks that loaded it found a changed shard (lit_llm.checkpoint.damage_record)
 
 A save writes `.step-00000500.ckpt.partial`, fsyncs every file and renames the folder. A folder of the same name is renamed to
 `.step-00000500.ckpt.replaced` first; readers find it there until the new one is in place. A deletion starts by renaming to
@@ -32,6 +33,7 @@ import torch.distributed as dist
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from lit_llm.checkpoint.crash_safe import HashingFile, fsync_path, make_folder, sha256_of
+from lit_llm.checkpoint.damage_record import clear_damage, recorded_damage
 from lit_llm.checkpoint.manifest import DATA, MANIFEST, encode, intact_manifest, is_of_later_version, make_manifest, manifest_in
 from lit_llm.checkpoint.sharded import join
 from lit_llm.disk import delete
@@ -201,16 +203,63 @@ def read(
     return join(content, shards, load, lazy=lazy) if shards else content
 
 
-def verify(path: str | Path) -> str | None:
+def read_values(path: str | Path) -> dict[str, Any]:
+    """What a checkpoint holds beside the tensors in shards, for which there are placeholders. Nothing is verified.
+
+    Reads no shard, so it also works if one is damaged, and its time does not grow with their number.
+
+    Raises:
+        UserError: It is missing, in another format, or checkpoint.pt cannot be loaded.
+    """
+    location = _locate(path)
+    if not location.is_dir():
+        return _load(location, location)
+    manifest_in(location)
+    return _load(location / DATA, location)
+
+
+def verify(path: str | Path, *, shards: bool = True) -> str | None:
     """Check the checkpoint at `path`; returns the problem as a sentence, or None.
 
     The files of a folder are compared with the checksums of its manifest. A plain Lightning file has no manifest; the
     checksums inside the zip archive cover its tensors and its structure.
+
+    Args:
+        shards: Hash the shards, too, and remove a record of damage if they are good. False: check only their sizes and that
+            record, for ranks that hash them together when they load them (`lit_llm.checkpoint.shared_verification`).
     """
     try:
-        return _problem(_locate(path))
+        return _problem(_locate(path), shards=shards)
     except UserError as error:
         return str(error)
+
+
+def damage_before_load(path: str | Path, *, ranks: int) -> str | None:
+    """As `verify`, of a checkpoint that is named, before `ranks` processes load it: several share its shards then.
+
+    One that is recorded as damaged may have been repaired, so it is hashed again.
+    """
+    return verify(path, shards=ranks == 1 or recorded_damage(Path(path)) is not None)
+
+
+def shard_sizes(path: str | Path) -> dict[str, int]:
+    """Name and bytes of each shard of a checkpoint, in the order of the ranks that wrote them. A plain file has none.
+
+    Raises:
+        UserError: It is missing, or its manifest is missing, damaged or of a later version of the format.
+    """
+    location = _locate(path)
+    files = manifest_in(location)["files"] if location.is_dir() else {}
+    return {name: files[name]["bytes"] for name in sorted(files) if name != DATA}
+
+
+def shard_problem(path: str | Path, name: str) -> str | None:
+    """Why the shard `name` is not as it was written, as the end of a sentence; None if it is. Reads all of it."""
+    folder = _locate(path)
+    try:
+        return _content_problem(folder, name, manifest_in(folder)["files"][name])
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
@@ -236,15 +285,18 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
     return sorted(found, key=_age, reverse=True)
 
 
-def newest_good(folder: str | Path) -> tuple[Path | None, list[str]]:
+def newest_good(folder: str | Path, *, shards: bool = True) -> tuple[Path | None, list[str]]:
     """The newest undamaged checkpoint of a folder, and one sentence for each damaged one that is, or may be, newer.
+
+    Args:
+        shards: As for `verify`.
 
     Raises:
         UserError: A newer one is intact, but of a later version of the format: an older one would undo what it holds.
     """
     damaged: list[str] = []
     for candidate in checkpoints_in(folder):
-        problem = verify(candidate)
+        problem = verify(candidate, shards=shards)
         if problem is None:
             return candidate, damaged
         if is_of_later_version(candidate):
@@ -314,14 +366,14 @@ def _locate(path: str | Path) -> Path:
     raise UserError(f"there is no checkpoint {path}.")
 
 
-def _problem(location: Path) -> str | None:
+def _problem(location: Path, *, shards: bool = True) -> str | None:
     try:
-        return _problem_of_folder(location) if location.is_dir() else _problem_of_file(location)
+        return _problem_of_folder(location, shards=shards) if location.is_dir() else _problem_of_file(location)
     except OSError as error:
         return f"checkpoint {location} cannot be read: {error.strerror}."
 
 
-def _problem_of_folder(folder: Path) -> str | None:
+def _problem_of_folder(folder: Path, *, shards: bool) -> str | None:
     try:
         manifest = manifest_in(folder)
     except UserError as error:
@@ -329,16 +381,29 @@ def _problem_of_folder(folder: Path) -> str | None:
     for file in sorted(folder.glob("shard-*")):
         if file.name not in manifest["files"]:
             return f"checkpoint {folder} is damaged: {file.name} is not one of the files in its {MANIFEST}."
+    if not shards and (problem := recorded_damage(folder)):
+        return problem
     for name, expected in manifest["files"].items():
-        file = folder / name
-        if not file.is_file():
-            return f"checkpoint {folder} is damaged: {name} is missing."
-        size = file.stat().st_size
-        if size != expected["bytes"]:
-            return f"checkpoint {folder} is damaged: {name} has {size} bytes, it was written with {expected['bytes']}."
-        if sha256_of(file) != expected["sha256"]:
-            return f"checkpoint {folder} is damaged: the contents of {name} have changed since it was written."
+        check = _content_problem if shards or name == DATA else _size_problem
+        if problem := check(folder, name, expected):
+            return f"checkpoint {folder} is damaged: {problem}."
+    if shards:
+        clear_damage(folder)
     return None
+
+
+def _content_problem(folder: Path, name: str, expected: dict[str, Any]) -> str | None:
+    if problem := _size_problem(folder, name, expected):
+        return problem
+    is_same = sha256_of(folder / name) == expected["sha256"]
+    return None if is_same else f"the contents of {name} have changed since it was written"
+
+
+def _size_problem(folder: Path, name: str, expected: dict[str, Any]) -> str | None:
+    if not (folder / name).is_file():
+        return f"{name} is missing"
+    size = (folder / name).stat().st_size
+    return f"{name} has {size} bytes, it was written with {expected['bytes']}" if size != expected["bytes"] else None
 
 
 def _problem_of_file(file: Path) -> str | None:

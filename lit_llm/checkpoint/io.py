@@ -12,8 +12,13 @@ from lightning.fabric.plugins.io import CheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm.checkpoint import format
-from lit_llm.checkpoint.snapshot import Snapshots
+from lit_llm.checkpoint.free_memory import free_host_bytes
+from lit_llm.checkpoint.shared_verification import verify_shards_together
+from lit_llm.checkpoint.snapshot import Snapshots, bytes_to_copy
 from lit_llm.errors import UserError
+
+_COPY_FRACTION = 0.5
+"""Of the free host memory, what copies may take: data loaders and the page cache need some, too."""
 
 
 class FolderCheckpointIO(CheckpointIO):
@@ -28,10 +33,12 @@ class FolderCheckpointIO(CheckpointIO):
 
     Args:
         verified: A checkpoint that rank 0 has verified already; loading it does not read it a second time for that.
+        shards_left: Rank 0 has not hashed the shards of `verified`.
     """
 
-    def __init__(self, verified: str | Path | None = None) -> None:
+    def __init__(self, verified: str | Path | None = None, *, shards_left: bool = False) -> None:
         self._verified = None if verified is None else Path(verified)
+        self._shards_left = shards_left
         self._failed: set[Path] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
@@ -53,10 +60,11 @@ class FolderCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None, *, lazy: bool = False
     ) -> dict[str, Any]:
-        """The checkpoint at rank 0's `path`, verified by rank 0; always loaded with `weights_only=True`.
+        """The checkpoint at rank 0's `path`, verified; always loaded with `weights_only=True`.
 
         Where a process group exists all its ranks call this together. Rank 0 broadcasts its path, so that all ranks load the
-        same checkpoint even if a link was changed meanwhile, and whether it is damaged.
+        same checkpoint even if a link was changed meanwhile, and whether it is damaged. Each rank hashes its share of the
+        shards; rank 0 also checkpoint.pt.
 
         The file is memory-mapped, so that ranks share its pages. On a CPU the optimizer keeps using them: if the file is
         deleted later, its disk space is freed when the process ends.
@@ -64,20 +72,26 @@ class FolderCheckpointIO(CheckpointIO):
         Raises:
             UserError: It is missing, in another format, or damaged; on every rank.
         """
-        path = self._verified_on_rank_zero(Path(path))
+        path = self._verify_together(Path(path))
         return format.read(path, map_location=map_location or "cpu", verify=False, lazy=lazy)
 
-    def _verified_on_rank_zero(self, path: Path) -> Path:
+    def _verify_together(self, path: Path) -> Path:
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        problem = None
-        if (not together or dist.get_rank() == 0) and path != self._verified:
-            problem = format.verify(path)
+        problem, shards_left = None, False
+        if not together or dist.get_rank() == 0:
+            known = path == self._verified
+            problem = None if known else format.verify(path, shards=not together)
+            shards_left = self._shards_left if known else together
         if together:
-            choice: list[Any] = [path, problem]
+            choice: list[Any] = [path, problem, shards_left]
             dist.broadcast_object_list(choice)
-            path, problem = choice
+            path, problem, shards_left = choice
         if problem is not None:
             raise UserError(problem)
+        if shards_left:
+            verify_shards_together(path)
+            if path == self._verified:
+                self._shards_left = False
         return path
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -114,10 +128,18 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
     Costs host memory of the size of one checkpoint, which the next save reuses; it waits for the save before it. Errors are
     raised on the main thread, in the next call of any method. Lightning calls `teardown` when a run ends in any way; it
     waits for the thread.
+
+    Args:
+        processes_to_fit: Save in the foreground, with a warning, if at the first save the copies of this many processes on one
+            machine would take more than half of its free memory. None: copy in any case.
     """
 
-    def __init__(self, verified: str | Path | None = None) -> None:
-        super().__init__(verified)
+    def __init__(
+        self, verified: str | Path | None = None, *, shards_left: bool = False, processes_to_fit: int | None = None
+    ) -> None:
+        super().__init__(verified, shards_left=shards_left)
+        self._processes_to_fit = processes_to_fit
+        self._copies: bool | None = None if processes_to_fit else True  # decided at the first save, which has every tensor
         self._snapshots = Snapshots()
         self._thread: ThreadPoolExecutor | None = None
         self._jobs: list[tuple[Path, Callable[[Path, BaseException | None], None], Future[None]]] = []
@@ -125,6 +147,11 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Copy a checkpoint and return; the thread writes it to the local folder `path`."""
         self._collect(wait=True)  # the memory of the last copy is in use until then
+        if self._copies is None:
+            self._copies = self._copy_fits(checkpoint)
+        if not self._copies:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
         self._submit(Path(path), self._report_save, _write, self._snapshots.take(checkpoint), path, storage_options)
 
     def finished(self, path: str | Path, *, wait: bool = False) -> bool | None:
@@ -151,6 +178,17 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
             if self._thread is not None:
                 self._thread.shutdown(wait=True)
             self._thread, self._snapshots = None, Snapshots()
+
+    def _copy_fits(self, checkpoint: dict[str, Any]) -> bool:
+        needed, free = (self._processes_to_fit or 1) * bytes_to_copy(checkpoint), free_host_bytes()
+        if needed <= _COPY_FRACTION * free:
+            return True
+        rank_zero_warn(
+            f"Checkpoints are saved in the foreground: copies for the background would take {needed / 1e9:,.1f} GB of host "
+            f"memory on this machine, which is more than half of the {free / 1e9:,.1f} GB that are free "
+            "(--async_checkpoints true copies nevertheless)."
+        )
+        return False
 
     def _submit(self, path: Path, report: Callable[[Path, BaseException | None], None], work: Callable, *args: Any) -> None:
         if self._thread is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from lit_llm.checkpoint.adapters import saved_weights
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.format import read
 from lit_llm.checkpoint.load_weights import copy_weights
@@ -13,14 +14,18 @@ from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
 
 
-def load_model(checkpoint: Path, device: str = "cpu") -> GPT | CustomModel:
+def load_model(checkpoint: Path, device: str = "cpu", *, base: Path | None = None) -> GPT | CustomModel:
     """The trained model of a checkpoint, in fp32 and in eval mode. A model class of the user is imported by its saved path.
+
+    The adapters of a LoRA run are merged into its base weights.
+
+    Args:
+        base: Where the base weights of a LoRA run are; None: where they were in training.
 
     Raises:
         UserError: The checkpoint is missing, damaged or another program's, or its model class is missing or has changed.
     """
     content = read(checkpoint)
-    weights = content["state_dict"]
     config = saved_model_config(content, checkpoint, "--ckpt_path")
     architecture = saved_architecture(content)
     model: GPT | CustomModel
@@ -31,7 +36,6 @@ def load_model(checkpoint: Path, device: str = "cpu") -> GPT | CustomModel:
             model = GPT(config)
         model.to_empty(device=device)
         model.init_weights()  # fills what no checkpoint holds: the rotary tables
-    prefix = "model."
-    weights = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+    weights = saved_weights(content, checkpoint, base=base, verify=True)
     copy_weights(model.state_dict(), weights, f"{checkpoint} (--ckpt_path)")
     return model.eval()

@@ -6,29 +6,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from lit_llm.checkpoint.adapters import saved_weights
 from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.shared_verification import verify_shards_together
 from lit_llm.dtensor import fill_
 from lit_llm.errors import UserError
+from lit_llm.models.lora import is_adapter
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Copy a checkpoint's weights into a model, in the model's dtype. Each rank copies its part of distributed parameters.
+    """Copy a checkpoint's weights into a model, in the model's dtype. Each rank copies its part of distributed ones.
+
+    It has been verified on one process; several verify its shards here, together, so all of them call this.
+
+    Of a LoRA run, these are its base's with its adapters merged. Adapters that the model has itself are left as they are.
+
+    Args:
+        model: of a pipeline the whole one, with the other ranks' layers on the meta device.
 
     Raises:
-        UserError: The weights belong to another model.
+        UserError: A shard is damaged, the weights belong to another model, or the base of a LoRA run is missing.
     """
-    saved = read(checkpoint, verify=False, lazy=True)["state_dict"]
-    saved = {name.removeprefix("model."): tensor for name, tensor in saved.items() if name.startswith("model.")}
-    copy_weights(model.state_dict(), saved, f"{checkpoint} (--init_from)")
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        verify_shards_together(checkpoint)
+    own = {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(name)}
+    saved = saved_weights(read(checkpoint, verify=False, lazy=True), checkpoint, base_can_be_named=False)
+    copy_weights(own, saved, f"{checkpoint} (--init_from)")
 
 
 def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: str, *, strict: bool = True) -> None:
     """Copy tensors by name. Of tensors in shards on disk (`sharded.TensorOnDisk`) a rank reads only its part.
 
     Args:
+        own: Tensors on the meta device are other ranks': they are compared, not read.
         source: For messages: where the tensors come from, and the flag that named it.
         strict: Require the same names on both sides. Otherwise tensors without a counterpart are skipped.
 
@@ -38,7 +52,8 @@ def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: st
     if problem := mismatch(own, saved, source, strict=strict):
         raise UserError(problem)
     for name in own.keys() & saved.keys():
-        fill_(own[name], saved[name] if isinstance(own[name], DTensor) else saved[name][...])
+        if not own[name].is_meta:
+            fill_(own[name], saved[name] if isinstance(own[name], DTensor) else saved[name][...])
 
 
 def mismatch(own: Mapping[str, Any], saved: Mapping[str, Any], source: str, *, strict: bool = True) -> str | None:

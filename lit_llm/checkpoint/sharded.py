@@ -21,31 +21,69 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from lit_llm.checkpoint.placeholders import Placeholder, placeholders_in, put_in, take_out
+from lit_llm.checkpoint.stages import STAGED, Stages
 from lit_llm.dtensor import holds_first_copy, local_slice
 from lit_llm.errors import UserError
 
-PLACEHOLDER = "sharded tensor"
-"""Key of the dict that replaces a distributed tensor in checkpoint.pt; its value is the tensor's name."""
 
+def split(checkpoint: dict[str, Any], stages: Stages | None = None) -> dict[str, Any]:
+    """{"rest": nested dict with placeholders, "parts": this rank's parts}. Called on all ranks.
 
-def split(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """{"rest": nested dict with placeholders, "parts": this rank's parts}. Plain tensors stay in "rest"."""
+    Plain tensors stay in "rest", except those of pipeline stages.
+
+    Args:
+        stages: the ranks that hold the other pipeline stages of the model.
+    """
+    rest, tensors, writers = _take_out(checkpoint, stages)
+    own, leads = (0, True) if stages is None else (stages.rank, stages.leads)
     parts: dict[str, dict[str, Any]] = {}
-
-    def visit(value: Any, name: str) -> Any:
-        if isinstance(value, DTensor):
-            where = local_slice(value)
-            if holds_first_copy(value) and all(s.stop > s.start for s in where):
-                parts[name] = {"offset": [s.start for s in where], "part": value.to_local().detach()}
-            return {PLACEHOLDER: name, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-        if isinstance(value, dict):
-            return {key: visit(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
-        if isinstance(value, list):
-            return [visit(item, f"{name}.{i}") for i, item in enumerate(value)]
-        return value
-
-    rest = visit(checkpoint, "")
+    for name, tensor in tensors.items():
+        if writers.get(name, 0) != own:
+            continue
+        if not isinstance(tensor, DTensor):
+            if leads:
+                parts[name] = {"offset": [0] * tensor.ndim, "part": tensor.detach()}
+            continue
+        where = local_slice(tensor)
+        if holds_first_copy(tensor) and all(s.stop > s.start for s in where):
+            parts[name] = {"offset": [s.start for s in where], "part": tensor.to_local().detach()}
     return {"rest": rest, "parts": parts}
+
+
+def gather(checkpoint: dict[str, Any], *, keep: bool, stages: Stages | None = None) -> dict[str, Any]:
+    """The checkpoint of one process. Tensors are gathered one by one: into host memory if `keep`, else each is dropped.
+
+    Called on all ranks.
+
+    Args:
+        keep: whether this is rank 0.
+        stages: the ranks that hold the other pipeline stages of the model.
+    """
+    rest, tensors, writers = _take_out(checkpoint, stages)
+    own = 0 if stages is None else stages.rank
+    gathered: dict[str, Tensor] = {}
+    for each in placeholders_in(rest):
+        writer = writers.get(each.name, 0)
+        tensor = tensors[each.name] if writer == own else None
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()  # a collective of the ranks with this stage
+        if stages is not None and stages.leads:
+            tensor = stages.bring_to_first(tensor, writer, each.shape, each.dtype)
+        if keep:
+            assert tensor is not None
+            gathered[each.name] = tensor.cpu()
+    return put_in(rest, lambda each: gathered[each.name]) if keep else rest
+
+
+def _take_out(checkpoint: dict[str, Any], stages: Stages | None) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, int]]:
+    """(the checkpoint with placeholders, this rank's tensors by name, the rank of the pipeline that writes each; else 0)."""
+    tensors: dict[str, Tensor] = {}
+    rest = {key: take_out(value, key, tensors, plain=stages is not None and key in STAGED) for key, value in checkpoint.items()}
+    if stages is None:
+        return rest, tensors, {}
+    rest, writers = stages.merge(rest)
+    return rest, tensors, writers
 
 
 class Part(NamedTuple):
@@ -93,16 +131,9 @@ def join(rest: dict[str, Any], files: list[Path], load: Callable[[Path], dict[st
         for name, entry in load(file).items():
             parts.setdefault(name, []).append(Part(tuple(entry["offset"]), entry["part"]))
 
-    def visit(value: Any) -> Any:
-        if isinstance(value, dict) and PLACEHOLDER in value:
-            name = value[PLACEHOLDER]
-            tensor = TensorOnDisk(name, torch.Size(value["shape"]), getattr(torch, value["dtype"]), parts.get(name, []))
-            return tensor if lazy else tensor[...]
-        if isinstance(value, dict):
-            return {key: visit(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [visit(item) for item in value]
-        return value
+    def tensor_of(each: Placeholder) -> Any:
+        tensor = TensorOnDisk(each.name, each.shape, each.dtype, parts.get(each.name, []))
+        return tensor if lazy else tensor[...]
 
-    joined: dict[str, Any] = visit(rest)
+    joined: dict[str, Any] = put_in(rest, tensor_of)
     return joined

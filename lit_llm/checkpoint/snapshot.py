@@ -36,6 +36,25 @@ class Snapshots:
         return result
 
 
+def bytes_to_copy(checkpoint: Any) -> int:
+    """Host memory that `Snapshots.take` needs for a checkpoint."""
+    storages: dict[tuple[torch.device, int], int] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, Tensor):
+            storage = value.untyped_storage()
+            storages[storage.device, storage.data_ptr()] = storage.nbytes()
+        elif isinstance(value, dict):
+            for item in value.values():
+                visit(item)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item)
+
+    visit(checkpoint)
+    return sum(storages.values())
+
+
 class _Copy:
     """One pass over one checkpoint."""
 

@@ -258,8 +258,12 @@ def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
         word = words[position]
         position += 1
         if not is_flag(word):
-            rule = "a flag starts with two dashes" if word.startswith("-") else "write values after their flag"
-            problems.append(f"unexpected argument '{word}'; {rule}, like --model.n_layer 4")
+            rule = (
+                'write values after their flag, like --model.n_layer 4, and several as a list, like --data.paths \'["A", "B"]\''
+            )
+            if word.startswith("-"):
+                rule = "a flag starts with two dashes, like --model.n_layer 4"
+            problems.append(f"unexpected argument '{word}'; {rule}")
             continue
         key, equals, value = word.lstrip("-").partition("=")
         if equals:

@@ -16,6 +16,8 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.cli import instantiate_class
 from torch.optim import Optimizer
 
+from lit_llm.checkpoint.adapters import base_checkpoint, base_damage, no_base
+from lit_llm.checkpoint.format import damage_before_load, read_values
 from lit_llm.cli.constructor_errors import is_mistake
 from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.filter_warnings import filter_warnings
@@ -31,24 +33,32 @@ from lit_llm.cli.preflight import (
     callback_problems,
     device_problems,
     devices_problem,
+    end_problems,
+    epoch_problem,
     launcher_problem,
     layout,
     logger_problems,
+    micro_batch_problems,
     optimizer_device_problem,
 )
+from lit_llm.cli.processes import processes_of
 from lit_llm.cli.reference_curve import reference_curve
 from lit_llm.cli.resolved_config import settings_of
 from lit_llm.cli.trainer import make_trainer, trainer_settings
 from lit_llm.cli.trainer_names import name_problems
 from lit_llm.data import TokenDataModule
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError
 from lit_llm.ingest.paths import MissingFiles
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
+from lit_llm.models.loss import LossConfig
 from lit_llm.plan.settings import devices_of, layout_from_strategy
+from lit_llm.ranks import is_rank_zero
 from lit_llm.runs.curve_follower import CurveFollower
-from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.initial_weights import InitialWeights, named_base
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
 from lit_llm.training.language_model import LanguageModel, class_name
 
@@ -60,10 +70,12 @@ class OtherMachine:
     Attributes:
         devices: how many in total; None: as many as the recipe says.
         per_node: devices in one machine.
+        start: the checkpoint that the planned run continues from.
     """
 
     devices: int | None = None
     per_node: int = 8
+    start: RunStart = field(default_factory=RunStart)
 
     def devices_for(self, config: Namespace) -> int:
         """The number of devices that a recipe is planned for."""
@@ -80,6 +92,7 @@ class Built:
         trainer, model: missing for `prepare`.
         start: the checkpoint that the run continues from.
         initial: the weights that the run starts with; None when it resumes.
+        base: the frozen weights of a LoRA run that resumes or is evaluated, known to rank 0.
         missing_data: sentences about data files that are not on this machine. Only with `machine`.
     """
 
@@ -89,6 +102,7 @@ class Built:
     start: RunStart
     parts: dict[str, Any]
     initial: InitialWeights | None
+    base: Path | None = None
     architecture: Architecture | None = None
     follower: CurveFollower | None = None
     missing_data: list[str] = field(default_factory=list)
@@ -103,6 +117,11 @@ class Built:
     def trainer(self) -> Trainer:
         assert self._trainer is not None
         return self._trainer
+
+    @property
+    def ranks(self) -> int:
+        """The processes that train."""
+        return 1 if self._trainer is None else self._trainer.world_size
 
     @property
     def model(self) -> LanguageModel:
@@ -170,15 +189,27 @@ def build(
         sequences = 1 if scratch else None
         parts = built.parts
         problem = memory_problem(
-            config, parts["model"], built.datamodule, built.trainer, strategy_of(config), sequences=sequences
+            config,
+            parts["model"],
+            built.datamodule,
+            built.trainer,
+            strategy_of(config),
+            sequences=sequences,
+            lora=parts.get("lora"),
         )
         if problem is not None:
             raise UserError(problem)
     if built._trainer is not None:
         parts = built.parts
-        init_from = None if built.initial is None else built.initial.checkpoint
+        init_from = built.base if built.initial is None else built.initial.checkpoint
         built._model = LanguageModel(
-            parts["model"], built.make_optimizer, parts["loss"], parts["compute"], init_from, built.architecture
+            parts["model"],
+            built.make_optimizer,
+            parts["loss"],
+            parts["compute"],
+            init_from,
+            built.architecture,
+            parts.get("lora"),
         )
     return built
 
@@ -197,11 +228,13 @@ def _choose_start(recipe: Recipe) -> tuple[Path, RunStart]:
     run_dir = choose_run_dir(config.run_dir, resume, recipe.arguments.config_files)
     config.run_dir = str(run_dir)
     start = RunStart()
+    ranks = processes_of(config.trainer)
     try:
         if command in ("validate", "test"):
-            start = start_of_evaluation(run_dir, config.ckpt_path)
+            start = start_of_evaluation(run_dir, config.ckpt_path, ranks=ranks)
         elif command == "fit":
-            start = start_of_fit(run_dir, resume, replace=config.replace, additional_steps=config.additional_steps)
+            steps = config.additional_steps
+            start = start_of_fit(run_dir, resume, replace=config.replace, additional_steps=steps, ranks=ranks)
             config.resume = start.resume
             if start.max_steps is not None:
                 config.trainer.max_steps = start.max_steps
@@ -216,7 +249,7 @@ def _parts(recipe: Recipe, refused: set[str]) -> dict[str, Any]:
     A model's configuration is built nevertheless, for the rules about several of its numbers.
     """
     parts: dict[str, Any] = {}
-    for group in ("model", "loss", "compute", "data", *CALLBACKS):
+    for group in ("model", "lora", "loss", "compute", "data", *CALLBACKS):
         if group in refused - {"model"}:
             continue
         try:
@@ -243,6 +276,27 @@ def _model_problems(built: Built) -> list[str]:
     built.architecture = Architecture.of(built.config.get(ARCHITECTURE))
     if built.architecture is not None and {"model", "loss", "compute"} <= parts.keys():
         found += built.architecture.problems(parts["model"], parts["loss"].chunk_size, parts["compute"])
+    return found + _lora_problems(built)
+
+
+def _lora_problems(built: Built) -> list[str]:
+    parts, architecture = built.parts, built.architecture
+    lora: LoRAConfig | None = parts.get("lora")
+    model: GPTConfig | None = parts.get("model")
+    if lora is None:
+        return []
+    if architecture is not None:
+        return [f"lora adapts the linear layers of lit_llm's GPT only, not those of {architecture.class_path} (--lora null)"]
+    found = []
+    if built.recipe.command == "fit" and built.initial is None and built.start.checkpoint is None:
+        found.append("lora trains adapters beside frozen weights: name the run or the import that has them (--init_from RUN)")
+    if "compute" in parts and parts["compute"].float8:
+        found.append("lora does not work with compute.float8, which replaces the layers (--compute.float8 false)")
+    if model is not None and not model.problems():
+        found += target_problems(lora, model)
+        # An adapter of the package peft may have any rank. It is evaluated as it is.
+        if built.recipe.command == "fit" and (problem := rank_problem(lora, model)) is not None:
+            found.append(problem)
     return found
 
 
@@ -314,7 +368,12 @@ def _make_trainer(built: Built, replaced: Mapping[str, Any], scratch: bool) -> l
             return [message]
         keys = _settings_to_blame(built.recipe, replaced, make)
         return [f"trainer: {message} ({', '.join(f'--trainer.{key}' for key in keys) or '--trainer'})"]
-    return callback_problems(built.trainer) if built.recipe.command == "fit" else []
+    if built.recipe.command != "fit":
+        return []
+    found = callback_problems(built.trainer)
+    if not getattr(built.datamodule, "needs_max_steps", False):  # such data refuse a run without it in their own words
+        found += end_problems(built.trainer)
+    return found
 
 
 def _settings_to_blame(recipe: Recipe, replaced: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Trainer]) -> list[str]:
@@ -337,6 +396,9 @@ def _data_problems(built: Built, machine: OtherMachine | None) -> list[str]:
     if isinstance(data, TokenDataModule) and built.recipe.command == "fit":
         chosen = [built.parts.get("batch_ramp")] if trainer is None else trainer.callbacks  # type: ignore[attr-defined]
         data.find_ramp(chosen)
+        if trainer is not None:
+            saved = (built.start if machine is None else machine.start).saved_data(data)
+            data.find_run(max_steps=trainer.max_steps, max_epochs=trainer.max_epochs, saved=saved)
     ranks: int | None = 1
     found: list[str] = []
     if trainer is not None:
@@ -344,16 +406,28 @@ def _data_problems(built: Built, machine: OtherMachine | None) -> list[str]:
     if ranks is None or not hasattr(data, "problems"):
         return found
     problems = data.problems(ranks)
+    if not problems and isinstance(data, TokenDataModule):
+        problems += micro_batch_problems(_strategy(built, machine), data, ranks)
+        if not problems and trainer is not None and (problem := epoch_problem(trainer, data, ranks)):
+            problems.append(problem)
     if machine is not None:
         built.missing_data = [problem for problem in problems if isinstance(problem, MissingFiles)]
     return [*found, *(problem for problem in problems if problem not in built.missing_data)]
 
 
 def _layout(built: Built, trainer: Trainer) -> tuple[int | None, list[str]]:
-    ranks, found = layout(trainer.strategy, trainer.world_size, built.parts.get("model"), built.architecture)
-    found += device_problems(trainer, built.parts.get("compute"))
+    ranks, found = layout(trainer.strategy, trainer.world_size, *_laid_out(built))
+    model = built.parts.get("model") if built.architecture is None else None
+    found += device_problems(trainer, built.parts.get("compute"), model)
     problem = optimizer_device_problem(trainer, built.config.optimizer)
     return ranks, [*found, problem] if problem else found
+
+
+def _laid_out(built: Built) -> tuple[GPTConfig | None, Architecture | None, ComputeConfig | None, str, LossConfig | None]:
+    """What decides whether a layout works, beside the layout."""
+    parts = built.parts
+    precision = str(built.config.trainer.precision)
+    return parts.get("model"), built.architecture, parts.get("compute"), precision, parts.get("loss")
 
 
 def _strategy(built: Built, machine: OtherMachine | None) -> Any:
@@ -367,7 +441,7 @@ def _planned_layout(built: Built, machine: OtherMachine) -> tuple[int | None, li
     devices = machine.devices_for(built.config)
     strategy = _strategy(built, machine)
     if isinstance(strategy, MeshStrategy):
-        return layout(strategy, devices, built.parts.get("model"), built.architecture)
+        return layout(strategy, devices, *_laid_out(built))
     try:
         return layout_from_strategy(strategy_of(built.config), devices, machine.per_node).data_parallel, []
     except UserError as error:
@@ -380,19 +454,44 @@ def strategy_of(config: Namespace) -> Any:
     return strategy.as_dict() if isinstance(strategy, Namespace) else strategy
 
 
+def _find_base(built: Built, checkpoint: Path) -> list[str]:
+    """Set the base weights of the checkpoint of a LoRA run, or say why they cannot be used.
+
+    init_from names them, as when the run began. If that folder is gone, the checkpoint knows where they were.
+    """
+    path = built.config.init_from
+    named = named_base(path) if path is not None and Path(path).exists() else None
+    try:
+        built.base = base_checkpoint(read_values(checkpoint), checkpoint, named)
+    except UserError as error:
+        return [str(error)]
+    damage = damage_before_load(built.base, ranks=built.ranks) or base_damage(read_values(built.base), built.base)
+    return [damage] if damage else []
+
+
+def _unused_base(built: Built, checkpoint: Path) -> list[str]:
+    """An evaluation's --init_from names base weights of adapters. In recipes, and to resume, it is where the run began."""
+    is_named = built.recipe.arguments.asks_for("init_from") is not None and built.config.init_from is not None
+    return [no_base(checkpoint)] if is_named and built.recipe.command != "fit" else []
+
+
 def _checkpoint_problems(built: Built, optimizer: Optimizer | None) -> list[str]:
     """Why the checkpoint to continue from, or the initial weights, do not fit the recipe."""
     model: GPTConfig | None = built.parts.get("model")
-    if built.start.checkpoint is not None:
+    checkpoint = built.start.checkpoint
+    if checkpoint is not None:
         built.initial = None
         accepted = built.recipe.command == "fit" and built.config.accept_changes
         optimizer_class = None if optimizer is None else class_name(optimizer)
         settings = built.start.setting_changes(settings_of(built.recipe), built.datamodule, accepted=accepted)
         built.start = replace(built.start, announced=tuple(settings.announced))
-        found = built.start.changes(model, built.architecture, optimizer_class, built.datamodule, accepted=accepted)
+        lora: LoRAConfig | None = built.parts.get("lora")
+        found = built.start.changes(model, built.architecture, lora, optimizer_class, built.datamodule, accepted=accepted)
+        if is_rank_zero() and not found:
+            found += _find_base(built, checkpoint) if lora is not None else _unused_base(built, checkpoint)
         return [*found, *settings.refused]
     if built.initial is None:
         return []
     found = [] if model is None else built.initial.model_problems(model, built.architecture)
-    damage = built.initial.damage()
+    damage = built.initial.damage(ranks=built.ranks)
     return [*found, damage] if damage else found

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.data.mixture import Mixture
+from lit_llm.data.pack_plan import planned, report
+from lit_llm.data.packing import Counts
 from lit_llm.data.text import TextDataModule
 from lit_llm.data.token_shards import TokenShards
+from lit_llm.plan.mixture import Phases, PlannedPhase, PlannedSource
 from lit_llm.plan.settings import DataFacts
 from lit_llm.tokenizers import Bytes, Characters, Learned
 
@@ -20,11 +25,14 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
     Args:
         missing: the data files are not on this machine.
     """
-    if isinstance(data, TokenShards):
+    if isinstance(data, TokenShards | Mixture):
         if missing:
             return DataFacts(), data.known_vocab_size
-        streams = {name: data.open_split(name) for name in ("train", "val")}
-        facts = DataFacts(len(streams["train"]), len(streams["val"]), "counted in shard headers", streams["train"].itemsize)
+        train, val = (data.open_split(name) for name in ("train", "val"))
+        train, val = (each if isinstance(each, list) else [each] for each in (train, val))
+        facts = DataFacts(sum(map(len, train)), sum(map(len, val)), "counted in shard headers", train[0].itemsize)
+        if isinstance(data, Mixture):
+            facts = replace(facts, phases=_phases(data))
         return facts, data.known_vocab_size
     if missing:
         return DataFacts(), None
@@ -54,5 +62,36 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
     return DataFacts(counts["train"], counts["val"], origin, _bytes_per_id(vocab_size)), vocab_size
 
 
+def with_packing(facts: DataFacts, data: TokenDataModule, *, missing: bool) -> DataFacts:
+    """What packing does to the documents of token shards, as far as that is known before the run."""
+    unknown = replace(facts, packing="known when the run starts: its first line says it")
+    if missing or data.block_size is None or not isinstance(data, TokenShards | Mixture):
+        return unknown
+    streams = data.open_split("train")
+    found = [planned(stream, size=data.block_size) for stream in (streams if isinstance(streams, list) else [streams])]
+    known = [counts for counts in found if counts is not None]
+    if len(known) < len(found):
+        return unknown
+    made, other = (sum(each, Counts()) for each in zip(*known, strict=True))
+    return replace(facts, sequences=made.blocks, packing=report(made, other))
+
+
 def _bytes_per_id(vocab_size: int) -> int:
     return 2 if vocab_size <= 2**16 else 4
+
+
+def _phases(data: Mixture) -> Phases:
+    """What the run reads of each source, without the sources that a phase does not read."""
+    return tuple(
+        PlannedPhase(
+            phase.end,
+            tuple(
+                PlannedSource(name, draws.samples, draws.epochs, data.sources[name].max_epochs)
+                for name, draws in phase.sources.items()
+                if draws.samples
+            ),
+            phase.period,
+            phase.largest_deviation,
+        )
+        for phase in data.draws()
+    )

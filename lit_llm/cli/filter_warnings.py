@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
+from pathlib import Path
+
+import lightning
 
 _WARNINGS = (
     ".*LeafSpec.* is deprecated",  # a matter between Lightning and torch
@@ -16,10 +19,21 @@ _WARNINGS = (
 )
 
 
+_LIGHTNING = Path(lightning.__file__).parent
+
+
 def filter_warnings() -> None:
     """Hide them in the whole process, as well as Lightning's messages about the seed and the devices."""
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    # Callbacks write to the same logger as Lightning.
+    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    shared.setLevel(logging.INFO)
+    shared.addFilter(_is_of_a_callback)
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # advice for authors of meshes
+
+
+def _is_of_a_callback(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING or _LIGHTNING not in Path(record.pathname).parents

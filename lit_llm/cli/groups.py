@@ -15,12 +15,15 @@ Command = Literal["fit", "validate", "test", "prepare"]
 
 PLAIN: dict[str, str] = {
     "model": "lit_llm.models.gpt.GPTConfig",
+    "lora": "lit_llm.models.lora.LoRAConfig",
     "loss": "lit_llm.models.loss.LossConfig",
     "compute": "lit_llm.distributed.compute_config.ComputeConfig",
     "trainer": "lightning.pytorch.trainer.trainer.Trainer",
 }
 """Groups whose class is fixed: group → class path."""
 
+OFF = ("lora",)
+"""Those of them that are null, and so off, unless a recipe sets one of their keys."""
 
 CLASSES: dict[str, ClassGroup] = {
     "optimizer": ClassGroup("torch.optim.Optimizer", "lit_llm.optim.MuonAdamW", package="lit_llm.optim"),
@@ -32,7 +35,7 @@ CLASSES: dict[str, ClassGroup] = {
 ARCHITECTURE = "architecture"
 """The group that names any torch.nn.Module to train instead of lit_llm's GPT."""
 
-GROUPS: tuple[str, ...] = ("model", ARCHITECTURE, "loss", "compute", "optimizer", "data", *CALLBACKS, "trainer")
+GROUPS: tuple[str, ...] = ("model", ARCHITECTURE, "lora", "loss", "compute", "optimizer", "data", *CALLBACKS, "trainer")
 
 TRAINER: dict[str, Any] = {
     "max_epochs": -1,
@@ -62,12 +65,19 @@ _EVALUATE: tuple[Command, ...] = ("validate", "test")
 OPTIONS: tuple[Option, ...] = (
     Option("seed_everything", bool | int, 1337, "Seed of Python, NumPy and torch. true: a random seed."),
     Option("run_dir", str | None, None, "Folder of the run. null: runs/<name of the recipe>."),
-    Option("async_checkpoints", bool, False, "Write checkpoints in the background, from a copy in host memory."),
+    Option(
+        "async_checkpoints",
+        bool | Literal["auto"],
+        "auto",
+        "Write checkpoints in the background, from a copy in host memory. auto: where checkpoints are sharded and the copies "
+        "take at most half of the free memory.",
+    ),
     Option(
         "sharded_checkpoints",
-        bool,
-        False,
-        "With MeshStrategy, each rank writes its own part of a checkpoint. false: rank 0 writes everything.",
+        bool | Literal["auto"],
+        "auto",
+        "With MeshStrategy, each rank writes its own part of a checkpoint. false: rank 0 writes everything. auto: true where "
+        "MeshStrategy splits the model over ranks.",
     ),
     Option(
         "init_from",
@@ -113,6 +123,20 @@ OPTIONS: tuple[Option, ...] = (
         int | None,
         None,
         "With --resume PATH: end this many steps after that checkpoint. The run is a branch, in another folder.",
+        ("fit",),
+    ),
+    Option(
+        "hang_timeout",
+        float | None,
+        1200.0,
+        "Seconds without progress on any rank after which all ranks end, and name the one that is behind. null: wait for ever.",
+        ("fit",),
+    ),
+    Option(
+        "log_dir",
+        str | None,
+        None,
+        "Folder for a log of each rank: its output, with that of libraries. The terminal still shows rank 0.",
         ("fit",),
     ),
     Option("out", str | None, None, "Empty or new folder for the shards.", ("prepare",)),

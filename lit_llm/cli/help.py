@@ -12,11 +12,14 @@ from typing import Any, NamedTuple, get_args
 from docstring_parser import parse, parse_from_object
 
 from lit_llm.cli.class_defaults import all_arguments
-from lit_llm.cli.groups import ARCHITECTURE, CLASSES, GROUPS, PLAIN, TRAINER, Command, options_of
+from lit_llm.cli.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, TRAINER, Command, options_of
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.cli.parser import class_at, known_classes
 from lit_llm.errors import UserError
 
 WIDTH = 128
+_USAGE = {"prepare": "--data CLASS --data.paths FILES --out DIR [--config RECIPE ...] [--KEY VALUE ...]"}
+"""Of commands that need no recipe."""
 _SKIPPED = ("params", "self")  # the optimizer's parameters come from the model
 
 
@@ -29,20 +32,22 @@ class Key(NamedTuple):
     help: str
 
 
-def print_help(command: Command, group: str | None) -> None:
+def print_help(command: Command, group: str | None, own: OwnFlags | None = None) -> None:
     """Print the help of a command, or of one group in full.
 
     Args:
         group: a group, or a group and one of its classes, like `schedule.WSD`.
+        own: flags of the command that are no keys of a recipe.
 
     Raises:
         UserError: There is no such group or class.
     """
-    print("\n".join(_overview(command) if group is None else _in_full(group)))
+    print("\n".join(_overview(command, own) if group is None else _in_full(group)))
 
 
-def _overview(command: Command) -> Iterator[str]:
-    yield f"usage: python -m lit_llm {command} --config RECIPE [--config OVERLAY ...] [--KEY VALUE ...]"
+def _overview(command: Command, own: OwnFlags | None) -> Iterator[str]:
+    program = own.prog if own else f"python -m lit_llm {command}"
+    yield f"usage: {program} {_USAGE.get(command, '--config RECIPE [--config OVERLAY ...] [--KEY VALUE ...]')}"
     yield ""
     yield "Every key can be set in a recipe (YAML) or by a flag. Later files and flags override earlier ones."
     yield "Environment variables do not override settings."
@@ -54,6 +59,8 @@ def _overview(command: Command) -> Iterator[str]:
     for option in options_of(command):
         if command in option.commands:
             yield _line(Key(option.name, _type(option.type), _value(option.default), option.help), "")
+    for name, (default, text) in own.described().items() if own else []:
+        yield _line(Key(name, "", default if default != "none" else "null", text), "")
     for group in GROUPS:
         yield ""
         yield from _summary(group)
@@ -65,6 +72,8 @@ def _summary(group: str) -> Iterator[str]:
         return
     cls = _default_class(group)
     yield _shorten(f"{group}: {_title(cls)}")
+    if group in OFF:
+        yield _line(Key(group, "", "null", "Off. Any of its keys turns it on; so does {}, with the defaults."), "")
     if group in CLASSES:
         off = "" if CLASSES[group].default else ", off by default"
         yield _shorten(f"  --{group} CLASS   {cls.__name__}{off}. {_others(group, cls)}")

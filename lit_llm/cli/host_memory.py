@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 
-from lit_llm.data import TextDataModule, TokenDataModule, TokenShards
+from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
+from lit_llm.device_memory import memory_bytes
 from lit_llm.errors import UserError
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan.measure import memory_bytes
+from lit_llm.models.lora import LoRAConfig
 from lit_llm.plan.memory import memory_per_rank
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.parameters import ModelShape
 from lit_llm.plan.settings import canonical_precision, layout_from_strategy, optimizer_of
 from lit_llm.tokenizers import Learned
 
@@ -26,12 +24,18 @@ TOLERANCE = 1.25
 PROCESS_BYTES = 200_000_000
 """What Python with torch and Lightning takes at least, in each process on a CPU."""
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _STORED = ("weights", "optimizer state", "gradients")
 
 
 def memory_problem(
-    config: Namespace, model: GPTConfig, data: Any, trainer: Trainer, strategy: Any, *, sequences: int | None = None
+    config: Namespace,
+    model: GPTConfig,
+    data: Any,
+    trainer: Trainer,
+    strategy: Any,
+    *,
+    sequences: int | None = None,
+    lora: LoRAConfig | None = None,
 ) -> str | None:
     """Why the run cannot be held in memory, in one sentence; None if it can, or if that is unknown.
 
@@ -51,14 +55,14 @@ def memory_problem(
     optimizer = optimizer_of(config.optimizer.as_dict())
     if not optimizer.is_known:
         optimizer = Optimizer("SGD")  # which has no state, so that no optimizer is overestimated
-    length = getattr(data, "block_size", None) or model.block_size
-    shape = ModelShape.of(replace(model, vocab_size=model.vocab_size or _vocab_size(data), block_size=length))
+    planned = replace(model, vocab_size=model.vocab_size or _vocab_size(data))
     if sequences is None:
         batch = getattr(data, "global_batch_size", None) or 1
         sequences = getattr(data, "micro_batch_size", None) or max(1, batch // layout.data_parallel)
     memory = memory_per_rank(
-        shape,
+        planned,
         sequences=sequences,
+        length=getattr(data, "block_size", None),
         precision=precision,
         optimizer=optimizer,
         layout=layout,
@@ -66,9 +70,10 @@ def memory_problem(
         z_loss=bool(config.loss.z_loss),
         checkpointing=str(config.compute.activation_checkpointing),
         cuda=not on_cpu,
+        lora=lora,
     )
     processes = trainer.num_devices if on_cpu else 1  # the processes on a CPU share its memory
-    capacity = _host_bytes() if on_cpu else memory_bytes(device)
+    capacity = memory_bytes(device)
     stored = processes * (sum(memory.parts.get(part, 0) for part in _STORED) + (PROCESS_BYTES if on_cpu else 0))
     peak = processes * memory.total
     has = f"this {'machine' if on_cpu else 'GPU'} has {capacity / 1e9:,.1f} GB"
@@ -77,25 +82,16 @@ def memory_problem(
         flags = "--model.n_layer, --model.n_embd, --model.mlp_width, --model.head_dim, --model.vocab_size or --trainer.devices"
         return f"weights, gradients and optimizer state take {stored / 1e9:,.1f} GB{share}, but {has} (lower {flags})"
     if on_cpu and not config.compute.compile and peak > TOLERANCE * capacity:
-        flags = "--data.micro_batch_size, --data.global_batch_size, --model.block_size or a size of the model"
+        flags = "--data.micro_batch_size, --data.global_batch_size, --data.block_size or a size of the model"
         return f"a training step takes about {peak / 1e9:,.1f} GB{share}, but {has} (lower {flags})"
     return None
 
 
 def _vocab_size(data: Any) -> int:
     """The number of token ids as far as it is known without reading text; 1 if it is not."""
-    if isinstance(data, TokenShards):
+    if isinstance(data, TokenShards | Mixture):
         return data.known_vocab_size or 1
     if isinstance(data, TextDataModule) and not isinstance(data.source_tokenizer, Learned):
         return data.source_tokenizer.vocab_size
     known = None if isinstance(data, TokenDataModule) else getattr(data, "vocab_size", None)
     return known if isinstance(known, int) and known > 0 else 1
-
-
-def _host_bytes() -> int:
-    """Memory of this machine, or what a container may use of it."""
-    physical = memory_bytes(torch.device("cpu"))
-    try:
-        return min(physical, int(_CGROUP_LIMIT.read_text()))
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return physical

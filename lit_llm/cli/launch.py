@@ -8,21 +8,23 @@ from collections.abc import Callable
 from lit_llm.cli import spelling
 from lit_llm.cli.arguments import HELP, PRINT_CONFIG, Arguments, read
 from lit_llm.cli.groups import Command
+from lit_llm.cli.own_flags import OwnFlags
 
 
-def launch(command: Command, words: list[str], run: Callable[[Arguments], int]) -> int:
+def launch(command: Command, words: list[str], run: Callable[[Arguments], int], *, own: OwnFlags | None = None) -> int:
     """Run a command with its arguments; returns the exit code.
 
     `--help [GROUP]` and `--print_config` are answered here.
 
     Args:
+        own: flags of the command that are no keys of a recipe, which its help lists.
         run: takes the arguments. It must raise UserError if `reported` is set, which `build` and `parse` do.
     """
     arguments = read(words)
     if flag := arguments.asks_for(*HELP):
         from lit_llm.cli.help import print_help
 
-        print_help(command, flag.value)
+        print_help(command, flag.value, own)
         return 0
     arguments = spelling.check(command, arguments)
     if arguments.asks_for(PRINT_CONFIG):

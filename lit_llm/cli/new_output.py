@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -69,6 +70,20 @@ def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resuma
             os.rename(steps, finished)
         os.rename(partial, out)
         delete(finished)
+
+
+@contextlib.contextmanager
+def kept_steps(partial: Path, resumable: str) -> Iterator[None]:
+    """If the block fails with finished steps in a `new_folder`, say where they are, and what continues from them."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            (partial / resumable).rmdir()  # if no step is finished
+        if any(partial.iterdir()):
+            first = "Mend the error, then repeat" if isinstance(error, UserError) else "Repeat"
+            print(f"What is finished is kept in {partial}. {first} the command to continue.", file=sys.stderr)
+        raise
 
 
 @contextlib.contextmanager

@@ -12,11 +12,11 @@ from jsonargparse import Namespace
 
 from lit_llm.cli.arguments import leaves
 from lit_llm.cli.class_defaults import all_arguments
-from lit_llm.cli.groups import PLAIN, options_of
+from lit_llm.cli.groups import OFF, PLAIN, options_of
 from lit_llm.cli.parse import Recipe, find_class
 from lit_llm.cli.parser import class_at
 
-_NEEDED = (*PLAIN, "optimizer", "data")
+_NEEDED = (*(group for group in PLAIN if group not in OFF), "optimizer", "data")
 """Groups that a run cannot do without."""
 
 

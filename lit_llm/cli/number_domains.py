@@ -24,8 +24,15 @@ _OPTIONS: dict[str, Domain] = {
     "seed_everything": whole(0, _SEED),
     "check_tolerance": above(0, 1000),
     "additional_steps": whole(1, _STEPS, null=True),
+    "hang_timeout": above(0, 10**7, null=True),
     "shard_tokens": whole(1, 2**31 - 1),
     "workers": whole(1, 4096),
+}
+
+_LORA: dict[str, Domain] = {
+    "rank": whole(1, 65_536),
+    "alpha": above(0, 10**6),
+    "dropout": below(0, 1),
 }
 
 _LOSS: dict[str, Domain] = {
@@ -131,8 +138,14 @@ _TRAINER: dict[str, Domain] = {
     "max_time": at_least(0, 10**9),
     "strategy.replicate": whole(1, 1_000_000),
     "strategy.shard": whole(1, 1_000_000),
+    "strategy.context": whole(1, 1_000_000),
     "strategy.tensor_parallel": whole(1, 1_000_000),
+    "strategy.pipeline": whole(1, 1_000_000),
+    "strategy.stages_per_rank": whole(1, 10_000),
+    "strategy.layers_first": whole(1, 1_000_000),
+    "strategy.layers_last": whole(1, 1_000_000),
     "strategy.prefetch": whole(0, 10_000),
+    "strategy.timeout_seconds": above(0, 10**7),
 }
 
 DOMAINS: dict[str, Domain] = {
@@ -141,6 +154,7 @@ DOMAINS: dict[str, Domain] = {
         f"{group}.{name}": domain
         for group, table in {
             "model": MODEL_DOMAINS,
+            "lora": _LORA,
             "loss": _LOSS,
             "compute": _COMPUTE,
             "optimizer": _OPTIMIZER,
@@ -153,6 +167,9 @@ DOMAINS: dict[str, Domain] = {
 }
 """Dotted key, as its flag is written → domain. A list has the domain of its elements, a dict that of its values."""
 
+FIT_FLAGS: dict[str, Domain] = {"dry_run_rank": whole(0, 10_000_000, null=True)}
+"""Of the flags that `fit` has beside its recipe."""
+
 PLAN_FLAGS: dict[str, Domain] = {
     "devices": whole(1, 10_000_000, null=True),
     "mfu": Domain(0, 1, above_low=True, null=True),
@@ -160,7 +177,6 @@ PLAN_FLAGS: dict[str, Domain] = {
     "mtbf_hours": above(0, 10**9, null=True),
     "save_gbps": above(0, 10**9),
     "serve_tokens": above(0, 10**24, null=True),
-    "pipeline_stages": whole(1, 100_000),
     "slowest_rank": at_least(1, 10**6),
     "max_memory": above(0, 10**9, null=True),
     "deadline": above(0, 10**9, null=True),

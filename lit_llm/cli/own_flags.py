@@ -30,6 +30,10 @@ class OwnFlags(argparse.ArgumentParser):
         self._flags |= dict.fromkeys(action.option_strings, action)
         return action
 
+    def described(self) -> dict[str, tuple[str, str]]:
+        """Name → default and help."""
+        return {name.lstrip("-"): (str(each.default).lower(), each.help or "") for name, each in self._flags.items()}
+
     def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         """The values of these flags, and the other words.
 

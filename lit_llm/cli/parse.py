@@ -13,13 +13,15 @@ from jsonargparse import Namespace
 from lit_llm.cli.arguments import FLAGS, Arguments, leaves, needs_value, read
 from lit_llm.cli.class_defaults import all_arguments, drop_arguments_of_other_classes, restore_defaults
 from lit_llm.cli.groups import CLASSES, Command
+from lit_llm.cli.mixture_keys import refuse_wrong_shapes, with_empty_sources
+from lit_llm.cli.number_domains import DOMAINS
 from lit_llm.cli.parse_errors import explain, reason
 from lit_llm.cli.parser import RecipeParser, known_classes, make_parser
 from lit_llm.cli.spelling import refuse_groups_without_keys
 from lit_llm.errors import UserError, report
 from lit_llm.models.custom import class_problem
 from lit_llm.runs.initial_weights import InitialWeights
-from lit_llm.yaml_reading import refusal
+from lit_llm.yaml_reading import read_yaml, refusal
 
 STRATEGY = "trainer.strategy"
 
@@ -67,16 +69,22 @@ def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
     if isinstance(arguments, list):
         arguments = read(arguments)
     arguments, problems = refuse_groups_without_keys(arguments)
+    arguments, shapes = refuse_wrong_shapes(arguments)
     initial, initial_problems = _initial_weights(command, arguments)
     parser = make_parser(command, None if initial is None else initial.defaults())
     arguments, dropped = drop_arguments_of_other_classes(arguments, _default_value, find_class)
     arguments, missing = _without_incomplete_classes(arguments)
-    problems += [*arguments.problems, *map(needs_value, arguments.bare), *missing]
+    problems += [*shapes, *arguments.problems, *map(needs_value, arguments.bare), *missing]
+
+    def parse_words(words: list[str]) -> Namespace:
+        parsed: Namespace = parser.parse_args(with_empty_sources(words))
+        return parsed
+
     try:
-        config = parser.parse_args(arguments.words())
+        config = parse_words(arguments.words())
     except Exception as error:
-        found, accepted = explain(arguments, parser.parse_args, lambda key: list(known_classes(key)), class_problem)
-        config = parser.parse_args(accepted)  # so that mistakes of other kinds are found too
+        found, accepted = explain(arguments, parse_words, lambda key: list(known_classes(key)), class_problem)
+        config = parse_words(accepted)  # so that mistakes of other kinds are found too
         found = found or _must_be_text(arguments, config)
         if not found:
             raise UserError(reason(str(error))) from None
@@ -84,6 +92,7 @@ def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
     config.pop("config", None)
     problems = problems or _ambiguous_flags(arguments, config)
     given = {assignment.key for assignment in arguments.assignments}
+    restore_whole_numbers(config, arguments)
     restore_defaults(config, parser.get_defaults(), (*CLASSES, STRATEGY), given, find_class)
     return Recipe(command, arguments, parser, config, given, problems, dropped, initial, initial_problems)
 
@@ -130,6 +139,19 @@ def _ambiguous_flags(arguments: Arguments, config: Namespace) -> list[str]:
         and isinstance(values.get(a.key), (bool, int, float))
         and (why := refusal(a.value.strip()))
     ]
+
+
+def restore_whole_numbers(config: Namespace, arguments: Arguments) -> None:
+    """Undo that a count such as `limit_val_batches: 20` was parsed as a fraction, 20.0.
+
+    The parser tries the types of a union in order. `typing` gives Lightning's `Union[int, float]` in the order that some
+    module used first in this process.
+    """
+    for key in (key for key, domain in DOMAINS.items() if domain.fraction):
+        given = arguments.value_of(key)
+        given = read_yaml(given) if isinstance(given, str) else given
+        if isinstance(config.get(key), float) and isinstance(given, int):
+            config[key] = given
 
 
 def _initial_weights(command: Command, arguments: Arguments) -> tuple[InitialWeights | None, list[str]]:

@@ -110,7 +110,7 @@ def _sentence(assignment: Assignment, error: str, known: list[str], classes: lis
     expected = re.findall(r"Expected an? (.+?)\. Got value", error) or re.findall(r"Subtypes: \[(.+)\]$", error, re.M)
     if expected:
         # A class may be expected around the value, such as the optimizer around its learning rate.
-        own = next((each for each in expected if "torch." not in each and "lightning." not in each), expected[0])
+        own = next((each for each in expected if not re.search(r"\b(torch|lightning|lit_llm)\.", each)), expected[0])
         kinds = re.sub(r"<class '([\w.]+)'>", r"\1", own).replace("NoneType", "null")
         kinds = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", kinds)
         if choices := _choices(kinds):

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 import lit_llm.data
 import lit_llm.optim
 from lit_llm.cli.default_callbacks import CALLBACKS
-from lit_llm.cli.groups import ARCHITECTURE, CLASSES, PLAIN, TRAINER, Command, options_of
+from lit_llm.cli.groups import ARCHITECTURE, CLASSES, OFF, PLAIN, TRAINER, Command, options_of
 from lit_llm.errors import UserError
 from lit_llm.renamed_classes import with_current_names
 from lit_llm.yaml_reading import InvalidYaml, dump_yaml, read_yaml
@@ -61,6 +61,8 @@ def make_parser(command: Command, defaults: dict[str, Any] | None = None) -> Rec
         parser.add_class_arguments(class_at(PLAIN[group]), group)
         if group == "model":
             _add_architecture(parser)
+    for group in OFF:
+        parser.add_argument(f"--{group}", type=class_at(PLAIN[group]) | None, default=None)
     parser.add_subclass_arguments(
         (Optimizer,), "optimizer", instantiate=False, fail_untyped=False, skip={"params"}, required=True
     )

@@ -9,12 +9,12 @@ from typing import Any
 from lit_llm import callbacks
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.build import OtherMachine, build, strategy_of
-from lit_llm.cli.dataset_size import data_facts
-from lit_llm.cli.parse import parse
+from lit_llm.cli.dataset_size import data_facts, with_packing
+from lit_llm.cli.parse import Recipe, parse
 from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.plan.parameters import ModelShape
 from lit_llm.plan.settings import RunSettings, from_recipe
+from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_plan
 from lit_llm.runs.run_folder import default_run_dir
 
 VOCABULARY = 50257
@@ -46,7 +46,7 @@ class PlannedRecipe:
 
     def __init__(self, arguments: Arguments | list[str], *, devices: int | None = None, devices_per_node: int = 8) -> None:
         recipe = parse("fit", arguments)
-        machine = OtherMachine(devices, devices_per_node)
+        machine = OtherMachine(devices, devices_per_node, _start(recipe))
         run_dir = default_run_dir(recipe.arguments.config_files)  # nothing is written there
         self.built = build(recipe, run_dir=run_dir, trainer=_ONE_CPU, machine=machine)
         self.config, self.datamodule = self.built.config, self.built.datamodule
@@ -73,20 +73,33 @@ class PlannedRecipe:
                 f"only lit_llm's GPT can be planned, not {built.architecture.class_path}; try it with `check` (--architecture)"
             )
         facts, vocab_size = data_facts(data, missing=bool(built.missing_data))
+        if built.missing_data:
+            facts = replace(facts, origin=f"unknown: {' '.join(built.missing_data)}")
+        if getattr(data, "packing", "concatenate") == "best_fit":
+            facts = with_packing(facts, data, missing=bool(built.missing_data))
+            if facts.sequences is None and facts.phases:
+                self.notes.append("epochs of packed sources are estimated without padding, so they will be more")
         global_batch = getattr(data, "global_batch_size", None)
         if global_batch is None:
             raise UserError(f"{type(data).__name__} has no global_batch_size, so it cannot be planned (--data)")
-        shape, ramp = ModelShape.of(self.model_config(vocab_size)), getattr(data, "ramp", None)
+        model, ramp = self.model_config(vocab_size), getattr(data, "ramp", None)
+        length = getattr(data, "block_size", None) or model.block_size
         settings = from_recipe(
             self.config.as_dict(),
-            shape,
+            model,
             devices=self.devices,
             devices_per_node=self.devices_per_node,
             micro_batch=getattr(data, "micro_batch_size", None),
             global_batch=global_batch,
             data=facts,
-            ramp=() if ramp is None else tuple((stage.step, stage.size // shape.block_size) for stage in ramp.stages),
+            ramp=() if ramp is None else tuple((stage.step, stage.size // length) for stage in ramp.stages),
+            lora=built.parts.get("lora"),
+            length=length,
         )
+        if length != model.block_size:
+            self.notes.append(
+                f"figures are of sequences of data.block_size = {length} tokens, not of model.block_size = {model.block_size}"
+            )
         if ramp is not None:
             self.notes.append(
                 f"batch_ramp: {settings.tokens:,} tokens in total. Per-step figures describe the final batch; "
@@ -106,9 +119,6 @@ class PlannedRecipe:
         if model.vocab_size is None and vocab_size is None:
             vocab_size = VOCABULARY
             self.notes.append(f"the vocabulary is unknown, GPT-2's {VOCABULARY:,} is assumed (--model.vocab_size)")
-        length = getattr(self.datamodule, "block_size", None) or model.block_size
-        if length != model.block_size:
-            self.notes.append(f"sequences have data.block_size = {length} tokens, model.block_size is {model.block_size}")
         return replace(model, vocab_size=model.vocab_size or vocab_size)
 
     def rate(self) -> Callable[[int], float] | None:
@@ -121,3 +131,11 @@ class PlannedRecipe:
             return None
         schedule.resolve(self.built.trainer)
         return lambda step: schedule.rate(step, 1.0)
+
+
+def _start(recipe: Recipe) -> RunStart:
+    """The run that `--run` names is planned as `--resume auto` would continue it, others from step 0."""
+    config, arguments = recipe.config, recipe.arguments
+    named = arguments.asks_for("run_dir") is not None
+    resume = config.resume if arguments.asks_for("resume") is not None else "auto" if named else "never"
+    return start_of_plan(choose_run_dir(config.run_dir, resume, arguments.config_files), resume)

@@ -12,13 +12,19 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from lit_llm import callbacks
 from lit_llm.cli.constructor_errors import is_mistake
+from lit_llm.data import TokenDataModule
+from lit_llm.distributed.attention_kernel import attention_problem
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.context_parallel import context_problems
 from lit_llm.distributed.float8 import float8_problem
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.distributed.tensor_parallel import tensor_parallel_problems
+from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.distributed.pipeline_problems import clip_problem, pipeline_problems
+from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.loss import LossConfig
 
 
 def launcher_problem(strategy: object) -> str | None:
@@ -29,7 +35,13 @@ def launcher_problem(strategy: object) -> str | None:
 
 
 def layout(
-    strategy: Strategy, world_size: int, model: GPTConfig | None, architecture: Architecture | None = None
+    strategy: Strategy,
+    world_size: int,
+    model: GPTConfig | None,
+    architecture: Architecture | None = None,
+    compute: ComputeConfig | None = None,
+    precision: str = "32-true",
+    loss: LossConfig | None = None,
 ) -> tuple[int | None, list[str]]:
     """The number of data-parallel ranks (None if the layout is impossible), and why the model cannot be laid out so."""
     if not isinstance(strategy, MeshStrategy):
@@ -42,26 +54,99 @@ def layout(
             )
         return world_size, found
     try:
-        replicate, shard, tensor_parallel = strategy.sizes(world_size)
+        sizes = strategy.sizes(world_size)
     except UserError as error:
         return None, [str(error)]
-    found = []
+    found, tensor_parallel = _unused_settings(strategy), sizes.tensor_parallel
     if architecture is not None and tensor_parallel > 1:
         found.append(
             f"tensor_parallel={tensor_parallel} works with lit_llm's GPT only, not with {architecture.class_path}; use shards "
             "instead (--trainer.strategy.tensor_parallel 1, --config recipes/strategy/fsdp2.yaml)"
         )
     elif model is not None and not model.problems() and tensor_parallel > 1:
-        found += tensor_parallel_problems(model, tensor_parallel)
-    return replicate * shard, found
+        problem = tensor_parallel_problem(model, tensor_parallel)
+        found += [problem] if problem else []
+    found += pipeline_problems(
+        strategy.pipeline_layout,
+        sizes,
+        model,
+        architecture,
+        compute,
+        precision,
+        loss.chunk_size if loss else None,
+        reshards=strategy.reshard_after_forward is True,
+    )
+    if architecture is not None and sizes.context > 1:
+        found.append(
+            f"context={sizes.context} works with lit_llm's GPT only, not with {architecture.class_path}; use shards instead "
+            "(--trainer.strategy.context 1, --config recipes/strategy/fsdp2.yaml)"
+        )
+    elif model is not None and not model.problems() and sizes.context > 1:
+        found += context_problems(model, sizes, strategy.context_attention)
+    return sizes.data_parallel, found
 
 
-def device_problems(trainer: Trainer, compute: ComputeConfig | None) -> list[str]:
+def _unused_settings(strategy: MeshStrategy) -> list[str]:
+    """Settings of a pipeline or of context parallelism in a layout without it, one sentence each."""
+    settings: list[tuple[str, object, object, str]] = []
+    if strategy.context == 1:
+        settings.append(("context_attention", strategy.context_attention, "gather", "context"))
+    if strategy.pipeline == 1:
+        values = strategy.pipeline_layout._asdict()
+        defaults = PipelineLayout(strategy.pipeline)._asdict()
+        settings += [(name, values[name], default, "pipeline") for name, default in defaults.items()]
+    return [
+        f"{name} is {value}, but --trainer.strategy.{size} is 1, so it changes nothing: use at least 2, or remove it "
+        f"(--trainer.strategy.{name} {'null' if default is None else default})"
+        for name, value, default, size in settings
+        if value != default
+    ]
+
+
+def micro_batch_problems(strategy: object, data: TokenDataModule, ranks: int) -> list[str]:
+    """Why a pipeline cannot run the micro-batches of a step, one sentence each.
+
+    Args:
+        ranks: data-parallel ranks.
+    """
+    if not isinstance(strategy, MeshStrategy) or strategy.pipeline == 1:
+        return []
+    batches, flag = [data.global_batch_size], "--data.global_batch_size"  # in sequences
+    if data.ramp is not None and data.block_size is not None:
+        batches = [size // data.block_size for _, size in data.ramp.tokens_per_batch]
+        flag = "--batch_ramp.tokens_per_batch"
+    refused = strategy.pipeline_layout.batch_problem
+    problems = [refused(batch, data.micro_batch_size, ranks, flag=flag) for batch in sorted(set(batches))]
+    return [problem for problem in problems if problem is not None]
+
+
+def epoch_problem(trainer: Trainer, data: TokenDataModule, ranks: int) -> str | None:
+    """Why a pipeline cannot run the last step of an epoch that `limit_train_batches` ends within a step; None if it can."""
+    strategy, limit = trainer.strategy, trainer.limit_train_batches
+    if not isinstance(strategy, MeshStrategy) or strategy.pipeline == 1 or not isinstance(limit, int):
+        return None
+    if data.micro_batch_size is None:
+        return None
+    layout = strategy.pipeline_layout
+    rest = limit % (data.global_batch_size // (data.micro_batch_size * ranks))
+    if not rest or layout.runs(rest):
+        return None
+    fits = f"--trainer.limit_train_batches {limit - rest}" if limit > rest else "--trainer.limit_train_batches null"
+    return (
+        f"trainer.limit_train_batches is {limit}, so the last step of an epoch has {rest} micro-batches, too few for schedule "
+        f"{layout.schedule} of pipeline={strategy.pipeline} ({fits})"
+    )
+
+
+def device_problems(trainer: Trainer, compute: ComputeConfig | None, model: GPTConfig | None) -> list[str]:
     """Features of the recipe that the device does not have, one sentence each."""
     device = trainer.strategy.root_device
     found = []
     if compute is not None and compute.float8 and (problem := float8_problem(device)):
         found.append(problem)
+    if compute is not None and model is not None and not model.problems():
+        problem = attention_problem(model, compute.attention, device)
+        found += [problem] if problem else []
     wants_bf16 = str(trainer.precision).startswith("bf16") and device.type == "cuda"
     if wants_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
@@ -141,6 +226,9 @@ def logger_problems(loggers: Any) -> list[str]:
 def callback_problems(trainer: Trainer) -> list[str]:
     """What the callbacks would refuse when training starts, one sentence each. By then a run folder would exist."""
     found = []
+    if isinstance(trainer.strategy, MeshStrategy):
+        problem = clip_problem(trainer.strategy.pipeline, trainer.gradient_clip_val)
+        found += [problem] if problem else []
     if trainer.log_every_n_steps < 1:  # type: ignore[attr-defined]
         found.append("trainer.log_every_n_steps must be at least 1 (--trainer.log_every_n_steps)")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -153,6 +241,11 @@ def callback_problems(trainer: Trainer) -> list[str]:
                 found.append(str(error))
         if isinstance(callback, callbacks.BatchRamp | callbacks.Profile):
             found += callback.trainer_problems(trainer)
-    if trainer.max_steps == -1 and trainer.max_epochs in (None, -1):
-        found.append("the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs")
     return found
+
+
+def end_problems(trainer: Trainer) -> list[str]:
+    """A sentence if the run has no end."""
+    if trainer.max_steps == -1 and trainer.max_epochs in (None, -1):
+        return ["the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs"]
+    return []

@@ -59,8 +59,9 @@ def content_of(recipe: Path) -> dict[str, Any]:
 
 
 def _hint(recipe: Path) -> str:
-    near = difflib.get_close_matches(recipe.stem, [Path(name).stem for name in shipped()], n=1)
-    return f"; did you mean {near[0]}?" if near else "; `python -m lit_llm recipes` lists the shipped ones"
+    names = {Path(name).stem: name for name in shipped()}
+    near = difflib.get_close_matches(recipe.stem, names, n=1)
+    return f"; did you mean {names[near[0]]}?" if near else "; `python -m lit_llm recipes` lists the shipped ones"
 
 
 def with_base(recipe: Path) -> list[tuple[Path, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lit_llm.cli.arguments import COMMAND_LINE, Arguments, Assignment, needs_value, plain_key
-from lit_llm.cli.groups import ARCHITECTURE, CLASSES, GROUPS, PLAIN, Command, options_of
+from lit_llm.cli.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, Command, options_of
 from lit_llm.cli.recipe_files import SHIPPED
 from lit_llm.cli.source_keys import arguments_of
 from lit_llm.errors import UserError, report
@@ -41,7 +41,11 @@ def check(command: Command, arguments: Arguments) -> Arguments:
 
 def refuse_groups_without_keys(arguments: Arguments) -> tuple[Arguments, list[str]]:
     """The arguments without values like `model: 3` and `init_args: 3`, and one sentence for each."""
-    wrong = [a for a in arguments.assignments if _needs_keys(a.key) and a.value not in (None, {}, "{}")]
+    wrong = [
+        a
+        for a in arguments.assignments
+        if _needs_keys(a.key) and a.value not in (None, {}, "{}") and not (a.key in OFF and a.value == "null")
+    ]
     problems = [f"{a.key} is {short(a.value)}, but must be a dict of settings, such as {{key: value}} {a.where}" for a in wrong]
     return (arguments.without(wrong) if wrong else arguments), problems
 

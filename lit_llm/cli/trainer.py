@@ -19,10 +19,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lit_llm import callbacks
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.cli.bounded_exit import end_with_launcher, launches_ranks
+from lit_llm.cli.constructor_errors import is_mistake
 from lit_llm.cli.parse import Recipe
+from lit_llm.cli.parse_errors import reason
 from lit_llm.cli.resolved_config import settings_of
 from lit_llm.distributed.loss_scaling import loss_scaling
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.errors import UserError
 from lit_llm.runs.resume import RunStart
 from lit_llm.runs.setting_changes import to_remember
 from lit_llm.training.save_config import SaveRunFolder
@@ -54,7 +57,7 @@ def make_trainer(
     if fits:
         chosen.insert(0, callbacks.LoggerErrors())
     if fits and not settings["fast_dev_run"]:
-        chosen.append(SaveRunFolder(recipe.parser, config, to_remember(settings_of(recipe))))
+        chosen.append(SaveRunFolder(recipe.parser, config, to_remember(settings_of(recipe)), scratch=scratch))
     settings["callbacks"] = chosen
     if not any(isinstance(callback, Checkpoint) for callback in chosen):
         settings["enable_checkpointing"] = False  # otherwise Lightning adds a checkpoint callback
@@ -70,16 +73,25 @@ def make_trainer(
         launches_ranks() if trainer.local_rank == 0 else end_with_launcher()
     if extra_logger is not None:
         trainer.loggers = [*trainer.loggers, extra_logger]
-    _set_checkpoint_format(trainer, recipe, scratch=scratch, verified=start.checkpoint)
+    _set_checkpoint_format(trainer, recipe, scratch=scratch, start=start)
     return trainer
 
 
 def trainer_settings(recipe: Recipe, *, without: Iterable[str] = ()) -> dict[str, Any]:
-    """The recipe's Trainer settings with its strategy, logger and callbacks built, except those that nobody needs."""
+    """The recipe's Trainer settings with its strategy, logger and callbacks built, except those that nobody needs.
+
+    Raises:
+        UserError: A constructor refuses its arguments.
+    """
     config = recipe.config.trainer.clone()
     for key in without:
         config.pop(key, None)
-    return recipe.parser.instantiate(Namespace(trainer=config)).trainer.as_dict()
+    try:
+        return recipe.parser.instantiate(Namespace(trainer=config)).trainer.as_dict()
+    except Exception as error:  # of torch's, Lightning's and users' constructors
+        if not is_mistake(error):
+            raise
+        raise UserError(reason(str(error))) from error
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -117,15 +129,21 @@ def _scaled_device(settings: Mapping[str, Any]) -> str | None:
     return accelerator.type if accelerator and (fsdp1 or isinstance(settings["strategy"], MeshStrategy)) else None
 
 
-def _set_checkpoint_format(trainer: Trainer, recipe: Recipe, *, scratch: bool, verified: Path | None) -> None:
+def _set_checkpoint_format(trainer: Trainer, recipe: Recipe, *, scratch: bool, start: RunStart) -> None:
     """Checkpoints have a manifest, unless the recipe chooses a checkpoint plugin."""
-    fits = recipe.command == "fit"
-    in_shards = recipe.config.sharded_checkpoints and not scratch
-    if isinstance(trainer.strategy, MeshStrategy):
-        trainer.strategy.sharded_checkpoints |= in_shards
-    elif in_shards and fits:
+    config, strategy, fits = recipe.config, trainer.strategy, recipe.command == "fit"
+    sharded, background = (False, False) if scratch else (config.sharded_checkpoints, config.async_checkpoints)
+    splits = False
+    if isinstance(strategy, MeshStrategy):
+        splits = strategy.splits_model(trainer.world_size)
+        strategy.sharded_checkpoints |= splits if sharded == "auto" else sharded
+    elif sharded is True and fits:
         rank_zero_warn("sharded_checkpoints changes nothing here: only MeshStrategy can write shards (strategy/fsdp2).")
-    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-        in_background = fits and recipe.config.async_checkpoints and not scratch
-        io = AsyncFolderCheckpointIO if in_background else FolderCheckpointIO
-        trainer.strategy.checkpoint_io = io(verified=verified)
+    if type(strategy.checkpoint_io) is TorchCheckpointIO:
+        known: dict[str, Any] = {"verified": start.checkpoint, "shards_left": start.shards_left}
+        if fits and background is True:
+            strategy.checkpoint_io = AsyncFolderCheckpointIO(**known)
+        elif fits and background == "auto" and splits:
+            strategy.checkpoint_io = AsyncFolderCheckpointIO(**known, processes_to_fit=trainer.num_devices)
+        else:
+            strategy.checkpoint_io = FolderCheckpointIO(**known)

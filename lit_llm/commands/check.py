@@ -1,6 +1,7 @@
 """`python -m lit_llm check`: the launch checklist of a recipe. Exit code 0 if every line passes, else 1.
 
-Runs three optimizer steps in a temporary folder on one device, with every callback of the recipe. Then it examines the result.
+Refuses a MeshStrategy that cannot split the model and the batch over the recipe's devices. Then it runs three optimizer
+steps in a temporary folder on one device, with every callback of the recipe, and examines the result.
 The batch is reduced to two micro-batches of two sequences, which is enough for the checks, unless `--full_batch true`.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from lit_llm.cli.arguments import Arguments
@@ -20,29 +22,38 @@ ON_ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": Fal
 def main(words: list[str]) -> int:
     """Run the checklist; returns the exit code."""
     flags = OwnFlags(prog="python -m lit_llm check")
-    flags.add_argument("--full_batch", type=true_or_false, default=False)
+    text = "Use the recipe's batch, not two micro-batches of two sequences."
+    flags.add_argument("--full_batch", type=true_or_false, default=False, help=text)
     own, rest = flags.split(words)
-    return launch("fit", rest, lambda arguments: _run(arguments, full_batch=own.full_batch))
+    return launch("fit", rest, lambda arguments: _run(arguments, full_batch=own.full_batch), own=flags)
 
 
 def _run(arguments: Arguments, *, full_batch: bool) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lit_llm.cli.build import build
+    from lit_llm.cli.build import build, strategy_of
     from lit_llm.cli.parse import parse
+    from lit_llm.cli.planned_recipe import PlannedRecipe
+    from lit_llm.plan.settings import class_of
     from lit_llm.training.checklist import CheckedRun, checklist
 
+    strategy = strategy_of(parse("fit", arguments).config)
+    if isinstance(strategy, Mapping) and class_of(strategy)[0] == "MeshStrategy":
+        PlannedRecipe(arguments)  # the recipe's layout and batch, before both are cut
     with tempfile.TemporaryDirectory(prefix="lit_llm-check-") as folder:
         built = build(parse("fit", arguments), run_dir=Path(folder), trainer=ON_ONE_DEVICE)
         trained = built.initial is not None
         checked = CheckedRun(built.trainer, built.model, built.datamodule, built.run_dir, trained=trained)
         batch = "the recipe's batch" if full_batch else checked.cut_batch()
         lines = checklist(checked)
+        described = checked.run_lines()
     table = Table(title=f"launch checklist, {batch}", title_justify="left")
     for heading in ("", "check", "found"):
         table.add_column(heading, overflow="fold")
     for line in lines:
         table.add_row("[green]pass[/green]" if line.passed else "[red]FAIL[/red]", line.name, line.found)
+    for sentence in described:
+        print(sentence)
     Console(file=sys.stdout).print(table)
     return 0 if all(line.passed for line in lines) else 1

@@ -7,6 +7,7 @@ from typing import IO, cast
 
 import torch
 
+from lit_llm.checkpoint.adapters import BASE, LORA
 from lit_llm.checkpoint.crash_safe import HashingFile
 from lit_llm.checkpoint.format import read
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
@@ -50,4 +51,6 @@ def main(arguments: list[str]) -> int:
         with HashingFile(partial) as file:
             torch.save(content, cast(IO[bytes], file))
     print(f"{out}: {out.stat().st_size / 1e9:.3f} GB, step {content.get('global_step')} of {checkpoint}")
+    if LORA in content:
+        print(f"note: it holds adapters only; their base weights stay in {content[BASE]['path']} (`export` merges both)")
     return 0

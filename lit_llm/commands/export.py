@@ -1,23 +1,28 @@
-"""`python -m lit_llm export`: write a folder that `transformers` loads without lit_llm."""
+"""`python -m lit_llm export`: write a folder that `transformers`, or torch.distributed.checkpoint, loads without lit_llm."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from lit_llm.checkpoint.adapters import BASE, MergedTensor, saved_lora, saved_weights
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
+from lit_llm.checkpoint.dcp_write import write_dcp
 from lit_llm.checkpoint.format import read
 from lit_llm.cli.new_output import REPLACE_HELP, new_folder
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
-from lit_llm.hf.config_map import write_config
+from lit_llm.hf.config_map import links, write_config
+from lit_llm.hf.peft import write_adapter
 from lit_llm.hf.read import CONFIG
-from lit_llm.hf.tensor_map import links
-from lit_llm.hf.tokenizer_files import write_generation_config, write_tokenizer
+from lit_llm.hf.tokenizer_files import imported_family, write_generation_config, write_tokenizer
 from lit_llm.hf.write import write_json, write_weights
+from lit_llm.models.gpt import GPT
+from lit_llm.runs.initial_weights import BASE_HELP, named_base
 from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
-from lit_llm.runs.tokenizer_file import require_tokenizer
+from lit_llm.runs.tokenizer_file import require_tokenizer, run_of
 from lit_llm.tokenizers import TOKENIZER_FILE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -31,19 +36,39 @@ def own_flags() -> OwnFlags:
     )
     flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
     flags.add_argument("--out", required=True, help="folder to create")
+    flags.add_argument(
+        "--format",
+        choices=["transformers", "dcp"],
+        default="transformers",
+        help="dcp: all of the checkpoint, optimizer state included, for torch.distributed.checkpoint.load",
+    )
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     flags.add_argument(
         "--dtype", choices=[*DTYPES], default=None, help="dtype of the written weights; default: as in the checkpoint"
     )
     flags.add_argument("--max_shard_gb", type=float, default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
+    flags.add_argument(
+        "--adapter", action="store_true", help="of a LoRA run: write only its adapter, for the package peft, unmerged"
+    )
+    flags.add_argument("--init_from", default=None, help=BASE_HELP)
     flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     return flags
 
 
 def export_folder(
-    checkpoint: Path, run: Path, out: Path, *, dtype: torch.dtype | None, max_bytes: float, replace: bool = False
+    checkpoint: Path,
+    run: Path,
+    out: Path,
+    *,
+    dtype: torch.dtype | None,
+    max_bytes: float,
+    replace: bool = False,
+    base: Path | None = None,
 ) -> tuple[str, list[str]]:
-    """Write the folder `out` from a checkpoint, and the tokenizer of the folder `run`.
+    """Write the folder `out` from a checkpoint, and the tokenizer of the folder `run`. Adapters are merged into their base.
+
+    Args:
+        base: Where the base weights of a LoRA run are; None: where they were in training.
 
     Returns:
         The chosen architecture, and notes for the user, one sentence each.
@@ -61,9 +86,10 @@ def export_folder(
                 "`consolidate` instead (--run)"
             )
         assert config.vocab_size is not None  # a checkpoint contains the resolved vocabulary size
-        content, notes = write_config(config)
-        prefix = "model."
-        state = {name.removeprefix(prefix): value for name, value in saved["state_dict"].items() if name.startswith(prefix)}
+        content, notes = write_config(config, _family(saved, run))
+        state = {}
+        for name, tensor in saved_weights(saved, checkpoint, base=base, verify=True).items():
+            state[name] = tensor[...].to(dtype or tensor.dtype) if isinstance(tensor, MergedTensor) else tensor[...]
         if (run / TOKENIZER_FILE).is_file():
             write_tokenizer(run, partial, block_size=config.block_size)
         else:
@@ -75,21 +101,74 @@ def export_folder(
     return str(content["architectures"][0]), notes
 
 
+def _family(saved: dict[str, Any], run: Path) -> str | None:
+    """The `model_type` that a run, or the base of its adapters, was imported from; None if neither was."""
+    base = [run_of(Path(saved[BASE]["path"]))] if BASE in saved else []
+    return next((family for each in [run, *base] if (family := imported_family(each)) is not None), None)
+
+
+def export_adapter(checkpoint: Path, run: Path, out: Path, *, dtype: torch.dtype | None, replace: bool = False) -> int:
+    """Write the folder `out` with the adapter of a LoRA run, for `peft.PeftModel.from_pretrained`; returns its layers.
+
+    Raises:
+        UserError: `out` exists, the checkpoint holds no adapter, or its model has no equivalent in transformers.
+    """
+    with new_folder(out, replace=replace, sources=[run, checkpoint]) as partial:
+        saved = read(checkpoint)
+        lora = saved_lora(saved)
+        if lora is None:
+            raise UserError(f"{checkpoint} holds a whole model and no adapter: leave out --adapter")
+        config = saved_model_config(saved, checkpoint, "--ckpt_path")
+        content, _ = write_config(config, _family(saved, run))
+        with torch.device("meta"):
+            shapes = {name: tensor.shape for name, tensor in GPT(config).state_dict().items()}
+        adapters = {name.removeprefix("model."): tensor[...] for name, tensor in saved["state_dict"].items()}
+        return write_adapter(adapters, lora, links(content), shapes, partial, dtype)
+
+
+def export_dcp(checkpoint: Path, out: Path, *, replace: bool = False) -> int:
+    """Write the folder `out` with everything in a checkpoint, for torch.distributed.checkpoint; returns its tensors.
+
+    Raises:
+        UserError: `out` exists, or the checkpoint is damaged.
+    """
+    with new_folder(out, replace=replace, sources=[checkpoint]) as partial:
+        return write_dcp(read(checkpoint, lazy=True), partial)
+
+
 def main(arguments: list[str]) -> int:
     """Export, and print the result.
 
     Raises:
-        UserError: As in `export_folder`; or the run or checkpoint does not exist.
+        UserError: As in `export_folder`; or the run or checkpoint does not exist, or flags exclude each other.
     """
-    options = own_flags().parse(arguments)
+    flags = own_flags()
+    options = flags.parse(arguments)
     if not options.max_shard_gb > 0:
         raise UserError(f"max_shard_gb is {options.max_shard_gb}, but must be above 0 (--max_shard_gb)")
     run, out = expanded(options.run), Path(options.out)
     named = options.ckpt_path in ("last", "best")
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
+    if options.format == "dcp":
+        others = ("dtype", "max_shard_gb", "adapter", "init_from")
+        unused = [f"--{name}" for name in others if getattr(options, name) != flags.get_default(name)]
+        if unused:
+            raise UserError(f"--format dcp writes the checkpoint as it is: leave out {', '.join(unused)}")
+        tensors = export_dcp(checkpoint, out, replace=options.replace)
+        print(f"{out}: {tensors:,} tensors for torch.distributed.checkpoint.load, from {checkpoint}")
+        return 0
     dtype = None if options.dtype is None else DTYPES[options.dtype]
     max_bytes = options.max_shard_gb * 1e9
-    architecture, notes = export_folder(checkpoint, run, out, dtype=dtype, max_bytes=max_bytes, replace=options.replace)
+    if options.adapter:
+        if options.init_from is not None:
+            raise UserError("--adapter needs no base weights: leave out --init_from")
+        layers = export_adapter(checkpoint, run, out, dtype=dtype, replace=options.replace)
+        print(f"{out}: an adapter of {layers} layers, for peft.PeftModel.from_pretrained, from {checkpoint}")
+        return 0
+    base = named_base(options.init_from)
+    architecture, notes = export_folder(
+        checkpoint, run, out, dtype=dtype, max_bytes=max_bytes, replace=options.replace, base=base
+    )
     files = sorted(out.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
     count = "1 file" if len(files) == 1 else f"{len(files)} files"

@@ -1,29 +1,82 @@
-"""`python -m lit_llm fit`: train."""
+"""`python -m lit_llm fit`: train. With `--dry_run`: one step as ranks of a cluster that need not be here."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
+from pathlib import Path
+
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
+from lit_llm.cli.number_domains import FIT_FLAGS, flag_problems
+from lit_llm.cli.own_flags import OwnFlags
+from lit_llm.errors import UserError, report
+
+
+def _own_flags() -> OwnFlags:
+    flags = OwnFlags(prog="python -m lit_llm fit")
+    add = flags.add_argument
+    add(
+        "--dry_run", action="store_true", help="Run one step without data, devices or other processes, and print what it needs."
+    )
+    add("--dry_run_rank", type=int, metavar="N", help="The rank to run. Default: one of each kind.")
+    add("--json", action="store_true", help="Print the figures of a dry run raw, units in their names.")
+    return flags
 
 
 def main(words: list[str]) -> int:
     """Entry point; returns the exit code."""
-    return launch("fit", words, _run)
+    flags = _own_flags()
+    own, rest = flags.split(words)
+    if not own.dry_run:
+        for flag, given in {"--dry_run_rank": own.dry_run_rank is not None, "--json": own.json}.items():
+            if given:
+                raise UserError(f"{flag} belongs to a dry run: add --dry_run, or remove it")
+        return launch("fit", rest, _run, own=flags)
+    if problems := flag_problems(FIT_FLAGS, own):
+        raise UserError("\n".join(problems))
+    return launch("fit", rest, lambda arguments: _dry_run(own, arguments), own=flags)
 
 
 def _run(arguments: Arguments) -> int:
     from lit_llm.cli.build import build
     from lit_llm.cli.parse import parse
+    from lit_llm.cli.rank_log import log_to
+    from lit_llm.distributed.nccl_environment import record_collectives
     from lit_llm.training.fit import fit
 
     built = build(parse("fit", arguments))
+    trainer, config = built.trainer, built.config
+    log_dir = None if config.log_dir is None else Path(config.log_dir)
+    if log_dir is not None:
+        log_to(log_dir, trainer.global_rank, trainer.world_size)
+    if trainer.world_size > 1 and trainer.strategy.root_device.type == "cuda":
+        record_collectives(log_dir or built.run_dir)
     return fit(
-        built.trainer,
+        trainer,
         built.model,
         built.datamodule,
         built.start,
         built.run_dir,
         initial=built.initial,
-        replace=built.config.replace,
-        accept_changes=built.config.accept_changes,
+        replace=config.replace,
+        accept_changes=config.accept_changes,
+        hang_timeout=config.hang_timeout,
+        log_dir=log_dir,
     )
+
+
+def _dry_run(own: argparse.Namespace, arguments: Arguments) -> int:
+    from rich.console import Console
+
+    from lit_llm.cli.dry_run import rehearse
+    from lit_llm.cli.dry_run_report import as_dict, render
+
+    found = rehearse(arguments, own.dry_run_rank)
+    if own.json:
+        print(json.dumps(as_dict(found), indent=2))
+    else:
+        Console(file=sys.stdout).print(render(found))
+    report("\n".join(found.notes), kind="note")
+    return 0

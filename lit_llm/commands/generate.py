@@ -10,7 +10,10 @@ from lit_llm.checkpoint.load_model import load_model
 from lit_llm.cli.number_domains import GENERATE_FLAGS, flag_problems
 from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
+from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate
 from lit_llm.models.generation import Sampling, generate, prompt_ids
+from lit_llm.runs.initial_weights import BASE_HELP, named_base
+from lit_llm.runs.prompt_start import prompt_start
 from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
 from lit_llm.runs.tokenizer_file import require_tokenizer
 from lit_llm.tokenizers import load_tokenizer
@@ -25,6 +28,11 @@ def own_flags() -> OwnFlags:
     flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
     flags.add_argument("--prompt", default="", help="text to continue; empty starts a new document")
     flags.add_argument(
+        "--chat",
+        action="store_true",
+        help="the prompt is a user's message: write it as the run's chat template does, and print the answer",
+    )
+    flags.add_argument(
         "--prefix_token_ids",
         action="store_true",
         help="start with the ids that an imported tokenizer puts before each text, such as LLaMA's <s>; a BOS token "
@@ -36,12 +44,13 @@ def own_flags() -> OwnFlags:
     flags.add_argument("--top_p", type=float, default=None, help="keep the smallest set of tokens with this total probability")
     flags.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
+    flags.add_argument("--init_from", default=None, help=BASE_HELP)
     flags.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
     return flags
 
 
 def main(arguments: list[str]) -> int:
-    """Print the prompt and its continuation, token by token.
+    """Print the prompt and its continuation, token by token. Of a chat, only the answer.
 
     Raises:
         UserError: The run folder, the checkpoint or a setting is wrong.
@@ -57,17 +66,33 @@ def main(arguments: list[str]) -> int:
     run = expanded(options.run)
     named = options.ckpt_path in ("last", "best")
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
-    model = load_model(checkpoint, options.device)
+    model = load_model(checkpoint, options.device, base=named_base(options.init_from))
     require_tokenizer(checkpoint, run)
     tokenizer = load_tokenizer(run)
-    prefix = tokenizer.prefix_token_ids if options.prefix_token_ids else []
-    prompt = prompt_ids(tokenizer, options.prompt, prefix=prefix)
-    sys.stdout.write(options.prompt)
+    stop_id = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
+    if options.chat:
+        if options.prefix_token_ids:
+            raise UserError("the chat template writes what comes before the prompt: remove --prefix_token_ids, or --chat")
+        mend = f"train on chats, prepared with --chat_template, or write one to {run / CHAT_TEMPLATE_FILE}, or remove --chat"
+        chat = ChatEncoder(tokenizer, ChatTemplate.find(AUTO, run, tokenizer, mend=mend))
+        prompt, end_of_turn = chat.prompt_ids(options.prompt), chat.end_of_turn_id()
+        stop_id = stop_id if end_of_turn is None else end_of_turn
+    else:
+        prefix = tokenizer.prefix_token_ids if options.prefix_token_ids else prompt_start(checkpoint)
+        prompt = prompt_ids(tokenizer, options.prompt, prefix=prefix)
+        sys.stdout.write(options.prompt)
     # A token may end inside a character, so only whole characters are printed.
     new_ids: list[int] = []
     printed = ""
-    stop_id = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
-    for token in generate(model, prompt, max_new_tokens=options.max_new_tokens, sampling=sampling, stop_id=stop_id):
+    new = generate(
+        model,
+        prompt,
+        max_new_tokens=options.max_new_tokens,
+        sampling=sampling,
+        stop_id=stop_id,
+        vocab_size=tokenizer.vocab_size,
+    )
+    for token in new:
         new_ids.append(token)
         text = tokenizer.decode(new_ids)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):

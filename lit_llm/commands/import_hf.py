@@ -1,4 +1,4 @@
-"""`python -m lit_llm import`: convert a Hugging Face folder to a run folder."""
+"""`python -m lit_llm import`: convert a folder of Hugging Face or of torch.distributed.checkpoint (DCP) to a run folder."""
 
 from __future__ import annotations
 
@@ -11,19 +11,27 @@ import lightning
 import torch
 
 from lit_llm.checkpoint import format
+from lit_llm.checkpoint.adapters import BASE, LORA, base_record
+from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.crash_safe import make_folder
+from lit_llm.checkpoint.dcp_folder import DcpFolder, is_dcp_folder
 from lit_llm.cli.new_output import REPLACE_HELP, new_folder
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
-from lit_llm.hf.config_map import ARCHITECTURES, read_config
+from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, write_config
+from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
+from lit_llm.hf.peft import is_adapter_folder, read_adapter
 from lit_llm.hf.read import CONFIG, WeightFiles, read_json, read_weights
-from lit_llm.hf.tensor_map import links
-from lit_llm.hf.tokenizer_files import copy_companions
+from lit_llm.hf.text_part import text_config
+from lit_llm.hf.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, copy_companions, imported_family
+from lit_llm.hf.write import write_json
 from lit_llm.models.gpt import GPT
+from lit_llm.models.lora import LoRAConfig
+from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
-from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256, tokenizer_sha256
+from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256, run_of, tokenizer_sha256
 from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
 from lit_llm.yaml_reading import dump_yaml
 
@@ -34,31 +42,54 @@ def own_flags() -> OwnFlags:
     flags = OwnFlags(
         alone=True,
         prog="python -m lit_llm import",
-        description=f"Create a run folder from a Hugging Face folder. Families: {', '.join(ARCHITECTURES)}.",
+        description=f"Create a run folder from a folder of Hugging Face, or of torch.distributed.checkpoint (DCP). "
+        f"Families: {', '.join(ARCHITECTURES)}.",
     )
-    flags.add_argument("--from", dest="folder", required=True, help="folder with config.json and safetensors")
+    flags.add_argument(
+        "--from", dest="folder", required=True, help="folder with config.json and safetensors, or with .metadata (DCP)"
+    )
+    flags.add_argument(
+        "--config_from",
+        default=None,
+        help="if --from is a DCP folder of another program, such as torchtitan: the Hugging Face folder with the model's "
+        "config.json and tokenizer",
+    )
     flags.add_argument("--out", required=True, help="run folder to create, like runs/llama")
+    flags.add_argument(
+        "--init_from", default=None, help="if --from is an adapter of the package peft: the run folder of its base weights"
+    )
     flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     return flags
 
 
-def import_folder(folder: Path, run: Path, *, replace: bool = False) -> list[str]:
+def import_folder(folder: Path, run: Path, *, replace: bool = False, dcp: Path | None = None) -> list[str]:
     """Write the run folder `run` from the Hugging Face folder `folder`; returns notes for the user, one sentence each.
 
     The checkpoint has weights and the model's settings, at step 0 and in the folder's dtype. config.yaml names the tokenizer.
     So `validate`, `generate` and `fit --init_from` work with the run. `run` is written completely or not at all.
+
+    Args:
+        dcp: A DCP folder that has the weights. None: `folder` has them.
 
     Raises:
         UserError: `run` exists, `folder` is not a model of a known family, or tensors are missing.
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a Hugging Face model: it has no {CONFIG} (--from)")
-    content = read_json(folder / CONFIG)
+    whole = read_json(folder / CONFIG)
+    text = text_config(whole)
+    content = whole if text is None else text
     try:
         config, notes = read_config(content)
     except UserError as error:
         raise UserError("\n".join(f"{folder / CONFIG}: {line}" for line in str(error).splitlines())) from None
-    weight_files = WeightFiles(folder)
+    if text is not None:
+        notes.append(f"of {whole['model_type']}, only the text model is imported: it reads no images")
+    weight_files: WeightFiles | DcpWeightFiles
+    if dcp is None:
+        weight_files = WeightFiles(folder, text_only=text is not None)
+    else:
+        weight_files = DcpWeightFiles(DcpFolder(dcp), [link.theirs for link in links(content)], config)
     if config.n_layer > len(weight_files.files):  # before a layer is built
         raise UserError(
             f"{folder / CONFIG} has {config.n_layer:,} layers, but the weights are {len(weight_files.files):,} tensors"
@@ -69,7 +100,7 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False) -> list[str
     assert config.vocab_size is not None
     weights = read_weights(weight_files, links(content), shapes, config.vocab_size)
     settings = asdict(config)
-    recipe: dict[str, object] = {"model": settings}
+    recipe: dict[str, Any] = {"model": settings}
     has_tokenizer = (folder / TOKENIZER_FILE).is_file()
     if has_tokenizer:
         read_by = load_tokenizer(folder)
@@ -82,8 +113,7 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False) -> list[str
                 f"this model was trained with {read_by.decode(opening)} before every text: add it with generate "
                 "--prefix_token_ids. lit_llm's training data do not contain it"
             )
-        tokenizer = {"class_path": "TokenizerJSON", "init_args": {"path": str(run / TOKENIZER_FILE)}}
-        recipe["data"] = {"class_path": "PythonStdlib", "init_args": {"tokenizer": tokenizer}}
+        recipe["data"] = _tokenizer_in(run)
     else:
         notes.append(
             f"{folder} has no {TOKENIZER_FILE}, so text cannot be tokenized; "
@@ -91,24 +121,104 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False) -> list[str
         )
     RunLock(run).refuse_if_held()  # by a `fit`
     with new_folder(run, replace=replace, sources=[folder]) as partial:
-        make_folder(partial / CHECKPOINTS)
         if has_tokenizer:
             shutil.copyfile(folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
-            copy_companions(folder, partial)
-        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {folder}. Other settings are defaults.\n"
-        (partial / RUN_CONFIG).write_text(title + dump_yaml(recipe), encoding="utf-8")
-        checkpoint: dict[str, Any] = {
-            "state_dict": {f"model.{name}": weight for name, weight in weights.items()},
-            "model_config": settings,
-            "global_step": 0,
-            "epoch": 0,
-            "pytorch-lightning_version": lightning.__version__,
-        }
-        if has_tokenizer:
-            checkpoint[TOKENIZER_SHA256] = tokenizer_sha256(partial)
-        format.write(checkpoint, partial / CHECKPOINTS / STEP_0)
-        (partial / CHECKPOINTS / "last.ckpt").symlink_to(STEP_0)
+            copy_companions(folder, partial, TOKENIZER_COMPANIONS)
+        write_json(content, partial / IMPORTED_CONFIG)
+        title = f"# {ARCHITECTURES[content['model_type']]}, imported from {dcp or folder}. Other settings are defaults.\n"
+        _write_run(partial, title, recipe, weights)
     return notes
+
+
+def import_own(folder: Path, settings: dict[str, Any], run: Path, *, replace: bool = False) -> list[str]:
+    """Write the run folder `run` from a DCP folder of a model of lit_llm; returns notes for the user, one sentence each.
+
+    Args:
+        settings: The model's, as the folder holds them.
+
+    Raises:
+        UserError: `run` exists, or the weights are not those of a GPT with these settings.
+    """
+    config = saved_model_config({"model_config": settings}, folder, "--from")
+    if (architecture := saved_architecture({"model_config": settings})) is not None:
+        raise UserError(f"{folder} holds {architecture.class_path}, a model of yours: import reads lit_llm's GPT only (--from)")
+    weights = own_weights(DcpFolder(folder), config)
+    RunLock(run).refuse_if_held()
+    with new_folder(run, replace=replace, sources=[folder]) as partial:
+        title = f"# A model of lit_llm, imported from {folder}. Other settings are defaults.\n"
+        _write_run(partial, title, {"model": asdict(config)}, weights)
+    return [f"{folder} has no tokenizer: name that of its training (fit --data.tokenizer)"]
+
+
+def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool) -> list[str]:
+    if named is not None:
+        return import_folder(Path(named), run, replace=replace, dcp=folder)
+    settings = DcpFolder(folder).value("model_config")
+    if not isinstance(settings, dict):
+        raise UserError(
+            f"{folder} is a folder of torch.distributed.checkpoint without the settings of its model: name the Hugging Face "
+            "folder that has its config.json and tokenizer (--config_from)"
+        )
+    return import_own(folder, settings, run, replace=replace)
+
+
+def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[str, Any], **more: Any) -> None:
+    """Write config.yaml and the checkpoint of step 0 into a folder that has the tokenizer, if there is one."""
+    make_folder(partial / CHECKPOINTS)
+    (partial / RUN_CONFIG).write_text(title + dump_yaml(recipe), encoding="utf-8")
+    checkpoint: dict[str, Any] = {
+        "state_dict": {f"model.{name}": weight for name, weight in weights.items()},
+        "model_config": recipe["model"],
+        **more,
+        "global_step": 0,
+        "epoch": 0,
+        "pytorch-lightning_version": lightning.__version__,
+    }
+    if (partial / TOKENIZER_FILE).is_file():
+        checkpoint[TOKENIZER_SHA256] = tokenizer_sha256(partial)
+    format.write(checkpoint, partial / CHECKPOINTS / STEP_0)
+    (partial / CHECKPOINTS / "last.ckpt").symlink_to(STEP_0)
+
+
+def _tokenizer_in(run: Path) -> dict[str, Any]:
+    """The group `data` of a recipe with the tokenizer of a run folder."""
+    tokenizer = {"class_path": "TokenizerJSON", "init_args": {"path": str(run / TOKENIZER_FILE)}}
+    return {"class_path": "PythonStdlib", "init_args": {"tokenizer": tokenizer}}
+
+
+def import_adapter(folder: Path, base: InitialWeights, run: Path, *, replace: bool = False) -> LoRAConfig:
+    """Write the run folder `run` with the adapter in `folder`, a folder of peft, and the name of its base weights.
+
+    Raises:
+        UserError: `run` exists, the adapter does not fit the base, or has a setting that LoRA here does not have.
+    """
+    home = run_of(base.checkpoint)
+    content, _ = write_config(base.model, imported_family(home))
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in GPT(base.model).state_dict().items()}
+    lora, adapters = read_adapter(folder, links(content), shapes)
+    RunLock(run).refuse_if_held()
+    with new_folder(run, replace=replace, sources=[folder, home]) as partial:
+        recipe: dict[str, Any] = {"init_from": str(base.checkpoint), "model": asdict(base.model), "lora": asdict(lora)}
+        if base.tokenizer_file is not None:
+            shutil.copyfile(base.tokenizer_file, partial / TOKENIZER_FILE)
+            recipe["data"] = _tokenizer_in(run)
+        copy_companions(home, partial)
+        title = f"# An adapter, imported from {folder}. Other settings are defaults.\n"
+        _write_run(partial, title, recipe, adapters, **{LORA: asdict(lora), BASE: base_record(base.checkpoint)})
+    return lora
+
+
+def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool) -> int:
+    if named is None:
+        raise UserError(f"{folder} is an adapter: name the run folder of its base weights (--init_from)")
+    base = InitialWeights.find(Path(named))
+    if damage := base.damage():
+        raise UserError(damage)
+    lora = import_adapter(folder, base, run, replace=replace)
+    print(f"{run}: an adapter of rank {lora.rank} for {', '.join(lora.targets or [])}, beside the weights of {base.checkpoint}")
+    print(f"generate:    python -m lit_llm generate --run {run} --prompt TEXT")
+    return 0
 
 
 def main(arguments: list[str]) -> int:
@@ -119,7 +229,16 @@ def main(arguments: list[str]) -> int:
     """
     options = own_flags().parse(arguments)
     run = Path(options.out)
-    notes = import_folder(Path(options.folder), run, replace=options.replace)
+    if is_adapter_folder(Path(options.folder)):
+        return _import_adapter(Path(options.folder), options.init_from, run, replace=options.replace)
+    if options.init_from is not None:
+        raise UserError(f"{options.folder} is not an adapter, so it has no base weights: leave out --init_from")
+    if is_dcp_folder(Path(options.folder)):
+        notes = _import_dcp(Path(options.folder), options.config_from, run, replace=options.replace)
+    elif options.config_from is not None:
+        raise UserError(f"{options.folder} is not a folder of torch.distributed.checkpoint: leave out --config_from")
+    else:
+        notes = import_folder(Path(options.folder), run, replace=options.replace)
     saved = format.read(run / CHECKPOINTS / "last.ckpt", verify=False)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in saved["state_dict"].values()})
     count = sum(tensor.numel() for tensor in saved["state_dict"].values())

@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.cli.arguments import Arguments
@@ -43,7 +43,6 @@ def _own_flags() -> OwnFlags:
         help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.",
     )
     add("--serve_tokens", type=float, metavar="T", help="tokens that the model will generate in use: adds the lifetime cost.")
-    add("--pipeline_stages", type=int, default=1, metavar="P", help="print the bubble of a pipeline with P stages.")
     add(
         "--slowest_rank",
         type=float,
@@ -134,7 +133,6 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
         price_usd_hour=own.price,
         mtbf_hours=own.mtbf_hours,
         save_gbps=own.save_gbps,
-        pipeline_stages=own.pipeline_stages,
         slowest_rank=own.slowest_rank,
         served_tokens=own.serve_tokens,
     )
@@ -179,8 +177,7 @@ def _calibrate(planned: PlannedRecipe, settings: RunSettings, own: argparse.Name
 
     here = this_machine(measure=own.hardware == "auto")
     parts = planned.built.parts
-    model = replace(parts["model"], vocab_size=settings.model.vocab_size, block_size=settings.model.block_size)
-    result = compare(settings, model, planned.built.make_optimizer, parts["loss"], parts["compute"], here)
+    result = compare(settings, planned.built.make_optimizer, parts["loss"], parts["compute"], here)
     pairs = list(zip(Comparison.LABELS, result.predicted, result.measured, strict=True))
     if own.json:
         values = {label: {"predicted": predicted, "measured": measured} for label, predicted, measured in pairs}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
-from lit_llm.cli.new_output import new_folder
+from lit_llm.cli.new_output import kept_steps, new_folder
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 from lit_llm.ingest.manifest import Manifest
 from lit_llm.ingest.parts import PARTS
@@ -15,8 +13,17 @@ from lit_llm.runs.run_folder import expanded
 
 
 def main(words: list[str]) -> int:
-    """Entry point; returns the exit code."""
-    return launch("prepare", words, _run)
+    """Entry point; returns the exit code.
+
+    `--chat_template VALUE` is short for `--data ChatFiles --data.chat_template VALUE`.
+    """
+    flags = OwnFlags(prog="python -m lit_llm prepare")
+    text = "Conversations: short for --data ChatFiles --data.chat_template (docs/chat.md)."
+    flags.add_argument("--chat_template", help=text)
+    own, rest = flags.split(words)
+    if own.chat_template is not None:
+        rest = ["--data", "ChatFiles", f"--data.chat_template={own.chat_template}", *rest]
+    return launch("prepare", rest, _run, own=flags)
 
 
 def _run(arguments: Arguments) -> int:
@@ -33,31 +40,26 @@ def _run(arguments: Arguments) -> int:
         if out.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
     log = out.absolute().with_name(f"{out.absolute().name}.log")
-    with new_folder(out, replace=built.config.replace, sources=read, resumable=PARTS) as partial:
-        try:
-            summary = prepare(
-                built.datamodule,
-                partial,
-                shard_tokens=built.config.shard_tokens,
-                workers=built.config.workers,
-                log=log,
-                keep_parts=True,  # until the folder has its name
-            )
-        except BaseException:
-            with contextlib.suppress(OSError):
-                (partial / PARTS).rmdir()  # if no part is finished
-            if any(partial.iterdir()):
-                print(f"What is finished is kept in {partial}. Repeat the command to continue.", file=sys.stderr)
-            raise
+    with new_folder(out, replace=built.config.replace, sources=read, resumable=PARTS) as partial, kept_steps(partial, PARTS):
+        summary = prepare(
+            built.datamodule,
+            partial,
+            shard_tokens=built.config.shard_tokens,
+            workers=built.config.workers,
+            log=log,
+            keep_parts=True,  # until the folder has its name
+        )
     manifest = summary.manifest
     for name, split in manifest.splits.items():
-        print(f"{name}: {split.documents:,} documents, {split.bytes:,} bytes, {split.tokens:,} tokens")
+        learned = "" if split.targets is None else f", of which {split.targets:,} are learned"
+        print(f"{name}: {split.documents:,} documents, {split.bytes:,} bytes, {split.tokens:,} tokens{learned}")
     if summary.near_duplicates:
         print(f"left out of training: {summary.near_duplicates:,} documents that nearly repeat held-out ones")
     if summary.skipped:
-        print(f"skipped: {summary.skipped:,} documents without text")
-    print(f"documents: {_ids(manifest)}")
-    print(f"train on it: python -m lit_llm fit --config RECIPE --data TokenShards --data.path {out}")
+        print(f"skipped: {summary.skipped:,} documents without {'messages' if summary.masked else 'text'}")
+    print(f"documents: {'as the chat template writes them' if summary.masked else _ids(manifest)}")
+    recipe = "sft --init_from RUN" if summary.masked else "RECIPE --data TokenShards"
+    print(f"train on it: python -m lit_llm fit --config {recipe} --data.path {out}")
     return 0
 
 

@@ -17,6 +17,8 @@ from lit_llm.cli.new_output import new_file
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, find_recipe, in_folder, shipped
 from lit_llm.errors import UserError
+from lit_llm.runs.run_folder import expanded
+from lit_llm.yaml_reading import read_yaml
 
 FACTS = ("parameters", "tokens", "fits on")
 CALLBACKS = SHIPPED.parent / "callbacks"
@@ -59,7 +61,11 @@ def main(arguments: list[str]) -> int:
         shown = spelling.check("fit", read(["--config", str(_known(own.recipe)), *rest]))
         from lit_llm.cli.resolved_config import resolved  # imports torch
 
-        print(resolved(shown), end="")
+        text = resolved(shown)
+        weights = read_yaml(text).get("init_from")
+        if weights is not None and expanded(weights).exists():
+            print(f"# The model and the tokenizer are those of {weights}, which is here (init_from).")
+        print(text, end="")
     elif own.command == "diff":
         _diff(*own.recipes)
     else:

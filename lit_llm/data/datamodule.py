@@ -6,13 +6,13 @@ data ("data epochs") exist only inside the order (``lit_llm.data.order``).
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -22,47 +22,24 @@ from torch.utils.data import DataLoader
 from lit_llm._lightning import set_max_steps, set_micro_batches_made
 from lit_llm.batch_sizes import accumulation_steps
 from lit_llm.callbacks import BatchRamp, ignore_signals
-from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutBlocks, HeldOutOrder, ResumableLoader, TrainBlocks
-from lit_llm.data.order import SORTED_UP_TO
-from lit_llm.data.source_files import describe_files, file_changes
+from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutOrder, ResumableLoader
+from lit_llm.data.blocks import Blocks, HeldOutBlocks, TrainBlocks
+from lit_llm.data.corpus import Corpus, OpenedCorpus
+from lit_llm.data.documents import Documents
+from lit_llm.data.order import SORTED_UP_TO, sample_index
+from lit_llm.data.pack_plan import PackPlan, open_plan
+from lit_llm.data.packed_blocks import PackedBlocks
+from lit_llm.data.source_files import describe_files
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
+from lit_llm.ingest.chat import ChatForm
 from lit_llm.tokenizers import Tokenizer
-
-# Before the fingerprint of data of which every token was hashed. Older checkpoints have fingerprints without it, which are
-# of samples if the data are long.
-_ALL_TOKENS = "tokens-"
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Opened token streams with the keys "train", "val" and optionally "test", and their vocabulary."""
-
-    streams: dict[str, TokenStream]
-    vocab_size: int
-    tokenizer: Tokenizer | None
-    unknown_bytes: Mapping[str, float] = field(default_factory=dict)
-    """Split → mean bytes of the characters that share the tokenizer's ``unknown_id``, where they occur and were counted."""
-    eos_id: int | None = None
-    """Ends every document; None: the tokenizer's."""
-    bos_id: int | None = None
-    """Opens every document; None: nothing does."""
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """What `setup` finds out about the data."""
-
-    corpus: Corpus
-    fingerprint: str
-    files: dict[str, str]
-    """Path → size and hash."""
 
 
 class TokenDataModule(LightningDataModule, ABC):
     """Base of the data modules. Subclasses check and open their sources.
 
-    Batches are dicts of int64 ``input_ids`` and ``targets``, both (B, block_size); see ``lit_llm.data.batches``.
+    Batches are dicts of int64 ``input_ids`` and ``targets``, both (B, block_size); see ``lit_llm.data.blocks``.
 
     After ``setup``: ``vocab_size``, ``eos_id``, ``bos_id``, ``tokenizer``, ``token_bytes`` ((vocab_size,) int64 UTF-8 bytes
     of each id, or None without a tokenizer), ``train_tokens``, ``val_tokens``, and ``fingerprint`` (counts and a hash of the
@@ -76,12 +53,16 @@ class TokenDataModule(LightningDataModule, ABC):
         block_size: tokens predicted per sequence (T). None: the block size of the model.
         seed: seed of the order of the training samples.
         num_workers: processes that read ahead. Reading is cheap, so 0 is right unless the disk is slow.
+        packing: concatenate: a block of training is ``block_size`` consecutive tokens. best_fit: whole documents share a block,
+            and only longer ones are cut (``lit_llm.data.packing``). Validation reads consecutive tokens.
     """
 
-    # Whether no training target is ignored (-100), so that the tokens of a step need not be counted.
+    # Whether no training target is ignored (-100), so that the tokens of a step need not be counted. `setup` finds masks.
     every_target_counts = True
     # Whether rank 0 opens the data for all ranks. They must have the same paths everywhere.
     opens_on_rank_zero = False
+    # Whether `problems` refuses a run without max_steps.
+    needs_max_steps = False
 
     def __init__(
         self,
@@ -91,12 +72,19 @@ class TokenDataModule(LightningDataModule, ABC):
         block_size: int | None = None,
         seed: int = 0,
         num_workers: int = 0,
+        packing: Literal["concatenate", "best_fit"] = "concatenate",
     ) -> None:
         super().__init__()
         self.micro_batch_size, self.global_batch_size, self.block_size = micro_batch_size, global_batch_size, block_size
-        self.seed, self.num_workers = seed, num_workers
+        self.seed, self.num_workers, self.packing = seed, num_workers, packing
+        if packing == "best_fit":
+            self.every_target_counts = False  # blocks have padding
+        # Whether batches have the numbers of documents, if the shards know where documents end. The model asks for it.
+        self.gives_documents = False
+        self._plans: dict[str, PackPlan] = {}  # of the training streams, by name
+        self._plans_shared = False  # whether all ranks know that the plans are there
         self.ramp: BatchRamp | None = None  # set by `find_ramp`
-        self._opened: _Opened | None = None
+        self._opened: OpenedCorpus | None = None
         self._received = False  # whether all ranks have what rank 0 has opened
         # The sample and step counts at which this process started: zero, or those of a checkpoint.
         self._base_samples, self._base_step = 0, 0
@@ -162,6 +150,14 @@ class TokenDataModule(LightningDataModule, ABC):
             )
         return found
 
+    def find_run(self, *, max_steps: int, max_epochs: int | None, saved: Mapping[str, Any] | None) -> None:
+        """What is known of a run of `fit` before its Trainer has the data, for data modules whose checks depend on it.
+
+        Args:
+            max_steps, max_epochs: of the Trainer.
+            saved: the ``state_dict`` of the checkpoint that the run continues from.
+        """
+
     def find_ramp(self, callbacks: Iterable[Callback | None]) -> None:
         """Use the ``BatchRamp`` among a trainer's callbacks, if there is one."""
         self.ramp = next((callback for callback in callbacks if isinstance(callback, BatchRamp)), None)
@@ -179,27 +175,28 @@ class TokenDataModule(LightningDataModule, ABC):
             self._received = True
         else:
             self._opened = self._open()
+        if any(self.corpus.streams[name].masked for name in self._train_streams()):
+            self.every_target_counts = False
         assert self.block_size is not None  # `_open` has checked it
         if self.train_tokens < self.block_size + 1:
             raise UserError(
                 f"The training text has {self.train_tokens} tokens, but a block needs {self.block_size + 1} "
                 f"({self.block_size} and the next one): give more text, or lower --model.block_size."
             )
+        if self.packing == "best_fit" and stage in ("fit", None):
+            self._open_plans()
         if stage == "fit" and self.trainer is not None:
             self._direct_trainer()
 
-    def _open(self) -> _Opened:
+    def _open(self) -> OpenedCorpus:
         self.raise_problems()
         if self.block_size is None:
             raise UserError("No block size: set --data.block_size (the command line uses --model.block_size).")
         if self._opened is not None:
             return self._opened
-        corpus = self.open_corpus()
-        hashes = {name: stream.scan(corpus.vocab_size) for name, stream in corpus.streams.items()}
-        form = _ALL_TOKENS if all(stream.hash_covers_all for stream in corpus.streams.values()) else ""
-        return _Opened(corpus, form + _combined(corpus, hashes), describe_files(self.source_files()))
+        return OpenedCorpus.of(self.open_corpus(), describe_files(self.source_files()))
 
-    def _receive(self) -> _Opened:
+    def _receive(self) -> OpenedCorpus:
         """What rank 0 has opened, on every rank. A collective. Problems on rank 0 are raised on every rank."""
         opened, problems = None, ""
         strategy = self.trainer.strategy  # type: ignore[union-attr]
@@ -215,6 +212,35 @@ class TokenDataModule(LightningDataModule, ABC):
             raise UserError(problems)
         return own or replace(opened, corpus=replace(opened.corpus, tokenizer=self.load_tokenizer(opened.corpus)))
 
+    def _open_plans(self) -> None:
+        """Open the plans of the training streams. One process makes those that are missing, then all read them. A collective.
+
+        Rank 0 may have opened them alone before, to check the data: then it still takes part.
+        """
+        if self._plans_shared:
+            return
+        trainer = self.trainer
+        if trainer is None or trainer.world_size == 1:
+            self._plans = self._plans or self._make_plans()
+            return
+        makes = trainer.is_global_zero if self.opens_on_rank_zero else trainer.local_rank == 0  # a cache may be each node's own
+        problem = ""
+        if makes:
+            try:
+                self._plans = self._plans or self._make_plans()
+            except UserError as error:
+                problem = str(error)
+        if problem := trainer.strategy.broadcast(problem) or problem:
+            raise UserError(problem)
+        self._plans, self._plans_shared = self._plans or self._make_plans(), True
+
+    def _make_plans(self) -> dict[str, PackPlan]:
+        streams, hashes = self.corpus.streams, self._open_data.hashes
+        return {
+            name: open_plan(self._documents(streams[name]), size=self._block_size, tokens_hash=hashes[name])
+            for name in self._train_streams()
+        }
+
     def raise_problems(self) -> None:
         """Raise a ``UserError`` with all ``problems``, if there are any."""
         if found := self.problems(self._data_parallel()[1]):
@@ -226,9 +252,13 @@ class TokenDataModule(LightningDataModule, ABC):
         return self._opened is not None
 
     @property
-    def corpus(self) -> Corpus:
+    def _open_data(self) -> OpenedCorpus:
         assert self._opened is not None, "setup() opens the data"
-        return self._opened.corpus
+        return self._opened
+
+    @property
+    def corpus(self) -> Corpus:
+        return self._open_data.corpus
 
     @property
     def vocab_size(self) -> int:
@@ -237,6 +267,13 @@ class TokenDataModule(LightningDataModule, ABC):
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self.corpus.tokenizer
+
+    @property
+    def chat_form(self) -> ChatForm | None:
+        """How the documents are written, if they are conversations."""
+        folders = (self.corpus.streams[name].folder_of_manifest for name in self._train_streams())
+        forms = (ChatForm.read(folder) for folder in folders if folder is not None)
+        return next((form for form in forms if form is not None), None)
 
     @property
     def eos_id(self) -> int | None:
@@ -277,9 +314,23 @@ class TokenDataModule(LightningDataModule, ABC):
         return len(self.corpus.streams["val"])
 
     @property
+    def knows_documents(self) -> bool:
+        """Whether all shards know where documents end, other than by an id."""
+        return self._opened is not None and self._opened.with_documents.issuperset(self.corpus.streams)
+
+    @property
+    def ends_open(self) -> bool:
+        """Whether the end of each training document opens the next: all end with an id, and begin with none."""
+        return all(self._ends_open(stream) for name, stream in self.corpus.streams.items() if _split_of(name) == "train")
+
+    @property
+    def source_names(self) -> list[str]:
+        """The names of the sources of a mixture, in the order of a batch's ``sources``; empty without a mixture."""
+        return []
+
+    @property
     def fingerprint(self) -> str:
-        assert self._opened is not None, "setup() opens the data"
-        return self._opened.fingerprint
+        return self._open_data.fingerprint
 
     # ---- Loaders ------------------------------------------------------------------------------------------------
 
@@ -298,7 +349,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
         order = GlobalOrder(
             blocks,
-            seed=self.seed,
+            locate=self._locate,
             micro_batch_size=self._micro_batch_size(world_size),
             rank=rank,
             world_size=world_size,
@@ -317,14 +368,12 @@ class TokenDataModule(LightningDataModule, ABC):
         return self._held_out_loader("test")
 
     def _held_out_loader(self, name: str) -> DataLoader:
-        if name not in self.corpus.streams:
-            raise UserError(f"No {name} text: give --data.{name}.")
+        blocks = self._held_out_blocks(name)
         rank, world_size = self._data_parallel()
-        blocks = HeldOutBlocks(self.corpus.streams[name], block_size=self._block_size, vocab_size=self.vocab_size)
         micro = self._micro_batch_size(world_size)
         return self._loader(blocks, HeldOutOrder(blocks, micro_batch_size=micro, rank=rank, world_size=world_size))
 
-    def _loader(self, blocks: TrainBlocks | HeldOutBlocks, order: GlobalOrder | HeldOutOrder) -> DataLoader:
+    def _loader(self, blocks: Blocks, order: GlobalOrder | HeldOutOrder) -> DataLoader:
         on_cuda = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return ResumableLoader(
             blocks,
@@ -372,7 +421,7 @@ class TokenDataModule(LightningDataModule, ABC):
         return self._base_step if self.trainer is None else self.trainer.global_step
 
     def state_dict(self) -> dict[str, Any]:
-        files = {"files": self._file_hashes} if self._file_hashes else {}
+        files = {"files": self._opened.files} if self._opened is not None and self._opened.files else {}
         return {"consumed_samples": self.consumed_samples, "global_step": self._step} | self._identity() | files
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -400,57 +449,28 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _changes(self, saved: dict[str, Any]) -> list[str]:
         """What differs from a saved state, one phrase each."""
-        identity, found = self._identity(), []
-        for name, before in self._changed(saved).items():
-            if name == "order":
-                found.append(
-                    f"this version reads a training text of at most {SORTED_UP_TO} blocks in another order than the "
-                    "checkpoint's version"
-                )
-            elif name == "fingerprint":
-                found.append(self._changed_text(str(before), saved.get("files", {})))
-            else:
-                key = "batch_ramp.tokens_per_batch" if name == "batch_ramp" else f"data.{name}"
-                found.append(f"{key} was {before} in the checkpoint and is {identity[name]}")
-        return found
+        return [self.describe_change(name, before, saved) for name, before in self.changed_settings(saved).items()]
 
-    @property
-    def _file_hashes(self) -> dict[str, str]:
-        return {} if self._opened is None else self._opened.files
-
-    def _changed_text(self, fingerprint: str, before: dict[str, str]) -> str:
-        """Which files of the data have changed, as far as the checkpoint lists them."""
-        if fingerprint.startswith(_ALL_TOKENS) and not self.fingerprint.startswith(_ALL_TOKENS):
+    def describe_change(self, name: str, before: Any, saved: dict[str, Any]) -> str:
+        """One phrase about a part of `_identity` that was ``before`` in a saved state."""
+        if name == "order":
             return (
-                "the checkpoint has a hash of every token, and the shards have none any more: restore the meta.json that "
-                "prepare wrote beside them"
+                f"this version reads a training text of at most {SORTED_UP_TO} blocks in another order than the "
+                "checkpoint's version"
             )
-        if before and self._file_hashes:
-            changes = file_changes(before, self._file_hashes)
-            more = f", and {len(changes) - 5} more" if len(changes) > 5 else ""
-            if changes:
-                return f"the text is not the checkpoint's: {', '.join(changes[:5])}{more}"
-            return "the files are the checkpoint's, but their tokens differ: the tokenizer or the split has changed"
-        folders = list(dict.fromkeys(str(path.parent) for path in self.source_files()))
-        where = f" in {', '.join(folders[:5])}" if folders else ""
-        return f"the text{where} is not the checkpoint's, which does not list its files"
+        if name == "fingerprint":
+            return self._open_data.change_since(str(before), saved.get("files", {}), self.source_files())
+        key = "batch_ramp.tokens_per_batch" if name == "batch_ramp" else f"data.{name}"
+        return f"{key} was {before} in the checkpoint and is {self._identity()[name]}"
 
-    def _changed(self, saved: dict[str, Any]) -> dict[str, Any]:
+    def changed_settings(self, saved: dict[str, Any]) -> dict[str, Any]:
         """The settings that differ from a saved state, with their saved values ("none" if not saved)."""
-        before = {name: saved.get(name, "none") for name in self._identity()}
+        of_older_versions = {"packing": "concatenate"}
+        before = {name: saved.get(name, of_older_versions.get(name, "none")) for name in self._identity()}
         changed = {name: before[name] for name, now in self._identity().items() if before[name] != now}
-        if "fingerprint" in changed and self._is_older_form(str(changed["fingerprint"])):
+        if "fingerprint" in changed and self._open_data.is_older_form(str(changed["fingerprint"])):
             del changed["fingerprint"]
         return changed
-
-    def _is_older_form(self, saved: str) -> bool:
-        """Whether a saved fingerprint is that of these data in an older form: from samples, if a stream is long."""
-        if saved.startswith(_ALL_TOKENS):
-            return False
-        if saved == self.fingerprint.removeprefix(_ALL_TOKENS):
-            return True
-        streams = self.corpus.streams
-        return saved == _combined(self.corpus, {name: s.scan_tokens(self.vocab_size) for name, s in streams.items()})
 
     def _identity(self) -> dict[str, Any]:
         """The settings that, with the position, determine the next batches."""
@@ -459,12 +479,15 @@ class TokenDataModule(LightningDataModule, ABC):
             "batch_ramp": "none" if self.ramp is None else [list(pair) for pair in self.ramp.tokens_per_batch],
             "block_size": self._block_size,
             "seed": self.seed,
+            "packing": self.packing,
         }
-        if self._opened is None:
-            return identity
+        return identity if self._opened is None else identity | self._data_identity()
+
+    def _data_identity(self) -> dict[str, Any]:
+        """The part of `_identity` that shows once the data are open."""
         # Versions that saved no "order" had the same one for longer texts.
         order = {"order": "sorted"} if len(self._train_blocks()) <= SORTED_UP_TO else {}
-        return identity | order | {"fingerprint": self.fingerprint}
+        return order | {"fingerprint": self.fingerprint}
 
     # ---- The trainer --------------------------------------------------------------------------------------------
 
@@ -512,11 +535,54 @@ class TokenDataModule(LightningDataModule, ABC):
         assert self.block_size is not None, "setup() checks it"
         return self.block_size
 
-    def _train_blocks(self) -> TrainBlocks:
-        return TrainBlocks(self.corpus.streams["train"], block_size=self._block_size, vocab_size=self.vocab_size)
+    # ---- Blocks and their order ---------------------------------------------------------------------------------
+
+    def _train_blocks(self) -> Blocks:
+        return self._train_blocks_of("train")
+
+    def _held_out_blocks(self, split: str) -> Blocks:
+        if split not in self.corpus.streams:
+            raise UserError(self.missing_text(split))
+        return self._held_out_blocks_of(split)
+
+    def missing_text(self, split: str) -> str:
+        """Why a split cannot be read."""
+        return f"No {split} text: give --data.{split}."
+
+    def _train_streams(self) -> list[str]:
+        """The streams that the training reads."""
+        return ["train"]
+
+    def _train_blocks_of(self, name: str) -> Blocks:
+        """The blocks of the training stream of that name in ``corpus.streams``."""
+        stream, settings = self.corpus.streams[name], self._block_settings(name)
+        if self.packing == "concatenate":
+            return TrainBlocks(stream, **settings)
+        return PackedBlocks(stream, self._plans[name], **settings)
+
+    def _held_out_blocks_of(self, name: str) -> Blocks:
+        """The blocks of the held-out stream of that name in ``corpus.streams``."""
+        return HeldOutBlocks(self.corpus.streams[name], **self._block_settings(name))
+
+    def _block_settings(self, name: str) -> dict[str, Any]:
+        # Batches have rows of all streams of a split.
+        alike = {other for other in self.corpus.streams if _split_of(other) == _split_of(name)}
+        known = self.gives_documents and self._open_data.with_documents.issuperset(alike)
+        documents = self._documents(self.corpus.streams[name]) if known else None
+        return {"block_size": self._block_size, "vocab_size": self.vocab_size, "documents": documents}
+
+    def _documents(self, stream: TokenStream) -> Documents:
+        return Documents(stream, ends_open=self._ends_open(stream))
+
+    def _ends_open(self, stream: TokenStream) -> bool:
+        given = self.eos_id is not None and self.bos_id is None
+        return given if stream.ends_open is None else stream.ends_open
+
+    def _locate(self, g: np.ndarray) -> np.ndarray:
+        """The blocks (n,) that the global samples (n,) read."""
+        return sample_index(g, samples=len(self._train_blocks()), seed=self.seed)
 
 
-def _combined(corpus: Corpus, hashes: Mapping[str, str]) -> str:
-    """One hash of the counts and hashes of all streams."""
-    content = " ".join(f"{name}={len(stream)}:{hashes[name]}" for name, stream in corpus.streams.items())
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
+def _split_of(name: str) -> str:
+    """The split of a stream: "train" of "train", and of "web/train" in a mixture."""
+    return name.rpartition("/")[2]

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import os
 import resource
-from collections import OrderedDict
 
 _SHARE = 4  # of the descriptors that a process may open, at most this part are kept here
 _MOST = 2**16  # where the system sets no limit
@@ -66,13 +65,14 @@ class _File:
             os.close(self.descriptor)
 
 
-# The oldest first, and dropped first. For random reads that is as good as the least recently used, and half the cost.
-_files: OrderedDict[tuple[int, str, bool], _File] = OrderedDict()
+# The oldest first, and dropped first. For random reads that is as good as the least recently used, and half the cost. A plain
+# dict: threads that change an OrderedDict at the same time can leave it with a length, but without a first item.
+_files: dict[tuple[int, str, bool], _File] = {}
 
 
 def _drop_oldest() -> None:
-    with contextlib.suppress(KeyError):  # another thread has emptied it
-        _files.popitem(last=False)
+    with contextlib.suppress(StopIteration, RuntimeError):  # another thread has emptied or changed it
+        _files.pop(next(iter(_files)), None)
 
 
 def _budget() -> int:

@@ -27,7 +27,7 @@ def prepare(
     with the same arguments continues with them.
 
     Args:
-        datamodule: a data module of text (``TextFiles``, ``PythonStdlib``).
+        datamodule: a data module of text (``TextFiles``, ``ChatFiles``, ``PythonStdlib``).
         out: a folder that does not exist, is empty, or holds what an interrupted call has left.
         shard_tokens: tokens per shard.
         workers: processes that read and tokenise. Each needs less than 300 MB. 0: this process.
@@ -38,7 +38,9 @@ def prepare(
         UserError: if ``out`` holds anything else, the data module has problems or no text, or a file cannot be read.
     """
     if not isinstance(datamodule, TextDataModule):
-        raise UserError(f"{type(datamodule).__name__} has no text to tokenise: use --data TextFiles or --data PythonStdlib.")
+        raise UserError(
+            f"{type(datamodule).__name__} has no text to tokenise: use --data TextFiles, ChatFiles or PythonStdlib."
+        )
     out = Path(out).expanduser()
     continues = (out / PARTS).is_dir()
     if out.exists() and not continues and (not out.is_dir() or any(out.iterdir())):

@@ -13,7 +13,7 @@ import numpy as np
 
 from lit_llm.data import megatron
 from lit_llm.errors import UserError
-from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, HEADER_INTS, LAYOUTS
+from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, HEADER_INTS, LAYOUTS, MASK_SUFFIX
 
 
 class ShardLayout(NamedTuple):
@@ -25,11 +25,32 @@ class ShardLayout(NamedTuple):
     """Bytes before the first token."""
     tokens: int
     megatron: bool = False
+    masked: bool = False
+    """Whether a file beside it says which tokens are targets."""
+
+    @property
+    def mask_path(self) -> str:
+        return os.path.splitext(self.path)[0] + MASK_SUFFIX
+
+    def mask_problem(self) -> str | None:
+        """Why the mask is not that of these tokens, as far as its size says it."""
+        try:
+            size = os.stat(self.mask_path).st_size
+        except OSError:
+            return f"The mask {self.mask_path} is missing: restore it, or prepare the data again."
+        if size == self.tokens:
+            return None
+        return f"{self.mask_path} has {size} bytes, but {self.path} has {self.tokens} tokens: prepare the data again."
 
     @property
     def size(self) -> int:
         """Bytes of the file."""
         return self.offset + self.tokens * self.dtype.itemsize
+
+    @property
+    def docs(self) -> str:
+        """The name of the file with the ends of its documents; Megatron's are in the index instead."""
+        return os.path.splitext(self.path)[0] + DOCS_SUFFIX
 
     def document_ends(self) -> np.ndarray | None:
         """Where documents end that end in this file, in tokens from its first one: uint64 (n,), exclusive.
@@ -41,7 +62,7 @@ class ShardLayout(NamedTuple):
         """
         if self.megatron:
             return megatron.document_ends(self.path, self.dtype.itemsize, self.tokens)
-        docs = os.path.splitext(self.path)[0] + DOCS_SUFFIX
+        docs = self.docs
         if not os.path.exists(docs):
             return None
         if os.path.getsize(docs) % DOCS_DTYPE.itemsize:
@@ -83,11 +104,14 @@ def read_layout(path: str, *, headerless: bool = False) -> ShardLayout:
     if numbers[1] != version:
         raise UserError(f"{path} is a token shard of version {numbers[1]}: only version {version} is supported.")
     found = ShardLayout(path, dtype, HEADER_BYTES, int(numbers[2]))
+    found = found._replace(masked=os.path.exists(found.mask_path))
     if found.tokens < 1:
         raise UserError(f"{path} has {found.tokens} tokens in its header: a shard needs at least one.")
     if size != found.size:
         what = "truncated" if size < found.size else "too long"
         raise UserError(f"{path} is {what}: its header says {found.tokens} tokens = {found.size} bytes, but it has {size}.")
+    if found.masked and (problem := found.mask_problem()) is not None:
+        raise UserError(problem)
     return found
 
 

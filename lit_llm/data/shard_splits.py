@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
-from lit_llm.ingest.manifest import META_FILE, Manifest
+from lit_llm.ingest.manifest import META_FILE, Manifest, SplitInfo
 from lit_llm.ingest.paths import MissingFiles, expand, same_files
 
 SPLITS = ("train", "val", "test")
+REQUIRED = ("train", "val")
 
 
 @dataclass
@@ -25,58 +27,87 @@ class ShardSplits:
     manifests: dict[str, tuple[Path, Manifest]] = field(default_factory=dict)
     """Folder and manifest of the splits whose files are all listed in one."""
 
-    @property
-    def unknown_bytes(self) -> dict[str, float]:
-        """As of a ``Corpus``: of the splits that are whole splits of a manifest."""
+    def whole_splits(self) -> dict[str, SplitInfo]:
+        """Name → the split of a manifest that has exactly the same shards."""
         found = {}
         for name, (_, manifest) in self.manifests.items():
-            for split, mean in manifest.unknown_bytes().items():
-                if [path.name for path in self.streams[name].paths] == [each.file for each in manifest.splits[split].shards]:
-                    found[name] = mean
+            files = [path.name for path in self.streams[name].paths]
+            for split in manifest.splits.values():
+                if files == [shard.file for shard in split.shards]:
+                    found[name] = split
         return found
 
 
-def in_folder(path: str) -> ShardSplits:
-    """The splits of a folder that ``prepare`` wrote. No shard is opened."""
+def mean_unknown_bytes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, float]:
+    """As of a ``Corpus``, over several sets of splits."""
+    tokens, size = Counter[str](), Counter[str]()
+    for each in splits:
+        for name, split in each.items():
+            tokens[name] += split.unknown_tokens
+            size[name] += split.unknown_bytes
+    return {name: size[name] / count for name, count in tokens.items() if count}
+
+
+def in_folder(path: str, *, settings: str = "--data", required: Collection[str] = REQUIRED) -> ShardSplits:
+    """The splits of a folder that ``prepare`` wrote. No shard is opened.
+
+    Args:
+        settings: problems name the flag ``path`` below this key.
+        required: splits without which there is a problem.
+    """
     found = ShardSplits()
+    flag = f"{settings}.path"
     if not path or "\0" in path:
-        found.problems.append(f"path is {path!r}, but must be a folder that prepare wrote (--data.path).")
+        found.problems.append(f"path is {path!r}, but must be a folder that prepare wrote ({flag}).")
         return found
     try:
         folder = Path(path).expanduser()
         if not folder.is_dir():
             kind = "not a folder" if folder.exists() else "not found"
-            sentence = f"{path} is {kind}: give a folder that prepare wrote (--data.path)."
+            sentence = f"{path} is {kind}: give a folder that prepare wrote ({flag})."
             found.problems.append(sentence if folder.exists() else MissingFiles(sentence))
             return found
         manifest = Manifest.read(folder)
     except UserError as error:
-        found.problems.append(f"{str(error).rstrip('.')} (--data.path).")
+        found.problems.append(f"{str(error).rstrip('.')} ({flag}).")
         return found
     except (OSError, RuntimeError) as error:  # too long, an unknown home folder
-        found.problems.append(f"{path[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} (--data.path).")
+        found.problems.append(f"{path[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error} ({flag}).")
         return found
     if manifest is None:
         found.problems.append(
             f"{folder} has no {META_FILE} that lists its shards: prepare the data again, or give the files, such as "
-            f"--data.train '{folder}/train_*.bin' --data.val '{folder}/val_*.bin'."
+            f"{settings}.train '{folder}/train_*.bin' {settings}.val '{folder}/val_*.bin'."
         )
         return found
     for name in SPLITS:
         split = manifest.splits.get(name)
         if split is not None and split.shards:
             found.manifests[name] = folder, manifest
-            _add(found, name, "--data.path", partial(_listed, folder, manifest, [shard.file for shard in split.shards]))
-        elif name != "test":
-            found.problems.append(f"{folder} has no {name} shards: prepare the data again with {name} text (--data.path).")
+            _add(found, name, flag, partial(_listed, folder, manifest, [shard.file for shard in split.shards]))
+        elif name in required:
+            found.problems.append(f"{folder} has no {name} shards: prepare the data again with {name} text ({flag}).")
     return found
 
 
-def of_files(patterns: Mapping[str, str | list[str] | None], *, headerless: bool) -> ShardSplits:
+def no_split_text(split: str, of: str = "") -> str:
+    """Why a folder that ``prepare`` wrote cannot be evaluated on a split, and how one is made that can."""
+    return f"No {split} text{of}: prepare the data again with it (prepare … --data.{split} FILE)."
+
+
+def of_files(
+    patterns: Mapping[str, str | list[str] | None],
+    *,
+    headerless: bool,
+    settings: str = "--data",
+    required: Collection[str] = REQUIRED,
+) -> ShardSplits:
     """The splits of files and globs. Files that a manifest in their folder lists are not opened.
 
     Args:
         patterns: split name → its setting.
+        settings: problems name the flags ``train``, ``val`` and ``test`` below this key.
+        required: splits without which there is a problem.
     """
     found = ShardSplits()
     files: dict[str, list[Path]] = {}
@@ -84,10 +115,12 @@ def of_files(patterns: Mapping[str, str | list[str] | None], *, headerless: bool
     for name in SPLITS:
         setting = patterns[name]
         if setting is None:
-            if name != "test":
-                found.problems.append(f"No {name} shards: give --data.{name}, or a folder that prepare wrote (--data.path).")
+            if name in required:
+                found.problems.append(
+                    f"No {name} shards: give {settings}.{name}, or a folder that prepare wrote ({settings}.path)."
+                )
             continue
-        files[name], problems = expand(setting, flag=f"--data.{name}", folders=False)
+        files[name], problems = expand(setting, flag=f"{settings}.{name}", folders=False)
         found.problems += problems
         if problems:
             continue
@@ -96,24 +129,25 @@ def of_files(patterns: Mapping[str, str | list[str] | None], *, headerless: bool
             try:
                 manifests[folder] = Manifest.read(folder)
             except UserError as error:
-                found.problems.append(f"{str(error).rstrip('.')} (--data.{name}).")
+                found.problems.append(f"{str(error).rstrip('.')} ({settings}.{name}).")
                 manifests[folder] = None
         manifest = None if folder is None else manifests[folder]
         names = [path.name for path in files[name]]
         if folder is not None and manifest is not None and manifest.lists(names):
             found.manifests[name] = folder, manifest
-            _add(found, name, f"--data.{name}", partial(_listed, folder, manifest, names))
+            _add(found, name, f"{settings}.{name}", partial(_listed, folder, manifest, names))
         else:
-            _add(found, name, f"--data.{name}", partial(TokenStream, files[name], headerless=headerless))
+            _add(found, name, f"{settings}.{name}", partial(TokenStream, files[name], headerless=headerless))
     if not found.problems:
         held_out = {path: name for name in ("test", "val") for path in files.get(name, [])}
-        for name, path in {held_out[path]: path for _, path in reversed(same_files(files["train"], held_out))}.items():
-            found.problems.append(f"{path} is in both --data.train and --data.{name}: remove it from one of them.")
+        for name, path in {held_out[path]: path for _, path in reversed(same_files(files.get("train", []), held_out))}.items():
+            found.problems.append(f"{path} is in both {settings}.train and {settings}.{name}: remove it from one of them.")
     tokenizers = {manifest.tokenizer for _, manifest in found.manifests.values()}
     if len(tokenizers) > 1:
         folders = " and ".join(dict.fromkeys(str(folder) for folder, _ in found.manifests.values()))
         found.problems.append(
-            f"The shards in {folders} were made with different tokenizers: prepare them with one (--data.train, --data.val)."
+            f"The shards in {folders} were made with different tokenizers: prepare them with one ({settings}.train, "
+            f"{settings}.val)."
         )
     return found
 
@@ -136,11 +170,14 @@ def _common_folder(files: list[Path]) -> Path | None:
 
 def _listed(folder: Path, manifest: Manifest, files: list[str]) -> TokenStream:
     """The stream of ``files``, which the manifest lists."""
-    whole = (split for split in manifest.splits.values() if [shard.file for shard in split.shards] == files)
+    splits = manifest.splits.values()
+    whole = next((split for split in splits if [shard.file for shard in split.shards] == files), None)
     known = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
     return TokenStream.listed(
         folder,
         [known[file] for file in files],
         vocab_size=manifest.vocab_size,
-        tokens_blake2b=next((split.tokens_blake2b for split in whole), None),  # a part of a split has no hash
+        tokens_blake2b=None if whole is None else whole.tokens_blake2b,  # a part of a split has no hash
+        mask_blake2b=None if whole is None else whole.mask_blake2b,
+        ends_open=manifest.ends_open,
     )

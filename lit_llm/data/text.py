@@ -15,9 +15,11 @@ from typing import Any, Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_llm.data.datamodule import Corpus, TokenDataModule
+from lit_llm.data.corpus import Corpus
+from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
+from lit_llm.ingest.chat import ChatTemplate
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.manifest import META_FILE, Manifest, SplitInfo
@@ -52,6 +54,8 @@ class TextDataModule(TokenDataModule):
     # nearly repeat held-out ones.
     val_fraction = 0.0
     drop_near_duplicates = False
+    # Writes documents that are conversations.
+    chat_template: ChatTemplate | None = None
 
     def __init__(self, *, tokenizer: Tokenizer | None = None, cache_dir: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -89,6 +93,7 @@ class TextDataModule(TokenDataModule):
             shard_tokens=shard_tokens,
             val_fraction=self.val_fraction,
             drop_near_duplicates=self.drop_near_duplicates,
+            chat_template=self.chat_template,
             workers=workers,
             progress=progress,
         )
@@ -147,7 +152,14 @@ class TextDataModule(TokenDataModule):
         manifest = Manifest.read(folder)
         assert manifest is not None, "the cache is not damaged"
         streams = {
-            name: TokenStream.listed(folder, split.shards, vocab_size=manifest.vocab_size, tokens_blake2b=split.tokens_blake2b)
+            name: TokenStream.listed(
+                folder,
+                split.shards,
+                vocab_size=manifest.vocab_size,
+                tokens_blake2b=split.tokens_blake2b,
+                mask_blake2b=split.mask_blake2b,
+                ends_open=manifest.ends_open,
+            )
             for name, split in manifest.splits.items()
         }
         return Corpus(
@@ -197,6 +209,8 @@ class TextDataModule(TokenDataModule):
             self.val_fraction,
             self.drop_near_duplicates,
         ]
+        if self.chat_template is not None:
+            content.append(self.chat_template.identity())
         content += [one.identity() for one in self.inputs()]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
         return self._cache_root() / "tokens" / key
@@ -235,26 +249,15 @@ def _in_both(ours: list[Source], others: list[Source]) -> list[str]:
     return [str(path) for _, path in same_files(here, there)] + [source.name for source in others if source.path in remote]
 
 
-class TextFiles(TextDataModule):
-    """Your own text: plain files, JSONL, Parquet, Arrow and tar, compressed or not, on this machine or remote.
-
-    Give either ``paths``, part of which is held out for validation, or ``train`` and ``val``. Each is a file, a folder (every
-    file below it that is not hidden), a glob (``**`` descends into folders), a URL, or a list of these. A file's content
-    decides its format (``lit_llm.ingest.readers``), not its name.
-
-    What is held out (``lit_llm.ingest.split``): of ten plain text files or more, whole files, about ``val_fraction`` of the
-    bytes. Of fewer, the end of each, from a line end on. Of the other formats and of remote files, documents, chosen by a hash
-    of their text. A plain text file is one document. An end-of-document token follows each document.
+class GivenFiles(TextDataModule):
+    """Base of the data modules of files that the user names. A subclass says how they are read.
 
     Args:
-        paths: text for training and validation.
-        train: text for training only.
-        val: text for validation, used with ``train``. None: ``val_fraction`` of ``train``.
-        test: text for ``test``.
+        paths: for training and validation.
+        train: for training only.
+        val: for validation, used with ``train``. None: ``val_fraction`` of ``train``.
+        test: for ``test``.
         val_fraction: fraction to hold out if ``val`` is not given.
-        format: auto, text, jsonl, parquet, arrow or tar. text: read anything as plain text.
-        text_key: the key or column of the text in JSONL, Parquet and Arrow. Dots descend: ``meta.body``.
-        drop_near_duplicates: if ``val`` is not given, leave documents out of training that nearly repeat held-out ones.
         kwargs: the arguments of ``TextDataModule``.
     """
 
@@ -266,18 +269,18 @@ class TextFiles(TextDataModule):
         val: str | list[str] | None = None,
         test: str | list[str] | None = None,
         val_fraction: float = 0.1,
-        format: Literal["auto", "text", "jsonl", "parquet", "arrow", "tar"] = "auto",
-        text_key: str = "text",
-        drop_near_duplicates: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.paths, self.train, self.val, self.test = paths, train, val, test
         self.val_fraction = val_fraction
-        self.format, self.text_key = format, text_key
-        self.drop_near_duplicates = drop_near_duplicates and val is None
         self._plain: dict[Source, bool] = {}
         self._listed: dict[str, list[Source]] = {}  # flag → its files, listed once
+
+    @property
+    @abstractmethod
+    def read_settings(self) -> ReadSettings:
+        """How the files are read."""
 
     def source_problems(self) -> list[str]:
         problems = []
@@ -287,8 +290,6 @@ class TextFiles(TextDataModule):
             problems.append("No training text: give --data.paths, or --data.train and --data.val.")
         if self.paths is not None and (self.train is not None or self.val is not None):
             problems.append("--data.paths cannot be combined with --data.train or --data.val: it is split into both.")
-        if (problem := self.source_tokenizer.eos_problem()) is not None:
-            problems.append(problem)
         sources, found = self._split_sources()
         problems += found
         for held_out in ("val", "test"):
@@ -314,7 +315,7 @@ class TextFiles(TextDataModule):
         return [one for each in inputs.values() for one in each]
 
     def _input(self, source: Source, split: str) -> Input:
-        settings = ReadSettings(self.format, self.text_key)
+        settings = self.read_settings
         is_plain = source.is_local and self._is_plain_text(source, settings)
         return Input(source, split, replace(settings, format="text") if is_plain else settings)
 
@@ -329,9 +330,9 @@ class TextFiles(TextDataModule):
         problems = []
         for source in (source for each in sources.values() for source in each if source.is_local):
             try:
-                self._is_plain_text(source, ReadSettings(self.format, self.text_key))
+                self._is_plain_text(source, self.read_settings)
             except UserError as error:
-                problems.append(str(error))
+                problems += [] if str(error) in problems else [str(error)]
                 if len(problems) == _MAX_PROBLEMS:
                     break
         return problems
@@ -350,3 +351,42 @@ class TextFiles(TextDataModule):
                     self._listed[flag] = sources[name]
                 sources[name] = self._listed[flag]
         return sources, problems
+
+
+class TextFiles(GivenFiles):
+    """Your own text: plain files, JSONL, Parquet, Arrow and tar, compressed or not, on this machine or remote.
+
+    Give either ``paths``, part of which is held out for validation, or ``train`` and ``val``. Each is a file, a folder (every
+    file below it that is not hidden), a glob (``**`` descends into folders), a URL, or a list of these. A file's content
+    decides its format (``lit_llm.ingest.readers``), not its name.
+
+    What is held out (``lit_llm.ingest.split``): of ten plain text files or more, whole files, about ``val_fraction`` of the
+    bytes. Of fewer, the end of each, from a line end on. Of the other formats and of remote files, documents, chosen by a hash
+    of their text. A plain text file is one document. An end-of-document token follows each document.
+
+    Args:
+        format: auto, text, jsonl, parquet, arrow or tar. text: read anything as plain text.
+        text_key: the key or column of the text in JSONL, Parquet and Arrow. Dots descend: ``meta.body``.
+        drop_near_duplicates: if ``val`` is not given, leave documents out of training that nearly repeat held-out ones.
+        kwargs: the arguments of ``GivenFiles``.
+    """
+
+    def __init__(
+        self,
+        *,
+        format: Literal["auto", "text", "jsonl", "parquet", "arrow", "tar"] = "auto",
+        text_key: str = "text",
+        drop_near_duplicates: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.format, self.text_key = format, text_key
+        self.drop_near_duplicates = drop_near_duplicates and self.val is None
+
+    @property
+    def read_settings(self) -> ReadSettings:
+        return ReadSettings(self.format, self.text_key)
+
+    def source_problems(self) -> list[str]:
+        problem = self.source_tokenizer.eos_problem()
+        return [*super().source_problems(), *([] if problem is None else [problem])]

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lit_llm.data.datamodule import Corpus, TokenDataModule
-from lit_llm.data.shard_splits import ShardSplits, in_folder, of_files
+from lit_llm.data.corpus import Corpus
+from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.data.shard_splits import ShardSplits, in_folder, mean_unknown_bytes, no_split_text, of_files
+from lit_llm.data.shard_vocabulary import ShardVocabulary
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.manifest import Manifest
 from lit_llm.ranks import is_rank_zero
-from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
-
-_GPT2_VOCAB_SIZE = 50257
+from lit_llm.tokenizers import Tokenizer
 
 
 class TokenShards(TokenDataModule):
@@ -55,8 +55,7 @@ class TokenShards(TokenDataModule):
     ) -> None:
         super().__init__(**kwargs)
         self.path, self.train, self.val, self.test = path, train, val, test
-        self._given_vocab_size, self._given_tokenizer = vocab_size, tokenizer
-        self._given_ids = {"bos_id": bos_id, "eos_id": eos_id}
+        self._vocabulary = ShardVocabulary(vocab_size, tokenizer, bos_id, eos_id)
         self.headerless = headerless
         self._found: tuple[object, ShardSplits] | None = None  # the settings, and what they led to without a problem
 
@@ -66,7 +65,9 @@ class TokenShards(TokenDataModule):
         if not is_rank_zero():  # `setup` gets the shards and their problems from rank 0
             return []
         splits = self._splits()
-        return [*splits.problems, *self._vocab_size_problems(splits), *self._id_problems(splits)]
+        manifests, train = _manifests(splits), splits.streams.get("train")
+        found = [*splits.problems, *self._vocabulary.problems(manifests)]
+        return found + self._vocabulary.tokenizer_problems(manifests, None if train is None else train.folder_of_manifest)
 
     def _combination_problems(self) -> list[str]:
         if self.path is None:
@@ -77,37 +78,6 @@ class TokenShards(TokenDataModule):
             found.append(f"--data.path is a folder with all splits: it cannot be combined with {', '.join(others)}.")
         if self.headerless:
             found.append("--data.path is a folder of shards with headers: remove --data.headerless.")
-        return found
-
-    def _vocab_size_problems(self, splits: ShardSplits) -> list[str]:
-        vocab_size, tokenizer = self._vocab_size(splits), self._given_tokenizer
-        if vocab_size < 1:
-            return [f"vocab_size must be at least 1, not {vocab_size} (--data.vocab_size)."]
-        if tokenizer is not None and tokenizer.vocab_size > vocab_size:
-            return [
-                f"vocab_size {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: remove --data.vocab_size."
-            ]
-        return []
-
-    def _id_problems(self, splits: ShardSplits) -> list[str]:
-        """Ids around documents that are not in the vocabulary, or about which settings, manifest and tokenizer differ."""
-        found = []
-        manifest = _manifest(splits)
-        for name, given in self._given_ids.items():
-            if given is None:
-                continue
-            if not 0 <= given < self._vocab_size(splits):
-                found.append(f"{name} is {given}, but the vocabulary has {self._vocab_size(splits)} ids (--data.{name}).")
-            elif manifest is not None and getattr(manifest, name) != given:
-                found.append(
-                    f"{name} is {given}, but meta.json of the shards says {getattr(manifest, name)}: remove --data.{name}."
-                )
-            elif self._given_tokenizer is not None and getattr(self._given_tokenizer, name) != given:
-                token = self._given_tokenizer.decode([given])
-                found.append(
-                    f"{name} is {given}, but that of the tokenizer is {getattr(self._given_tokenizer, name)}: remove "
-                    f"--data.{name}, or set --data.tokenizer.{name.replace('_id', '_token')} {token!r}."
-                )
         return found
 
     def _splits(self) -> ShardSplits:
@@ -123,21 +93,13 @@ class TokenShards(TokenDataModule):
             self._found = settings, splits
         return splits
 
-    def _vocab_size(self, splits: ShardSplits) -> int:
-        if self._given_vocab_size is not None:
-            return self._given_vocab_size
-        if self._given_tokenizer is not None:
-            return self._given_tokenizer.vocab_size
-        manifest = _manifest(splits)
-        return _GPT2_VOCAB_SIZE if manifest is None else manifest.vocab_size
-
     @property
     def known_vocab_size(self) -> int | None:
         """The size of the vocabulary as far as it is known before ``setup``; None on ranks that do not read the manifest."""
-        if self._given_vocab_size is None and self._given_tokenizer is None and not is_rank_zero():
+        if self._vocabulary.needs_manifest and not is_rank_zero():
             return None
         splits = self._splits()
-        return None if self.path is not None and splits.problems else self._vocab_size(splits)
+        return None if self.path is not None and splits.problems else self._vocabulary.size(_manifests(splits))
 
     def open_split(self, name: str) -> TokenStream:
         """The shards of "train", "val" or "test". Reads their headers only, or the manifest."""
@@ -145,28 +107,24 @@ class TokenShards(TokenDataModule):
 
     def open_corpus(self) -> Corpus:
         splits = self._splits()
-        corpus = Corpus(splits.streams, self._vocab_size(splits), None)
+        manifests = _manifests(splits)
+        corpus = Corpus(splits.streams, self._vocabulary.size(manifests), None)
         tokenizer = self.load_tokenizer(corpus)
         if tokenizer is not None and tokenizer.unknown_id is not None:
-            corpus = replace(corpus, unknown_bytes=splits.unknown_bytes)
-        bos_id, eos_id = (self._document_id(name, splits, tokenizer) for name in ("bos_id", "eos_id"))
+            corpus = replace(corpus, unknown_bytes=mean_unknown_bytes([splits.whole_splits()]))
+        bos_id, eos_id = (self._vocabulary.document_id(name, manifests, tokenizer) for name in ("bos_id", "eos_id"))
         return replace(corpus, tokenizer=tokenizer, bos_id=bos_id, eos_id=eos_id)
 
-    def _document_id(self, name: str, splits: ShardSplits, tokenizer: Tokenizer | None) -> int | None:
-        """The id that opens or ends documents: the setting, else the manifest's, else the tokenizer's."""
-        known = (self._given_ids[name], getattr(_manifest(splits), name, None), getattr(tokenizer, name, None))
-        return next((found for found in known if found is not None), None)
-
     def load_tokenizer(self, corpus: Corpus) -> Tokenizer | None:
-        folder = corpus.streams["train"].folder_of_manifest
-        if self._given_tokenizer is not None or folder is None or not (folder / TOKENIZER_FILE).is_file():
-            return self._given_tokenizer
-        return load_tokenizer(folder)
+        return self._vocabulary.load_tokenizer(corpus.streams["train"].folder_of_manifest)
+
+    def missing_text(self, split: str) -> str:
+        return no_split_text(split) if self.path is not None else super().missing_text(split)
 
     def source_files(self) -> list[Path]:
         return [path for stream in self._splits().streams.values() for path in stream.paths]
 
 
-def _manifest(splits: ShardSplits) -> Manifest | None:
+def _manifests(splits: ShardSplits) -> list[Manifest]:
     """That of the training shards. The other splits have the same tokenizer, or no manifest."""
-    return splits.manifests["train"][1] if "train" in splits.manifests else None
+    return [splits.manifests["train"][1]] if "train" in splits.manifests else []

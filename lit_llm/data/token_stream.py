@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout, read_layout
 from lit_llm.errors import UserError
 from lit_llm.ingest.manifest import ShardInfo
-from lit_llm.ingest.shards import HASH_BYTES, HEADER_BYTES, LAYOUTS, magic_for
+from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES, HEADER_BYTES, LAYOUTS, magic_for
 
 FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second
 # Of longer streams. Older checkpoints hold hashes of these windows.
@@ -39,33 +39,50 @@ class TokenStream:
                 layouts.append(read_layout(os.fspath(path), headerless=headerless))
             except UserError as error:
                 problems.append(str(error))
+        masked = [layout.path for layout in layouts if layout.masked]
+        if masked and len(masked) < len(layouts):
+            without = next(layout for layout in layouts if not layout.masked)
+            problems.append(f"{masked[0]} has a mask, but {without.path} has none: prepare the data again.")
         if problems:
             raise UserError("\n".join(problems))
         self._use(layouts)
 
     @classmethod
     def listed(
-        cls, folder: Path, shards: Sequence[ShardInfo], *, vocab_size: int, tokens_blake2b: str | None = None
+        cls,
+        folder: Path,
+        shards: Sequence[ShardInfo],
+        *,
+        vocab_size: int,
+        tokens_blake2b: str | None = None,
+        mask_blake2b: str | None = None,
+        ends_open: bool | None = None,
     ) -> TokenStream:
         """The shards that a manifest lists. No file is opened; their sizes are compared.
 
         Args:
             vocab_size: the manifest's.
             tokens_blake2b: the hash of their tokens; None if the manifest has none, for a part of a split.
+            mask_blake2b: that of their masks, if they have some.
+            ends_open: the manifest's.
 
         Raises:
             UserError: one sentence for each file that is missing or has another size.
         """
         assert shards, "a stream needs at least one file"
         dtype = LAYOUTS[magic_for(vocab_size)][1]
-        layouts = [ShardLayout(os.path.join(folder, s.file), dtype, HEADER_BYTES, s.tokens) for s in shards]
-        if problems := [problem for layout in layouts if (problem := _size_problem(layout)) is not None]:
+        layouts = [
+            ShardLayout(os.path.join(folder, s.file), dtype, HEADER_BYTES, s.tokens, masked=s.mask_blake2b is not None)
+            for s in shards
+        ]
+        found = [_size_problem(layout) or _docs_problem(layout, s.documents) for layout, s in zip(layouts, shards, strict=True)]
+        if problems := [problem for problem in found if problem is not None]:
             raise UserError("\n".join(problems))
         stream = cls.__new__(cls)
         stream._use(layouts)
         stream._max_ids = [shard.max_id for shard in shards]
-        stream._hash = tokens_blake2b
-        stream.folder_of_manifest = folder
+        stream._hash = _with_mask(tokens_blake2b, mask_blake2b)
+        stream.folder_of_manifest, stream.ends_open = folder, ends_open
         return stream
 
     def _use(self, layouts: list[ShardLayout]) -> None:
@@ -76,6 +93,7 @@ class TokenStream:
         self._max_ids: list[int] | None = None  # of each shard, if a manifest says
         self._hash: str | None = None  # of all tokens, if a manifest says
         self.folder_of_manifest: Path | None = None
+        self.ends_open: bool | None = None  # as a manifest says: see `Manifest.ends_open`
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -85,9 +103,24 @@ class TokenStream:
         return [Path(layout.path) for layout in self._layouts]
 
     @property
+    def layouts(self) -> list[ShardLayout]:
+        """Of each shard."""
+        return self._layouts
+
+    @property
+    def starts(self) -> list[int]:
+        """The position of each shard's first token, then the total."""
+        return self._starts
+
+    @property
     def itemsize(self) -> int:
         """Bytes of a token id on disk, in the first shard."""
         return self._layouts[0].dtype.itemsize
+
+    @property
+    def masked(self) -> bool:
+        """Whether only some tokens are targets."""
+        return self._layouts[0].masked
 
     @property
     def hash_covers_all(self) -> bool:
@@ -111,14 +144,28 @@ class TokenStream:
             raise IndexError(f"tokens [{start}, {start + length}) of a stream of {len(self)}")
         if length == 0:
             return np.empty(0, dtype=np.uint16)
-        parts = []
+        parts = [self._read(*place, random) for place in self._places(start, length)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def read_mask(self, start: int, length: int, *, random: bool = False) -> np.ndarray | None:
+        """Which of the tokens [start, start + length) are targets: uint8 (length,), 1 or 0. None: all are.
+
+        Raises:
+            UserError: a mask has changed since the stream was made.
+        """
+        if not self.masked:
+            return None
+        parts = [self._read_mask(*place, random) for place in self._places(start, length)]
+        return np.concatenate([np.empty(0, np.uint8), *parts])
+
+    def _places(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """The shards that have the tokens [start, start + length): number, the first token in it, and how many."""
         shard = bisect_right(self._starts, start) - 1
         while length:
             first = start - self._starts[shard]
-            part = self._read(shard, first, min(length, self._layouts[shard].tokens - first), random)
-            parts.append(part)
-            start, length, shard = start + part.size, length - part.size, shard + 1
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            count = min(length, self._layouts[shard].tokens - first)
+            yield shard, first, count
+            start, length, shard = start + count, length - count, shard + 1
 
     def scan(self, vocab_size: int) -> str:
         """Check token ids against the vocabulary and return a hash of the content (hex).
@@ -156,6 +203,8 @@ class TokenStream:
             if tokens.max() >= vocab_size:
                 raise self.bad_token(start + int(np.argmax(tokens >= vocab_size)), vocab_size)
             digest.update(tokens.astype("<u4").tobytes())  # the hash does not depend on how ids are stored
+            if (mask := self.read_mask(start, tokens.size)) is not None:
+                digest.update(mask.tobytes())
         return digest.hexdigest()
 
     def bad_token(self, position: int, vocab_size: int) -> UserError:
@@ -189,6 +238,38 @@ class TokenStream:
             tokens = tokens.view(f"<u{dtype.itemsize}")
         return tokens
 
+    def _read_mask(self, shard: int, first: int, length: int, random: bool) -> np.ndarray:
+        """Whether tokens [first, first + length) of a shard are targets."""
+        path = self._layouts[shard].mask_path
+        try:
+            content = self._files.read(path, first, length, random=random)
+        except FileNotFoundError:
+            content = b""
+        if len(content) != length:
+            raise UserError(f"The mask {path} is gone or shorter: restore it, and continue the run with --resume auto.")
+        return np.frombuffer(content, dtype=np.uint8)
+
+
+def _with_mask(tokens_blake2b: str | None, mask_blake2b: str | None) -> str | None:
+    """One hash of tokens and their mask."""
+    if tokens_blake2b is None or mask_blake2b is None:
+        return tokens_blake2b
+    return hashlib.blake2b(f"{tokens_blake2b} {mask_blake2b}".encode(), digest_size=HASH_BYTES).hexdigest()
+
+
+def _docs_problem(layout: ShardLayout, documents: int) -> str | None:
+    """Why the document ends are not those of a listed shard, as far as their number says it. They may be missing."""
+    try:
+        size = os.stat(layout.docs).st_size
+    except OSError:
+        return None
+    if size == documents * DOCS_DTYPE.itemsize:
+        return None
+    return (
+        f"{layout.docs} has {size} bytes, but meta.json says {documents} documents = {documents * DOCS_DTYPE.itemsize} bytes: "
+        "restore it, or prepare the data again."
+    )
+
 
 def _size_problem(layout: ShardLayout) -> str | None:
     """Why a listed shard is not the file that was listed, as far as its size says it."""
@@ -197,7 +278,7 @@ def _size_problem(layout: ShardLayout) -> str | None:
     except OSError:
         return f"Token shard not found: {layout.path}."
     if size == layout.size:
-        return None
+        return layout.mask_problem() if layout.masked else None
     what = "truncated" if size < layout.size else "too long"
     return (
         f"{layout.path} is {what}: meta.json says {layout.tokens} tokens = {layout.size} bytes, but it has {size}. Restore it, "

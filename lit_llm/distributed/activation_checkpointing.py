@@ -15,18 +15,26 @@ from lit_llm.models.gpt import GPT
 
 def apply_activation_checkpointing(model: GPT | CustomModel, mode: str | int) -> None:
     """Recompute in the backward pass the part of each block that `mode` names (`ComputeConfig.activation_checkpointing`)."""
-    # Restoring random generators takes time, and a GPT without dropout does not use them.
-    rng = not isinstance(model, GPT) or model.config.dropout > 0
-    blocks = list(model.blocks)
+    rng = not isinstance(model, GPT)  # a GPT's dropout uses no generators, and restoring them takes time
+    for i, block in enumerate(model.blocks):
+        if recomputes(mode, i):
+            recompute_block(block, mode, preserve_rng_state=rng)
+
+
+def recomputes(mode: str | int, i: int) -> bool:
+    """Whether something of block `i` is recomputed: of every k-th block if `mode` is a number k."""
+    return mode != "none" and (isinstance(mode, str) or i % mode == 0)
+
+
+def recompute_block(block: nn.Module, mode: str | int, *, preserve_rng_state: bool) -> None:
+    """Recompute in the backward pass the part of a block that `mode` names, in place."""
     if mode == "attention":
-        for block in blocks:
-            _recompute(block.attention, preserve_rng_state=rng)  # type: ignore[arg-type]
+        _recompute(block.attention, preserve_rng_state=preserve_rng_state)  # type: ignore[arg-type]
     elif mode == "cheap":
-        for block in blocks:
-            _recompute(block, preserve_rng_state=rng, context_fn=partial(create_selective_checkpoint_contexts, _keep_expensive))
-    elif mode != "none":
-        for block in blocks[:: 1 if mode == "full" else int(mode)]:
-            _recompute(block, preserve_rng_state=rng)
+        keep = partial(create_selective_checkpoint_contexts, _keep_expensive)
+        _recompute(block, preserve_rng_state=preserve_rng_state, context_fn=keep)
+    else:
+        _recompute(block, preserve_rng_state=preserve_rng_state)
 
 
 def _recompute(module: nn.Module, **options: Any) -> None:
@@ -47,8 +55,10 @@ _EXPENSIVE_NAMES = {
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_attention_math_for_mps",
+    *("lit_llm::attention", "flex_attention"),
     # Results of communication: recomputing them would communicate twice.
     *("_c10d_functional::all_gather_into_tensor", "_c10d_functional::reduce_scatter_tensor", "_c10d_functional::all_reduce"),
+    "_c10d_functional::all_to_all_single",
 }
 
 

@@ -25,11 +25,11 @@ def no_compiler(device: torch.device) -> str | None:
 
 
 def compile_blocks(model: GPT | CustomModel, device: torch.device) -> None:
-    """Compile each block's forward: one compilation serves all blocks, and FSDP's hooks run outside it."""
+    """Compile each block's forward: one compilation serves all blocks, and FSDP's hooks run outside it.
+
+    Under tensor parallelism the collectives within a block are compiled with it.
+    """
     reason = no_compiler(device)
-    if model.vocabulary_shards is not None:
-        # torch 2.13 would also compile the hooks of inner modules, and treat their distributed tensors as plain ones.
-        reason = "it does not work with tensor parallelism yet"
     if reason:
         rank_zero_warn(f"compute.compile is off: {reason} (--compute.compile false).")
         return

@@ -6,6 +6,8 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
+from lit_llm.models.attention_kernel import AttentionKernel
+
 MODES = ("none", "full", "attention", "cheap")
 
 
@@ -17,7 +19,10 @@ class ComputeConfig:
     """What the backward pass recomputes instead of storing. full: every block; k: every k-th block; attention: queries,
     keys, values, rotation and attention of every block; cheap: all but the results of matrix products and attention."""
     compile: bool = False
-    """torch.compile each block. Turned off with a warning if no compiler is found, and under tensor parallelism."""
+    """torch.compile each block. Turned off with a warning if no compiler is found."""
+    attention: AttentionKernel = "auto"
+    """Kernel of attention. auto: the fastest known for the device. sdpa: torch's own kernel; flash3, flash4: FlashAttention,
+    for layers with plain causal attention. flex: FlexAttention (CUDA). blocks: in blocks, with plain torch beside the CPU."""
     float8: bool = False
     """The blocks' linear layers in float8 (torchao), on GPUs that support it: NVIDIA Ada, Hopper and later."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"

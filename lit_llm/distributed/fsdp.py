@@ -9,36 +9,85 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from lit_llm._torch import gather_in_own_dtype, whole_parameters
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.pipeline_parallel import Stage
+from lit_llm.dtensor import local_part
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
 
 
-def apply_fsdp(model: GPT | CustomModel, strategy: MeshStrategy) -> None:
-    """Shard a model over `strategy.data_mesh`.
+def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy) -> None:
+    """Shard a model, or a stage of a pipeline, over `strategy.data_mesh`.
 
-    Blocks and embedding are gathered when needed; other parameters stay gathered during a step. Gradients are reduced in
-    fp32. With a two-dimensional mesh (replicas × shards) this is hybrid sharding (HSDP).
+    Blocks and embedding are gathered when needed; other parameters stay gathered during a step. With a two-dimensional mesh
+    (replicas × shards) this is hybrid sharding (HSDP).
+
+    Under autocast, the matrices of a GPT's linear layers are gathered in the compute dtype: half of the bytes, and the same
+    bits, because autocast rounds them to it anyway. All other parameters are gathered in their own dtype, in the same
+    collective. Gradients are summed over micro-batches and reduced in fp32. `strategy.kept` says what is kept whole.
     """
     on_accelerator = strategy.root_device.type != "cpu"
+    narrow = narrow_dtype(model, strategy)
     options: dict[str, Any] = {
         "mesh": strategy.data_mesh,
-        "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy(pin_memory=on_accelerator) if strategy.cpu_offload else OffloadPolicy(),
     }
     units: list[nn.Module] = list(model.blocks)
-    if isinstance(model, GPT) and model.head is not None:
+    if isinstance(model, GPT | Stage) and model.embedding is not None and not model.ties_head:
         units.insert(0, model.embedding)
     if not units:
         rank_zero_warn(
             f"{model.architecture.class_path} has no `blocks`: FSDP2 gathers the whole model for every forward pass."  # type: ignore[union-attr]
         )
     for unit in units:
-        fully_shard(unit, reshard_after_forward=strategy.reshard_after_forward, **options)
+        fully_shard(unit, reshard_after_forward=not strategy.kept.weights, **options)
+        if isinstance(unit, nn.Embedding):
+            unit.set_unshard_in_backward(False)  # type: ignore[operator]  # its gradient needs ids only
     # The root holds norm and head (and a tied embedding), or everything but the blocks of a custom model. Forward uses it
     # last and backward first, so freeing it in between would only cost another gather.
     fully_shard(model, reshard_after_forward=False, **options)
+    for unit in (*units, model):
+        if narrow is not None:
+            gather_in_own_dtype(unit, _is_rounded)  # type: ignore[arg-type]
+        _sum_gradients_in_fp32(unit)
     blocks: list[FSDPModule] = list(model.blocks)  # type: ignore[arg-type]
     for i, block in enumerate(blocks):
         block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + strategy.prefetch])
         block.set_modules_to_backward_prefetch(blocks[max(0, i - strategy.prefetch) : i][::-1])
+
+
+def narrow_dtype(model: nn.Module, strategy: MeshStrategy) -> torch.dtype | None:
+    """The dtype in which FSDP2 gathers the matrices of linear layers; None: their own.
+
+    A custom model may use a linear layer's weight outside autocast, so its weights are gathered as they are.
+    """
+    return None if isinstance(model, CustomModel) else strategy.autocast_dtype
+
+
+def gathered_bytes(model: nn.Module, narrow: torch.dtype | None) -> int:
+    """Bytes of this rank's whole weights as FSDP2 gathers them, before it shards them."""
+    linear = {id(p) for module in model.modules() if isinstance(module, nn.Linear) for p in module.parameters(recurse=False)}
+    other = {id(p) for m in model.modules() if not isinstance(m, nn.Linear) for p in m.parameters(recurse=False)}
+    return sum(
+        local_part(p).numel() * (narrow.itemsize if narrow and id(p) in linear - other else p.element_size())
+        for p in model.parameters()
+    )
+
+
+def _is_rounded(owners: list[nn.Module]) -> bool:
+    """Whether autocast rounds a parameter before every use. A matrix tied to the embedding is also looked up, in fp32."""
+    return all(isinstance(owner, nn.Linear) for owner in owners)
+
+
+def _sum_gradients_in_fp32(unit: nn.Module) -> None:
+    """Sum the gradients of whole narrow weights in fp32, as one process does with its fp32 weights."""
+
+    def set_once(module: nn.Module, args: Any) -> None:  # whole weights exist from the first forward pass on
+        for parameter in whole_parameters(unit):  # type: ignore[arg-type]
+            if parameter.dtype.itemsize < torch.float32.itemsize:
+                parameter.grad_dtype = torch.float32
+        handle.remove()
+
+    handle = unit.register_forward_pre_hook(set_once)

@@ -1,11 +1,12 @@
-"""The Lightning strategy for meshes of processes: FSDP2, HSDP and tensor parallelism, also combined."""
+"""The Lightning strategy for meshes of processes: FSDP2, HSDP, context, tensor and pipeline parallelism, also combined."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -25,15 +26,20 @@ from lit_llm._lightning import (
     set_device_mesh,
     set_process_group_backend,
 )
-from lit_llm._torch import HYBRID_SHARD_GRAD_OP, flatten_mesh
+from lit_llm._torch import HYBRID_SHARD_GRAD_OP, flatten_mesh, unflatten_mesh
 from lit_llm.checkpoint.io import FolderCheckpointIO
 from lit_llm.checkpoint.load_weights import copy_weights
-from lit_llm.checkpoint.sharded import split
+from lit_llm.checkpoint.sharded import gather, split
+from lit_llm.checkpoint.stages import Stages, number_as_own, number_as_whole
+from lit_llm.distributed.keep_rule import KeptWhole
+from lit_llm.distributed.kept_whole import set_last_micro_batch
+from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout, Schedule
+from lit_llm.distributed.pipeline_problems import clip_problem, loss_scale_problem
 from lit_llm.dtensor import fill_
 from lit_llm.errors import UserError
-from lit_llm.mesh_sizes import mesh_sizes
+from lit_llm.mesh_sizes import MeshSizes, mesh_sizes
+from lit_llm.models.sequence_shard import ContextAttention
 
-DIMENSIONS = ("replicate", "shard", "tensor_parallel")
 _RESHARD = {  # FSDP1's sharding strategies: whether weights are freed between forward and backward
     ShardingStrategy.FULL_SHARD: True,
     ShardingStrategy.HYBRID_SHARD: True,
@@ -49,16 +55,17 @@ _WRITE_TIMEOUT = timedelta(hours=1)  # for the slowest rank to write its part of
 
 
 class MeshStrategy(ModelParallelStrategy):
-    """A mesh of `replicate` × `shard` × `tensor_parallel` processes.
+    """A mesh of `pipeline` × `replicate` × `shard` × `context` × `tensor_parallel` processes.
 
     Ranks along `shard` each hold a part of every parameter, gradient and optimizer state (FSDP2). Ranks along `replicate` hold
-    equal parts: with shard 1 this is plain data parallelism, with more it is HSDP. Ranks along `tensor_parallel` process
-    the same samples, each with a part of every matrix. Ranks are numbered along `tensor_parallel` first, then `shard`, so that
-    the dimensions that communicate most stay on one machine.
+    equal parts: with shard 1 this is plain data parallelism, with more it is HSDP. All other ranks share their samples. Ranks
+    along `context` process parts of each sequence, and shard parameters too. Ranks along `tensor_parallel` have a part of
+    every matrix, ranks along `pipeline` a part of the layers. Ranks are numbered along `tensor_parallel` first, then `context`,
+    `shard`, `replicate` and `pipeline`, so that the dimensions that communicate most stay on one machine.
 
     The LightningModule applies the mesh in `configure_model` (as `lit_llm.distributed.parallelize` does). `device_mesh` has
-    these three dimensions and the flattened `data_parallel`. A module with a parameter that is not distributed is
-    refused, because its copies would diverge.
+    those of these dimensions that are larger than 1, and `shard`. A module with a parameter that is not distributed is refused,
+    because its copies would diverge.
 
     Checkpoints equal those of any other strategy: rank 0 writes whole tensors, or with `sharded_checkpoints` every rank writes
     its part. Both load on any mesh and on one process.
@@ -66,11 +73,24 @@ class MeshStrategy(ModelParallelStrategy):
     Args:
         replicate: number of replicas of the sharded model.
         shard: number of ranks that share one replica. "auto": all remaining ranks.
+        context: number of ranks that share each sequence.
+        context_attention: what these exchange. gather: all keys and values, with any model. heads: positions for heads, which
+            `context` must divide.
         tensor_parallel: number of ranks that share each matrix.
+        pipeline: number of ranks that share the layers.
         reshard_after_forward: free a block's gathered weights after its forward pass and gather them again for backward.
-            False: keep them, which saves a gather and needs more memory.
+            False: keep them, also for the next micro-batches of the step, which saves gathers and needs more memory. "auto":
+            keep them in a pipeline, and if they take at most an eighth of the device's memory.
+        reduce_each_micro_batch: reduce the gradients of each micro-batch over the shards (and once a step over replicas).
+            False: once a step, which needs the memory of whole gradients in fp32. "auto": once a step in a pipeline, and if
+            they take at most an eighth of the device's memory.
         prefetch: number of blocks to gather ahead.
+        timeout_seconds: of a collective of all processes. Groups of mesh dimensions have torch's default.
         cpu_offload: keep shards, gradients and optimizer state in host memory.
+        schedule: the order in which the ranks of a pipeline process micro-batches (docs/clusters.md).
+        stages_per_rank: groups of layers that a rank of a pipeline has. None: 1, or 2 if the schedule needs several.
+        layers_first: layers of the first stage. None: balanced, with embedding and head counted as one layer each.
+        layers_last: layers of the last stage. None: balanced.
 
     Raises:
         UserError: if the product of the sizes is not the number of processes, or a model is not sharded.
@@ -80,20 +100,64 @@ class MeshStrategy(ModelParallelStrategy):
         self,
         replicate: int = 1,
         shard: int | Literal["auto"] = "auto",
+        context: int = 1,
         tensor_parallel: int = 1,
-        reshard_after_forward: bool = True,
+        pipeline: int = 1,
+        reshard_after_forward: bool | Literal["auto"] = "auto",
+        reduce_each_micro_batch: bool | Literal["auto"] = "auto",
+        context_attention: ContextAttention = "gather",
         prefetch: int = 1,
         cpu_offload: bool = False,
+        schedule: Schedule = "1f1b",
+        stages_per_rank: int | None = None,
+        layers_first: int | None = None,
+        layers_last: int | None = None,
+        timeout_seconds: float = 1800.0,
     ) -> None:
-        for name, value in (("replicate", replicate), ("shard", shard), ("tensor_parallel", tensor_parallel)):
+        sizes = {
+            "replicate": replicate,
+            "shard": shard,
+            "context": context,
+            "tensor_parallel": tensor_parallel,
+            "pipeline": pipeline,
+        }
+        for name, value in sizes.items():
             if value != "auto" and value < 1:
                 raise UserError(f"{name} is {value}, but must be at least 1 (--trainer.strategy.{name}).")
+        if context_attention not in get_args(ContextAttention):
+            raise UserError(
+                f"context_attention is {context_attention}, but must be gather or heads (--trainer.strategy.context_attention)."
+            )
+        if timeout_seconds <= 0:
+            raise UserError(f"timeout_seconds is {timeout_seconds}, but must be above 0 (--trainer.strategy.timeout_seconds).")
         if prefetch < 0:
             raise UserError(f"prefetch is {prefetch}, but must not be negative (--trainer.strategy.prefetch).")
-        super().__init__(save_distributed_checkpoint=False)
+        if schedule not in KINDS:
+            raise UserError(f"schedule is {schedule}, but must be one of {', '.join(KINDS)} (--trainer.strategy.schedule).")
+        self.pipeline_layout = PipelineLayout(pipeline, schedule, stages_per_rank, layers_first, layers_last)
+        if problems := self.pipeline_layout.problems():
+            raise UserError("\n".join(problems))
+        if pipeline > 1 and reduce_each_micro_batch is True:
+            raise UserError(
+                "reduce_each_micro_batch is true, but a pipeline reduces gradients once a step: use auto or false "
+                "(--trainer.strategy.reduce_each_micro_batch)."
+            )
+        super().__init__(save_distributed_checkpoint=False, timeout=timedelta(seconds=timeout_seconds))
         self.replicate, self.shard, self.tensor_parallel = replicate, shard, tensor_parallel
+        self.context, self.pipeline, self.context_attention = context, pipeline, context_attention
         self.reshard_after_forward, self.prefetch, self.cpu_offload = reshard_after_forward, prefetch, cpu_offload
+        self.reduce_each_micro_batch = reduce_each_micro_batch
+        # Decided by `parallelize` if a setting is auto, and freed by default for a model that is sharded otherwise.
+        self.assumed_memory: int | None = None  # bytes of a rank's device, in a dry run for another machine
+        self.kept = KeptWhole(weights=reshard_after_forward is False, gradients=reduce_each_micro_batch is False)
         self.sharded_checkpoints = False
+        # With pipeline stages, the LightningModule sets these to what one process would have.
+        self.whole_weights: dict[str, Tensor] = {}
+        """The LightningModule's state dict, on the meta device."""
+        self.whole_groups: list[list[str]] = []
+        """Names of the optimizer's parameters, by group. Groups without parameters on this rank exist here, too."""
+        self.repeated_parameters: set[Tensor] = set()
+        """Parameters that an earlier rank of the pipeline has, too: tied matrices."""
         self._writers: Any = None  # gloo group for writing sharded checkpoints, used by one thread at a time
 
     @classmethod
@@ -106,7 +170,7 @@ class MeshStrategy(ModelParallelStrategy):
             UserError: if a setting has no counterpart here.
         """
         if isinstance(strategy, str):
-            return cls(cpu_offload=strategy == "fsdp_cpu_offload")
+            return cls(reshard_after_forward=True, cpu_offload=strategy == "fsdp_cpu_offload")
         others = {
             "an activation checkpointing policy": (
                 checkpoints_activations(strategy),
@@ -138,26 +202,55 @@ class MeshStrategy(ModelParallelStrategy):
 
     # -- the mesh ---------------------------------------------------------------------------------------------------
 
-    def sizes(self, world_size: int) -> tuple[int, int, int]:
-        """(replicate, shard, tensor_parallel) on `world_size` processes.
+    def sizes(self, world_size: int) -> MeshSizes:
+        """The sizes of the mesh on `world_size` processes.
 
         Raises:
             UserError: if their product is not `world_size`.
         """
-        return mesh_sizes(self.replicate, self.shard, self.tensor_parallel, world_size)
+        return mesh_sizes(
+            world_size,
+            replicate=self.replicate,
+            shard=self.shard,
+            context=self.context,
+            tensor_parallel=self.tensor_parallel,
+            pipeline=self.pipeline,
+        )
+
+    def splits_model(self, world_size: int) -> bool:
+        """Whether ranks hold different parts of the model. False also if the sizes do not fit the number of processes."""
+        try:
+            sizes = self.sizes(world_size)
+        except UserError:
+            return False
+        return sizes.world > sizes.replicate
 
     def setup_environment(self) -> None:
         assert self.accelerator is not None and self.parallel_devices is not None
         if self.cpu_offload and self.root_device.type == "cuda":
             set_process_group_backend(self, "cpu:gloo,cuda:nccl")  # gloo reduces gradient norms in host memory
         connect_processes(self)
-        mesh = init_device_mesh(self.root_device.type, self.sizes(self.world_size), mesh_dim_names=DIMENSIONS)
-        set_device_mesh(self, mesh)
-        self._data_parallel_mesh = flatten_mesh(mesh["replicate", "shard"], "data_parallel")  # Lightning expects this name
-        if self.tensor_parallel > 1:
-            flatten_mesh(mesh["shard", "tensor_parallel"])  # so that a norm over both needs one all-reduce
+        self._set_meshes(self.sizes(self.world_size))
         if self.sharded_checkpoints:
             self._writers = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
+
+    def _set_meshes(self, sizes: MeshSizes) -> None:
+        # Each dimension is a process group, which costs time at the start (and with gloo, threads). So only those in use.
+        used = {name: size for name, size in sizes._asdict().items() if size > 1 or name == "shard"}
+        together = {name: size for name, size in used.items() if name != "context"}
+        together["shard"] *= sizes.context  # FSDP2 needs shard × context as one dimension, and meshes of one root
+        shards = init_device_mesh(self.root_device.type, tuple(together.values()), mesh_dim_names=tuple(together))
+        mesh = shards
+        if sizes.context > 1:
+            mesh = unflatten_mesh(shards, "shard", {"shard": sizes.shard, "context": sizes.context})
+        set_device_mesh(self, mesh)
+        if sizes.replicate == 1:
+            self._shard_mesh, self._data_parallel_mesh = shards["shard"], mesh["shard"]
+        else:
+            self._shard_mesh = shards["replicate", "shard"]
+            self._data_parallel_mesh = flatten_mesh(mesh["replicate", "shard"], "data_parallel")
+        if sizes.tensor_parallel > 1 and sizes.data_parallel * sizes.context > 1:
+            flatten_mesh(shards["shard", "tensor_parallel"])  # so that a norm over both needs one all-reduce
 
     @property
     def tensor_mesh(self) -> DeviceMesh | None:
@@ -165,16 +258,36 @@ class MeshStrategy(ModelParallelStrategy):
         return self.device_mesh["tensor_parallel"] if self.tensor_parallel > 1 else None
 
     @property
-    def data_mesh(self) -> DeviceMesh | None:
-        """The ranks of FSDP2: shards, or replicas × shards. None if there is only one rank and no offload."""
-        if self._data_parallel_mesh.size() == 1 and not self.cpu_offload:
-            return None
-        return self.device_mesh["shard"] if self.replicate == 1 else self.device_mesh["replicate", "shard"]
+    def context_mesh(self) -> DeviceMesh | None:
+        """The ranks that share each sequence; None without context parallelism."""
+        return self.device_mesh["context"] if self.context > 1 else None
 
     @property
-    def random_rank(self) -> int:
-        """Seed offset of this rank. Unique, because tensor-parallel ranks also hold different tokens and heads."""
-        return self.global_rank
+    def pipeline_mesh(self) -> DeviceMesh | None:
+        """The ranks that share the layers; None without pipeline parallelism."""
+        return self.device_mesh["pipeline"] if self.pipeline > 1 else None
+
+    @property
+    def data_mesh(self) -> DeviceMesh | None:
+        """The ranks of FSDP2: shards (× context), or replicas × those. None if there is only one rank and no offload."""
+        if self._data_parallel_mesh.size() * self.context == 1 and not self.cpu_offload:
+            return None
+        return self._shard_mesh
+
+    @property
+    def loss_ranks(self) -> int:
+        """Number of ranks whose loss sums are added. Of a pipeline, one rank has sums; the others give zeros."""
+        return self.world_size // self.pipeline
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The dtype of matrix products under autocast; None without it."""
+        return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(self.precision_plugin.precision))
+
+    @property
+    def batch_parts(self) -> int:
+        """Number of ranks that have the same batch and share its loss sums: those of `context` and of `pipeline`."""
+        return self.context * self.pipeline
 
     @property
     def parameter_device(self) -> torch.device:
@@ -189,8 +302,14 @@ class MeshStrategy(ModelParallelStrategy):
     # -- the model --------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer) -> None:
+        if problem := clip_problem(self.pipeline, trainer.gradient_clip_val):
+            raise UserError(problem)
+        if self.pipeline > 1 and getattr(self.precision_plugin, "scaler", None) is not None:
+            raise UserError(loss_scale_problem(self.pipeline))
         super().setup(trainer)
         assert self.model is not None
+        if self.pipeline_mesh is not None:
+            self.repeated_parameters = self.tell_repeated_parameters(self.pipeline_mesh)
         if self.tensor_mesh is None and self.data_mesh is None:
             return
         whole = [name for name, parameter in self.model.named_parameters() if not isinstance(parameter, DTensor)]
@@ -201,6 +320,25 @@ class MeshStrategy(ModelParallelStrategy):
                 f"{type(self.lightning_module).__name__} is not distributed: each process would train its own copy. Apply "
                 "fully_shard or parallelize_module in configure_model, or use --trainer.strategy ddp."
             )
+
+    def tell_repeated_parameters(self, pipeline: DeviceMesh) -> set[Tensor]:
+        """This rank's parameters that an earlier rank has, too. All ranks of the pipeline call it."""
+        assert self.model is not None
+        own = dict(self.model.named_parameters())
+        names: list[list[str]] = [[] for _ in range(pipeline.size())]
+        dist.all_gather_object(names, list(own), group=pipeline.get_group())
+        earlier = {name for of_rank in names[: pipeline.get_local_rank()] for name in of_rank}
+        return {parameter for name, parameter in own.items() if name in earlier}
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Around every micro-batch of a step but the last one: its gradients are reduced later, its weights stay."""
+        assert self.model is not None
+        set_last_micro_batch(self.model, self.kept, False)
+        try:
+            yield
+        finally:
+            set_last_micro_batch(self.model, self.kept, True)
 
     def model_to_device(self) -> None:
         assert self.model is not None
@@ -224,15 +362,18 @@ class MeshStrategy(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The optimizer's state_dict. Parameters are numbered in the order of the groups, as on one process."""
-        return (optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
+        plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        if self.pipeline_mesh is None:
+            return plain.state_dict()
+        return number_as_whole(plain.state_dict(), self._parameter_names(plain), self.whole_groups)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
         """Write a checkpoint. Called on all ranks."""
         path = Path(self.broadcast(str(filepath)))
         if self.sharded_checkpoints and isinstance(self.checkpoint_io, FolderCheckpointIO):
-            self.checkpoint_io.save_checkpoint(split(checkpoint), path, storage_options=self._writers)
+            self.checkpoint_io.save_checkpoint(split(checkpoint, self._stages), path, storage_options=self._writers)
             return
-        whole = _whole(checkpoint, keep=self.is_global_zero)
+        whole = gather(checkpoint, keep=self.is_global_zero, stages=self._stages)
         if self.is_global_zero:
             self.checkpoint_io.save_checkpoint(whole, path, storage_options=storage_options)
 
@@ -245,17 +386,20 @@ class MeshStrategy(ModelParallelStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.model is not None
-        copy_weights(self.model.state_dict(), checkpoint["state_dict"], "the checkpoint (--resume)", strict=strict)
+        own = self.whole_weights | self.model.state_dict()
+        copy_weights(own, checkpoint["state_dict"], "the checkpoint (--resume)", strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            numbers = [number for group in saved["param_groups"] for number in group["params"]]
-            if len(parameters) != len(numbers):
+            expected = len(parameters) if self.pipeline_mesh is None else sum(map(len, self.whole_groups))
+            if expected != (there := sum(len(group["params"]) for group in saved["param_groups"])):
                 raise UserError(
-                    f"The checkpoint's optimizer has {len(numbers)} parameters, but this one has {len(parameters)} "
-                    "(--optimizer)."
+                    f"The checkpoint's optimizer has {there} parameters, but this one has {expected} (--optimizer)."
                 )
+            if self.pipeline_mesh is not None:
+                saved = number_as_own(saved, self._parameter_names(optimizer), self.whole_groups)
+            numbers = [number for group in saved["param_groups"] for number in group["params"]]
             state = {
                 number: {key: _part_of(value, parameter) for key, value in saved["state"][number].items()}
                 for number, parameter in zip(numbers, parameters, strict=True)
@@ -263,21 +407,24 @@ class MeshStrategy(ModelParallelStrategy):
             }
             optimizer.load_state_dict({**saved, "state": state})
 
+    @property
+    def _stages(self) -> Stages | None:
+        """The ranks that hold the other stages of this rank's model; None without pipeline parallelism."""
+        if self.pipeline_mesh is None:
+            return None
+        group = self.pipeline_mesh.get_group()
+        leads = self.global_rank % (self.world_size // self.pipeline) == 0  # `pipeline` is the outermost dimension
+        return Stages(group, leads, self.root_device, list(self.whole_weights))
+
+    def _parameter_names(self, optimizer: Optimizer) -> list[list[str]]:
+        """Names in the LightningModule of an optimizer's parameters, by group."""
+        assert self.model is not None
+        name = {parameter: name for name, parameter in self.model.named_parameters()}
+        return [[name[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+
     def teardown(self) -> None:
         self.checkpoint_io.teardown()  # waits for running writes; Lightning does not call it here
         super().teardown()
-
-
-def _whole(tree: Any, *, keep: bool) -> Any:
-    """Gather the distributed tensors in nested dicts and lists one by one: into host memory if `keep`, else drop each."""
-    if isinstance(tree, DTensor):
-        full = tree.full_tensor()  # collective
-        return full.cpu() if keep else None
-    if isinstance(tree, dict):
-        return {key: _whole(value, keep=keep) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_whole(value, keep=keep) for value in tree]
-    return tree
 
 
 def _part_of(value: Any, parameter: Tensor) -> Any:

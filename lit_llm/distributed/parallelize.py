@@ -1,6 +1,8 @@
-"""Prepare a model for training: float8, activation checkpointing, tensor parallelism, FSDP2, compile, in this order.
+"""Prepare a model for training.
 
-Each step changes modules and their `forward` in place, so that parameter names and checkpoints stay the same.
+The order is: kernel of attention, float8, activation checkpointing, tensor and context parallelism, stages of a pipeline,
+FSDP2, compile. Each step changes modules and their `forward` in place, so that parameter names and checkpoints stay the same.
+Stages of a pipeline are cut out of the whole model, so everything before and after applies to them too.
 """
 
 from __future__ import annotations
@@ -8,11 +10,15 @@ from __future__ import annotations
 import torch
 
 from lit_llm.distributed.activation_checkpointing import apply_activation_checkpointing
+from lit_llm.distributed.attention_kernel import activate_flash, attention_problem, flash_implementation
 from lit_llm.distributed.compile_blocks import compile_blocks
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.context_parallel import apply_context_parallel
 from lit_llm.distributed.float8 import convert_to_float8, float8_problem
-from lit_llm.distributed.fsdp import apply_fsdp
+from lit_llm.distributed.fsdp import apply_fsdp, gathered_bytes, narrow_dtype
+from lit_llm.distributed.kept_whole import kept_whole
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
 from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel
@@ -21,8 +27,8 @@ from lit_llm.models.gpt import GPT
 
 def parallelize(
     model: GPT | CustomModel, compute: ComputeConfig, device: torch.device, strategy: MeshStrategy | None = None
-) -> None:
-    """Prepare a model for training on `device`.
+) -> GPT | CustomModel | PipelinedGPT:
+    """Prepare a model for training on `device`; returns it, or this rank's part of a pipeline.
 
     Args:
         model: a GPT on the meta device, or a custom model with its weights.
@@ -44,6 +50,12 @@ def parallelize(
                 f"{' and '.join(names)} {verb} the model's blocks, but {class_path} has none: name the nn.ModuleList of its "
                 f"layers `blocks`, or remove --{names[0]}"
             )
+    if isinstance(model, GPT):
+        if problem := attention_problem(model.config, compute.attention, device):
+            raise UserError(problem)
+        model.attention_kernel = compute.attention
+        if flash := flash_implementation(model.config, compute.attention, device):
+            activate_flash(flash)
     if compute.float8:
         if problem := float8_problem(device):
             raise UserError(problem)
@@ -52,7 +64,17 @@ def parallelize(
     if strategy is not None and strategy.tensor_mesh is not None:
         assert isinstance(model, GPT)  # `preflight.layout` refuses custom models here
         apply_tensor_parallel(model, strategy.tensor_mesh)
+    if strategy is not None and strategy.context_mesh is not None:
+        assert isinstance(model, GPT)  # as above
+        apply_context_parallel(model, strategy.context_mesh, strategy.context_attention)
+    prepared: GPT | CustomModel | PipelinedGPT = model
+    if strategy is not None and strategy.pipeline_mesh is not None:
+        assert isinstance(model, GPT)  # `preflight.layout` refuses custom models here
+        prepared = PipelinedGPT(model, strategy.pipeline_layout, strategy.pipeline_mesh)
     if strategy is not None and strategy.data_mesh is not None:
-        apply_fsdp(model, strategy)
+        strategy.kept = kept_whole(prepared, strategy, gathered_bytes(prepared, narrow_dtype(prepared, strategy)))
+        for part in prepared.stages if isinstance(prepared, PipelinedGPT) else [model]:
+            apply_fsdp(part, strategy)
     if compute.compile:
         compile_blocks(model, device)
+    return prepared

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -16,8 +18,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from lit_llm.models.dropout import Drops
 from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.lora import LoRALinear
 from lit_llm.models.loss import VocabularyShards
+from lit_llm.models.self_attention import Attention
 
 
 def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
@@ -27,8 +32,9 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
     of embedding and head. Norms, residuals and dropout work on (B, T / ranks, d), this rank's part of the sequence. An
     all-gather precedes attention and MLP, a reduce-scatter follows them. The loss never gathers the logits.
     """
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     plan: dict[str, ParallelStyle] = {
-        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "embedding": _SplitEmbedding(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": _GatheredNorm(),
     }
     if model.positions is not None:
@@ -37,32 +43,87 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
     if model.head is not None:
         distribute_module(model.head, mesh, partial(_distribute, Shard(0)))
     for block in model.blocks:
-        attention: nn.Module = block.attention  # type: ignore[assignment]
-        gathered = PrepareModuleInput(
-            input_layouts=(Shard(1), None, None, None), desired_input_layouts=(Replicate(), None, None, None)
-        )
+        attention: Attention = block.attention  # type: ignore[assignment]
+        norms = {name: SequenceParallel() for name in ("attention_norm", "mlp_norm")}
+        # What is added to the residual stream is a plain tensor, as the stream is.
+        norms |= {name: SequenceParallel(use_local_output=True) for name in ("attention_output_norm", "mlp_output_norm")}
         block_plan: dict[str, ParallelStyle] = {
-            "attention_norm": SequenceParallel(),
-            "attention": gathered,
+            **{name: style for name, style in norms.items() if getattr(block, name) is not None},
+            "attention": PrepareModuleInput(
+                input_layouts=(Shard(1), *(None,) * 4), desired_input_layouts=(Replicate(), *(None,) * 4)
+            ),
             **{f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
             "attention.project": RowwiseParallel(output_layouts=Shard(1)),
-            "mlp_norm": SequenceParallel(),
-            "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+            "mlp": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
             **{f"mlp.{name}": ColwiseParallel() for name in ("up", "gate") if getattr(block.mlp, name) is not None},
             "mlp.project": RowwiseParallel(output_layouts=Shard(1)),
         }
-        if isinstance(attention.query_norm, nn.RMSNorm):
-            # The input is (B, T, H / ranks, h): the norm's weight is replicated, and its gradient is summed over the ranks,
-            # as for a norm on a part of the sequence.
-            heads = SequenceParallel(sequence_dim=2, use_local_output=True)
+        if attention.query_norm is not None:
+            # The input of a head's norm is (B, T, H / ranks, h): the norm's weight is replicated, and its gradient is summed
+            # over the ranks, as for a norm on a part of the sequence.
+            heads = SequenceParallel(sequence_dim=2, use_local_output=True) if attention.norm_heads else _ProjectionNorm()
             block_plan |= {"attention.query_norm": heads, "attention.key_norm": heads}
         parallelize_module(block, mesh, block_plan)
+        _split_adapters(block, mesh)
+        attention.first_head = mesh.get_local_rank() * model.config.n_head // mesh.size()
+        if attention.sinks is not None:
+            attention.sinks = nn.Parameter(distribute_tensor(attention.sinks, mesh, [Shard(0)], src_data_rank=None))
+    for name in frozen:  # torch's styles for norms make new parameters, which are trained
+        model.get_parameter(name).requires_grad_(False)
     rows = model.config.padded_vocab_size // mesh.size()
     model.vocabulary_shards = VocabularyShards(mesh.get_group(), mesh.get_local_rank() * rows)
 
 
+def _split_adapters(block: nn.Module, mesh: DeviceMesh) -> None:
+    """Split LoRA's adapters as their layers are split: by columns B, by rows A. The other factor is replicated.
+
+    An adapter computes its update on local parts, without communication: its columns of the output, or a summand of it.
+    """
+    for module in block.modules():
+        if isinstance(module, LoRALinear):
+            assert isinstance(module.weight, DTensor)
+            by_columns = module.weight.placements == (Shard(0),)
+            where = {"lora_a": Replicate() if by_columns else Shard(1), "lora_b": Shard(0) if by_columns else Replicate()}
+            for name, placement in where.items():
+                whole = torch.empty(getattr(module, name).shape, dtype=torch.float32, device="meta")
+                module.register_parameter(name, nn.Parameter(distribute_tensor(whole, mesh, [placement], src_data_rank=None)))
+            if not by_columns:
+                module.first_input = mesh.get_local_rank() * module.in_features // mesh.size()
+            module.update = partial(_update_of_parts, module.update)  # type: ignore[method-assign]
+
+
+def _update_of_parts(
+    update: Callable[[Tensor, Tensor, Tensor, Drops | None], Tensor], x: DTensor, a: DTensor, b: DTensor, drops: Drops | None
+) -> DTensor:
+    """`LoRALinear.update` of parts. The gradient of what is replicated is a sum over the ranks."""
+
+    def local(tensor: DTensor) -> Tensor:
+        return tensor.to_local(grad_placements=[Partial() if isinstance(p, Replicate) else p for p in tensor.placements])
+
+    # The redistributions do nothing forward. Backward they sum the gradients of the small factors; x's is summed later, once
+    # for all layers that share it.
+    a, b = (factor.redistribute(placements=factor.placements) for factor in (a, b))
+    part = update(local(x), local(a), local(b), drops)
+    by_columns = isinstance(x.placements[0], Replicate)
+    return DTensor.from_local(part, x.device_mesh, [Shard(part.ndim - 1) if by_columns else Partial()], run_check=False)
+
+
+class _SplitEmbedding(RowwiseParallel):
+    """The embedding by rows: (B, T) → (B, T / ranks, d) as a plain tensor that has arrived.
+
+    torch's style returns one that is waited for at its first use. A compiled block with such an input loses the placement of
+    its gradient (torch 2.13).
+    """
+
+    @staticmethod
+    def _prepare_output_fn(
+        output_layouts: tuple[Placement, ...], use_local_output: bool, mod: nn.Module, outputs: DTensor, device_mesh: DeviceMesh
+    ) -> Tensor:
+        return outputs.redistribute(placements=output_layouts).to_local()
+
+
 class _SplitPositions(ParallelStyle):
-    """A replicated position table. Each rank returns the rows of its part: (1, T) → (1, T / ranks, d)."""
+    """A replicated position table. Each rank returns the rows of its part: (B, T) → (B, T / ranks, d), or B is 1."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return distribute_module(
@@ -85,31 +146,47 @@ class _GatheredNorm(SequenceParallel):
         return outputs.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
 
+class _ProjectionNorm(ParallelStyle):
+    """A norm over all heads of a position: (B, T, H·h / ranks) → the same part, normalised.
+
+    Every rank gathers the whole projection and normalises it, because a row's mean square needs all of its columns.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(
+            module,
+            device_mesh,
+            partial(_distribute, Replicate()),
+            lambda mod, inputs, mesh: DTensor.from_local(  # type: ignore[arg-type]
+                inputs[0], mesh, [Shard(2)], run_check=False
+            ).redistribute(placements=[Replicate()]),
+            lambda mod, output, mesh: output.redistribute(placements=[Shard(2)]).to_local(),
+        )
+
+
 def _distribute(placement: Replicate | Shard, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
     for key, parameter in list(module.named_parameters(recurse=False)):
         distributed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         module.register_parameter(key, nn.Parameter(distributed, requires_grad=parameter.requires_grad))
 
 
-def tensor_parallel_problems(config: GPTConfig, ranks: int) -> list[str]:
-    """Every reason why a model cannot be split over `ranks` tensor-parallel ranks, one sentence each."""
-    found = []
-
-    def check(what: str, size: int, flag: str) -> None:
-        if size % ranks:
-            fitting = max(k for k in range(1, ranks) if size % k == 0)
-            found.append(
-                f"tensor_parallel={ranks} does not divide {what} = {size}; the nearest smaller number that does is {fitting} "
-                f"(--trainer.strategy.tensor_parallel, or {flag})"
-            )
-
-    check("model.n_head", config.n_head, "--model.n_head")
+def tensor_parallel_problem(config: GPTConfig, ranks: int) -> str | None:
+    """Why a model cannot be split over `ranks` tensor-parallel ranks, with every size that does not divide; None if it can."""
+    sizes = [("model.n_head", config.n_head, "n_head")]
     if config.kv_heads != config.n_head:
-        check("model.n_kv_head", config.kv_heads, "--model.n_kv_head")
-    check("the MLP's hidden width", config.hidden_width, "--model.mlp_width")
-    check("model.block_size", config.block_size, "--model.block_size")
+        sizes.append(("model.n_kv_head", config.kv_heads, "n_kv_head"))
+    sizes.append(("the MLP's hidden width", config.hidden_width, "mlp_width"))
+    sizes.append(("model.block_size", config.block_size, "block_size"))
     if config.vocab_size is not None:
-        check("the padded vocabulary", config.padded_vocab_size, "--model.pad_vocab_to")
+        sizes.append(("the padded vocabulary", config.padded_vocab_size, "pad_vocab_to"))
     elif config.pad_vocab_to % ranks:
-        check("model.pad_vocab_to", config.pad_vocab_to, "--model.pad_vocab_to")
-    return found
+        sizes.append(("model.pad_vocab_to", config.pad_vocab_to, "pad_vocab_to"))
+    wrong = [(f"{what} = {size}", f"--model.{flag}") for what, size, flag in sizes if size % ranks]
+    if not wrong:
+        return None
+    fitting = max(k for k in range(1, ranks) if not any(size % k for _, size, _ in sizes))
+    named, flags = (", ".join(words) for words in zip(*wrong, strict=True))
+    return (
+        f"tensor_parallel={ranks} does not divide {named}: use {fitting} (--trainer.strategy.tensor_parallel {fitting}), or "
+        f"change the model ({flags})"
+    )

@@ -13,14 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_llm.errors import UserError
-from lit_llm.hf.config_map import shown
+from lit_llm.hf.dcp_weights import DcpWeightFiles
+from lit_llm.hf.fields import shown
 from lit_llm.hf.optional_packages import safetensors
 from lit_llm.hf.tensor_map import VOCABULARY, Link
+from lit_llm.hf.text_part import name_in_text_model
 
 CONFIG = "config.json"
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_NOT_WEIGHTS = re.compile(r"(^|\.)(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)$")
+_NOT_WEIGHTS = re.compile(r"(^|\.)((attn|attention)\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 """Masks and rotary tables in old folders."""
+_HEADS = ("lm_head.weight", "embed_out.weight")
+"""The output head of any family. Some folders have it beside the embedding that it is tied to."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -48,11 +52,14 @@ class WeightFiles:
     An index can name files of its own folder only. A file may be a link, as in the cache of Hugging Face: whoever made the
     folder made the link, but an index may come from anywhere.
 
+    Args:
+        text_only: of a folder that also reads images, take the tensors of the text model, under the names it has alone.
+
     Raises:
         UserError: the folder has no weights, a shard is missing or damaged, or the index names a file elsewhere.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, text_only: bool = False) -> None:
         found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
         if found is None:
             raise UserError(f"{folder} has no weights: expected one of {', '.join(_FILES)} (--from).")
@@ -80,6 +87,11 @@ class WeightFiles:
         else:
             self.files = dict.fromkeys(self._names(found), found)
         self.files = {name: file for name, file in self.files.items() if not _NOT_WEIGHTS.search(name)}
+        self._stored = {name: name for name in self.files}
+        if text_only:
+            named = {name_in_text_model(name): name for name in self.files}
+            self._stored = {name: stored for name, stored in named.items() if name is not None}
+            self.files = {name: self.files[stored] for name, stored in self._stored.items()}
 
     def _content(self, file: Path) -> Any:
         """An opened file, memory-mapped if possible."""
@@ -108,14 +120,20 @@ class WeightFiles:
         file = self.files[name]
         content = self._content(file)
         try:
-            tensor: Tensor = content[name] if isinstance(content, dict) else content.get_tensor(name)
+            stored = self._stored[name]
+            tensor: Tensor = content[stored] if isinstance(content, dict) else content.get_tensor(stored)
         except Exception as error:  # as in `_content`
             raise UserError(f"{file}: {name} cannot be read: {error}") from error
         return tensor
 
 
-def read_weights(source: WeightFiles, table: list[Link], shapes: dict[str, torch.Size], vocab_size: int) -> dict[str, Tensor]:
-    """Our state_dict from the weights of a folder, in the folder's dtype. No two tensors share memory.
+def read_weights(
+    source: WeightFiles | DcpWeightFiles, table: list[Link], shapes: dict[str, torch.Size], vocab_size: int
+) -> dict[str, Tensor]:
+    """Our state_dict from the weights of a folder, in the folder's dtype.
+
+    A tensor that is stored as it is needed stays in its memory-mapped file, so that a model larger than memory can be imported.
+    Each has a storage of its own: saving one saves its values only.
 
     Args:
         shapes: the shapes of our state_dict. Its vocabulary may be padded; the folder's has `vocab_size` rows.
@@ -129,9 +147,9 @@ def read_weights(source: WeightFiles, table: list[Link], shapes: dict[str, torch
         f"{folder} has no tensor {theirs}, but {CONFIG} implies it" for theirs, stored in names.items() if stored is None
     ]
     stored_names = {stored for stored in names.values() if stored is not None}
-    tied = not any(link.theirs == "lm_head.weight" for link in table)
+    tied = not any("head.weight" in link.ours for link in table)
     for name in sorted(source.files.keys() - stored_names):
-        if not (tied and name == "lm_head.weight"):
+        if not (tied and name in _HEADS):
             problems.append(f"{source.files[name]} has a tensor {name}, which is not part of the model in {CONFIG}")
     _refuse(problems)
     weights: dict[str, Tensor] = {}
@@ -140,31 +158,35 @@ def read_weights(source: WeightFiles, table: list[Link], shapes: dict[str, torch
         assert stored is not None
         file, tensor = source.files[stored], source[stored]
         parts = [torch.Size((vocab_size, *shapes[name][1:])) if name in VOCABULARY else shapes[name] for name in link.ours]
-        whole = [sum(part[0] for part in parts), *parts[0][1:]]
-        expected = tuple(reversed(whole)) if link.transposed else tuple(whole)
+        expected = link.shape(parts)
         if tuple(tensor.shape) != expected:
             problems.append(f"{file}: {stored} has shape {tuple(tensor.shape)}, but {CONFIG} implies {expected}")
             continue
         if not tensor.is_floating_point():
             problems.append(f"{file}: {stored} has dtype {tensor.dtype}, but weights must be floating-point")
             continue
-        pieces = (tensor.T if link.transposed else tensor).split([part[0] for part in parts])
-        for name, piece in zip(link.ours, pieces, strict=True):
-            # Copy: the file is memory-mapped, and saving a view of it would save the whole file.
-            copy = piece.clone(memory_format=torch.contiguous_format)
-            if name in VOCABULARY:
-                copy = F.pad(copy, (0, 0, 0, shapes[name][0] - vocab_size))
-            if name in weights and not torch.equal(copy, weights[name]):
+        for name, piece in zip(link.ours, link.split(tensor, parts), strict=True):
+            if name in VOCABULARY and shapes[name][0] != vocab_size:
+                piece = F.pad(piece, (0, 0, 0, shapes[name][0] - vocab_size))
+            piece = _with_own_storage(piece)
+            if name in weights and not torch.equal(piece, weights[name]):
                 problems.append(f"{file}: {stored} must equal its gate or up matrix, because 'hidden_act' is relu")
-            weights[name] = copy
-    if tied and "lm_head.weight" in source.files and not problems:
-        head = source["lm_head.weight"]
-        if not torch.equal(head, weights["embedding.weight"][: len(head)]):
-            problems.append(
-                f"{source.files['lm_head.weight']}: lm_head.weight differs from the embedding, but {CONFIG} ties the two"
-            )
+            weights[name] = piece
+    for name in _HEADS if tied and not problems else ():
+        if name in source.files:
+            head = source[name]
+            if not torch.equal(head, weights["embedding.weight"][: len(head)]):
+                problems.append(f"{source.files[name]}: {name} differs from the embedding, but {CONFIG} ties the two")
     _refuse(problems)
     return weights
+
+
+def _with_own_storage(tensor: Tensor) -> Tensor:
+    """The tensor, with a storage that has its values only. A contiguous one on the CPU keeps its memory."""
+    if not tensor.is_contiguous() or tensor.dim() == 0:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    # torch gives no storage to a part of a mapped file; NumPy does, which has no bfloat16.
+    return torch.from_numpy(tensor.view(torch.uint8).numpy()).view(tensor.dtype)
 
 
 def _is_file_name(file: Any) -> bool:

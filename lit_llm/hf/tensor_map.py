@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from lit_llm.models.gpt import GPTConfig
 
 VOCABULARY = ("embedding.weight", "head.weight")
 """Our tensors with one row per token id. They are padded here, but not in Hugging Face folders."""
@@ -12,64 +17,80 @@ VOCABULARY = ("embedding.weight", "head.weight")
 
 @dataclass(frozen=True)
 class Link:
-    """One tensor of the folder, and our tensors that it contains, stacked along the first dimension."""
+    """One tensor of the folder, and our tensors that it contains, stacked along the first dimension.
+
+    One of our tensors can be in two links: import requires both to be equal, export writes both. A bias that we do not have is
+    exported as zero.
+    """
 
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
     """GPT-2 stores its matrices as (in, out), for x @ W."""
+    heads: int | None = None
+    """GPT-NeoX stores the rows of query, key and value head by head, for this number of heads."""
+
+    def shape(self, parts: Sequence[torch.Size]) -> tuple[int, ...]:
+        """The shape of their tensor, for the shapes of ours."""
+        whole = (sum(part[0] for part in parts), *parts[0][1:])
+        return tuple(reversed(whole)) if self.transposed else whole
+
+    def split(self, theirs: Tensor, parts: Sequence[torch.Size]) -> list[Tensor]:
+        """Our tensors in theirs; views where possible."""
+        if self.heads is not None:
+            by_head = theirs.unflatten(0, (self.heads, len(parts), -1))
+            return [piece.flatten(0, 1) for piece in by_head.unbind(1)]
+        whole = theirs.T if self.transposed else theirs
+        return list(whole.split([part[0] for part in parts]))
+
+    def join(self, ours: Sequence[Tensor]) -> Tensor:
+        """Their tensor, a copy, from ours."""
+        if self.heads is not None:
+            return torch.stack([part.unflatten(0, (self.heads, -1)) for part in ours], dim=1).flatten(0, 2)
+        whole = torch.cat(list(ours))
+        return whole.T if self.transposed else whole
 
 
-def links(content: dict[str, Any]) -> list[Link]:
-    """The links of the model in a config.json.
-
-    One of our tensors can be in two links: import requires both to be equal, export writes both. A bias that we do not have is
-    exported as zero.
-    """
-    return list(_gpt2(content) if content["model_type"] == "gpt2" else _llama_like(content))
-
-
-def _linear(theirs: str, *ours: str, bias: bool, transposed: bool = False) -> Iterator[Link]:
-    yield Link(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), transposed)
+def linear(theirs: str, *ours: str, bias: bool, transposed: bool = False, heads: int | None = None) -> Iterator[Link]:
+    """The weight, and the bias if there is one, of a linear layer or a norm."""
+    yield Link(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), transposed, heads)
     if bias:
-        yield Link(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours))
+        yield Link(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours), heads=heads)
 
 
-def _gpt2(content: dict[str, Any]) -> Iterator[Link]:
-    yield Link("transformer.wte.weight", ("embedding.weight",))
-    yield Link("transformer.wpe.weight", ("positions.weight",))
-    for i in range(content["n_layer"]):
-        a, b = f"transformer.h.{i}", f"blocks.{i}"
-        yield from _linear(f"{a}.ln_1", f"{b}.attention_norm", bias=True)
-        qkv = [f"{b}.attention.{name}" for name in ("query", "key", "value")]
-        yield from _linear(f"{a}.attn.c_attn", *qkv, bias=True, transposed=True)
-        yield from _linear(f"{a}.attn.c_proj", f"{b}.attention.project", bias=True, transposed=True)
-        yield from _linear(f"{a}.ln_2", f"{b}.mlp_norm", bias=True)
-        yield from _linear(f"{a}.mlp.c_fc", f"{b}.mlp.up", bias=True, transposed=True)
-        yield from _linear(f"{a}.mlp.c_proj", f"{b}.mlp.project", bias=True, transposed=True)
-    yield from _linear("transformer.ln_f", "norm", bias=True)
-    if not content.get("tie_word_embeddings", True):
-        yield Link("lm_head.weight", ("head.weight",))
+_NORMS = {
+    "pre": {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"},
+    "post": {"post_attention_layernorm": "attention_output_norm", "post_feedforward_layernorm": "mlp_output_norm"},
+    "sandwich": {
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "attention_output_norm",
+        "pre_feedforward_layernorm": "mlp_norm",
+        "post_feedforward_layernorm": "mlp_output_norm",
+    },
+}
+"""`norm_position` → their norms of a block, and ours."""
+_ATTENTION = {"q_proj": ("query",), "k_proj": ("key",), "v_proj": ("value",), "o_proj": ("project",)}
+_MLP = {"gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("project",)}
+Names: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Their matrices, and ours in each."""
 
 
-def _llama_like(content: dict[str, Any]) -> Iterator[Link]:
-    attention_bias = bool(content.get("attention_bias", False))
-    mlp_bias = bool(content.get("mlp_bias", False))
-    gate = "up" if content.get("hidden_act") == "relu" else "gate"  # relu(Wx)²: gate and up are the same matrix
+def decoder(config: GPTConfig, *, attention: Names = _ATTENTION, mlp: Names = _MLP) -> Iterator[Link]:
+    """The names that most families since LLaMA use."""
+    norm_bias = config.norm == "layernorm" and config.has_bias("norm")
     yield Link("model.embed_tokens.weight", ("embedding.weight",))
-    for i in range(content["num_hidden_layers"]):
+    for i in range(config.n_layer):
         a, b = f"model.layers.{i}", f"blocks.{i}"
-        yield Link(f"{a}.input_layernorm.weight", (f"{b}.attention_norm.weight",))
-        for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value")):
-            bias = attention_bias or content["model_type"] == "qwen2"  # no key says so
-            yield from _linear(f"{a}.self_attn.{theirs}_proj", f"{b}.attention.{ours}", bias=bias)
-        yield from _linear(f"{a}.self_attn.o_proj", f"{b}.attention.project", bias=attention_bias)
-        if content["model_type"] == "qwen3":  # no key says so
+        for theirs, norm in _NORMS[config.norm_position].items():
+            yield from linear(f"{a}.{theirs}", f"{b}.{norm}", bias=norm_bias)
+        for theirs, ours in attention.items():
+            bias = config.has_bias("attention_output" if ours == ("project",) else "qkv")
+            yield from linear(f"{a}.self_attn.{theirs}", *(f"{b}.attention.{name}" for name in ours), bias=bias)
+        if config.qk_norm:
             yield Link(f"{a}.self_attn.q_norm.weight", (f"{b}.attention.query_norm.weight",))
             yield Link(f"{a}.self_attn.k_norm.weight", (f"{b}.attention.key_norm.weight",))
-        yield Link(f"{a}.post_attention_layernorm.weight", (f"{b}.mlp_norm.weight",))
-        for theirs, ours in (("gate", gate), ("up", "up"), ("down", "project")):
-            yield from _linear(f"{a}.mlp.{theirs}_proj", f"{b}.mlp.{ours}", bias=mlp_bias)
-    yield Link("model.norm.weight", ("norm.weight",))
-    if not content.get("tie_word_embeddings", False):
-        yield Link("lm_head.weight", ("head.weight",))
+        for theirs, ours in mlp.items():
+            # relu(Wx)²: gate and up are the same matrix.
+            names = ["up" if name == "gate" and config.mlp == "relu2" else name for name in ours]
+            yield from linear(f"{a}.mlp.{theirs}", *(f"{b}.mlp.{name}" for name in names), bias=config.has_bias("mlp"))
+    yield from linear("model.norm", "norm", bias=norm_bias)

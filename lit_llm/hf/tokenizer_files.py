@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from lit_llm.hf.read import read_json
 from lit_llm.hf.write import write_json
+from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE, load_tokenizer
 
 GENERATION = "generation_config.json"
-COMPANIONS = (
+TOKENIZER_COMPANIONS = (
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
     *("tokenizer.model", "vocab.json", "merges.txt", GENERATION, DOCUMENT_IDS_FILE),
 )
 """Files next to tokenizer.json in an imported folder. A run folder keeps them, so that export writes them unchanged."""
+IMPORTED_CONFIG = "imported_config.json"
+"""The config.json of an imported folder, in its run folder. Export prefers the family that it names."""
+COMPANIONS = (*TOKENIZER_COMPANIONS, IMPORTED_CONFIG)
+"""Files that a run takes over from the run it starts from."""
 
 
-def copy_companions(source: Path, target: Path) -> None:
-    for name in COMPANIONS:
+def imported_family(run: Path) -> str | None:
+    """The `model_type` of the folder from which a run, or the weights that it started with, were imported; None if none was."""
+    file = run / IMPORTED_CONFIG
+    return read_json(file).get("model_type") if file.is_file() else None
+
+
+def copy_companions(source: Path, target: Path, names: Iterable[str] = COMPANIONS) -> None:
+    for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
 
@@ -32,7 +44,7 @@ def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
     (`split_special_tokens`), and changes no spaces in decoding.
     """
     shutil.copyfile(run / TOKENIZER_FILE, out / TOKENIZER_FILE)
-    copy_companions(run, out)
+    copy_companions(run, out, TOKENIZER_COMPANIONS)
     config = out / "tokenizer_config.json"
     imported = config.is_file()
     chosen = (run / DOCUMENT_IDS_FILE).is_file()
@@ -42,7 +54,7 @@ def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": block_size,
-        "split_special_tokens": True,
+        "split_special_tokens": not (run / CHAT_TEMPLATE_FILE).is_file(),  # a template writes them by name
         "clean_up_tokenization_spaces": False,
     }
     if imported:
@@ -54,6 +66,19 @@ def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
     if tokenizer.bos_id is not None:
         settings["bos_token"] = tokenizer.decode([tokenizer.bos_id])
     write_json(settings, config)
+
+
+def add_stop_id(run: Path, token: int, *, eos_id: int | None) -> None:
+    """Let generation with an exported model stop at ``token`` too: with a chat, at the end of an answer.
+
+    Args:
+        eos_id: the end of documents, for a run without an imported generation_config.json.
+    """
+    content = read_json(run / GENERATION) if (run / GENERATION).is_file() else {"bos_token_id": eos_id, "eos_token_id": eos_id}
+    stops = content.get("eos_token_id")  # an id or a list of ids
+    known = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    if token not in known:
+        write_json(content | {"eos_token_id": [token, *known]}, run / GENERATION)
 
 
 def write_generation_config(run: Path, out: Path, *, eos_id: int | None) -> dict[str, Any]:

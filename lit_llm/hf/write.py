@@ -56,11 +56,11 @@ def write_weights(
         write_json({"metadata": {"total_size": total}, "weight_map": weight_map}, folder / "model.safetensors.index.json")
     for name, links in zip(names, files, strict=True):
         tensors = {link.theirs: _theirs(state, link, vocab_size, dtype) for link in links}
-        _save(tensors, folder / name)
+        save_tensors(tensors, folder / name)
         (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors creates files that only their owner can read
 
 
-def _save(tensors: dict[str, Tensor], file: Path) -> None:
+def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
     """Write one file. safetensors raises an error of its own when the disk is full.
 
     Raises:
@@ -83,6 +83,5 @@ def _part(state: dict[str, Tensor], name: str, vocab_size: int) -> Tensor:
 
 
 def _theirs(state: dict[str, Tensor], link: Link, vocab_size: int, dtype: torch.dtype | None) -> Tensor:
-    whole = torch.cat([_part(state, name, vocab_size) for name in link.ours])  # a copy: no two tensors share memory
-    whole = whole.T if link.transposed else whole
+    whole = link.join([_part(state, name, vocab_size) for name in link.ours])  # a copy: no two tensors share memory
     return whole.to(whole.dtype if dtype is None else dtype).contiguous()

@@ -42,7 +42,7 @@ class Input:
         """Differs if the documents, or the split of one, can differ."""
         source, read = self.source, self.settings
         path = os.path.abspath(source.path) if source.is_local else source.path
-        return [path, source.size, source.version, self.split, read.format, read.text_key, self.start, self.stop]
+        return [path, source.size, source.version, self.split, *read.identity(), self.start, self.stop]
 
 
 @dataclass(frozen=True)

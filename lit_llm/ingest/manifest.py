@@ -30,6 +30,8 @@ class ShardInfo:
     """The largest token id."""
     blake2b: str
     """Of the file's bytes after the header; 16 bytes, as hex."""
+    mask_blake2b: str | None = None
+    """Of the file that says which tokens are targets; None without one."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class SplitInfo:
     """Of all ids as little-endian uint32, whatever the size of the shards; 16 bytes, as hex."""
     shards: tuple[ShardInfo, ...]
     """In the order of their tokens."""
+    targets: int | None = None
+    """How many tokens are targets; None without masks: all are."""
+    mask_blake2b: str | None = None
+    """Of the masks of all tokens, whatever the size of the shards; None without masks."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,11 @@ class Manifest:
     """Ends every document; None: nothing does."""
     splits: dict[str, SplitInfo]
 
+    @property
+    def ends_open(self) -> bool:
+        """Whether documents end with an id and begin with none, so that the end of one can open the next."""
+        return self.eos_id is not None and self.bos_id is None
+
     def unknown_bytes(self) -> dict[str, float]:
         """Split → mean bytes of a token that stands for text outside the vocabulary, of the splits that have any."""
         return {name: split.unknown_bytes / split.unknown_tokens for name, split in self.splits.items() if split.unknown_tokens}
@@ -72,7 +83,13 @@ class Manifest:
         Raises:
             OSError: the disk refused.
         """
-        write_text(folder / META_FILE, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
+        content = asdict(self)
+        for split in content["splits"].values():
+            for part in (split, *split["shards"]):
+                for key in _OF_MASKS & part.keys():
+                    if part[key] is None:
+                        del part[key]
+        write_text(folder / META_FILE, json.dumps({"format": FORMAT} | content, indent=1) + "\n")
 
     def lists(self, files: Iterable[str]) -> bool:
         """Whether all ``files`` are shards of these splits."""
@@ -104,6 +121,10 @@ class Manifest:
             raise _damaged(path, str(error)) from None
 
 
+_OF_MASKS = {"targets", "mask_blake2b"}
+"""Keys of data with masks only."""
+
+
 class _Unexpected(Exception):
     """What is wrong with the content."""
 
@@ -128,7 +149,17 @@ def _split(name: str, content: Any) -> SplitInfo:
     shards = tuple(_shard(each) for each in _value(content, "shards", list))
     if sum(shard.tokens for shard in shards) != counts["tokens"]:
         raise _Unexpected(f"its shards of {name} do not have {counts['tokens']} tokens together")
-    return SplitInfo(**counts, tokens_blake2b=_value(content, "tokens_blake2b", str), shards=shards)
+    targets = _count(content, "targets") if content.get("targets") is not None else None
+    mask_hash = _value(content, "mask_blake2b", str) if targets is not None else None
+    if any((shard.mask_blake2b is None) != (mask_hash is None) for shard in shards):
+        raise _Unexpected(f"some of its shards of {name} have a mask and some have none")
+    return SplitInfo(
+        **counts,
+        tokens_blake2b=_value(content, "tokens_blake2b", str),
+        shards=shards,
+        targets=targets,
+        mask_blake2b=mask_hash,
+    )
 
 
 def _shard(content: Any) -> ShardInfo:
@@ -136,7 +167,8 @@ def _shard(content: Any) -> ShardInfo:
     if file != os.path.basename(file):
         raise _Unexpected(f"{file!r} is not the name of a file in its folder")
     counts = {key: _count(content, key) for key in ("tokens", "documents", "max_id")}
-    return ShardInfo(file=file, **counts, blake2b=_value(content, "blake2b", str))
+    mask_hash = _value(content, "mask_blake2b", str) if content.get("mask_blake2b") is not None else None
+    return ShardInfo(file=file, **counts, blake2b=_value(content, "blake2b", str), mask_blake2b=mask_hash)
 
 
 def _value(content: Any, key: str, kind: type) -> Any:

@@ -1,7 +1,8 @@
 """The result of one job: the tokens of each split, document ends, and counts.
 
 A part is ``<key>.<split>.bin`` (ids, little-endian, 2 or 4 bytes each) and ``<key>.<split>.docs`` (uint64, ends in tokens from
-the part's start). ``<key>.json`` is written last, so a part that has one is complete.
+the part's start), and, if only some tokens are targets, ``<key>.<split>.mask`` (a byte for each token). ``<key>.json`` is
+written last, so a part that has one is complete.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from types import TracebackType
 import numpy as np
 
 from lit_llm.disk import delete, naming, write_text
-from lit_llm.ingest.shards import LAYOUTS, magic_for
+from lit_llm.ingest.shards import DOCS_SUFFIX, LAYOUTS, MASK_SUFFIX, magic_for
 
 PARTS = "parts"
 """The folder of the parts, in that of the shards. It is deleted when the shards are complete."""
@@ -61,6 +62,8 @@ class Part:
     """Documents left out of training because they nearly repeat held-out text."""
     invalid: list[str] = field(default_factory=list)
     """Sources with bytes that are not UTF-8."""
+    masked: bool = False
+    """Whether only some tokens are targets, which the masks tell."""
 
     @classmethod
     def read(cls, folder: Path, key: str) -> Part | None:
@@ -70,10 +73,10 @@ class Part:
         except FileNotFoundError:
             return None
         splits = {name: PartCounts(**counts) for name, counts in content.pop("splits").items()}
-        files = [folder / f"{key}.{name}{suffix}" for name in splits for suffix in (".bin", ".docs")]
-        return (
-            cls(splits, **content) if all(file.is_file() for file in files) else None
-        )  # a killed process may have begun to delete
+        part = cls(splits, **content)
+        suffixes = (".bin", DOCS_SUFFIX, MASK_SUFFIX) if part.masked else (".bin", DOCS_SUFFIX)
+        files = [folder / f"{key}.{name}{suffix}" for name in splits for suffix in suffixes]
+        return part if all(file.is_file() for file in files) else None  # a killed process may have begun to delete
 
     def write(self, folder: Path, key: str) -> None:
         write_text(folder / f"{key}.json", json.dumps(asdict(self)))
@@ -85,22 +88,26 @@ def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
 
 
 class PartWriter:
-    """Write the tokens and document ends of one split of a part. After an exception, `start_parts` removes both files.
+    """Write the tokens and document ends of one split of a part. After an exception, `start_parts` removes the files.
 
     Args:
         path: without suffix.
+        masked: every ``write`` says which ids are targets.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype[np.unsignedinteger]) -> None:
+    def __init__(self, path: Path, dtype: np.dtype[np.unsignedinteger], *, masked: bool = False) -> None:
         self.counts = PartCounts()
         self._path, self._dtype = path, dtype
-        self._tokens = open(self._temporary(".bin"), "wb")  # noqa: SIM115  # closed by __exit__
-        self._ends = open(self._temporary(".docs"), "wb")  # noqa: SIM115
+        suffixes = (".bin", DOCS_SUFFIX, MASK_SUFFIX) if masked else (".bin", DOCS_SUFFIX)
+        self._files = {suffix: open(self._temporary(suffix), "wb") for suffix in suffixes}  # noqa: SIM115 - closed by __exit__
+        self._tokens, self._ends = self._files[".bin"], self._files[DOCS_SUFFIX]
 
-    def write(self, ids: np.ndarray) -> None:
-        """Append ids (n,) of the current document."""
+    def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Append ids (n,) of the current document, and which of them are targets, (n,) uint8."""
         with naming(self._path):
             self._tokens.write(ids.astype(self._dtype, copy=False).tobytes())
+            if mask is not None:
+                self._files[MASK_SUFFIX].write(mask.tobytes())
         self.counts.tokens += len(ids)
 
     def end_documents(self, ends: np.ndarray) -> None:
@@ -110,7 +117,7 @@ class PartWriter:
         self.counts.documents += len(ends)
 
     def drop_from(self, token: int) -> None:
-        """Take back every token from number ``token`` on."""
+        """Take back every token from number ``token`` on. Not for parts with masks."""
         self._tokens.flush()
         self._tokens.seek(token * self._dtype.itemsize)
         self._tokens.truncate()
@@ -120,32 +127,35 @@ class PartWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        files = {".bin": self._tokens, ".docs": self._ends}
         try:
             if error is None:
                 with naming(self._path):
-                    for file in files.values():
+                    for file in self._files.values():
                         file.flush()
                         os.fsync(file.fileno())
         finally:
-            for file in files.values():
+            for file in self._files.values():
                 with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
                     file.close()
         if error is None:
-            for suffix in files:
+            for suffix in self._files:
                 os.replace(self._temporary(suffix), self._path.with_name(self._path.name + suffix))
 
     def _temporary(self, suffix: str) -> Path:
         return self._path.with_name(f"{self._path.name}{suffix}.{os.getpid()}.tmp")
 
 
-def read_part(path: Path, dtype: np.dtype[np.unsignedinteger]) -> Iterator[tuple[np.ndarray, bool]]:
-    """The tokens of a part in runs (n,), each with whether a document ends after it.
+def read_part(
+    path: Path, dtype: np.dtype[np.unsignedinteger], *, masked: bool = False
+) -> Iterator[tuple[np.ndarray, np.ndarray | None, bool]]:
+    """The tokens of a part in runs (n,), each with its mask (n,) uint8 or None, and whether a document ends after it.
 
     Args:
         path: without suffix.
     """
-    with open(path.with_name(f"{path.name}.bin"), "rb") as file, open(path.with_name(f"{path.name}.docs"), "rb") as ends:
+    with contextlib.ExitStack() as opened:
+        file, ends = (opened.enter_context(open(path.with_name(path.name + suffix), "rb")) for suffix in (".bin", DOCS_SUFFIX))
+        masks = opened.enter_context(open(path.with_name(path.name + MASK_SUFFIX), "rb")) if masked else None
         position = 0
         while (some := np.fromfile(ends, dtype="<u8", count=_READ_ENDS)).size:
             for end in some.tolist():
@@ -153,4 +163,5 @@ def read_part(path: Path, dtype: np.dtype[np.unsignedinteger]) -> Iterator[tuple
                     ids = np.fromfile(file, dtype=dtype, count=min(end - position, _READ_TOKENS))
                     assert ids.size, f"{path} is shorter than its document ends say"
                     position += ids.size
-                    yield ids, position == end
+                    mask = None if masks is None else np.fromfile(masks, dtype=np.uint8, count=ids.size)
+                    yield ids, mask, position == end

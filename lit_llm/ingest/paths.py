@@ -13,6 +13,9 @@ from pathlib import Path
 from lit_llm.errors import UserError
 from lit_llm.ingest.readers.saved_dataset import DATASET_MARKS, dataset_files
 
+CLEAN_REPORTS = frozenset({"report.json", "removed.jsonl"})
+"""What `clean` writes beside the documents."""
+
 
 class MissingFiles(str):
     """A problem with a path that matches no file on this machine.
@@ -26,7 +29,7 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
 
     A pattern is a file, a glob (``**`` descends into folders), or, with ``folders``, a folder. A folder stands for every
     file below it that is not hidden and not inside a hidden folder; of a dataset that `save_to_disk` of `datasets` wrote, for
-    its Arrow files. Empty files matched by a glob or a folder are skipped.
+    its Arrow files; of a folder that `clean` wrote, for its documents. Empty files matched by a glob or a folder are skipped.
 
     Args:
         flag: the option that holds the patterns; problems name it.
@@ -112,10 +115,14 @@ def _glob(pattern: Path) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """The files below a folder, sorted. Of a dataset that `save_to_disk` wrote, only those with rows."""
+    """The files below a folder, sorted. Of a dataset that `save_to_disk` wrote, only those with rows; of a folder that
+    `clean` wrote, only its documents.
+    """
     files = sorted(file for file in folder.rglob("*") if not any(p[0] == "." for p in file.relative_to(folder).parts))
     for place in [file.parent for file in files if file.name in DATASET_MARKS]:
         with_rows = dataset_files(place)
         if with_rows is not None:
             files = [file for file in files if file.parent != place or file in with_rows]
-    return files
+    names = {place: {file.name for file in files if file.parent == place} for place in {file.parent for file in files}}
+    cleaned = {place for place, found in names.items() if found >= CLEAN_REPORTS and "part-00000.jsonl" in found}
+    return [file for file in files if file.parent not in cleaned or file.name not in CLEAN_REPORTS]

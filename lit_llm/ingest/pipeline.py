@@ -19,9 +19,11 @@ from pathlib import Path
 
 from lit_llm.disk import delete
 from lit_llm.errors import UserError
+from lit_llm.ingest.chat import ChatEncoder, ChatForm, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.manifest import Manifest
 from lit_llm.ingest.merge import merge
+from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.parts import PARTS, Part, start_parts, token_type
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.readers import DocumentReader
@@ -29,9 +31,8 @@ from lit_llm.ingest.selection import Selection
 from lit_llm.ingest.source import public_name
 from lit_llm.ingest.survey import select
 from lit_llm.ingest.tokenise import JobRunner, Recipe
-from lit_llm.ingest.workers import Workers
 from lit_llm.tokenizers import Learned, Tokenizer, load_tokenizer
-from lit_llm.tokenizers.encoder import choose_encoder
+from lit_llm.tokenizers.encoder import EncoderChoice, choose_encoder
 
 FORMAT = 1
 """Part of the name of every part. Increment it when the same inputs and settings would give other tokens."""
@@ -52,6 +53,7 @@ class Summary:
         self.manifest = manifest
         self.skipped = sum(part.skipped for part in parts)
         self.near_duplicates = sum(part.near_duplicates for part in parts)
+        self.masked = any(part.masked for part in parts)
         self.invalid = sorted({path for part in parts for path in part.invalid})
 
 
@@ -63,6 +65,7 @@ def ingest(
     shard_tokens: int,
     val_fraction: float = 0.0,
     drop_near_duplicates: bool = False,
+    chat_template: ChatTemplate | None = None,
     workers: int = 0,
     progress: ProgressLog | None = None,
 ) -> Summary:
@@ -76,6 +79,7 @@ def ingest(
         shard_tokens: tokens per shard.
         val_fraction: of the documents of inputs without a split, the share to hold out.
         drop_near_duplicates: leave training documents out that nearly repeat held-out ones.
+        chat_template: writes the documents, which are conversations, and says which of their tokens are targets.
         workers: processes. 0: this process.
 
     Raises:
@@ -95,27 +99,23 @@ def ingest(
     )
     if isinstance(tokenizer, Learned) and not tokenizer.trained:
         tokenizer = _learned(inputs, tokenizer, selection, parts, progress)
-    is_long = any(not one.source.size for one in inputs) or sum(one.size for one in inputs) >= SHORT_BYTES  # 0: not known
-    choice = choose_encoder(tokenizer, _sample(inputs, selection), try_tiktoken=is_long)
-    progress.note(f"encoded by {_LIBRARY[choice.kind]}: {choice.reason}")
-    recipe = Recipe(tokenizer, choice, selection)
+    recipe = Recipe(tokenizer, chat_template or _encoder(inputs, tokenizer, selection, progress), selection)
 
     jobs = list(jobs_of(inputs))
     settings = [str(FORMAT), tokenizer.identity(), *selection.identity()]
+    if chat_template is not None:
+        settings.append(chat_template.identity())
     keys = [job.key(settings) for job in jobs]
-    finished = {key: part for key in keys if (part := Part.read(parts, key)) is not None}
-    missing = [(job, key) for job, key in zip(jobs, keys, strict=True) if key not in finished]
-    total = sum(job.size for job in jobs)
-    with (
-        progress.stage("Tokenising", total=total, done=total - sum(job.size for job, _ in missing)) as report,
-        Workers(min(workers, len(missing)), functools.partial(_job_runner, recipe, parts)) as processes,
-    ):
-        for number, part in processes.run(missing, report):
-            job, key = missing[number]
-            finished[key] = part
-            progress.note(f"finished {_named(job)}: {_counts(part)}")
-
-    summaries = [finished[key] for key in keys]
+    summaries = finish(
+        jobs,
+        keys,
+        functools.partial(Part.read, parts),
+        functools.partial(_job_runner, recipe, parts),
+        stage="Tokenising",
+        workers=workers,
+        progress=progress,
+        finished=lambda job, part: progress.note(f"finished {_named(job)}: {_counts(part)}"),
+    )
     _refuse_empty(summaries, inputs)
     for stale in out.iterdir():  # what an interrupted call with other arguments has written
         if stale != parts:
@@ -132,21 +132,51 @@ def ingest(
             ]
             if of_split:
                 splits[name] = merge(
-                    of_split, out, name, vocab_size=tokenizer.vocab_size, shard_tokens=shard_tokens, report=report
+                    of_split,
+                    out,
+                    name,
+                    vocab_size=tokenizer.vocab_size,
+                    shard_tokens=shard_tokens,
+                    masked=recipe.masked,
+                    report=report,
                 )
     tokenizer.save(out)
-    manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id, splits)
+    if chat_template is not None:
+        ChatForm(chat_template.text, ChatEncoder(tokenizer, chat_template).end_of_turn_id()).write(out)
+    manifest = Manifest(tokenizer.identity(), tokenizer.vocab_size, *recipe.document_ids, splits)
     manifest.write(out)
     return Summary(manifest, summaries)
 
 
+def _encoder(inputs: Sequence[Input], tokenizer: Tokenizer, selection: Selection, progress: ProgressLog) -> EncoderChoice:
+    is_long = any(not one.source.size for one in inputs) or sum(one.size for one in inputs) >= SHORT_BYTES  # 0: not known
+    choice = choose_encoder(tokenizer, _sample(inputs, selection), try_tiktoken=is_long)
+    progress.note(f"encoded by {_LIBRARY[choice.kind]}: {choice.reason}")
+    return choice
+
+
 def _refuse_empty(parts: Sequence[Part], inputs: Sequence[Input]) -> None:
+    chats = any(part.settings.messages for part in inputs)
+    kind = "conversation" if chats else "document"
     for name in _SPLITS:
         counts = [part.splits[name] for part in parts if name in part.splits]
         tokens = sum(count.tokens for count in counts)
         if tokens < 2 and (name != "test" or any(one.split == name for one in inputs)):
             size = sum(count.bytes for count in counts)
             repeated = sum(part.near_duplicates for part in parts) if name == "train" else 0
+            held_out = sum(part.splits["val"].documents for part in parts if "val" in part.splits)
+            if name == "train" and not tokens and not repeated and held_out and all(one.split is None for one in inputs):
+                which = f"its only {kind} was" if held_out == 1 else f"all {held_out:,} {kind}s were"
+                raise UserError(
+                    f"No {'conversation' if chats else 'text'} is left to train on: {which} held out for validation. Give more "
+                    "(--data.paths), or choose both (--data.train and --data.val)."
+                )
+            if chats and not tokens:
+                skipped = sum(part.skipped for part in parts)
+                raise UserError(
+                    f"The {name} data have no conversation: {skipped:,} records of all data have no messages, or null. Give "
+                    f"conversations (--data.{name}), or the key of their messages (--data.messages_key)."
+                )
             also = f"; {repeated:,} documents nearly repeat held-out ones (--data.drop_near_duplicates)" if repeated else ""
             raise UserError(
                 f"The {name} text has only {size} bytes = {tokens} tokens{also}: give more text (--data.paths, or --data.train "

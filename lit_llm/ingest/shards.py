@@ -8,6 +8,9 @@ int32, [magic, version, number of tokens, 0, ...], then the tokens:
 Where the documents end is kept beside a shard, in a file of the same name with the suffix ``.docs``: little-endian uint64,
 for each document that ends in this shard the number of the shard's tokens up to its last one. A split that was written
 without document ends has no such files.
+
+Which tokens are targets is kept in the same way, with the suffix ``.mask``: one byte for each token, 1 if it is a target and 0
+if it is only read. A split in which every token is a target has no such files.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_llm.disk import naming
+from lit_llm.disk import naming, write_bytes
 from lit_llm.errors import UserError
 from lit_llm.ingest.manifest import ShardInfo
 
@@ -34,6 +37,7 @@ LAYOUTS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic -> version, token typ
 }
 DOCS_SUFFIX = ".docs"
 DOCS_DTYPE = np.dtype("<u8")
+MASK_SUFFIX = ".mask"
 HASH_BYTES = 16  # of every blake2b of tokens
 
 
@@ -46,23 +50,28 @@ class ShardWriter:
     """Stream tokens into ``<folder>/<name>_000000.bin``, ``_000001.bin``, ...
 
     A shard is written to a temporary file in the same folder, synced to disk and renamed, so a file with its final name is
-    complete. Its document ends are published before it. Use as a context manager: an exception removes the unfinished shard.
+    complete. Its document ends and its mask are published before it. Use as a context manager: an exception removes the
+    unfinished shard.
 
     After closing:
 
     - ``shards``: a ``ShardInfo`` for each shard. Its ``blake2b`` is that of the file's bytes after the header.
     - ``tokens``, ``documents``: how many were written. A document without tokens does not count.
     - ``tokens_blake2b``: of all ids as little-endian uint32, so it depends neither on the size of shards nor on their type.
+    - ``targets``, ``mask_blake2b``: how many tokens are targets, and a hash of all masks; both None without masks.
 
     Args:
         vocab_size: up to 65,536, shards hold uint16; above, uint32.
         shard_tokens: tokens per shard; the last shard may be shorter.
+        masked: every ``write`` says which tokens are targets.
 
     Raises:
         UserError: if ``shard_tokens`` is out of range.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], name: str, *, vocab_size: int, shard_tokens: int) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], name: str, *, vocab_size: int, shard_tokens: int, masked: bool = False
+    ) -> None:
         if not 1 <= shard_tokens <= MAX_SHARD_TOKENS:
             raise UserError(f"shard_tokens must be 1 to {MAX_SHARD_TOKENS}, not {shard_tokens} (--shard_tokens).")
         self.shards: list[ShardInfo] = []
@@ -73,8 +82,12 @@ class ShardWriter:
         self._split_hash = hashlib.blake2b(digest_size=HASH_BYTES)
         self._in_document = False  # whether tokens have followed the last document's end
         self._file: Any = None
+        self._mask_file: Any = None
+        self.targets = 0 if masked else None
+        self._masks_hash = hashlib.blake2b(digest_size=HASH_BYTES)
         # Of the open shard:
         self._shard_hash = hashlib.blake2b(digest_size=HASH_BYTES)
+        self._mask_hash = hashlib.blake2b(digest_size=HASH_BYTES)
         self._in_shard = self._max_id = 0
         self._ends: list[int] = []
 
@@ -87,9 +100,19 @@ class ShardWriter:
     def tokens_blake2b(self) -> str:
         return self._split_hash.hexdigest()
 
-    def write(self, tokens: np.ndarray) -> None:
-        """Append tokens (n,), which must be in [0, vocab_size)."""
+    @property
+    def mask_blake2b(self) -> str | None:
+        return None if self.targets is None else self._masks_hash.hexdigest()
+
+    def write(self, tokens: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Append tokens (n,), which must be in [0, vocab_size).
+
+        Args:
+            mask: (n,) uint8, 1 for targets and 0 for other tokens; given if and only if the writer is ``masked``.
+        """
         assert not tokens.size or 0 <= tokens.min() <= tokens.max() <= np.iinfo(self._dtype).max
+        assert (mask is None) == (self.targets is None)
+        assert mask is None or (mask.shape == tokens.shape and mask.max(initial=0) <= 1)
         with naming(self._folder):
             while tokens.size:
                 if self._file is not None and self._in_shard == self._shard_tokens:
@@ -101,6 +124,9 @@ class ShardWriter:
                 self._file.write(stored)
                 self._shard_hash.update(stored)
                 self._split_hash.update(np.ascontiguousarray(part, dtype="<u4").data)
+                if mask is not None:
+                    self._write_mask(mask[: part.size])
+                    mask = mask[part.size :]
                 self._max_id = max(self._max_id, int(part.max()))
                 self._in_shard += part.size
                 self.tokens += part.size
@@ -113,7 +139,7 @@ class ShardWriter:
             return
         if not self.documents:
             for path in self.paths:  # of shards that the first document has filled
-                self._write_docs(path, [])
+                _write_docs(path, [])
         self._ends.append(self._in_shard)
         self.documents += 1
         self._in_document = False
@@ -131,16 +157,29 @@ class ShardWriter:
         if error is None:
             self.close()
         elif self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
-                self._file.close()
-            self._temporary.unlink(missing_ok=True)
+            for file in (self._file, self._mask_file):
+                if file is not None:
+                    with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
+                        file.close()
+                    Path(file.name).unlink(missing_ok=True)
+
+    def _write_mask(self, mask: np.ndarray) -> None:
+        assert self.targets is not None
+        stored = np.ascontiguousarray(mask, dtype=np.uint8).data
+        self._mask_file.write(stored)
+        self._mask_hash.update(stored)
+        self._masks_hash.update(stored)
+        self.targets += int(mask.sum())
 
     def _open(self) -> None:
         self._path = self._folder / f"{self._name}_{len(self.shards):06d}.bin"
         self._temporary = self._path.with_suffix(".bin.tmp")
         self._file = open(self._temporary, "wb")  # noqa: SIM115 - stays open across write() calls
         self._file.write(bytes(HEADER_BYTES))  # written when the count is known
+        if self.targets is not None:
+            self._mask_file = open(self._path.with_suffix(".mask.tmp"), "wb")  # noqa: SIM115
         self._shard_hash = hashlib.blake2b(digest_size=HASH_BYTES)
+        self._mask_hash = hashlib.blake2b(digest_size=HASH_BYTES)
         self._in_shard = self._max_id = 0
         self._ends = []
 
@@ -149,31 +188,29 @@ class ShardWriter:
         header[:3] = self._magic, self._version, self._in_shard
         self._file.seek(0)
         self._file.write(header.tobytes())
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        _finish_file(self._file)
         self._file = None
         # An older shard of that name goes first: killed in between, its tokens must not stand beside other document ends.
-        self._path.unlink(missing_ok=True)
-        self._path.with_suffix(DOCS_SUFFIX).unlink(missing_ok=True)
+        for suffix in (".bin", DOCS_SUFFIX, MASK_SUFFIX):
+            self._path.with_suffix(suffix).unlink(missing_ok=True)
         if self.documents:
-            self._write_docs(self._path, self._ends)
+            _write_docs(self._path, self._ends)
+        mask_hash = None
+        if self._mask_file is not None:
+            _finish_file(self._mask_file)
+            os.replace(self._mask_file.name, self._path.with_suffix(MASK_SUFFIX))
+            self._mask_file, mask_hash = None, self._mask_hash.hexdigest()
         os.replace(self._temporary, self._path)
         self.shards.append(
-            ShardInfo(self._path.name, self._in_shard, len(self._ends), self._max_id, self._shard_hash.hexdigest())
+            ShardInfo(self._path.name, self._in_shard, len(self._ends), self._max_id, self._shard_hash.hexdigest(), mask_hash)
         )
 
-    def _write_docs(self, shard: Path, ends: list[int]) -> None:
-        path = shard.with_suffix(DOCS_SUFFIX)
-        temporary = path.with_suffix(f"{DOCS_SUFFIX}.tmp")
-        try:
-            with naming(self._folder):
-                with open(temporary, "wb") as file:
-                    file.write(np.array(ends, dtype=DOCS_DTYPE).tobytes())
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+
+def _finish_file(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
+def _write_docs(shard: Path, ends: list[int]) -> None:
+    write_bytes(shard.with_suffix(DOCS_SUFFIX), np.array(ends, dtype=DOCS_DTYPE).tobytes())

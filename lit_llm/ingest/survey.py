@@ -14,14 +14,14 @@ import numpy as np
 from lit_llm.disk import naming
 from lit_llm.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
+from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.near_duplicates import HeldOutIndex, Sketcher
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.selection import Selection
 from lit_llm.ingest.split import text_hash
-from lit_llm.ingest.workers import Workers
 
-_FORMAT = 2
+_FORMAT = 3
 """Part of the name of every result. Increment it when the same inputs would give another one."""
 
 _REPORT_BYTES = 2**22
@@ -37,6 +37,8 @@ class Found:
     """The smallest hash of a document that could have been held out by its text; 1.0 without any."""
     sketches: list[np.ndarray]
     """Of all held-out documents, uint64 (k,) each."""
+    skipped: int
+    """Documents without text, or conversations without messages."""
 
 
 def select(
@@ -61,6 +63,12 @@ def select(
     if undecided and not any(one.documents for one in found):
         smallest = min(one.smallest for one in found)
         if smallest == 1.0:
+            if any(part.settings.messages for part in inputs):
+                skipped = sum(one.skipped for one in found)
+                raise UserError(
+                    f"The data have no conversation: {skipped:,} records have no messages, or null. Give conversations "
+                    "(--data.paths), or the key of their messages (--data.messages_key)."
+                )
             raise UserError("The text has no documents to hold out for validation: give --data.val.")
         selection = Selection(math.nextafter(smallest, 1.0))
         found = _survey(inputs, selection, folder, workers, progress)
@@ -73,16 +81,15 @@ def select(
 def _survey(inputs: Sequence[Input], selection: Selection, folder: Path, workers: int, progress: ProgressLog) -> list[Found]:
     jobs = list(jobs_of([part for part in inputs if part.split in (None, "val")]))
     keys = [job.key(["survey", str(_FORMAT), *selection.identity()]) for job in jobs]
-    found = {key: one for key in keys if (one := _read(folder, key)) is not None}
-    missing = [(job, key) for job, key in zip(jobs, keys, strict=True) if key not in found]
-    total = sum(job.size for job in jobs)
-    with (
-        progress.stage("Choosing held-out text", total=total, done=total - sum(job.size for job, _ in missing)) as report,
-        Workers(min(workers, len(missing)), functools.partial(_surveyor, selection, folder)) as processes,
-    ):
-        for number, one in processes.run(missing, report):
-            found[missing[number][1]] = one
-    return [found[key] for key in keys]
+    return finish(
+        jobs,
+        keys,
+        functools.partial(_read, folder),
+        functools.partial(_surveyor, selection, folder),
+        stage="Choosing held-out text",
+        workers=workers,
+        progress=progress,
+    )
 
 
 def _read(folder: Path, key: str) -> Found | None:
@@ -91,7 +98,7 @@ def _read(folder: Path, key: str) -> Found | None:
         with np.load(folder / f"{key}.npz") as saved:
             ends = np.cumsum(saved["lengths"])
             sketches = np.split(saved["sketches"], ends)[:-1]  # after the last one is nothing
-            return Found(int(saved["documents"]), float(saved["smallest"]), sketches)
+            return Found(int(saved["documents"]), float(saved["smallest"]), sketches, int(saved["skipped"]))
     except FileNotFoundError:
         return None
 
@@ -103,6 +110,7 @@ def _write(folder: Path, key: str, found: Found) -> None:
             file,
             documents=found.documents,
             smallest=found.smallest,
+            skipped=found.skipped,
             lengths=[len(sketch) for sketch in found.sketches],
             sketches=np.concatenate([np.empty(0, np.uint64), *found.sketches]),
         )
@@ -117,13 +125,14 @@ def _surveyor(selection: Selection, folder: Path) -> Callable[[Job, str, Callabl
 
 def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: Callable[[int, int], None]) -> Found:
     """Read the documents of a job, and write what was found."""
-    documents, smallest = 0, 1.0
+    documents, smallest, total_skipped = 0, 1.0, 0
     sketches: list[np.ndarray] = []
     for part in job.inputs:
-        sketcher, size, seen = Sketcher(), 0, part.start
+        sketcher, size, seen, skipped = Sketcher(), 0, part.start, 0
 
         def advance(reader: DocumentReader) -> None:
-            nonlocal size, seen
+            nonlocal size, seen, skipped
+            skipped = reader.skipped
             if size >= _REPORT_BYTES:
                 report(max(0, reader.position - seen), size)
                 size, seen = 0, max(seen, reader.position)
@@ -140,6 +149,7 @@ def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: 
                 sketches.append(sketcher.sketch())
                 sketcher = Sketcher()
         report(max(0, part.start + part.size - seen), size)
-    found = Found(documents, smallest, sketches)
+        total_skipped += skipped
+    found = Found(documents, smallest, sketches, total_skipped)
     _write(folder, key, found)
     return found

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from lit_llm.ingest.chat import ChatEncoder, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job
 from lit_llm.ingest.parts import Part, PartCounts, PartWriter, token_type
 from lit_llm.ingest.readers import DocumentReader
@@ -29,8 +31,19 @@ class Recipe:
     """What the tokens of a job depend on, besides its inputs."""
 
     tokenizer: Tokenizer
-    encoder: EncoderChoice
+    encoder: EncoderChoice | ChatTemplate
+    """How texts are encoded; of a template, documents are conversations."""
     selection: Selection
+
+    @property
+    def masked(self) -> bool:
+        """Whether only some tokens are targets."""
+        return isinstance(self.encoder, ChatTemplate)
+
+    @property
+    def document_ids(self) -> tuple[int | None, int | None]:
+        """The ids before and after every document. A template writes its own."""
+        return (None, None) if self.masked else (self.tokenizer.bos_id, self.tokenizer.eos_id)
 
 
 class JobRunner:
@@ -42,8 +55,11 @@ class JobRunner:
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe, self.folder = recipe, folder
-        self._encoder = PieceEncoder(recipe.tokenizer, recipe.encoder)
-        bos, eos = recipe.tokenizer.bos_id, recipe.tokenizer.eos_id
+        if isinstance(recipe.encoder, ChatTemplate):
+            self._encoder: _Encoder = _Conversations(ChatEncoder(recipe.tokenizer, recipe.encoder))
+        else:
+            self._encoder = _Texts(PieceEncoder(recipe.tokenizer, recipe.encoder))
+        bos, eos = recipe.document_ids
         self._bos = np.array([] if bos is None else [bos], dtype=np.int64)
         self._eos = np.array([] if eos is None else [eos], dtype=np.int64)
 
@@ -54,25 +70,27 @@ class JobRunner:
             UserError: A source cannot be read as text.
             OSError: The disk refused.
         """
-        part, dtype = Part(), token_type(self.recipe.tokenizer.vocab_size)
+        masked = self.recipe.masked
+        part, dtype = Part(masked=masked), token_type(self.recipe.tokenizer.vocab_size)
         with ExitStack() as stack:
             writers: dict[str, _Documents] = {}
             for one in job.inputs:
                 pieces = self._pieces(one, part, report)
-                if self.recipe.encoder.join == "document":
+                if isinstance(self.recipe.encoder, EncoderChoice) and self.recipe.encoder.join == "document":
                     pieces = _whole_documents(pieces)
+                documents = 0
                 for piece in pieces:
+                    documents += piece.first
                     if piece.split not in writers:
-                        writer = stack.enter_context(PartWriter(self.folder / f"{key}.{piece.split}", dtype))
+                        path = self.folder / f"{key}.{piece.split}"
+                        writer = stack.enter_context(PartWriter(path, dtype, masked=masked))
                         writers[piece.split] = _Documents(writer, self._bos, self._eos)
-                    before = self._encoder.unknown_tokens, self._encoder.unknown_bytes
-                    (ids,) = self._encoder.encode([piece.text], [not piece.first])
-                    after = self._encoder.unknown_tokens, self._encoder.unknown_bytes
-                    writers[piece.split].append(piece, ids, (after[0] - before[0], after[1] - before[1]))
-            for documents in writers.values():
-                documents.flush()
-        part.splits = {split: documents.file.counts for split, documents in writers.items()}
-        part.near_duplicates += sum(documents.dropped for documents in writers.values())
+                    where = f"conversation {documents} of {one.source.name}"
+                    writers[piece.split].append(piece, self._encoder.encode(piece, where))
+            for of_split in writers.values():
+                of_split.flush()
+        part.splits = {split: of_split.file.counts for split, of_split in writers.items()}
+        part.near_duplicates += sum(of_split.dropped for of_split in writers.values())
         part.write(self.folder, key)
         return part
 
@@ -100,6 +118,46 @@ class JobRunner:
         report(max(0, one.start + one.size - position), size)
 
 
+class _Encoded(NamedTuple):
+    """A piece as it is written."""
+
+    ids: np.ndarray
+    """(n,)."""
+    counts: PartCounts
+    """Of its text."""
+    mask: np.ndarray | None = None
+    """(n,) uint8."""
+
+
+class _Encoder(Protocol):
+    def encode(self, piece: SelectedPiece, where: str) -> _Encoded:
+        """The ids of a piece of the document at ``where``."""
+
+
+class _Texts:
+    def __init__(self, encoder: PieceEncoder) -> None:
+        self._encoder = encoder
+
+    def encode(self, piece: SelectedPiece, where: str) -> _Encoded:
+        before = self._encoder.unknown_tokens, self._encoder.unknown_bytes
+        (ids,) = self._encoder.encode([piece.text], [not piece.first])
+        counts = PartCounts(
+            bytes=len(piece.text),
+            unknown_tokens=self._encoder.unknown_tokens - before[0],
+            unknown_bytes=self._encoder.unknown_bytes - before[1],
+        )
+        return _Encoded(ids, counts)
+
+
+class _Conversations:
+    def __init__(self, encoder: ChatEncoder) -> None:
+        self._encoder = encoder
+
+    def encode(self, piece: SelectedPiece, where: str) -> _Encoded:
+        encoded = self._encoder.encode(piece.text, where=where)
+        return _Encoded(encoded.ids, PartCounts(bytes=encoded.bytes), encoded.mask)
+
+
 class _Documents:
     """The documents of one split, appended to a part. They are written many at a time."""
 
@@ -107,18 +165,21 @@ class _Documents:
         self.file, self.dropped = file, 0
         self._bos, self._eos = bos, eos
         self._run: list[np.ndarray] = []  # not written yet
+        self._masks: list[np.ndarray] = []  # of these ids, if there are masks
         self._ends: list[int] = []
         self._tokens = 0  # written or not
         self._start = 0  # where the document that is being written begins
         self._counts = PartCounts()  # of that document
 
-    def append(self, piece: SelectedPiece, ids: np.ndarray, unknown: tuple[int, int]) -> None:
-        """Append a piece with its ids, and the number and bytes of its unknown characters."""
+    def append(self, piece: SelectedPiece, encoded: _Encoded) -> None:
+        """Append a piece with its ids."""
         if piece.first:
             self._start, self._counts = self._tokens, PartCounts()
             self._add(self._bos)
-        self._add(ids)
-        self._counts.add(PartCounts(bytes=len(piece.text), unknown_tokens=unknown[0], unknown_bytes=unknown[1]))
+        self._add(encoded.ids)
+        if encoded.mask is not None:
+            self._masks.append(encoded.mask)
+        self._counts.add(encoded.counts)
         if piece.last and piece.repeats_held_out:
             self.flush()
             self.file.drop_from(self._start)
@@ -134,10 +195,10 @@ class _Documents:
     def flush(self) -> None:
         """Write what has been appended."""
         if self._run:
-            self.file.write(np.concatenate(self._run))
+            self.file.write(np.concatenate(self._run), np.concatenate(self._masks) if self._masks else None)
         if self._ends:
             self.file.end_documents(np.array(self._ends, dtype=np.int64))
-        self._run, self._ends = [], []
+        self._run, self._masks, self._ends = [], [], []
 
     def _add(self, ids: np.ndarray) -> None:
         self._run.append(ids)

@@ -1,137 +1,190 @@
-"""Causal self-attention, its rotary embedding and its cache.
+"""Causal attention within a window and within documents: one function, and the one choice of its kernel.
 
-Shape letters: B sequences, T positions in the input, S positions in the keys, d ``n_embd``, H query heads, K key/value heads,
-h ``head_dim``.
+Shape letters: B sequences, T queries, S keys, H query heads, K key/value heads, h ``head_dim``.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
+from lit_llm.models.attention_blocks import block_attention
+from lit_llm.models.attention_kernel import AttentionKernel
+from lit_llm.models.attention_ranks import attend_by_heads, gather_sequence
 from lit_llm.models.config import GPTConfig
+from lit_llm.models.dropout import WeightDrops
+from lit_llm.models.sequence_shard import SequenceShard
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
-class Attention(nn.Module):
-    """Causal self-attention with grouped key/value heads, through torch's scaled_dot_product_attention."""
+@dataclass(frozen=True, eq=False)
+class Visibility:
+    """What each position attends to: itself and earlier positions, within the window and within its document."""
 
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.head_dim = config.resolved_head_dim
-        self.dropout = config.dropout
-        d, heads, kv = config.n_embd, config.n_head * self.head_dim, config.kv_heads * self.head_dim
-        qkv_bias = config.bias if config.qkv_bias is None else config.qkv_bias
-        # Three matrices, not one fused matrix: Muon orthogonalises each, and tensor parallelism splits each by heads.
-        self.query = nn.Linear(d, heads, bias=qkv_bias)
-        self.key = nn.Linear(d, kv, bias=qkv_bias)
-        self.value = nn.Linear(d, kv, bias=qkv_bias)
-        self.project = nn.Linear(heads, d, bias=config.bias)
-        self.query_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity()
-
-    def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: LayerCache | None
-    ) -> Tensor:
-        """(B, T, d) → (B, T, d).
-
-        Args:
-            rotation: cos and sin of the rotary angles, (T, h/2) each. None: no rotary embedding.
-            mask: bool, broadcastable to (B, H, T, S), True where attention is allowed. None: causal.
-            cache: keys and values of the positions before these; extended in place.
-        """
-        batch, length, _ = x.shape
-        # The number of heads is inferred (-1): under tensor parallelism each rank holds a part of them.
-        q = self.query_norm(self.query(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)  # (B, H, T, h)
-        k = self.key_norm(self.key(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)  # (B, K, T, h)
-        v = self.value(x).view(batch, length, -1, self.head_dim).transpose(1, 2)  # (B, K, T, h)
-        if rotation is not None:
-            q, k = rotate(q, *rotation), rotate(k, *rotation)
-        q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast the norms return fp32; attention runs in the compute dtype
-        if cache is not None:
-            k, v = cache.append(k, v)
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            is_causal=mask is None and length > 1,  # a single new token attends to the whole cache
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=q.size(1) != k.size(1),
-        )  # (B, H, T, h)
-        return self.project(y.transpose(1, 2).reshape(batch, length, -1))  # (B, T, H·h) → (B, T, d)
+    window: int | None = None
+    """The position itself and the window - 1 before it. None: all earlier positions."""
+    documents: Tensor | None = None
+    """(B, S) document numbers, which never decrease along a sequence. None: one document."""
+    kernel: AttentionKernel = "auto"
+    """The kernel that the settings ask for."""
+    block_mask: BlockMask | None = None
+    """FlexAttention's form of window and documents. It is made once a batch, outside compiled blocks."""
+    shard: SequenceShard | None = None
+    """Set if ranks share the sequence. Queries, keys and values then are those of this rank's positions."""
+    chunks: tuple[tuple[slice, Visibility], ...] = ()
+    """If keys are gathered: for each chunk of this rank's queries the keys it needs, and what it sees of them."""
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding (Su et al. 2021), half-split: the pair (i, i + h/2) is rotated by its position's angle.
-
-    Args:
-        x: (B, heads, T, h) queries or keys.
-        cos, sin: (T, h/2) fp32.
-    """
-    first, second = x.chunk(2, dim=-1)  # (B, heads, T, h/2) each
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
-def scale_rope_frequencies(
-    frequency: Tensor,
+def visibilities(
+    config: GPTConfig,
+    input_ids: Tensor,
+    documents: Tensor | None,
+    kernel: AttentionKernel,
     *,
-    factor: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    original_max_position_embeddings: float,
+    cached: int,
+    shard: SequenceShard | None = None,
+) -> dict[int | None, Visibility]:
+    """What positions attend to, for each window of the layers. Made once a batch.
+
+    Args:
+        input_ids: (B, T) int64, the queries; of all ranks that share the sequence.
+        documents: (B, T) document numbers, which never decrease along a sequence. None: one document.
+        cached: number of positions before them.
+        shard: set if ranks share the sequence.
+    """
+    length, device = input_ids.size(1), input_ids.device
+    caps, sinks = config.attention_softcap is not None, config.attention_sinks
+
+    def of_keys(window: int | None, queries: int, keys: slice) -> Visibility:
+        """Of the last `queries` of the positions in `keys`."""
+        seen = None if documents is None else documents[:, keys]
+        hides, block_mask = window is not None or seen is not None, None
+        # Validation has no dropout, so FlexAttention may be the choice there although it is not in training.
+        if cached == 0 and choose(kernel, device.type, hides=hides, caps=caps, sinks=sinks, drops=False) == "flex":
+            from lit_llm.models.attention_flex import make_block_mask
+
+            block_mask = make_block_mask(window, seen, queries, keys.stop - keys.start, device)
+        return Visibility(window, seen, kernel, block_mask)
+
+    found = {}
+    for window in {config.layer(i).window for i in range(config.n_layer)}:
+        if shard is None or shard.kind == "heads":
+            found[window] = replace(of_keys(window, length, slice(0, length)), shard=shard)
+        else:
+            needed, size = [], length // shard.multiple
+            for first in (chunk * size for chunk in shard.chunks):
+                needed.append(slice(0 if window is None else max(0, first - window + 1), first + size))
+            chunks = tuple((keys, of_keys(window, size, keys)) for keys in needed)
+            found[window] = Visibility(window, documents, kernel, shard=shard, chunks=chunks)
+    return found
+
+
+def choose(
+    kernel: AttentionKernel, device: str, *, hides: bool, caps: bool, sinks: bool, drops: bool
+) -> Literal["sdpa", "flex", "blocks"]:
+    """The kernel of attention of T positions to themselves. This is the only place that decides it.
+
+    sdpa: torch's scaled_dot_product_attention, for plain causal attention: a flash kernel, on CUDA also cuDNN's,
+    FlashAttention-3 or -4. flex: FlexAttention. blocks: `attention_blocks`.
+
+    Args:
+        kernel: `compute.attention`. sdpa, flash3 and flash4 apply where attention is plain causal, the others everywhere.
+        device: type of the device.
+        hides: there is a window, or there are documents.
+        caps: scores have a soft cap.
+        sinks: heads have sinks.
+        drops: attention weights are dropped.
+    """
+    if kernel == "blocks":
+        return "blocks"
+    if drops:
+        return "blocks"  # the other kernels draw from a generator, or have no dropout
+    plain = not (hides or caps or sinks)
+    if device != "cuda":
+        return "sdpa" if plain else "blocks"  # FlexAttention has no backward pass there
+    return "sdpa" if plain and kernel != "flex" else "flex"
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    see: Visibility,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    drops: WeightDrops | None = None,
 ) -> Tensor:
-    """Llama 3.1's rotary frequencies for a context `factor` times the original one (Grattafiori et al. 2024, released code).
+    """Attention of the last T of S positions: (B, H, T, h), (B, K, S, h) twice → (B, H, T, h).
 
-    A frequency with more than `high_freq_factor` turns in the original context is kept. One with fewer than `low_freq_factor`
-    turns is divided by `factor`. In between, the two are interpolated linearly in the number of turns.
-
-    Args:
-        frequency: (h/2,) radians per position.
-    """
-    turns = frequency * original_max_position_embeddings / (2 * math.pi)  # (h/2,)
-    kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
-    return frequency * (kept + (1 - kept) / factor)
-
-
-class LayerCache:
-    """Keys and values of one layer, (B, K, capacity, h), filled from position 0."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.length = capacity, 0
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store (B, K, T, h) new keys and values; return all so far as (B, K, S, h) views."""
-        if self.keys is None or self.values is None:
-            shape = (k.size(0), k.size(1), self.capacity, k.size(3))
-            self.keys, self.values = k.new_empty(shape), v.new_empty(shape)
-        end = self.length + k.size(2)
-        self.keys[:, :, self.length : end] = k
-        self.values[:, :, self.length : end] = v
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-
-class KVCache:
-    """One `LayerCache` per block, and the token ids, so that generation computes each position once.
+    Memory is O(T): scores and masks exist for small blocks only, in both passes.
 
     Args:
-        capacity: maximum number of positions. None: block_size, which is up to 131,072 in imported models.
+        see: what each position attends to.
+        scale: factor of the scores. None: 1 / sqrt(h).
+        softcap: c: scores become c * tanh(scores / c). None: no soft cap.
+        sinks: (H,) one more logit for each head in the softmax's denominator, without a value. None: none.
+        drops: which attention weights are dropped. None: none.
     """
+    if see.shard is not None:
+        attend_part = partial(attend, scale=scale, softcap=softcap)
+        return _attend_with_ranks(q, k, v, see, see.shard, sinks, drops, attend_part)
+    hides = see.window is not None or see.documents is not None
+    kernel = choose(
+        see.kernel, q.device.type, hides=hides, caps=softcap is not None, sinks=sinks is not None, drops=drops is not None
+    )
+    grouped = q.size(1) != k.size(1)
+    if kernel == "sdpa":
+        plain = partial(F.scaled_dot_product_attention, q, k, v, scale=scale, enable_gqa=grouped)
+        if q.size(2) == k.size(2):
+            return plain(is_causal=True)
+        if q.size(2) == 1:  # a single new position sees all keys
+            return plain()
+        # In fp32, torch's efficient kernel does not know groups, and torch would make a T×S mask.
+        if q.device.type == "cuda" and (q.dtype in (torch.float16, torch.bfloat16) or not grouped):
+            return plain(attn_mask=causal_lower_right(q.size(2), k.size(2)))
+    scale = q.size(-1) ** -0.5 if scale is None else scale
+    if kernel == "flex" and see.block_mask is not None:
+        from lit_llm.models.attention_flex import attend_flex
 
-    def __init__(self, config: GPTConfig, capacity: int | None = None) -> None:
-        self.layers = [LayerCache(config.block_size if capacity is None else capacity) for _ in range(config.n_layer)]
-        self.seen_ids: Tensor | None = None
+        return attend_flex(q, k, v, see.block_mask, scale=scale, softcap=softcap, sinks=sinks)
+    from_scores = softcap is not None or drops is not None or q.device.type != "cpu"
+    rate, *hashes = (0.0, None, None, None) if drops is None else drops
+    return block_attention(q, k, v, see.documents, sinks, *hashes, see.window, scale, softcap, rate, from_scores)[0]
 
-    @property
-    def length(self) -> int:
-        return self.layers[0].length
 
-    def remember(self, input_ids: Tensor) -> Tensor:
-        """Append (B, T) new ids; return all of them, (B, S)."""
-        self.seen_ids = input_ids if self.seen_ids is None else torch.cat((self.seen_ids, input_ids), dim=1)
-        return self.seen_ids
+def _attend_with_ranks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    see: Visibility,
+    shard: SequenceShard,
+    sinks: Tensor | None,
+    drops: WeightDrops | None,
+    attend_part: Callable[..., Tensor],
+) -> Tensor:
+    """`attend` of this rank's positions, with the keys and values of all ranks of `shard`."""
+    if shard.kind == "heads":
+        see = replace(see, shard=None)
+        if drops is not None:
+            drops = drops._replace(heads=drops.heads.chunk(shard.ranks)[shard.rank])
+        own = None if sinks is None else sinks.chunk(shard.ranks)[shard.rank]
+        return attend_by_heads(partial(attend_part, see=see, sinks=own, drops=drops), q, k, v, shard)
+    k, v = gather_sequence(k, v, shard)
+    parts, size = [], q.size(2) // len(see.chunks)
+    for (keys, sees), queries, first in zip(see.chunks, q.split(size, dim=2), range(0, q.size(2), size), strict=True):
+        of_chunk = drops
+        if drops is not None:
+            of_chunk = drops._replace(rows=drops.rows[:, first : first + size], columns=drops.columns[keys])
+        parts.append(attend_part(queries, k[:, :, keys], v[:, :, keys], see=sees, sinks=sinks, drops=of_chunk))
+    return torch.cat(parts, dim=2)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from lit_llm.number_domain import Domain, above, below, whole
+from lit_llm.models.rope_scaling import rope_scaling_problems
+from lit_llm.number_domain import Domain, above, below, shown, whole
 
 MODEL_DOMAINS: dict[str, Domain] = {
     "n_layer": whole(1, 4096),
@@ -19,20 +22,47 @@ MODEL_DOMAINS: dict[str, Domain] = {
     "mlp_width": whole(1, 10_000_000, null=True),
     "norm_eps": above(0, 1),
     "rope_theta": above(0, 10**15),
-    "rope_scaling": above(0, 10**9, null=True),
+    "partial_rotary_factor": Domain(0, 1, above_low=True),
     "dropout": below(0, 1),
     "window": whole(1, 1_000_000_000, null=True),
+    "attention_scale": above(0, 10**6, null=True),
+    "attention_softcap": above(0, 10**6, null=True),
     "logit_softcap": above(0, 10**6, null=True),
+    "embedding_scale": above(0, 10**6, null=True),
+    "residual_scale": above(0, 10**6),
+    "logit_scale": above(0, 10**6),
     "pad_vocab_to": whole(1, 1_000_000),
     "init_std": above(0, 1000),
     "eos_id": whole(0, 100_000_000, null=True),
 }
-"""The domain of each number of `GPTConfig`, and of the values in `rope_scaling`. Sizes are far above those of any model."""
+"""The domain of each number of `GPTConfig`, alone and in `layers`. Sizes exceed those of any model."""
+
+RopeScaling: TypeAlias = dict[str, bool | float | str | list[float]]
+
+
+class LayerSettings(NamedTuple):
+    """The settings of one block that `GPTConfig.layers` may vary."""
+
+    window: int | None
+    rope: bool
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+
+
+class Mistake(NamedTuple):
+    """A reason why a model cannot be built."""
+
+    what: str
+    flags: str
+    """The flags that mend it."""
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.flags})"
 
 
 @dataclass
 class GPTConfig:
-    """The model's architecture. The defaults learn most per token at small scale (see docs/measurements.md)."""
+    """The model's architecture. With the defaults a small model learns more per token than GPT-2's (docs/measurements.md)."""
 
     n_layer: int = 6
     """Number of blocks."""
@@ -52,29 +82,62 @@ class GPTConfig:
     """MLP kind; swiglu and geglu have a third matrix, the gate."""
     mlp_width: int | None = None
     """Hidden width of the MLP. None: 4 * n_embd."""
+    gelu_approximate: Literal["none", "tanh"] | None = None
+    """Of gelu and geglu, as in torch. None: tanh in gelu (GPT-2), none in geglu."""
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
-    """Normalisation before attention, before the MLP and before the head."""
+    """Normalisation in the blocks and before the head."""
+    norm_position: Literal["pre", "post", "sandwich"] = "pre"
+    """Where a block normalises: the input of attention and MLP, their output (OLMo 2), or both (Gemma 2)."""
     norm_eps: float = 1e-5
     """Epsilon of every norm."""
+    norm_unit_offset: bool = False
+    """The gain of every RMSNorm is 1 + weight (Gemma)."""
+    parallel_residual: bool = False
+    """Attention and MLP read the same residual stream (GPT-NeoX), instead of one after the other. Needs norm_position pre."""
+    embedding_scale: float | None = None
+    """Factor of the token embeddings. None: 1. Gemma: sqrt(n_embd)."""
+    residual_scale: float = 1.0
+    """Factor of what attention and MLP add to the residual stream (Granite, MiniCPM)."""
     position: Literal["learned", "rope"] = "rope"
     """Learned absolute positions (GPT-2) or rotary embeddings (half-split convention, as in LLaMA's Hugging Face port)."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
-    rope_scaling: dict[str, float] | None = None
-    """Llama 3.1's scaling of rotary wavelengths to a longer context: factor, low_freq_factor, high_freq_factor and
-    original_max_position_embeddings. None: no scaling."""
+    rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary frequencies to a longer context: rope_type llama3, linear, yarn or longrope, and its values, named
+    as in transformers. None: no scaling."""
+    partial_rotary_factor: float = 1.0
+    """Fraction of each head's dimensions that is rotated: the first ones (GPT-NeoX: 0.25)."""
     bias: bool = False
     """Biases in every linear layer of the blocks, and in LayerNorm."""
     qkv_bias: bool | None = None
     """Biases of queries, keys and values (Qwen2 has only these). None: same as bias."""
+    attention_output_bias: bool | None = None
+    """Bias of the projection after attention. None: same as bias."""
+    mlp_bias: bool | None = None
+    """Biases of the MLP. None: same as bias."""
+    norm_bias: bool | None = None
+    """Biases of LayerNorm. None: same as bias."""
     tie_embeddings: bool = False
     """One matrix for the token embedding and the output head."""
     dropout: float = 0.0
     """Probability of dropping embeddings, attention weights and residual updates in training."""
     qk_norm: bool = True
-    """RMSNorm with a gain on each head's queries and keys, before the rotary embedding."""
+    """RMSNorm with a gain on queries and keys, before the rotary embedding."""
+    qk_norm_width: Literal["head", "projection"] = "head"
+    """What QK-norm normalises: each head, or all heads of a position together (OLMo 2)."""
     window: int | None = None
     """Sliding window: a position attends to itself and the window - 1 positions before it. None: all earlier positions."""
+    layers: dict[str, list[bool | int | float | RopeScaling | None]] | None = None
+    """Settings that vary with depth, as patterns that repeat: window, rope (false: no rotary embedding), rope_theta and
+    rope_scaling. Example: {window: [512, 512, null]}. A pattern replaces the setting of the same name."""
+    attention_scale: float | None = None
+    """Factor of the attention scores. None: 1 / sqrt(head_dim)."""
+    attention_softcap: float | None = None
+    """c: attention scores become c * tanh(scores / c) (Gemma 2). None: no soft cap."""
+    attention_sinks: bool = False
+    """Each head learns one more logit in the softmax of its attention, without a value (gpt-oss)."""
+    logit_scale: float = 1.0
+    """Factor of the logits, before the soft cap (Granite: 1 / logits_scaling)."""
     logit_softcap: float | None = None
     """c: logits become c * tanh(logits / c). None: no soft cap."""
     pad_vocab_to: int = 64
@@ -83,9 +146,11 @@ class GPTConfig:
     """Standard deviation of the initial weights (GPT-2)."""
     zero_init_projections: bool | None = None
     """True: both projections into the residual stream start at zero, so blocks start as the identity. False: their std is
-    init_std / sqrt(2 * n_layer) (GPT-2). Null: true unless embeddings are tied, because the model would predict its input."""
+    init_std / sqrt(2 * n_layer) (GPT-2). Null: true, unless embeddings are tied, because the model would predict its input, or
+    a norm follows the projections, because it would divide zero by zero."""
     mask_documents: bool = False
-    """Attention does not cross the end-of-document id."""
+    """Attention stays within a document, and positions restart in each. Documents are the data's; if they do not know them,
+    eos_id opens each. In generation, all is one document."""
     eos_id: int | None = None
     """End-of-document id. None: follows the data's tokenizer."""
 
@@ -102,9 +167,41 @@ class GPTConfig:
         return 4 * self.n_embd if self.mlp_width is None else self.mlp_width
 
     @property
+    def gated(self) -> bool:
+        """Whether the MLP has a third matrix, the gate."""
+        return self.mlp in ("swiglu", "geglu")
+
+    @property
+    def resolved_gelu_approximate(self) -> str:
+        return self.gelu_approximate or ("none" if self.mlp == "geglu" else "tanh")
+
+    @property
+    def rotated_dims(self) -> int:
+        """Dimensions of each head that the rotary embedding turns."""
+        return int(self.resolved_head_dim * self.partial_rotary_factor)
+
+    def has_bias(self, part: Literal["qkv", "attention_output", "mlp", "norm"]) -> bool:
+        value: bool | None = getattr(self, f"{part}_bias")
+        return self.bias if value is None else value
+
+    def layer(self, index: int) -> LayerSettings:
+        """The settings of block `index`."""
+
+        def of(name: str, default: Any) -> Any:
+            pattern = (self.layers or {}).get(name)
+            return pattern[index % len(pattern)] if pattern else default
+
+        rope = of("rope", True) and self.position == "rope"
+        return LayerSettings(
+            of("window", self.window), rope, of("rope_theta", self.rope_theta), of("rope_scaling", self.rope_scaling)
+        )
+
+    @property
     def residual_std(self) -> float:
         """Initial standard deviation of the projections into the residual stream."""
-        zero = not self.tie_embeddings if self.zero_init_projections is None else self.zero_init_projections
+        zero = self.zero_init_projections
+        if zero is None:
+            zero = not self.tie_embeddings and self.norm_position == "pre"
         return 0.0 if zero else self.init_std / math.sqrt(2 * self.n_layer)
 
     @property
@@ -113,77 +210,151 @@ class GPTConfig:
         return math.ceil(self.vocab_size / self.pad_vocab_to) * self.pad_vocab_to
 
     def problems(self) -> list[str]:
-        """Every reason why this model cannot be built, one sentence each."""
-        ranges, refused = [], set()
-        for name, domain in MODEL_DOMAINS.items():
-            value = getattr(self, name)
-            for number in value.values() if isinstance(value, dict) else [value]:
-                if problem := domain.problem(f"model.{name}", number):
-                    ranges.append(problem)
-                    refused.add(name)
-        if any(MODEL_DOMAINS[name].whole for name in refused):
-            return ranges  # the rules below divide by these
-        found = []
+        """Every reason why this model cannot be built, one sentence each, with the flags that mend it."""
+        return [str(mistake) for mistake in self.mistakes()]
+
+    def mistakes(self) -> list[Mistake]:
+        """Every reason why this model cannot be built."""
+        ranges = {
+            name: Mistake(problem, f"--model.{name}")
+            for name, domain in MODEL_DOMAINS.items()
+            if (problem := domain.sentence(f"model.{name}", getattr(self, name)))
+        }
+        if any(MODEL_DOMAINS[name].whole or name == "partial_rotary_factor" for name in ranges):
+            return list(ranges.values())  # the rules below divide by these
+        found = [*self._combination_mistakes()]
+        layers = list(dict.fromkeys(self._layer_mistakes()))  # a pattern may have the same wrong value several times
+        if not layers and "rope_theta" not in ranges:
+            layers += self._block_mistakes()
+        return [*found, *layers, *ranges.values()]
+
+    def _combination_mistakes(self) -> Iterator[Mistake]:
+        """Settings that do not fit together."""
         if self.head_dim is None and self.n_embd % self.n_head:
             near = _nearest_divisors(self.n_embd, self.n_head)
-            found.append(
-                f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}; "
-                f"the nearest values that do are {near} (--model.n_head, --model.n_embd or --model.head_dim)"
+            yield Mistake(
+                f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}; the nearest values that do are {near}",
+                "--model.n_head, --model.n_embd or --model.head_dim",
             )
-        elif self.position == "rope" and self.resolved_head_dim % 2:
-            found.append(
-                f"rotary positions need an even head_dim, but it is {self.resolved_head_dim} "
-                "(--model.head_dim, --model.n_head, --model.n_embd or --model.position learned)"
+        elif self.position == "rope" and (self.rotated_dims % 2 or not self.rotated_dims):
+            factor, head_dim = self.partial_rotary_factor, self.resolved_head_dim
+            flags = "--model.head_dim, --model.n_head, --model.n_embd or --model.position learned"
+            yield Mistake(
+                f"rotary positions need an even head_dim, but it is {head_dim}"
+                if factor == 1
+                else f"rotary positions need an even number of dimensions, but model.partial_rotary_factor={factor:g} of "
+                f"head_dim {head_dim} is {self.rotated_dims}",
+                flags if factor == 1 else f"--model.partial_rotary_factor, {flags}",
             )
         if self.n_head % self.kv_heads:
             near = _nearest_divisors(self.n_head, self.kv_heads)
-            found.append(
+            yield Mistake(
                 f"model.n_kv_head={self.kv_heads} does not divide model.n_head={self.n_head}; "
-                f"the nearest values that do are {near} (--model.n_kv_head)"
+                f"the nearest values that do are {near}",
+                "--model.n_kv_head",
             )
         if self.tie_embeddings and self.zero_init_projections:
-            found.append(
-                "model.zero_init_projections with model.tie_embeddings would make the untrained model predict its own input "
-                "(--model.zero_init_projections null, or --model.tie_embeddings false)"
+            yield Mistake(
+                "model.zero_init_projections with model.tie_embeddings would make the untrained model predict its own input",
+                "--model.zero_init_projections null, or --model.tie_embeddings false",
             )
-        if self.rope_scaling is not None and "rope_scaling" not in refused:
-            found += _rope_scaling_problems(self.rope_scaling)
+        if self.zero_init_projections and self.norm_position != "pre":
+            yield Mistake(
+                f"model.zero_init_projections with model.norm_position {self.norm_position} would divide zero by zero in the "
+                "norms after attention and MLP",
+                "--model.zero_init_projections null",
+            )
+        if self.parallel_residual and self.norm_position != "pre":
+            yield Mistake(
+                f"model.parallel_residual needs model.norm_position pre, but it is {self.norm_position}",
+                "--model.norm_position pre",
+            )
+        if self.norm_unit_offset and self.norm != "rmsnorm":
+            yield Mistake(
+                f"model.norm_unit_offset needs model.norm rmsnorm, but it is {self.norm}", "--model.norm_unit_offset false"
+            )
+        if self.gelu_approximate is not None and self.mlp not in ("gelu", "geglu"):
+            yield Mistake(
+                f"model.gelu_approximate is {self.gelu_approximate}, but model.mlp {self.mlp} has no GELU",
+                "--model.gelu_approximate null",
+            )
         if self.eos_id is not None and self.vocab_size is not None and self.eos_id >= self.vocab_size:
-            found.append(
-                f"model.eos_id is {self.eos_id}, but must be below model.vocab_size={self.vocab_size}, or null to follow the "
-                "data (--model.eos_id)"
+            yield Mistake(
+                f"model.eos_id is {self.eos_id}, but must be below model.vocab_size={self.vocab_size}, "
+                "or null to follow the data",
+                "--model.eos_id",
             )
-        return found + ranges
+
+    def _layer_mistakes(self) -> Iterator[Mistake]:
+        """Why `rope_scaling` or `layers` cannot be used."""
+        if self.rope_scaling is not None:
+            for problem in rope_scaling_problems(self.rope_scaling, self.rotated_dims, "model.rope_scaling"):
+                yield Mistake(problem, "--model.rope_scaling")
+        for name, pattern in (self.layers or {}).items():
+            where = f"model.layers.{name}"
+            if name not in LayerSettings._fields:
+                near = difflib.get_close_matches(name, LayerSettings._fields, 1, cutoff=0)[0]
+                known = ", ".join(LayerSettings._fields)
+                yield Mistake(f"{where} is unknown: use one of {known}; the nearest is {near}", "--model.layers")
+                continue
+            if not isinstance(pattern, list) or not pattern:
+                yield Mistake(f"{where} is {shown(pattern)}, but must be a list with at least one value", "--model.layers")
+                continue
+            if len(pattern) > self.n_layer:
+                yield Mistake(
+                    f"{where} has {len(pattern)} values, but the model has {self.n_layer} blocks: remove "
+                    f"{len(pattern) - self.n_layer} of them",
+                    "--model.layers or --model.n_layer",
+                )
+            if name != "window" and self.position != "rope":
+                yield Mistake(f"{where} needs model.position rope, but it is {self.position}", "--model.position rope")
+            for value in pattern:
+                for problem in self._pattern_problems(name, value, where):
+                    yield Mistake(problem, "--model.layers")
+
+    def _pattern_problems(self, name: str, value: Any, where: str) -> Iterator[str]:
+        if name == "rope_scaling":
+            if value is not None:
+                yield from rope_scaling_problems(value, self.rotated_dims, where)
+        elif name == "rope":
+            if not isinstance(value, bool):
+                yield f"{where} has {shown(value)}, but must have true or false"
+        elif problem := MODEL_DOMAINS[name].sentence(where, value):
+            yield problem
+
+    def _block_mistakes(self) -> list[Mistake]:
+        """What is wrong with the settings of single blocks, each of which is right alone."""
+        found: list[Mistake] = []
+        patterns = self.layers or {}
+        for i in range(self.n_layer):
+            window, rope, theta, scaling = self.layer(i)
+            if window is not None and window >= self.block_size:
+                problem = (
+                    f"a window of {window} positions has no effect, because model.block_size is {self.block_size}: use null"
+                )
+                found.append(Mistake(problem, "--model.layers" if "window" in patterns else "--model.window"))
+            if rope and scaling is not None and scaling.get("rope_type") == "yarn" and theta <= 1:
+                name = "layers.rope_theta" if "rope_theta" in patterns else "rope_theta"
+                problem = f"model.{name} is {theta:g}, but must be above 1 with rope_type yarn"
+                found.append(Mistake(problem, f"--model.{name.split('.')[0]}"))
+        return list(dict.fromkeys(found))
 
     def flops_per_token(self, length: int | None = None) -> float:
-        """Training FLOPs per token: 6 * N_matmul + 12 * L * H * h * min(T, window), full-attention convention.
+        """Training FLOPs per token: 6 * N_matmul, and 12 * H * h * min(T, window) of each block (full-attention convention).
 
         H * h is d unless head_dim is set. N_matmul counts every matrix in a matrix product: a tied head once, an embedding
         look-up not at all. The forward pass takes a third of the FLOPs.
         Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
         """
         length = self.block_size if length is None else length
-        span = length if self.window is None else min(length, self.window)
-        gated = 3 if self.mlp in ("swiglu", "geglu") else 2
+        spans = sum(min(length, self.layer(i).window or length) for i in range(self.n_layer))
+        gated = 3 if self.gated else 2
         attention = 2 * self.n_embd * self.resolved_head_dim * (self.n_head + self.kv_heads)
         n_matmul = self.n_layer * (attention + gated * self.n_embd * self.hidden_width)
         n_matmul += self.padded_vocab_size * self.n_embd
-        return 6.0 * n_matmul + 12.0 * self.n_layer * self.n_head * self.resolved_head_dim * span
+        return 6.0 * n_matmul + 12.0 * self.n_head * self.resolved_head_dim * spans
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:
     divisors = [k for k in range(1, number + 1) if number % k == 0]
     return ", ".join(str(k) for k in sorted(sorted(divisors, key=lambda k: abs(k - wanted))[:3]))
-
-
-_ROPE_SCALING = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-
-
-def _rope_scaling_problems(scaling: dict[str, float]) -> list[str]:
-    if scaling.keys() != _ROPE_SCALING:
-        return [f"model.rope_scaling has {sorted(scaling)}, but must have {sorted(_ROPE_SCALING)} (--model.rope_scaling)"]
-    if scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
-        return [
-            f"model.rope_scaling is {scaling}, but it must have high_freq_factor above low_freq_factor (--model.rope_scaling)"
-        ]
-    return []

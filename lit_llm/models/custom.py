@@ -133,6 +133,11 @@ class Architecture:
                 f"compute.activation_checkpointing attention supports lit_llm's GPT, not "
                 f"{self.class_path} (--compute.activation_checkpointing full, cheap or a number)"
             )
+        if compute.attention != "auto":
+            found.append(
+                f"compute.attention is {compute.attention}, but {self.class_path} computes attention itself "
+                "(--compute.attention auto)"
+            )
         return found
 
 

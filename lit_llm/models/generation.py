@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, KVCache
+from lit_llm.models.rotary import RotaryTable
 from lit_llm.tokenizers import Tokenizer
 
 
@@ -72,35 +73,52 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling | None = None,
     stop_id: int | None = None,
+    vocab_size: int | None = None,
     use_cache: bool = True,
 ) -> Iterator[int]:
     """Yield sampled ids one by one, up to `max_new_tokens`, or until `stop_id` (which is not yielded).
 
+    The prompt and its continuation are one document, also if an end-of-document id is in the prompt: it may end a turn.
+
     When the context exceeds `block_size`, its older half is dropped and the cache is rebuilt. So a token costs O(1) positions
     on average. Without a cache, each token costs a pass over the whole context.
+
+    Args:
+        vocab_size: only ids below it are sampled, because the tokenizer cannot decode others. Published models may have more.
+            None: all ids of the model.
     """
     assert prompt, "a prompt has at least one id"
     sampling = sampling or Sampling()
     # A separate CPU generator: the same text on every device, and no effect on the random state of a training run.
     generator = torch.Generator().manual_seed(sampling.seed)
     device, block_size = next(model.parameters()).device, model.config.block_size
-    # Tensor-parallel and custom models have no cache.
+    # Tensor-parallel, pipelined and custom models have no cache.
     use_cache = use_cache and isinstance(model, GPT) and model.vocabulary_shards is None
+    masks = model.config.mask_documents
     distributed = any(isinstance(p, DTensor) for p in model.parameters())
     was_training = model.training
     model.eval()
     try:
         context = fresh = prompt[-block_size:]
+        # LongRoPE rotates all positions of a longer text in another way: their keys in the cache are no longer those.
+        tables = (module for module in model.modules() if isinstance(module, RotaryTable))
+        rotated_anew = {math.floor(table.short_context) + 1 for table in tables if table.short_context is not None}
         capacity = min(block_size, len(context) + max_new_tokens)
         cache = KVCache(model.config, capacity) if use_cache else None
         for _ in range(max_new_tokens):
             if len(context) > block_size:
                 context = fresh = context[-max(block_size // 2, 1) :]
                 cache = KVCache(model.config, capacity) if use_cache else None
+            elif cache is not None and len(context) in rotated_anew:
+                fresh, cache = context, KVCache(model.config, capacity)
             ids = torch.tensor([fresh if use_cache else context], device=device)  # (1, T)
-            logits = model(ids) if cache is None else model(ids, cache=cache)
+            with torch.compiler.set_stance("force_eager"):  # every length would be compiled anew
+                if cache is not None:
+                    logits = model(ids, cache=cache)
+                else:
+                    logits = model(ids, documents=torch.zeros_like(ids)) if masks else model(ids)
             assert isinstance(logits, Tensor)
-            last = logits[0, -1].float().cpu()  # (V,)
+            last = logits[0, -1, :vocab_size].float().cpu()  # (V,)
             if sampling.temperature == 0:
                 token = int(last.argmax())
             else:
@@ -123,7 +141,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ())
     An empty prompt without BOS becomes the end-of-document id, after which documents start.
 
     Args:
-        prefix: ids to start with instead of BOS.
+        prefix: ids to start with instead of BOS, such as those of `lit_llm.runs.prompt_start`.
 
     Raises:
         UserError: if there is no id to start from.

@@ -1,14 +1,16 @@
-"""The GPT: MLP, block and model. Its attention is in `attention`, its settings are in `config`.
+"""The GPT: embedding, blocks, last norm and head. Its settings are in `config`.
 
-Shape letters: B sequences, T positions in the input, S positions in the keys, d ``n_embd``, H query heads, K key/value heads,
-h ``head_dim``, f MLP width, V vocabulary, P vocabulary padded to a multiple.
+Shape letters: B sequences, T positions in the input, S positions so far, d ``n_embd``, V vocabulary, P vocabulary padded to a
+multiple.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -18,63 +20,46 @@ from torch.distributed.tensor import DTensor
 
 from lit_llm.dtensor import draw_
 from lit_llm.errors import UserError
-from lit_llm.models.attention import Attention, KVCache, LayerCache, scale_rope_frequencies
+from lit_llm.models.attention import Visibility, visibilities
+from lit_llm.models.attention_kernel import AttentionKernel
+from lit_llm.models.block import Block
+from lit_llm.models.cache import KVCache
 from lit_llm.models.config import GPTConfig
+from lit_llm.models.documents import Places, document_numbers, places_in
+from lit_llm.models.dropout import Drops, drop, make_drops, new_seed
 from lit_llm.models.loss import LossSums, VocabularyShards, cross_entropy, logits
+from lit_llm.models.norms import make_norm
+from lit_llm.models.rotary import RotaryTable, Rotation
+from lit_llm.models.self_attention import Attention
+from lit_llm.models.sequence_shard import SequenceShard
 
-__all__ = ["GPT", "MLP", "Attention", "Block", "GPTConfig", "KVCache"]
+__all__ = ["GPT", "GPTConfig", "KVCache"]
 
 LossFunction = Callable[..., LossSums]
 
 
-class MLP(nn.Module):
-    """Two matrices around a nonlinearity, or three with a gate."""
+@dataclass(frozen=True, eq=False)
+class View:
+    """What embedding and blocks need of a batch beside its activations.
 
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.kind = config.mlp
-        gated = config.mlp in ("swiglu", "geglu")
-        self.up = nn.Linear(config.n_embd, config.hidden_width, bias=config.bias)
-        self.gate = nn.Linear(config.n_embd, config.hidden_width, bias=config.bias) if gated else None
-        self.project = nn.Linear(config.hidden_width, config.n_embd, bias=config.bias)
+    T includes padding: ranks that share a sequence, or its norms, need equal parts. With `shard` it is the number of this
+    rank's positions, which are not contiguous.
+    """
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, d) → (B, T, d)."""
-        up = self.up(x)  # (B, T, f)
-        if self.gate is not None:
-            act = F.silu if self.kind == "swiglu" else F.gelu
-            return self.project(act(self.gate(x)) * up)
-        # GPT-2's GELU is the tanh approximation.
-        return self.project(F.gelu(up, approximate="tanh") if self.kind == "gelu" else F.relu(up).square())
-
-
-class Block(nn.Module):
-    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.attention_norm = make_norm(config)
-        self.attention = Attention(config)
-        self.mlp_norm = make_norm(config)
-        self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(
-        self,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor] | None = None,
-        mask: Tensor | None = None,
-        cache: LayerCache | None = None,
-    ) -> Tensor:
-        """(B, T, d) → (B, T, d). Arguments as in `Attention.forward`."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), rotation, mask, cache))
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
-
-
-def make_norm(config: GPTConfig) -> nn.Module:
-    if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.n_embd, eps=config.norm_eps)
-    return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
+    input_ids: Tensor
+    """(B, T) int64."""
+    length: int
+    """Positions of the whole sequence, without padding."""
+    positions: Tensor
+    """(1, T) int64, or (B, T) where they restart in each document."""
+    rotations: list[Rotation]
+    """cos and sin of each table in `GPT.rotary`."""
+    sees: dict[int | None, Visibility]
+    """What positions attend to, for each window of the layers."""
+    drops: Drops | None = None
+    """What is dropped. None: nothing."""
+    shard: SequenceShard | None = None
+    """Set if ranks share the sequence."""
 
 
 class GPT(nn.Module):
@@ -84,12 +69,13 @@ class GPT(nn.Module):
         UserError: if the configuration is invalid; the message lists every reason.
     """
 
-    rope_cos: Tensor
-    rope_sin: Tensor
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.vocabulary_shards: VocabularyShards | None = None  # set if the vocabulary is split over ranks
+        self.sequence_shard: SequenceShard | None = None  # set if ranks share each sequence in training and validation
+        self.attention_kernel: AttentionKernel = "auto"  # `compute.attention`
+        self.drops = config.dropout > 0
+        """Whether training drops values; LoRA may, too."""
         problems = config.problems()
         if config.vocab_size is None:
             problems.append("model.vocab_size is null, and there is no data to take it from (--model.vocab_size)")
@@ -108,15 +94,22 @@ class GPT(nn.Module):
     def _build(self, config: GPTConfig) -> None:
         self.embedding = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.positions = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
-        self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = make_norm(config)
         # A tied head is not a module, so that the matrix is one parameter and is counted, sharded and saved once.
         self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
-        if config.position == "rope":
-            table = torch.empty(config.block_size, config.resolved_head_dim // 2, dtype=torch.float32)
-            self.register_buffer("rope_cos", table, persistent=False)
-            self.register_buffer("rope_sin", table.clone(), persistent=False)
+        # Layers with equal settings share a table.
+        self.layers = [config.layer(i) for i in range(config.n_layer)]
+        self.rotary = nn.ModuleList()
+        self.rotary_of: list[int | None] = []
+        """The index in `rotary` of each block's table. None: no rotary embedding."""
+        kinds: list[tuple[float, dict[str, Any] | None]] = []
+        for layer in self.layers:
+            kind = layer.rope_theta, layer.rope_scaling
+            if layer.rope and kind not in kinds:
+                kinds.append(kind)
+                self.rotary.append(RotaryTable(config.block_size, config.rotated_dims, *kind))
+            self.rotary_of.append(kinds.index(kind) if layer.rope else None)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -133,35 +126,21 @@ class GPT(nn.Module):
                 draw_(module.weight, partial(nn.init.normal_, std=config.init_std))
             elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.reset_parameters()
+            elif isinstance(module, Attention) and module.sinks is not None:
+                nn.init.zeros_(module.sinks)
+            elif isinstance(module, RotaryTable):
+                module.fill()
         # The normalised residual stream has norm sqrt(d). So logits have variance d * std^2, and the first loss is
         # ln V + d * std^2 / 2. Up to a width of about 1,000, std is GPT-2's 0.02. Wider models get a smaller std, so that the
         # first loss is within 2 % of ln V.
-        head_std = min(config.init_std, math.sqrt(0.04 * math.log(max(config.vocab_size, 2)) / config.n_embd))
+        widest = math.sqrt(0.04 * math.log(max(config.vocab_size, 2)) / config.n_embd) / config.logit_scale
+        head_std = min(config.init_std, widest)
         draw_(self.embedding.weight if self.head is None else self.head.weight, partial(nn.init.normal_, std=head_std))
-        self._fill_rotation()
 
-    def _fill_rotation(self) -> None:
-        """Fill the cos and sin tables of the (T, h/2) rotary angles."""
-        config = self.config
-        if config.position == "rope":
-            half = config.resolved_head_dim // 2
-            device = self.rope_cos.device
-            frequency = config.rope_theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)  # (h/2,)
-            if config.rope_scaling is not None:
-                frequency = scale_rope_frequencies(frequency, **config.rope_scaling)
-            position = torch.arange(config.block_size, device=device, dtype=torch.float32)  # (T,)
-            angle = torch.outer(position, frequency)  # (T, h/2)
-            self.rope_cos.copy_(angle.cos())
-            self.rope_sin.copy_(angle.sin())
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GPT:
-        # `model.to(torch.bfloat16)` must not round the tables: position 4,001 would get the angle of 4,000.
-        super()._apply(fn, recurse)
-        if self.config.position == "rope" and self.rope_cos.dtype != torch.float32:
-            self.rope_cos, self.rope_sin = self.rope_cos.float(), self.rope_sin.float()
-            if not self.rope_cos.is_meta:
-                self._fill_rotation()
-        return self
+    @property
+    def ties_head(self) -> bool:
+        """Whether the embedding is the output matrix too."""
+        return self.head is None
 
     @property
     def head_weight(self) -> Tensor:
@@ -176,6 +155,8 @@ class GPT(nn.Module):
         *,
         loss: LossFunction = cross_entropy,
         cache: KVCache | None = None,
+        documents: Tensor | None = None,
+        seed: Tensor | None = None,
     ) -> Tensor | LossSums:
         """Logits, or with targets the sums of the loss. The head runs inside forward, where FSDP gathers a sharded head.
 
@@ -184,62 +165,139 @@ class GPT(nn.Module):
             targets: (B, T) int64, the id that follows each position; -100 is ignored.
             loss: `lit_llm.models.loss.cross_entropy`, or `chunked_cross_entropy`, with settings bound by `functools.partial`.
             cache: keys and values of the positions before these; extended in place.
+            documents: (B, T) integers that never decrease along a sequence: attention stays within equal numbers, and positions
+                restart at each. None: with `mask_documents`, each end-of-document id opens a document. Not with a cache, where
+                all positions are one document.
+            seed: scalar int64: what is dropped. None: in training drawn from the CPU's generator.
 
         Returns:
-            (B, T, V) fp32 logits without targets, else `LossSums` over all counted targets.
+            (B, T, V) fp32 logits without targets, else `LossSums` over all counted targets; with `sequence_shard`, over those
+            of this rank's positions. Without targets, every rank computes the whole sequence.
+        """
+        view = self.view(input_ids, documents, cache, seed, shard=None if targets is None else self.sequence_shard)
+        x = self.run_blocks(self.embed(view), view, cache)
+        return self.finish(x, view, targets, loss)
+
+    def view(
+        self,
+        input_ids: Tensor,
+        documents: Tensor | None = None,
+        cache: KVCache | None = None,
+        seed: Tensor | None = None,
+        *,
+        shard: SequenceShard | None = None,
+    ) -> View:
+        """What embedding and blocks need of a batch beside its activations. Arguments as in `forward`.
+
+        Args:
+            shard: take only this rank's positions of the sequence.
         """
         config = self.config
-        assert config.vocab_size is not None
         start = 0 if cache is None else cache.length
         length = input_ids.size(1)
         assert start + length <= config.block_size, f"{start + length} positions > block_size {config.block_size}"
-        shards = self.vocabulary_shards
-        if shards is not None:
-            assert cache is None, "a cache does not work with tensor parallelism, which splits positions over ranks"
-            # Ranks need equal parts of the sequence. Attention is causal, so padding at the end affects no other position.
-            input_ids = F.pad(input_ids, (0, -length % shards.group.size()))
-        x = self.embedding(input_ids)  # (B, T, d); under tensor parallelism (B, T / ranks, d) until the last norm
+        assert documents is None or (config.mask_documents and cache is None)
+        if documents is None and cache is None and config.mask_documents and config.eos_id is not None:
+            documents = document_numbers(input_ids, config.eos_id)
+        assert cache is None or self.vocabulary_shards is None, "tensor parallelism splits positions over ranks: no cache"
+        padding = self._padding(length, shard)
+        if padding:  # attention is causal, so it affects no other position
+            input_ids = F.pad(input_ids, (0, padding))
+            if documents is not None:
+                documents = F.pad(documents, (0, padding), value=torch.iinfo(documents.dtype).max)
+        end = start + length + padding
+        positions = torch.arange(start, end, device=input_ids.device)[None]  # (1, T)
+        places = None if documents is None else places_in(documents)
+        if padding:  # the tables may have no rows for it
+            places = places or Places(positions, torch.full_like(positions, length))
+            places = places._replace(positions=places.positions.clamp(max=config.block_size - 1))
+        positions = positions if places is None else places.positions
+        rotations = [table(start, end, places) for table in self.rotary]
+        sees = visibilities(config, input_ids, documents, self.attention_kernel, cached=start, shard=shard)
+        drops = None
+        if self.training and self.drops:
+            drops = self._drops(new_seed() if seed is None else seed, input_ids, shard)
+        if shard is not None:
+            input_ids, positions = shard.take(input_ids), shard.take(positions)
+            rotations = [(shard.take(cos, dim=-2), shard.take(sin, dim=-2)) for cos, sin in rotations]
+        return View(input_ids, length, positions, rotations, sees, drops, shard)
+
+    def _padding(self, length: int, shard: SequenceShard | None) -> int:
+        """Positions to add to a sequence, so that ranks have equal parts of it."""
+        return -length % ((1 if shard is None else shard.multiple) * self._norm_ranks)
+
+    @property
+    def _norm_ranks(self) -> int:
+        """Number of ranks that split positions for norms: those of tensor parallelism."""
+        return 1 if self.vocabulary_shards is None else self.vocabulary_shards.group.size()
+
+    def stream_length(self, length: int, *, split: bool) -> int:
+        """Positions of the residual stream between blocks on this rank, of a sequence of `length`.
+
+        Args:
+            split: there are targets, so ranks share the sequence if `sequence_shard` is set.
+        """
+        shard = self.sequence_shard if split else None
+        ranks = self._norm_ranks * (1 if shard is None else shard.ranks)
+        return (length + self._padding(length, shard)) // ranks
+
+    def _drops(self, seed: Tensor, input_ids: Tensor, shard: SequenceShard | None) -> Drops:
+        """What is dropped in a micro-batch of (B, T) ids; those of the whole sequence, if ranks share it."""
+        config, shards = self.config, self.vocabulary_shards
+        batch, length = input_ids.shape
+        drops = make_drops(
+            seed,
+            layers=config.n_layer,
+            batch=batch,
+            positions=torch.arange(length, device=input_ids.device),
+            width=max(length, config.n_embd, config.hidden_width, config.n_head * config.resolved_head_dim),
+        )
+        if shard is not None:
+            own = shard.take(drops.rows)
+            drops = drops._replace(rows=own, stream=own, queries=drops.rows if shard.kind == "heads" else own)
+        if shards is None:
+            return drops
+        return drops._replace(stream=drops.rows.chunk(shards.group.size(), dim=1)[shards.group.rank()])
+
+    def embed(self, view: View) -> Tensor:
+        """(B, T, d): the input of the first block; under tensor parallelism (B, T / ranks, d) until the last norm."""
+        x = self.embedding(view.input_ids)
+        if self.config.embedding_scale is not None:
+            x = x * self.config.embedding_scale
         if self.positions is not None:
-            x = x + self.positions(torch.arange(start, start + input_ids.size(1), device=input_ids.device)[None])  # (1, T, d)
-        x = self.dropout(x)
-        rotation = None
-        if config.position == "rope":
-            rotation = self.rope_cos[start : start + input_ids.size(1)], self.rope_sin[start : start + input_ids.size(1)]
-        mask = self.attention_mask(input_ids if cache is None else cache.remember(input_ids), start)
-        for i, block in enumerate(self.blocks):
-            x = block(x, rotation, mask, None if cache is None else cache.layers[i])
+            x = x + self.positions(view.positions)  # (1, T, d) or (B, T, d)
+        return x if view.drops is None else drop(x, self.config.dropout, view.drops.of(-1), 0)
+
+    def run_blocks(self, x: Tensor, view: View, cache: KVCache | None = None, layers: range | None = None) -> Tensor:
+        """(B, T, d) → (B, T, d): the blocks of `layers`, or all."""
+        for i in range(len(self.blocks)) if layers is None else layers:
+            table = self.rotary_of[i]
+            rotation = None if table is None else view.rotations[table]
+            x = self.blocks[i](
+                x,
+                rotation,
+                view.sees[self.layers[i].window],
+                None if cache is None else cache.layers[i],
+                None if view.drops is None else view.drops.of(i),
+            )
+        return x
+
+    def finish(self, x: Tensor, view: View, targets: Tensor | None, loss: LossFunction) -> Tensor | LossSums:
+        """(B, T, d) from the last block → logits, or the sums of the loss: the last norm and the head."""
+        config, shards = self.config, self.vocabulary_shards
+        assert config.vocab_size is not None
         x = self.norm(x)
-        if x.size(1) > length:
-            x = x[:, :length]
+        if view.shard is not None:
+            assert targets is not None
+            padding = x.size(1) * view.shard.ranks - view.length
+            targets = view.shard.take(F.pad(targets, (0, padding), value=-100))  # (B, T), padding is not counted
+        elif x.size(1) > view.length:
+            x = x[:, : view.length]
+        if config.logit_scale != 1.0:
+            x = x * config.logit_scale
         if targets is None:
             return logits(x, self.head_weight, vocab_size=config.vocab_size, softcap=config.logit_softcap, shards=shards)
         return loss(x, self.head_weight, targets, vocab_size=config.vocab_size, softcap=config.logit_softcap, shards=shards)
-
-    def attention_mask(self, seen_ids: Tensor, start: int) -> Tensor | None:
-        """True where a query may attend to a key. None: causal attention, or a single query without a window, needs no mask.
-
-        Args:
-            seen_ids: (B, S) int64, all ids so far. The queries are the T = S - start ids from `start` on.
-
-        Returns:
-            None, or bool of shape (T, S), or (B, 1, T, S) with document masking.
-        """
-        config, end = self.config, seen_ids.size(1)
-        windowed = config.window is not None and config.window < end
-        eos_id = config.eos_id if config.mask_documents else None
-        if not windowed and eos_id is None and (start == 0 or end - start == 1):
-            return None
-        query = torch.arange(start, end, device=seen_ids.device)[:, None]  # (T, 1)
-        key = torch.arange(end, device=seen_ids.device)[None, :]  # (1, S)
-        mask = key <= query  # (T, S)
-        if windowed:
-            assert config.window is not None
-            mask = mask & (query - key < config.window)
-        if eos_id is not None:
-            ends = seen_ids.eq(eos_id)  # (B, S)
-            document = ends.cumsum(dim=1) - ends.long()  # (B, S): an end-of-document id belongs to the document that it ends
-            mask = mask & (document[:, start:, None] == document[:, None, :])[:, None]  # (B, 1, T, S)
-        return mask
 
     def num_parameters(self) -> int:
         """Number of parameters. A tied matrix counts once."""

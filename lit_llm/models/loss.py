@@ -70,6 +70,10 @@ class LossSums(NamedTuple):
     """Detached sum of the negative log-likelihood alone, in nats, same dtype: what perplexity is made of."""
     count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody wants of three tensors
     """Detached int64 number of targets ≠ ignore_index."""
+    row_nll: Tensor | None = None
+    """Only ``by_row``: `nll` of each sequence, shape (B,), same dtype."""
+    row_count: Tensor | None = None
+    """Only ``by_row``: `count` of each sequence, shape (B,)."""
 
 
 class VocabularyShards(NamedTuple):
@@ -120,6 +124,7 @@ def cross_entropy(
     ignore_index: int = -100,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    by_row: bool = False,
     shards: VocabularyShards | None = None,
 ) -> LossSums:
     """Cross-entropy with full logits. Fastest for small vocabularies; stores (N, V) several times.
@@ -131,6 +136,7 @@ def cross_entropy(
         weight: (V, d) output matrix; rows ≥ ``vocab_size`` are padding: not in the logsumexp, gradient exactly zero.
         targets: (...) int64, leading shape of ``hidden``; ``ignore_index`` is left out of the sums and the count.
         vocab_size: rows without padding of the whole output matrix, even if ``weight`` is a shard.
+        by_row: also sum over each sequence: ``targets`` are (B, T). The gradients stay the same bits.
         shards: describes the shard if ``weight`` is this rank's part of the output matrix; None: ``weight`` is the whole.
 
     Raises:
@@ -146,32 +152,48 @@ def cross_entropy(
             ignore_index=ignore_index,
             softcap=softcap,
             z_loss=z_loss,
+            by_row=by_row,
             chunk_size=max(1, targets.numel()),
             shards=shards,
         )
     _check(hidden, weight, targets, vocab_size, shards)
-    targets = targets.reshape(-1)
     z = logits(hidden.reshape(-1, hidden.shape[-1]), weight, vocab_size=vocab_size, softcap=softcap)  # (N, vocab_size)
-    return cross_entropy_of_logits(z, targets, ignore_index=ignore_index, z_loss=z_loss)
+    return cross_entropy_of_logits(z, targets, ignore_index=ignore_index, z_loss=z_loss, by_row=by_row)
 
 
-def cross_entropy_of_logits(z: Tensor, targets: Tensor, *, ignore_index: int = -100, z_loss: float = 0.0) -> LossSums:
+def cross_entropy_of_logits(
+    z: Tensor, targets: Tensor, *, ignore_index: int = -100, z_loss: float = 0.0, by_row: bool = False
+) -> LossSums:
     """The loss sums of given logits, in their dtype.
 
     Args:
         z: (..., V) logits, without padding columns.
-        targets: (...) int64, leading shape of ``z``.
+        targets: (...) int64, as many as rows of ``z``.
+        by_row: as `cross_entropy`.
 
     Raises:
         IndexError: as `cross_entropy`.
     """
+    shape = targets.shape
     z, targets = z.reshape(-1, z.shape[-1]), targets.reshape(-1)  # (N, V), (N,)
     counted = targets != ignore_index
-    loss = F.cross_entropy(z, targets, ignore_index=ignore_index, reduction="sum")
+    rows: tuple[Tensor, ...] = ()
+    if by_row:
+        each = F.cross_entropy(z, targets, ignore_index=ignore_index, reduction="none")  # (N,), 0 where ignored
+        loss = each.sum()
+        rows = _by_row(each.detach(), counted, shape)
+    else:
+        loss = F.cross_entropy(z, targets, ignore_index=ignore_index, reduction="sum")
     nll = loss.detach()
     if z_loss:
         loss = loss + z_loss * (torch.logsumexp(z, dim=-1).square() * counted).sum()
-    return LossSums(loss, nll, counted.sum())
+    return LossSums(loss, nll, counted.sum(), *rows)
+
+
+def _by_row(nll: Tensor, counted: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Sums of the NLL (N,) and of the counted targets (N,) over each row of `shape`, (B, T)."""
+    assert len(shape) == 2, f"by_row needs targets of shape (B, T), not {tuple(shape)}"
+    return nll.view(shape).sum(dim=1), counted.view(shape).sum(dim=1)
 
 
 def chunked_cross_entropy(
@@ -183,6 +205,7 @@ def chunked_cross_entropy(
     ignore_index: int = -100,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    by_row: bool = False,
     chunk_size: int = CHUNK_SIZE,
     shards: VocabularyShards | None = None,
 ) -> LossSums:
@@ -198,6 +221,7 @@ def chunked_cross_entropy(
     if chunk_size < 1:
         raise UserError(f"chunk_size is {chunk_size}, but must be at least 1 (--loss.chunk_size).")
     _check(hidden, weight, targets, vocab_size, shards)
+    shape = targets.shape
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     counted = targets != ignore_index  # (N,) bool
     # Ignored rows stay in the products, with id 0: dropping them would need their positions on the host.
@@ -206,10 +230,10 @@ def chunked_cross_entropy(
     columns = vocab_size if shards is None else min(max(vocab_size - shards.first_row, 0), weight.shape[0])
     settings = _Settings(columns, softcap, z_loss, chunk_size, shards)
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        loss, nll = _ChunkedCrossEntropy.apply(hidden, weight, targets, counted, settings)
+        loss, nll, each = _ChunkedCrossEntropy.apply(hidden, weight, targets, counted, settings)
     else:
-        loss, nll, _, _ = _forward(hidden, weight, targets, counted, settings, need_hidden=False, need_weight=False)
-    return LossSums(loss, nll, counted.sum())
+        loss, nll, each, _, _ = _forward(hidden, weight, targets, counted, settings, need_hidden=False, need_weight=False)
+    return LossSums(loss, nll, counted.sum(), *(_by_row(each, counted, shape) if by_row else ()))
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shards: VocabularyShards | None) -> None:
@@ -245,18 +269,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, settings: _Settings
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         need_hidden, need_weight, *_ = ctx.needs_input_grad
-        loss, nll, *ctx.gradients = _forward(
+        loss, nll, each, *ctx.gradients = _forward(
             hidden, weight, targets, counted, settings, need_hidden=need_hidden, need_weight=need_weight
         )
-        ctx.dtypes = (hidden.dtype, weight.dtype)
-        ctx.mark_non_differentiable(nll)
-        return loss, nll
+        # FSDP2 may give a narrow weight whose gradients are summed in fp32: then this one is not rounded either.
+        ctx.dtypes = (hidden.dtype, (weight.is_leaf and weight.grad_dtype) or weight.dtype)
+        ctx.mark_non_differentiable(nll, each)
+        return loss, nll, each
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, _grad_nll: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("chunked_cross_entropy can be differentiated only once: the first backward frees its gradients.")
         # Scaled in place and released, so that the (V, d) gradient exists once and becomes weight.grad without a copy.
@@ -276,8 +301,10 @@ def _forward(
     *,
     need_hidden: bool,
     need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Sums of loss and NLL, and the gradients of the loss sum: (N, d) in the compute dtype, (V, d) in the sum dtype.
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Sums of loss and NLL, the NLL of each row (N,), and the gradients of the loss sum.
+
+    The gradients are (N, d) in the compute dtype and (V, d) in the sum dtype.
 
     With shards the sums cover the whole vocabulary, the gradients only this rank's columns.
     """
@@ -322,9 +349,10 @@ def _forward(
             elif grad_weight is not None:
                 grad_weight += torch.mm(product.T, h * keep, out=term)
 
-    nll_sum = nll[:, 0].mul_(counted).sum()
+    each = nll[:, 0].mul_(counted)
+    nll_sum = each.sum()
     z_loss_sum = settings.z_loss * (log_z[:, 0].square() * counted).sum() if settings.z_loss else 0.0
-    return nll_sum + z_loss_sum, nll_sum, grad_hidden, grad_weight
+    return nll_sum + z_loss_sum, nll_sum, each, grad_hidden, grad_weight
 
 
 def _softmax_to_gradient(

@@ -15,7 +15,8 @@ the ordinary step, bit for bit.
 from __future__ import annotations
 
 from lit_llm.optim.lion import Lion
-from lit_llm.optim.muon import MuonAdamW, newton_schulz
+from lit_llm.optim.muon import MuonAdamW
+from lit_llm.optim.newton_schulz import newton_schulz
 from lit_llm.optim.parameter_groups import GROUPS, parameter_groups
 
 __all__ = ["GROUPS", "Lion", "MuonAdamW", "newton_schulz", "parameter_groups"]

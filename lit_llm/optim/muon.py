@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from lit_llm._torch import foreach_lerp, foreach_lerp_, foreach_mul_
+from lit_llm._torch import foreach_lerp, foreach_lerp_
 from lit_llm.buffer_sizes import MUON_BATCH_NUMEL
-from lit_llm.dtensor import gather_like, local_gradients, local_part, local_slice
+from lit_llm.dtensor import local_gradients, local_part
 from lit_llm.errors import UserError
+from lit_llm.optim.exchange import Matrix, Turn, turns_of
 from lit_llm.optim.found_inf import to_device, undone_if
+from lit_llm.optim.newton_schulz import NS_DTYPES, newton_schulz, newton_schulz_dtype
 from lit_llm.optim.option_checks import check_below_one, check_not_negative
+from lit_llm.optim.owners import turns
 
 
 class MuonAdamW(Optimizer):
@@ -80,8 +82,8 @@ class MuonAdamW(Optimizer):
         if adjust_lr not in _LR_SCALE:
             known = " or ".join(_LR_SCALE)
             raise UserError(f"adjust_lr is {adjust_lr!r}, but must be {known} (--optimizer.adjust_lr).")
-        if ns_dtype not in _NS_DTYPES:
-            raise UserError(f"ns_dtype is {ns_dtype!r}, but must be {' or '.join(_NS_DTYPES)} (--optimizer.ns_dtype).")
+        if ns_dtype not in NS_DTYPES:
+            raise UserError(f"ns_dtype is {ns_dtype!r}, but must be {' or '.join(NS_DTYPES)} (--optimizer.ns_dtype).")
         defaults = {
             "lr": lr,
             "adamw_lr": adamw_lr,
@@ -94,6 +96,7 @@ class MuonAdamW(Optimizer):
             "betas": tuple(betas),
             "eps": eps,
         }
+        self._planned: dict[Any, list[Turn]] = {}  # by mesh and matrices
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -121,6 +124,7 @@ class MuonAdamW(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Checkpoints from before `ns_dtype` existed load with its default."""
         super().__setstate__(state)
+        self._planned = {}
         for group in self.param_groups:
             if group["algorithm"] == "muon":
                 group.setdefault("ns_dtype", "auto")
@@ -142,37 +146,70 @@ class MuonAdamW(Optimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        # Small matrices of one shape, or of its transpose, are orthogonalised as one batch, because a single one underuses the
-        # device. A batch of large matrices would only cost memory.
-        batches: dict[Any, list[Tensor]] = defaultdict(list)
+        alone = [p for p in params if not isinstance(p, DTensor)]
+        sizes = [p.numel() for p in alone]
+        for numbers in turns(sizes, [0] * len(alone), MUON_BATCH_NUMEL):
+            chosen = [alone[i] for i in numbers]
+            updates = self._updates(group, chosen)
+            for i in range(len(updates)):
+                updates[i] = self._orthogonal(group, updates[i])
+            self._apply(group, chosen, updates)
+        meshes: dict[Any, list[DTensor]] = defaultdict(list)
         for p in params:
-            mesh = p.device_mesh if isinstance(p, DTensor) else None
-            batches[min(p.shape), max(p.shape), p.device, mesh].append(p)
-        for same_shape in batches.values():
-            at_once = max(1, MUON_BATCH_NUMEL // same_shape[0].numel())
-            for start in range(0, len(same_shape), at_once):
-                self._muon_batch(group, same_shape[start : start + at_once])
+            if isinstance(p, DTensor):
+                replicated = tuple(d for d, placement in enumerate(p.placements) if isinstance(placement, Replicate))
+                meshes[p.device_mesh, replicated].append(p)
+        for (mesh, _), distributed in meshes.items():
+            for turn in self._turns(mesh, distributed):
+                self._muon_on_mesh(group, turn, distributed)
 
-    def _muon_batch(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        local = [local_part(p) for p in params]
-        grads = local_gradients(params)
+    def _turns(self, mesh: DeviceMesh, params: list[DTensor]) -> list[Turn]:
+        key = mesh, tuple(Matrix(tuple(p.shape), p.placements) for p in params)
+        if key not in self._planned:
+            self._planned[key] = turns_of(*key)
+        return self._planned[key]
+
+    def _muon_on_mesh(self, group: dict[str, Any], turn: Turn, params: Sequence[DTensor]) -> None:
+        """Each matrix of a turn on its owner. Parts travel in the iteration's dtype."""
+        device = torch.device(params[0].device_mesh.device_type)
+        like = torch.empty(0, dtype=newton_schulz_dtype(group["ns_dtype"], device.type), device=device)
+        parts: dict[int, Tensor] = {}
+        for row, numbers in turn.rows.items():  # the momentum of all, the directions of those that this row orthogonalises
+            updates = self._updates(group, [params[i] for i in numbers])
+            if row == turn.row:
+                parts = {i: update.to(device, like.dtype).flatten() for i, update in zip(numbers, updates, strict=True)}
+            del updates
+        whole = turn.gather(parts, like)
+        for i in whole:
+            whole[i] = self._orthogonal(group, whole[i])
+        parts = turn.scatter(whole, like)
+        for row, numbers in turn.rows.items():
+            self._apply(group, [params[i] for i in numbers], turn.share(row, parts, like))
+
+    def _updates(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
+        """Move the momentum of this rank's parts, and return their directions before they are orthogonal."""
+        grads, momentum = local_gradients(params), group["momentum"]
         buffers = [local_part(self.state[p]["momentum_buffer"]) for p in params]
-        momentum, lr = group["momentum"], group["lr"]
-        with undone_if(self.found_inf, local, buffers):
+        with undone_if(self.found_inf, buffers):
             foreach_lerp_(buffers, grads, 1 - momentum)
-            updates = foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
-            whole = [gather_like(u, p) for u, p in zip(updates, params, strict=True)]  # (r, c) or (c, r) each
-            wide = torch.stack([u.mT if _is_tall(u) else u for u in whole])  # (k, r ≤ c, c)
-            dtype = newton_schulz_dtype(group["ns_dtype"], wide.device.type)
-            if isinstance(params[0], DTensor):
-                wide = newton_schulz_on_mesh(wide, params[0].device_mesh, steps=group["ns_steps"], dtype=dtype)
-            else:
-                wide = newton_schulz(wide, steps=group["ns_steps"], dtype=dtype)
-            foreach_mul_(local, 1 - lr * group["weight_decay"])
-            for p, part, o in zip(params, local, wide.unbind(), strict=True):  # o: (r, c), r ≤ c
-                o = o.mT if _is_tall(p) else o  # the parameter's shape
-                o = o[local_slice(p)] if isinstance(p, DTensor) else o  # the local part's shape
-                part.add_(o.to(part.device), alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape))
+            return list(foreach_lerp(grads, buffers, momentum)) if group["nesterov"] else [b.clone() for b in buffers]
+
+    def _orthogonal(self, group: dict[str, Any], update: Tensor) -> Tensor:
+        return newton_schulz(update, steps=group["ns_steps"], dtype=newton_schulz_dtype(group["ns_dtype"], update.device.type))
+
+    def _apply(self, group: dict[str, Any], params: Sequence[Tensor], updates: list[Tensor]) -> None:
+        """Decay this rank's parts and move them by their parts of the orthogonal updates, which may be flat.
+
+        Narrow parameters are moved in fp32, because bf16 kernels round the ends of a tensor differently.
+        """
+        local, lr = [local_part(p) for p in params], group["lr"]
+        with undone_if(self.found_inf, local):
+            for p, part, update in zip(params, local, updates, strict=True):
+                wide = part.to(torch.promote_types(part.dtype, torch.float32))
+                wide.mul_(1 - lr * group["weight_decay"])
+                wide.add_(update.view(part.shape).to(wide), alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape))
+                if wide is not part:
+                    part.copy_(wide)
 
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in params:
@@ -204,64 +241,3 @@ _LR_SCALE: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
 }
-
-
-def _is_tall(p: Tensor) -> bool:
-    return p.shape[0] > p.shape[1]
-
-
-_NS_DTYPES = ("auto", "float32", "bfloat16")
-
-
-def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
-    """The dtype of the iteration for the option `ns_dtype` of `MuonAdamW`. bf16 is precise enough for a direction."""
-    if ns_dtype == "auto":
-        ns_dtype = "float32" if device_type == "cpu" else "bfloat16"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[ns_dtype]
-
-
-def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:
-    """Approximate U Vᵀ of each matrix U S Vᵀ. Singular values end in about [0.7, 1.2].
-
-    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F. With the coefficients of Jordan et al. 2024,
-    singular values do not converge to exactly 1, but small ones grow faster.
-
-    Args:
-        x: (k, r, c) with r ≤ c, so that A is the smaller Gram matrix. A zero matrix stays zero.
-        dtype: of the iteration and of the result.
-
-    Returns:
-        (k, r, c) in `dtype`.
-    """
-    a, b, c = 3.4445, -4.7750, 2.0315
-    x = (x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)).to(dtype)
-    for _ in range(steps):
-        gram = x @ x.mT  # (k, r, r)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x
-
-
-def newton_schulz_on_mesh(x: Tensor, mesh: DeviceMesh, *, steps: int, dtype: torch.dtype) -> Tensor:
-    """`newton_schulz` of k matrices that every rank of a mesh holds. Each rank computes k / ranks of them.
-
-    Args:
-        x: (k, r, c) with r ≤ c, equal on all ranks of `mesh`.
-        mesh: of any number of dimensions. Ranks outside it do not call this.
-
-    Returns:
-        (k, r, c) in `dtype`, equal on all ranks of `mesh`.
-    """
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None, "only ranks of the mesh hold its parameters"
-    index = 0  # of this rank in the mesh, row-major
-    for position, size in zip(coordinate, mesh.shape, strict=True):
-        index = index * size + position
-    share = -(-x.size(0) // mesh.size())  # matrices of one rank, rounded up
-    mine = x[index * share : (index + 1) * share]  # (≤ share, r, c)
-    out = newton_schulz(mine, steps=steps, dtype=dtype) if mine.size(0) else mine.to(dtype)
-    out = torch.cat((out, out.new_zeros(share - out.size(0), *x.shape[1:])))  # (share, r, c): the last ranks may have fewer
-    for dim in reversed(range(mesh.ndim)):  # the last dimension first, so that shares are in row-major order
-        gathered = [torch.empty_like(out) for _ in range(mesh.size(dim))]
-        dist.all_gather(gathered, out, group=mesh.get_group(dim))
-        out = torch.cat(gathered)
-    return out[: x.size(0)]

@@ -8,13 +8,15 @@ from torch import nn
 
 from lit_llm.errors import UserError
 
-GROUPS = ("matrix", "embedding", "vector")
+GROUPS = ("matrix", "embedding", "vector", "adapter")
 
 
 def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict[str, Any]]:
     """Sort the trainable parameters of a model by role. Each parameter appears once; empty groups are left out.
 
     * ``embedding``: weights of ``nn.Embedding`` modules and of every module called ``head``, tied or not;
+    * ``adapter``: ``lora_a`` and ``lora_b``, to which Muon does not apply: LoRA's published rates are AdamW's, and Muon would
+      orthogonalise each factor, not the update that is their product;
     * ``matrix``: every other tensor of at least 2 dimensions, i.e. the hidden weights;
     * ``vector``: the rest, biases and norm gains. Their ``weight_decay`` is 0; other groups use the optimizer's.
 
@@ -30,9 +32,11 @@ def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict
     groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
     # By default named_parameters yields a shared tensor once, under its first name: a tied head needs all names.
     embeddings |= {p for name, p in model.named_parameters(remove_duplicate=False) if "head" in name.split(".")}
-    for p in model.parameters():
+    for name, p in model.named_parameters():
         if p.requires_grad:
-            groups["vector" if p.ndim < 2 else "embedding" if p in embeddings else "matrix"].append(p)
+            is_adapter = name.rpartition(".")[2] in ("lora_a", "lora_b")
+            role = "adapter" if is_adapter else "vector" if p.ndim < 2 else "embedding" if p in embeddings else "matrix"
+            groups[role].append(p)
     options: dict[str, dict[str, Any]] = {"vector": {"weight_decay": 0.0}}
     return [
         {"name": name, "params": params} | options.get(name, {}) | overrides.get(name, {})

@@ -1,15 +1,18 @@
-"""The memory, compute, communication, time and cost of a run, computed from its settings without torch.
+"""The memory, compute, communication, time and cost of a run, computed from its settings.
 
->>> from lit_llm.plan import ModelShape, total_parameters
->>> total_parameters(ModelShape(48, 25, 1600, 1024, 50257, mlp="gelu", tie_embeddings=True, qk_norm=False, pad_vocab_to=1))
-1555126400
+Memory and executed FLOPs are traced from the model, which imports torch when the first plan is made.
+
+>>> from lit_llm.models.config import GPTConfig
+>>> from lit_llm.plan import total_parameters
+>>> total_parameters(GPTConfig(n_layer=4, n_head=4, n_embd=256, vocab_size=2048))
+4197120
 """
 
 from lit_llm.plan.hardware import Hardware, find, table
 from lit_llm.plan.json_output import as_dict
 from lit_llm.plan.memory import Layout, Memory, memory_per_rank
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.parameters import ModelShape, parameters, total_parameters
+from lit_llm.plan.parameters import parameters, total_parameters
 from lit_llm.plan.plan import Options, Plan, make_plan
 from lit_llm.plan.settings import DataFacts, RunSettings, Schedule
 
@@ -18,7 +21,6 @@ __all__ = [
     "Hardware",
     "Layout",
     "Memory",
-    "ModelShape",
     "Optimizer",
     "Options",
     "Plan",

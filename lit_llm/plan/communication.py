@@ -58,22 +58,71 @@ def ddp_bytes(gradient_bytes: float, ranks: int) -> float:
     return ring_all_reduce_bytes(gradient_bytes, ranks)
 
 
-def fsdp_bytes(parameter_bytes: float, gradient_bytes: float, ranks: int, *, reshard: bool = True) -> float:
-    """Bytes per rank and micro-batch: one all-gather forward, another backward with `reshard`, and one reduce-scatter.
+def fsdp_bytes(
+    blocks: float,
+    others: float,
+    gradients: float,
+    ranks: int,
+    *,
+    micro_batches: int = 1,
+    keep_weights: bool = False,
+    reduce_once: bool = True,
+) -> float:
+    """Bytes per rank and optimizer step of FSDP2's all-gathers and reduce-scatters.
 
-    With gradients as wide as the weights and resharding, this is 1.5 times the bytes of DDP.
+    With gradients as wide as the weights and resharding, this is at most 1.5 times the bytes of DDP in a step of one
+    micro-batch.
+
+    Args:
+        blocks: bytes of the blocks' weights as they are gathered (2 per element of a matrix under bf16-mixed).
+        others: the same of embedding, last norm and head, which backward does not gather again.
+        gradients: bytes of the whole gradients in the dtype of the reduction, fp32.
+        ranks: that shard the parameters.
+        keep_weights: weights are gathered once a step, instead of twice in each micro-batch.
+        reduce_once: gradients are reduced once a step, instead of after each micro-batch.
     """
-    return (ranks - 1) / ranks * (parameter_bytes * (2 if reshard else 1) + gradient_bytes)
+    gathered = blocks + others if keep_weights else micro_batches * (2 * blocks + others)
+    return (ranks - 1) / ranks * (gathered + gradients * (1 if reduce_once else micro_batches))
 
 
-def tensor_parallel_bytes(tokens: int, width: int, layers: int, bytes_per_element: int, ranks: int) -> float:
-    """Bytes per rank and micro-batch: per layer, two all-reduces of the activations forward and two backward (Megatron-LM)."""
-    return 4 * layers * ring_all_reduce_bytes(tokens * width * bytes_per_element, ranks)
+def tensor_parallel_sizes(
+    tokens: int,
+    width: int,
+    layers: int,
+    ranks: int,
+    *,
+    parameter_bytes: int,
+    compute_bytes: int,
+    first: bool = True,
+    last: bool = True,
+    positions: int = 0,
+    recompute: bool = False,
+) -> list[float]:
+    """Bytes of the whole tensors that tensor-parallel ranks gather or scatter in a micro-batch, one for each collective.
+
+    Each layer gathers the outputs of two norms, in the parameters' dtype, and scatters two results of matrix products; the
+    backward pass does the reverse. The embedding scatters, the last norm gathers, and the loss gathers three fp32 numbers a
+    token from each rank.
+
+    Args:
+        first, last: this rank has the embedding, or the last norm and the loss.
+        positions: rows of learned positions that a batch uses, whose gradients are gathered.
+        recompute: blocks run forward once more, up to the last product.
+    """
+    stream, product = float(tokens * width * parameter_bytes), float(tokens * width * compute_bytes)
+    layer = [stream, product] * 4 + ([stream, product, stream] if recompute else [])
+    sizes = layer * layers + [stream] * 2 * (first + last)
+    if first and positions:
+        sizes.append(positions * width * parameter_bytes)
+    return [*sizes, 12 * tokens * ranks] if last else sizes
 
 
-def pipeline_bubble(stages: int, micro_batches: int) -> float:
-    """Fraction of a step in which a pipeline stage is idle: (p − 1)/(m + p − 1) (GPipe, Huang et al. 2019)."""
-    return (stages - 1) / (micro_batches + stages - 1)
+def exchange_seconds(size: float, ranks: int, links: Links, *, stride: int = 1) -> float:
+    """All-to-all in which each rank has `size` bytes, of which it keeps 1/n. What goes to other nodes crosses the network."""
+    inside = max(1, min(ranks, links.devices_per_node // stride))
+    within = (inside - 1) / ranks * size / (links.node_gbps * 1e9)
+    between = (ranks - inside) / ranks * size / (links.network_gbps * 1e9)
+    return within + between + (ranks - 1) * LATENCY_SECONDS
 
 
 def exposed_seconds(communication_seconds: float, hideable_seconds: float) -> float:

@@ -1,13 +1,19 @@
-"""FLOPs, time, cost, and the Chinchilla estimates of loss. All arguments and results are plain numbers."""
+"""Useful FLOPs, time, cost, and the Chinchilla estimates of loss."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lit_llm.plan.parameters import ModelShape, block_matrices, matmul_parameters
+from lit_llm.models.config import GPTConfig
+from lit_llm.plan.parameters import parameters
 
-CONVENTION = "6 N_matmul + 12 L H h min(T, window), full attention, recomputation not counted"
+if TYPE_CHECKING:
+    from lit_llm.models.lora import LoRAConfig
+
+CONVENTION = (
+    "6 N_matmul + 12 L H h min(T, window), full attention, recomputation not counted; with lora 4 N_matmul + 6 N_adapters"
+)
 
 
 @dataclass(frozen=True)
@@ -31,41 +37,21 @@ class FlopsPerToken:
         return self.matmul + self.attention
 
 
-def flops_per_token(model: ModelShape) -> FlopsPerToken:
-    """Useful FLOPs per training token at the full context length."""
-    length = model.block_size
-    span = length if model.window is None else min(length, model.window)
-    attention = 12.0 * model.n_layer * model.query_width * span
-    # Position t attends to min(t, window) positions: take the mean over the context.
-    seen = (span * (span + 1) / 2 + (length - span) * span) / length
-    return FlopsPerToken(6.0 * matmul_parameters(model), attention, attention * seen / span)
+def flops_per_token(model: GPTConfig, lora: LoRAConfig | None = None, length: int | None = None) -> FlopsPerToken:
+    """Useful FLOPs per training token in sequences of `length` tokens, as `GPTConfig.flops_per_token` counts them.
 
-
-def executed_flops_per_token(model: ModelShape, checkpointing: str = "none", *, cuda: bool = False) -> tuple[float, float]:
-    """(matmul, attention) FLOPs per token that kernels execute, as torch's FlopCounterMode counts them.
-
-    The backward pass of attention recomputes the scores, so it costs 2.5 forward passes instead of 2 (2 on a CPU with
-    dropout, which keeps the weights). Masks and windows save nothing. A checkpointed block repeats its forward pass except
-    the last matrix product, whose result is not needed again. The loss head is never recomputed.
+    `length` None: the block size of the model.
+    With `lora`, frozen matrices need no gradients of their own: 4 FLOPs per parameter instead of 6.
     """
-    layers = model.n_layer
-    matrices = block_matrices(model)
-    attention_matrices = matrices.query + matrices.key + matrices.value
-    scores = 4.0 * model.query_width * model.block_size  # forward, per token and layer
-    again_matmul = again_scores = 0.0
-    if checkpointing == "full" or checkpointing.isdigit():
-        every = 1 if checkpointing == "full" else int(checkpointing)
-        again_matmul = 2.0 * (matrices.total - matrices.mlp_project) * -(-layers // every)
-        again_scores = scores * -(-layers // every)
-    elif checkpointing == "attention":
-        again_matmul, again_scores = 2.0 * attention_matrices * layers, scores * layers
-    passes = 3.0 if model.dropout and not cuda else 3.5
-    return 6.0 * matmul_parameters(model) + again_matmul, passes * scores * layers + again_scores
-
-
-def newton_schulz_flops(shapes: Mapping[tuple[int, int], int], steps: int = 5) -> float:
-    """FLOPs of one Muon update: per r x c matrix (r ≤ c) and iteration, 2r²c (Gram matrix) + 2r³ (its square) + 2r²c."""
-    return float(sum(count * steps * (4 * r * r * c + 2 * r**3) for (r, c), count in shapes.items()))
+    length = length or model.block_size
+    matmul = model.flops_per_token(0)
+    attention = model.flops_per_token(length) - matmul
+    if lora is not None:
+        matmul = 4 / 6 * matmul + 6 * parameters(model, lora)["adapters"]
+    spans = [min(length, model.layer(i).window or length) for i in range(model.n_layer)]
+    # Position t attends to min(t, window) positions: take the mean over the context.
+    seen = sum(span * (span + 1) / 2 + (length - span) * span for span in spans) / length
+    return FlopsPerToken(matmul, attention, attention * seen / sum(spans))
 
 
 def seconds_at_mfu(flops: float, peak_tflops: float, mfu: float, devices: int = 1, efficiency: float = 1.0) -> float:

@@ -19,6 +19,7 @@ class Hardware:
 
     Attributes:
         peak_tflops: dense peak for "bf16" (and fp16), "tf32", "fp32", "fp8".
+        compute_capability: major compute capability of an NVIDIA GPU. None: another device.
         node_gbps: bandwidth to another device of the same node, per device and direction.
         network_gbps: bandwidth to a device of another node, per device and direction.
     """
@@ -26,6 +27,7 @@ class Hardware:
     name: str
     device_name: str
     source: str
+    compute_capability: int | None
     peak_tflops: dict[str, float | None]
     memory_gb: float | None
     memory_gbps: float | None

@@ -6,8 +6,9 @@ from typing import Any
 
 from lit_llm.plan import checkpoints, compute
 from lit_llm.plan.memory import BYTES
-from lit_llm.plan.optimizer import state_bytes
-from lit_llm.plan.plan import ASSUMED_MFU, Plan, communicated_bytes
+from lit_llm.plan.pipeline import bubble
+from lit_llm.plan.plan import ASSUMED_MFU, Plan
+from lit_llm.plan.rank_traffic import communicated_bytes
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -16,12 +17,12 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     interval = checkpoints.young_interval_seconds(plan.save_seconds, plan.mtbf_seconds)
     known_loss = settings.tokens > 0
     return {
-        "parameters": {"total": plan.parameters, "by_part": plan.parts},
+        "parameters": {"total": plan.parameters, "by_part": plan.parts, "trained": plan.trained_parameters},
         "batch": {
             "global_sequences": settings.global_batch,
             "micro_sequences": settings.sequences,
             "accumulation": settings.accumulation,
-            "block_size": settings.model.block_size,
+            "block_size": settings.sequence_length,
             "tokens_per_step": settings.tokens_per_step,
             "steps": settings.steps,
             "tokens": settings.tokens,
@@ -31,7 +32,28 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "train_tokens": settings.data.train_tokens,
             "val_tokens": settings.data.val_tokens,
             "origin": settings.data.origin,
-            "epochs": settings.tokens / settings.data.train_tokens if settings.data.train_tokens else None,
+            "packed_sequences": settings.data.sequences,
+            "epochs": settings.tokens / settings.data.train_tokens
+            if settings.data.train_tokens and not settings.data.phases
+            else None,
+            "phases": [
+                {
+                    "end_sequence": phase.end,
+                    "period": phase.period,
+                    "largest_deviation": phase.largest_deviation,
+                    "sources": [
+                        {
+                            "name": source.name,
+                            "sequences": source.sequences,
+                            "tokens": source.sequences * settings.sequence_length,
+                            "epochs_by_its_end": source.epochs,
+                            "max_epochs": source.max_epochs,
+                        }
+                        for source in phase.sources
+                    ],
+                }
+                for phase in settings.data.phases
+            ],
         },
         "precision": {
             "name": settings.precision,
@@ -43,11 +65,16 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "devices": settings.layout.devices,
             "replicate": settings.layout.replicate,
             "shard": settings.layout.shard,
+            "context": settings.layout.context,
             "tensor_parallel": settings.layout.tensor_parallel,
+            "pipeline": settings.layout.pipeline.ranks,
+            "keeps_whole_weights": not settings.layout.reshard,
+            "keeps_whole_gradients": settings.layout.reduce_once,
+            "schedule": settings.layout.pipeline.schedule if settings.layout.pipeline.ranks > 1 else None,
         },
         "optimizer": {
             "name": settings.optimizer.name,
-            "state_bytes": int(state_bytes(settings.optimizer, settings.model, BYTES[settings.precision][0])),
+            "state_bytes": int(plan.state_bytes),
         },
         "memory_per_rank": {
             "bytes_by_part": memory.parts,
@@ -82,15 +109,17 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "run_seconds": plan.run_seconds,
             "device_hours": plan.run_seconds * settings.layout.devices / 3600 if plan.run_seconds else None,
             "scaling_efficiency": plan.efficiency,
+            "pipeline_bubble": bubble(settings.layout.pipeline, settings.accumulation),
             "usd": plan.usd,
         },
-        "communication": {"bytes_per_rank_and_step": communicated_bytes(settings)},
+        "communication": {"bytes_per_rank_and_step": communicated_bytes(settings, cuda=plan.hardware.is_gpu)},
         "loss": {
             "chinchilla_multiple": compute.chinchilla_multiple(plan.parameters, settings.tokens),
             "chinchilla_fit_nats": compute.chinchilla_loss(plan.parameters, settings.tokens) if known_loss else None,
         },
         "checkpoint": {
             "bytes": plan.checkpoint_bytes,
+            "copy_bytes_per_machine": plan.copy_bytes,
             "save_seconds": plan.save_seconds,
             "mtbf_hours": plan.mtbf_seconds / 3600,
             "young_interval_seconds": interval,

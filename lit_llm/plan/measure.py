@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from lit_llm.device_memory import memory_bytes
 from lit_llm.plan.hardware import Hardware, table
 
 _SIZES = {"cpu": 2048, "cuda": 8192}
@@ -27,7 +27,8 @@ def this_machine(*, measure: bool) -> Hardware:
     known = next((entry for entry in table().values() if entry.device_name == name), None)
     if known is None:
         known = replace(table()["cpu"], name=name, device_name=name, source="not in the table")
-    hardware = replace(known, memory_gb=memory_bytes(device) / 1e9)
+    capability = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else None
+    hardware = replace(known, memory_gb=memory_bytes(device) / 1e9, compute_capability=capability)
     if not measure:
         return hardware
     peaks = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -42,15 +43,6 @@ def this_machine(*, measure: bool) -> Hardware:
         peak_tflops={**measured, "tf32": tf32, "fp8": None},
         memory_gbps=copy_gbps(device),
     )
-
-
-def memory_bytes(device: Any) -> int:
-    """Memory of the GPU, or physical memory of the machine."""
-    import torch
-
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def matmul_tflops(device: Any, dtype: Any, *, precision: str = "highest") -> float:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-from lit_llm.plan.activations import Step, micro_batch
-from lit_llm.plan.optimizer import Optimizer, state_bytes, work_bytes
-from lit_llm.plan.parameters import ModelShape, block_parameters, local_parameters
+from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.models.config import GPTConfig
+from lit_llm.plan import muon
+from lit_llm.plan.micro_batch import Step, micro_batch
+from lit_llm.plan.optimizer import Optimizer, matrix_shapes, state_bytes, work_bytes
+from lit_llm.plan.parameters import Weight, gathered_bytes, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.pipeline import StageShare, shares, weights_of_stages
+
+if TYPE_CHECKING:
+    from lit_llm.models.lora import LoRAConfig
 
 BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matrix product
     "32-true": (4, 4),
@@ -18,17 +27,23 @@ BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matri
 RESERVED_GB = 1.0
 """GPU memory taken by the driver context, library workspaces and fragmentation. An assumption."""
 
+_NO_PIPELINE = PipelineLayout(1)
+
 
 @dataclass(frozen=True)
 class Layout:
-    """The parallel layout: replicate · shard · tensor_parallel ranks.
+    """The parallel layout: pipeline · replicate · shard · context · tensor_parallel ranks.
 
     Attributes:
         shards: what the ranks of a shard group split: "nothing", "optimizer" (ZeRO-1), "gradients" (ZeRO-2: gradients and
             optimizer state), or "parameters" (ZeRO-3 and FSDP: all three).
-        reshard: gathered weights are freed between forward and backward.
+        reshard: gathered weights are freed between forward and backward, and between micro-batches.
+        reduce_once: gradients are reduced over shards once a step, not after each micro-batch.
+        auto: of the last two, those that depend on the hardware (`lit_llm.plan.kept_whole`): "weights", "gradients".
         prefetch: number of blocks whose weights are gathered ahead.
         bucket_copies: DDP keeps its buckets in addition to the gradients (no gradient_as_bucket_view).
+        context: ranks that share each sequence. They shard parameters too.
+        context_attention: what these exchange, "gather" (keys and values) or "heads".
     """
 
     strategy: str = "single"
@@ -37,22 +52,45 @@ class Layout:
     tensor_parallel: int = 1
     shards: str = "nothing"
     reshard: bool = True
+    reduce_once: bool = False
+    auto: tuple[Literal["weights", "gradients"], ...] = ()
     prefetch: int = 1
     cpu_offload: bool = False
     bucket_copies: bool = False
+    context: int = 1
+    context_attention: Literal["gather", "heads"] = "gather"
+    pipeline: PipelineLayout = _NO_PIPELINE
 
     @property
     def devices(self) -> int:
-        return self.replicate * self.shard * self.tensor_parallel
+        return self.stage_ranks * self.pipeline.ranks
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks that share a stage of the pipeline; without one, all."""
+        return self.replicate * self.shard * self.context * self.tensor_parallel
 
     @property
     def data_parallel(self) -> int:
         return self.replicate * self.shard
 
+    @property
+    def splits_model(self) -> bool:
+        """Whether ranks hold different parts of the weights: then each saves its own part by default."""
+        split = self.shards == "parameters" or self.tensor_parallel > 1 or self.pipeline.ranks > 1
+        return self.devices > self.replicate and split
+
+    @property
+    def owners(self) -> tuple[tuple[int, ...], int]:
+        """Of the ranks that share Muon's work: (sizes of the dimensions that split a matrix, replicas); no mesh: ((), 1)."""
+        if self.strategy in ("single", "ddp", "zero1", "zero2"):
+            return (), 1
+        return (self.tensor_parallel, self.divisor("parameters")), self.replicate
+
     def divisor(self, what: str) -> int:
         """Number of ranks that share `what`: "parameters", "gradients" or "optimizer" (state)."""
         order = ("nothing", "optimizer", "gradients", "parameters")
-        return self.shard if order.index(self.shards) >= order.index(what) else 1
+        return self.shard * self.context if order.index(self.shards) >= order.index(what) else 1
 
 
 @dataclass(frozen=True)
@@ -68,9 +106,10 @@ class Memory:
 
 
 def memory_per_rank(
-    model: ModelShape,
+    model: GPTConfig,
     *,
     sequences: int,
+    length: int | None = None,
     accumulation: int = 1,
     precision: str = "32-true",
     optimizer: Optimizer,
@@ -79,25 +118,66 @@ def memory_per_rank(
     z_loss: bool = False,
     checkpointing: str = "none",
     cuda: bool = True,
+    lora: LoRAConfig | None = None,
 ) -> Memory:
-    """Peak memory of training on one rank, by part.
+    """Peak memory of training on one rank, by part. With a pipeline: of the rank that needs most.
 
     Args:
         sequences: per micro-batch and rank.
+        length: tokens of a sequence. None: the block size of the model.
         accumulation: micro-batches per optimizer step.
         precision: a Trainer precision, a key of BYTES.
         chunk_size: tokens whose logits exist at the same time. None: the whole micro-batch.
         checkpointing: "none", "full", "attention", "cheap", or a number k as a string for every k-th block.
     """
     layout = layout or Layout()
+    per_rank = [
+        _of_rank(
+            model,
+            shares(layout.pipeline, model.n_layer, rank, accumulation) if layout.pipeline.ranks > 1 else (),
+            sequences=sequences,
+            length=length,
+            accumulation=accumulation,
+            precision=precision,
+            optimizer=optimizer,
+            layout=layout,
+            chunk_size=chunk_size,
+            z_loss=z_loss,
+            checkpointing=checkpointing,
+            cuda=cuda,
+            lora=lora,
+        )
+        for rank in range(layout.pipeline.ranks)
+    ]
+    return max(per_rank, key=lambda memory: memory.total)
+
+
+def _of_rank(
+    model: GPTConfig,
+    stages: tuple[StageShare, ...],
+    *,
+    sequences: int,
+    length: int | None,
+    accumulation: int,
+    precision: str,
+    optimizer: Optimizer,
+    layout: Layout,
+    chunk_size: int | None,
+    z_loss: bool,
+    checkpointing: str,
+    cuda: bool,
+    lora: LoRAConfig | None,
+) -> Memory:
     weight_bytes, compute_bytes = BYTES[precision]
-    local = local_parameters(model, layout.tensor_parallel)
+    tp, weights = layout.tensor_parallel, weights_of(model, lora, layout.tensor_parallel)
+    whole = weights_of(model, lora)
+    if stages:
+        weights, whole = weights_of_stages(weights, stages), weights_of_stages(whole, stages)
     offload = layout.cpu_offload
-    weights = 0 if offload else local * weight_bytes // layout.divisor("parameters")
-    state = state_bytes(optimizer, model, weight_bytes) * local / local_parameters(model, 1) / layout.divisor("optimizer")
-    state = 0 if offload else int(state)
-    gradients = local * weight_bytes // layout.divisor("gradients")
-    stays = {"weights": weights, "optimizer state": state}
+    stored = 0 if offload else stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
+    state = 0 if offload else int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
+    gradients = stored_bytes(weights, weight_bytes, trainable=True) // layout.divisor("gradients")
+    stays = {"weights": stored, "optimizer state": state}
     step = Step(
         model,
         sequences,
@@ -107,45 +187,69 @@ def memory_per_rank(
         z_loss=z_loss,
         checkpointing=checkpointing,
         cuda=cuda,
-        tensor_parallel=layout.tensor_parallel,
+        tensor_parallel=tp,
+        lora=lora,
+        length=length,
         shard_gradients=layout.divisor("gradients"),
+        context=layout.context,
+        gathers_keys=layout.context_attention == "gather",
+        stages=stages,
+        micro_batches=accumulation,
+        narrow_weights=layout.divisor("parameters") > 1 and compute_bytes < weight_bytes,
     )
     moments: list[tuple[str, dict[str, int]]] = []
-    for exist in (False, True)[: 1 if accumulation == 1 else 2]:
+    gradients_exist = (True,) if stages else (False, True)[: 1 if accumulation == 1 else 2]
+    for exist in gradients_exist:
         made = micro_batch(replace(step, gradients_exist=exist))
         for moment, peak in made.peaks.items():
-            at_peak = dict(peak)
-            at_peak["activations"] += at_peak.pop("work")
-            moments.append((moment, at_peak | {"communication buffers": _buffers(model, layout, weight_bytes, moment)}))
-    work = work_bytes(optimizer, model, weight_bytes, cuda=cuda)
-    work = work // (layout.divisor("parameters") * layout.tensor_parallel)
+            buffers = _buffers(weights, layout, weight_bytes, compute_bytes, moment)
+            if layout.reduce_once and accumulation > 1 and layout.divisor("parameters") > 1:
+                buffers += reduced_bytes(weights)  # whole, until the last micro-batch
+            moments.append((moment, peak | {"communication buffers": buffers}))
+    if optimizer.name == "MuonAdamW":
+        dimensions, rows = layout.owners
+        work = muon.work_bytes(
+            matrix_shapes(whole),
+            weight_bytes,
+            optimizer.newton_schulz_bytes(cuda=cuda),
+            shards=math.prod(dimensions),
+            rows=rows,
+            cuda=cuda,
+        )
+    else:
+        work = work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
     last = {"gradients": 0 if offload else gradients, "optimizer work": 0 if offload else work}
-    moments.append(
-        ("optimizer step", last | {"communication buffers": _buffers(model, layout, weight_bytes, "optimizer step")})
-    )
+    buffers = _buffers(weights, layout, weight_bytes, compute_bytes, "optimizer step")
+    moments.append(("optimizer step", last | {"communication buffers": buffers}))
     moment, adds = max(moments, key=lambda m: sum(m[1].values()))
-    return Memory({name: size for name, size in (stays | adds).items() if size}, moment.partition(",")[0])
+    return Memory({name: size for name, size in (stays | adds).items() if size}, moment)
 
 
-def _buffers(model: ModelShape, layout: Layout, weight_bytes: int, moment: str) -> int:
+def _buffers(weights: tuple[Weight, ...], layout: Layout, weight_bytes: int, compute_bytes: int, moment: str) -> int:
     """Bytes of communication buffers in one phase of the step.
 
-    DDP: one bucketed copy of the gradients, throughout. FSDP2: unsharded weights and gradients. The root group (last norm and
+    DDP: one bucketed copy of the gradients, throughout. FSDP2: unsharded weights, linear layers' in the compute dtype, and
+    gradients. The root group (last norm and
     head, or the tied embedding) stays unsharded from its first use to the end of the backward pass, with its gradients.
     Blocks in memory: the current one, the prefetched ones, and one receive buffer. In the backward pass, add the unsharded
     gradients of one block and the copy that is sent.
     """
-    local = local_parameters(model, layout.tensor_parallel)
-    if layout.shards != "parameters" or layout.shard == 1:
-        return local * weight_bytes if layout.bucket_copies and layout.data_parallel > 1 else 0
+    if layout.divisor("parameters") == 1:
+        copied = layout.bucket_copies and layout.data_parallel > 1
+        return stored_bytes(weights, weight_bytes, trainable=True) if copied else 0
     if moment == "optimizer step":
         return 0
-    block = block_parameters(model) // layout.tensor_parallel
-    outside = local - block * model.n_layer
-    root = outside if model.tie_embeddings else outside // 2
-    blocks = (2 + layout.prefetch) * block if layout.reshard else block * model.n_layer
-    if moment.startswith("loss head"):
-        return (root if layout.reshard else local) * weight_bytes
-    if moment.startswith("forward"):
-        return (root + blocks) * weight_bytes
-    return (2 * root + blocks + 2 * block) * weight_bytes
+    blocks = tuple(weight for weight in weights if weight.times)
+    tied = layout.pipeline.ranks == 1 and not any(weight.part == "output head" for weight in weights)
+    root = tuple(w for w in weights if not w.times and (tied or w.part != "token embedding"))
+    kept = sum(gathered_bytes(root if layout.reshard else weights, weight_bytes, compute_bytes))
+    if moment == "loss head":
+        return kept
+    count = next(weight.times for weight in blocks)
+    if layout.reshard:
+        kept += (2 + layout.prefetch) * sum(gathered_bytes(blocks, weight_bytes, compute_bytes)) // count
+    if moment == "forward":
+        return kept
+    # The gradient of a tied embedding waits for its second part. The trace holds it.
+    gradients = stored_bytes(tuple(w for w in root if w.part != "token embedding"), weight_bytes, trainable=True)
+    return kept + gradients + 2 * stored_bytes(blocks, weight_bytes, trainable=True) // count

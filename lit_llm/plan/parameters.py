@@ -1,168 +1,146 @@
-"""The shape of a model as plain numbers, and the parameters of each part.
+"""The weights of a model: their shapes, counted by part and by group of the optimizer.
 
-Symbols: L blocks, d width, H query heads, K key/value heads, h head width, f hidden width of the MLP, T context length, V
-vocabulary rows including padding.
+They are those of the built model, of which one block is built, without memory; all blocks have equal shapes.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from lit_llm.models.config import GPTConfig
+
+if TYPE_CHECKING:
+    from lit_llm.models.lora import LoRAConfig
+
+PARTS = ("token embedding", "position embedding", "attention", "mlp", "norms", "biases", "adapters", "output head")
+
+
+class Key(Hashable):
+    """A configuration as a key of a cache. Two are equal if they are written equally."""
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.text = value, repr(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """The fields of `lit_llm.models.gpt.GPTConfig` that affect sizes. `vocab_size` must be known."""
+class Weight:
+    """A parameter.
 
-    n_layer: int
-    n_head: int
-    n_embd: int
-    block_size: int
-    vocab_size: int
-    n_kv_head: int | None = None
-    mlp: str = "relu2"
-    mlp_width: int | None = None
-    norm: str = "rmsnorm"
-    position: str = "rope"
-    bias: bool = False
-    tie_embeddings: bool = False
-    dropout: float = 0.0
-    qk_norm: bool = True
-    window: int | None = None
-    logit_softcap: float | None = None
-    pad_vocab_to: int = 64
-    mask_documents: bool = False
-    head_dim: int | None = None
-    qkv_bias: bool | None = None
+    Attributes:
+        part: one of PARTS.
+        group: the optimizer's (`lit_llm.optim.parameter_groups`). None: frozen.
+        times: number of blocks that have it; 0 outside of the blocks, where it exists once.
+    """
 
-    @classmethod
-    def of(cls, config: Any, **changes: Any) -> ModelShape:
-        """The shape of a `GPTConfig`, or of any object with the same fields."""
-        return cls(**{f.name: getattr(config, f.name) for f in fields(cls)} | changes)
+    name: str
+    shape: tuple[int, ...]
+    part: str
+    group: str | None
+    times: int = 0
 
     @property
-    def kv_heads(self) -> int:
-        return self.n_kv_head or self.n_head
-
-    @property
-    def resolved_head_dim(self) -> int:
-        return self.head_dim or self.n_embd // self.n_head
-
-    @property
-    def query_width(self) -> int:
-        """H·h, which is d unless head_dim is set."""
-        return self.n_head * self.resolved_head_dim
-
-    @property
-    def kv_width(self) -> int:
-        return self.kv_heads * self.resolved_head_dim
-
-    @property
-    def hidden_width(self) -> int:
-        return self.mlp_width or 4 * self.n_embd
-
-    @property
-    def gated(self) -> bool:
-        return self.mlp in ("swiglu", "geglu")
-
-    @property
-    def padded_vocab_size(self) -> int:
-        return math.ceil(self.vocab_size / self.pad_vocab_to) * self.pad_vocab_to
-
-
-@dataclass(frozen=True)
-class BlockMatrices:
-    """Elements of each weight matrix of one block. Query, key and value are separate matrices."""
-
-    query: int
-    key: int
-    value: int
-    attention_project: int
-    up: int
-    gate: int
-    mlp_project: int
+    def copies(self) -> int:
+        return self.times or 1
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, f.name) for f in fields(self))
+        """Elements of all copies."""
+        return math.prod(self.shape) * self.copies
+
+    def itemsize(self, parameter_bytes: int) -> int:
+        """Bytes of an element, where most weights have `parameter_bytes`: adapters stay in fp32."""
+        return 4 if self.part == "adapters" else parameter_bytes
 
 
-def block_matrices(model: ModelShape) -> BlockMatrices:
-    """Elements: d·H·h, twice d·K·h, H·h·d, and two or three times d·f."""
-    d, q, kv, f = model.n_embd, model.query_width, model.kv_width, model.hidden_width
-    return BlockMatrices(d * q, d * kv, d * kv, q * d, d * f, d * f if model.gated else 0, d * f)
+def weights_of(model: GPTConfig, lora: LoRAConfig | None = None, ranks: int = 1) -> tuple[Weight, ...]:
+    """The parameters on one of `ranks` tensor-parallel ranks, in the model's order. A tied head is the token embedding."""
+    return _weights(Key(model), Key(lora), ranks)
 
 
-def _norm_parameters(model: ModelShape, width: int) -> int:
-    return width * (2 if model.norm == "layernorm" and model.bias else 1)
+@lru_cache(maxsize=256)
+def _weights(model: Key, lora: Key, ranks: int) -> tuple[Weight, ...]:
+    from lit_llm.optim import parameter_groups
+    from lit_llm.plan.model import build, local_config, with_layers
+
+    config: GPTConfig = model.value
+    built = build(with_layers(local_config(config, ranks), [0]), lora.value)
+    groups = {id(p): str(group["name"]) for group in parameter_groups(built) for p in group["params"]}
+    return tuple(
+        Weight(name, tuple(p.shape), _part(name), groups.get(id(p)), config.n_layer if name.startswith("blocks.") else 0)
+        for name, p in built.named_parameters()
+    )
 
 
-def _column_biases(model: ModelShape) -> int:
-    """Biases of one block's query, key, value, up and gate, which tensor parallelism splits."""
-    qkv_bias = model.bias if model.qkv_bias is None else model.qkv_bias
-    attention = model.query_width + 2 * model.kv_width if qkv_bias else 0
-    return attention + (model.hidden_width * (2 if model.gated else 1) if model.bias else 0)
+def _part(name: str) -> str:
+    first, *_, last = name.split(".")
+    if "lora" in last:
+        return "adapters"
+    if "norm" in name:
+        return "norms"
+    if last == "bias":
+        return "biases"
+    outside = {"embedding": "token embedding", "positions": "position embedding", "head": "output head"}
+    return outside.get(first, "attention" if ".attention." in name else "mlp")
 
 
-def _block_biases(model: ModelShape) -> int:
-    projections = 2 * model.n_embd if model.bias else 0
-    return _column_biases(model) + projections
-
-
-def parameters(model: ModelShape) -> dict[str, int]:
+def parameters(model: GPTConfig, lora: LoRAConfig | None = None) -> dict[str, int]:
     """Parameters by part, exactly as in the built model. A tied head is counted with the embedding.
 
     A Llama-like block with multi-head attention, no biases, a 2-matrix MLP and f = 4d has 12d² + 2d parameters. The whole
     model with a tied head has 12Ld² + 2Ld + Vd + d (Kaplan et al. 2020, table 1, plus norms).
     """
-    d, layers, matrices = model.n_embd, model.n_layer, block_matrices(model)
-    parts = {
-        "token embedding": model.padded_vocab_size * d,
-        "position embedding": model.block_size * d if model.position == "learned" else 0,
-        "attention": layers * (matrices.query + matrices.key + matrices.value + matrices.attention_project),
-        "mlp": layers * (matrices.up + matrices.gate + matrices.mlp_project),
-        "norms": (2 * layers + 1) * _norm_parameters(model, d) + (2 * layers * model.resolved_head_dim if model.qk_norm else 0),
-        "biases": layers * _block_biases(model),
-        "output head": 0 if model.tie_embeddings else model.padded_vocab_size * d,
-    }
-    return {name: count for name, count in parts.items() if count}
+    found = Counter[str]()
+    for weight in weights_of(model, lora):
+        found[weight.part] += weight.total
+    return {part: found[part] for part in PARTS if found[part]}
 
 
-def total_parameters(model: ModelShape) -> int:
-    """All parameters; a tied matrix counts once."""
-    return sum(parameters(model).values())
-
-
-def block_parameters(model: ModelShape) -> int:
-    """Parameters of one block."""
-    outside = ("token embedding", "position embedding", "output head")
-    inside = sum(count for name, count in parameters(model).items() if name not in outside)
-    return (inside - _norm_parameters(model, model.n_embd)) // model.n_layer
-
-
-def parameters_by_group(model: ModelShape) -> dict[str, int]:
-    """Parameters by optimizer group: matrix (hidden weights), embedding, vector."""
-    parts = parameters(model)
-    groups = {
-        "matrix": parts["attention"] + parts["mlp"],
-        "embedding": parts["token embedding"] + parts.get("position embedding", 0) + parts.get("output head", 0),
-    }
-    return groups | {"vector": sum(parts.values()) - sum(groups.values())}
-
-
-def matmul_parameters(model: ModelShape) -> int:
-    """Parameters in matrix products: all matrices of the blocks, and the output matrix once, tied or not."""
-    return model.n_layer * block_matrices(model).total + model.padded_vocab_size * model.n_embd
-
-
-def local_parameters(model: ModelShape, tensor_parallel: int) -> int:
-    """Parameters on one of `tensor_parallel` ranks.
+def total_parameters(model: GPTConfig, lora: LoRAConfig | None = None, ranks: int = 1) -> int:
+    """All parameters, or those on one of `ranks` tensor-parallel ranks. A tied matrix counts once.
 
     Matrices, the biases of their output columns, embedding and head are split. Norms, positions and the biases of the two
     output projections are not.
     """
-    parts = parameters(model)
-    split = sum(parts.get(name, 0) for name in ("token embedding", "attention", "mlp", "output head"))
-    split += model.n_layer * _column_biases(model)
-    return sum(parts.values()) - split + split // tensor_parallel
+    return sum(weight.total for weight in weights_of(model, lora, ranks))
+
+
+def stored_bytes(weights: tuple[Weight, ...], parameter_bytes: int, *, trainable: bool = False) -> int:
+    """Bytes of the weights, or of those that get gradients and optimizer state."""
+    return sum(w.total * w.itemsize(parameter_bytes) for w in weights if w.group is not None or not trainable)
+
+
+def gathered_bytes(weights: tuple[Weight, ...], parameter_bytes: int, compute_bytes: int) -> tuple[int, int]:
+    """Bytes of the blocks' weights, and of all others, as FSDP2 gathers them: linear layers in the compute dtype."""
+
+    def size(weight: Weight) -> int:
+        own = weight.itemsize(parameter_bytes)
+        linear = weight.part in ("attention", "mlp", "biases", "adapters", "output head")
+        return weight.total * (min(own, compute_bytes) if linear else own)
+
+    blocks, others = (sum(size(w) for w in weights if bool(w.times) == within) for within in (True, False))
+    return blocks, others
+
+
+def reduced_bytes(weights: tuple[Weight, ...]) -> int:
+    """Bytes of the whole gradients as FSDP2 reduces them: in fp32."""
+    return 4 * sum(weight.total for weight in weights if weight.group is not None)
+
+
+def parameters_by_group(weights: tuple[Weight, ...]) -> dict[str, int]:
+    """Trainable parameters by optimizer group: matrix (hidden weights), embedding, vector; with LoRA adapter."""
+    found = {"matrix": 0, "embedding": 0, "vector": 0}
+    for weight in weights:
+        if weight.group is not None:
+            found[weight.group] = found.get(weight.group, 0) + weight.total
+    return found

@@ -7,11 +7,21 @@ from dataclasses import dataclass, field, replace
 
 from lit_llm.errors import UserError
 from lit_llm.plan import checkpoints, communication, compute
-from lit_llm.plan.activations import Step, micro_batch
 from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.kept_whole import resolved
 from lit_llm.plan.memory import BYTES, RESERVED_GB, Memory, memory_per_rank
-from lit_llm.plan.optimizer import state_bytes
-from lit_llm.plan.parameters import local_parameters, parameters, total_parameters
+from lit_llm.plan.micro_batch import micro_batch
+from lit_llm.plan.optimizer import matrix_shapes, state_bytes
+from lit_llm.plan.parameters import gathered_bytes, parameters, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.pipeline import bubble
+from lit_llm.plan.rank_traffic import (
+    bytes_of_rank,
+    fullest_stage,
+    sequence_bytes,
+    stage_bytes,
+    tensor_parallel_sizes,
+    weights_of_rank,
+)
 from lit_llm.plan.schedule import Phase, phases
 from lit_llm.plan.settings import RunSettings
 
@@ -37,7 +47,6 @@ class Options:
         price_usd_hour: price per device-hour. None: the range in the hardware table.
         mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
         save_gbps: speed of writing checkpoints.
-        pipeline_stages: number of pipeline stages, for the bubble.
         slowest_rank: step time of the slowest rank over the mean.
         served_tokens: tokens the trained model will generate, for the lifetime FLOPs.
     """
@@ -47,7 +56,6 @@ class Options:
     price_usd_hour: float | None = None
     mtbf_hours: float | None = None
     save_gbps: float = SAVE_GBPS
-    pipeline_stages: int = 1
     slowest_rank: float = 1.0
     served_tokens: float | None = None
 
@@ -130,10 +138,30 @@ class Plan:
         return None if self.hardware.memory_gb is None else self.hardware.memory_gb * 1e9
 
     @property
+    def trained_parameters(self) -> int:
+        """All, or with adapters only these."""
+        return self.parameters if self.settings.lora is None else self.parts["adapters"]
+
+    @property
+    def state_bytes(self) -> float:
+        """Optimizer state of all ranks."""
+        weights = weights_of(self.settings.model, self.settings.lora)
+        return state_bytes(self.settings.optimizer, weights, BYTES[self.settings.precision][0])
+
+    @property
     def checkpoint_bytes(self) -> int:
-        weight_bytes = BYTES[self.settings.precision][0]
-        state = state_bytes(self.settings.optimizer, self.settings.model, weight_bytes)
-        return int(total_parameters(self.settings.model) * weight_bytes + state)
+        """Trained weights and optimizer state: of a model with adapters, only these are saved."""
+        weights, weight_bytes = weights_of(self.settings.model, self.settings.lora), BYTES[self.settings.precision][0]
+        return int(stored_bytes(weights, weight_bytes, trainable=True) + self.state_bytes)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Host memory on one machine for the copies of a checkpoint that is saved in the background; 0 if it is not."""
+        layout = self.settings.layout
+        if not self.settings.background_saves:
+            return 0
+        writers = layout.devices // layout.replicate if layout.splits_model else 1
+        return self.checkpoint_bytes * min(writers, self.hardware.devices_per_node) // writers
 
     @property
     def save_seconds(self) -> float:
@@ -159,16 +187,20 @@ class Plan:
 
 
 def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None = None) -> Plan:
-    """Plan a run. Pure arithmetic: takes a few milliseconds.
+    """Plan a run. The first plan of a model traces it, which takes tenths of a second for each setting of its step.
 
     Raises:
         UserError: sizes do not divide; one sentence per line.
     """
     options = options or Options()
-    if problems := settings.problems():
+    problems = settings.problems()
+    if problem := _attention_problem(settings, hardware):
+        problems.append(problem)
+    if problems:
         raise UserError("\n".join(problems))
+    asked, settings = settings, resolved(settings, hardware)
     capacity = None if hardware.memory_gb is None else usable_bytes(hardware)
-    memory = peak_memory(settings, hardware, options)
+    memory = peak_memory(settings, cuda=hardware.is_gpu)
     fits = None if capacity is None else memory.total <= capacity
     peak = hardware.peak_for(settings.precision, settings.matmul_precision, float8=settings.float8)
     schedule = settings.schedule
@@ -179,11 +211,11 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
         memory,
         fits,
         None if capacity is None else largest_micro_batch(settings, hardware, options, capacity),
-        next_steps(settings, hardware, options, memory, capacity),
+        next_steps(asked, hardware, options, memory, capacity),
         step_times(settings, hardware, options, peak),
-        compute.flops_per_token(settings.model),
+        compute.flops_per_token(settings.model, settings.lora, settings.length),
         peak,
-        parameters(settings.model),
+        parameters(settings.model, settings.lora),
         phases(
             schedule.kind,
             steps=settings.steps,
@@ -195,18 +227,29 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     )
 
 
+def _attention_problem(settings: RunSettings, hardware: Hardware) -> str | None:
+    """Why `compute.attention` cannot work on this hardware, as far as that does not depend on what is installed there."""
+    from lit_llm.distributed.attention_kernel import unsupported_attention  # imports torch
+
+    device_type = "cuda" if hardware.is_gpu else "cpu"
+    return unsupported_attention(
+        settings.model, settings.attention, device_type, capability=hardware.compute_capability, name=hardware.name
+    )
+
+
 def usable_bytes(hardware: Hardware) -> float:
     """Capacity of a device without what a GPU's driver reserves. The capacity must be known."""
     assert hardware.memory_gb is not None
     return (hardware.memory_gb - (RESERVED_GB if hardware.is_gpu else 0)) * 1e9
 
 
-def peak_memory(settings: RunSettings, hardware: Hardware, options: Options) -> Memory:
+def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
     """`memory_per_rank` of these settings."""
     largest = max(size for _, size in settings.stages)  # a ramp may also lead down
     return memory_per_rank(
         settings.model,
         sequences=settings.sequences,
+        length=settings.length,
         accumulation=largest // (settings.sequences * settings.layout.data_parallel),
         precision=settings.precision,
         optimizer=settings.optimizer,
@@ -214,23 +257,31 @@ def peak_memory(settings: RunSettings, hardware: Hardware, options: Options) -> 
         chunk_size=settings.chunk_size,
         z_loss=settings.z_loss,
         checkpointing=settings.checkpointing,
-        cuda=hardware.is_gpu,
+        cuda=cuda,
+        lora=settings.lora,
     )
 
 
 def largest_micro_batch(settings: RunSettings, hardware: Hardware, options: Options, capacity_bytes: float) -> int:
     """The largest micro-batch, in sequences, that fits and divides each rank's share of every batch; 0 if none fits."""
     share = math.gcd(*(size for _, size in settings.stages)) // settings.layout.data_parallel
-    sizes = [size for size in range(1, share + 1) if share % size == 0]
+    sizes = [size for size in range(1, share + 1) if share % size == 0 and _pipeline_runs(settings, size)]
     low, high = 0, len(sizes)  # memory grows with the micro-batch: bisect
     while low < high:
         middle = (low + high) // 2
         tried = replace(settings, micro_batch=sizes[middle])
-        if peak_memory(tried, hardware, options).total <= capacity_bytes:
+        if peak_memory(tried, cuda=hardware.is_gpu).total <= capacity_bytes:
             low = middle + 1
         else:
             high = middle
     return sizes[low - 1] if low else 0
+
+
+def _pipeline_runs(settings: RunSettings, micro_batch: int) -> bool:
+    """Whether the pipeline, if any, can run every batch in such micro-batches."""
+    layout = settings.layout
+    counts = {batch // (layout.data_parallel * micro_batch) for _, batch in settings.stages}
+    return layout.pipeline.ranks == 1 or all(layout.pipeline.runs(count) for count in counts)
 
 
 def next_steps(
@@ -241,8 +292,8 @@ def next_steps(
     If the run does not fit, the list ends with the first flag that makes it fit.
     """
     layout, tried = settings.layout, []
-    chunk = 8192 if settings.sequences * settings.model.block_size > 8192 else 1024
-    if settings.chunk_size is None and settings.model.vocab_size >= 8192:
+    chunk = 8192 if settings.sequences * settings.sequence_length > 8192 else 1024
+    if settings.chunk_size is None and settings.model.padded_vocab_size >= 8192:
         tried.append((f"--loss.chunk_size {chunk}", replace(settings, chunk_size=chunk)))
     if settings.precision == "32-true":
         tried.append(("--trainer.precision bf16-mixed", replace(settings, precision="bf16-mixed")))
@@ -253,9 +304,19 @@ def next_steps(
         sharded = replace(
             layout, strategy="fsdp2", replicate=1, shard=layout.data_parallel, shards="parameters", bucket_copies=False
         )
+        sharded = replace(sharded, auto=("weights", "gradients"))
         tried.append(("recipes/strategy/fsdp2.yaml", replace(settings, layout=sharded)))
-    if settings.sequences > 1:
-        half = max(size for size in range(1, settings.sequences) if settings.sequences % size == 0)
+    if layout.shards == "parameters":
+        kept, flag = resolved(settings, hardware).layout, "--trainer.strategy.{} true"
+        if not kept.reshard:
+            freed = replace(kept, reshard=True)
+            tried.append((flag.format("reshard_after_forward"), replace(settings, layout=freed)))
+        if kept.reduce_once and layout.pipeline.ranks == 1:
+            reduced = replace(kept, reduce_once=False)
+            tried.append((flag.format("reduce_each_micro_batch"), replace(settings, layout=reduced)))
+    divisors = [size for size in range(1, settings.sequences) if settings.sequences % size == 0]
+    if smaller := [size for size in divisors if _pipeline_runs(settings, size)]:
+        half = smaller[-1]
         tried.append((f"--data.micro_batch_size {half}", replace(settings, micro_batch=half)))
     order = ("none", "cheap", "attention", "full")
     if settings.checkpointing in order:
@@ -266,7 +327,7 @@ def next_steps(
         tried.append(("--trainer.strategy.cpu_offload true", replace(settings, layout=offloaded)))
     found = []
     for flag, changed in tried:
-        total = peak_memory(changed, hardware, options).total
+        total = peak_memory(resolved(changed, hardware), cuda=hardware.is_gpu).total
         if total < memory.total * 0.99:
             found.append((flag, memory.total - total))
             if capacity_bytes is not None and memory.total > capacity_bytes >= total:
@@ -281,9 +342,13 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options, peak
     """
     model, layout = settings.model, settings.layout
     weight_bytes, compute_bytes = BYTES[settings.precision]
-    tokens = settings.sequences * model.block_size * settings.accumulation  # of one rank (a tensor-parallel group)
-    flops = compute.flops_per_token(model).total * tokens / layout.tensor_parallel
-    again = sum(compute.executed_flops_per_token(model, settings.checkpointing)) / sum(compute.executed_flops_per_token(model))
+    tokens = settings.sequences * settings.sequence_length * settings.accumulation  # of the ranks that share samples
+    flops = compute.flops_per_token(model, settings.lora, settings.length).total * tokens
+    flops /= layout.tensor_parallel * layout.context * layout.pipeline.ranks
+    executed, plain = (
+        micro_batch(run.step(cuda=hardware.is_gpu)).flops for run in (settings, replace(settings, checkpointing="none"))
+    )
+    again = executed / plain
     computing = None
     if peak_tflops is not None:
         computing = compute.seconds_at_mfu(flops, peak_tflops, options.mfu or ASSUMED_MFU) * again
@@ -294,81 +359,82 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options, peak
     reading = tokens * settings.data.bytes_per_token / (DISK_GBPS * 1e9)
     step = None
     if computing is not None:
-        bubble = communication.pipeline_bubble(options.pipeline_stages, settings.accumulation)
-        step = (computing + exposed) / (1 - bubble) * options.slowest_rank
+        step = (computing + exposed) / (1 - bubble(layout.pipeline, settings.accumulation)) * options.slowest_rank
     return Times(computing, moving, communicating, exposed, reading, step, again)
 
 
 def _traffic_bytes(settings: RunSettings, hardware: Hardware) -> float:
     """Memory traffic of one rank and step: activations, plus the optimizer's pass over weights and state."""
-    model, layout = settings.model, settings.layout
-    weight_bytes, compute_bytes = BYTES[settings.precision]
-    made = micro_batch(
-        Step(
-            model,
-            settings.sequences,
-            weight_bytes,
-            compute_bytes,
-            settings.chunk_size,
-            checkpointing=settings.checkpointing,
-            cuda=hardware.is_gpu,
-            tensor_parallel=layout.tensor_parallel,
-        )
-    )
-    weights = local_parameters(model, layout.tensor_parallel) * weight_bytes
-    state = state_bytes(settings.optimizer, model, weight_bytes) / layout.divisor("optimizer") / layout.tensor_parallel
+    layout, tp = settings.layout, settings.layout.tensor_parallel
+    weight_bytes, _ = BYTES[settings.precision]
+    made = micro_batch(settings.step(cuda=hardware.is_gpu))
+    local = fullest_stage(settings, tp)
+    weights = stored_bytes(local, weight_bytes, trainable=True)
+    state = state_bytes(settings.optimizer, local, weight_bytes) / layout.divisor("optimizer")
     # The optimizer reads and writes weights and state and reads gradients; clipping reads and writes gradients.
-    return made.written * WRITES_AND_READS * settings.accumulation + 5 * weights / layout.divisor("optimizer") + 2 * state
+    written = made.written / layout.pipeline.ranks
+    return written * WRITES_AND_READS * settings.accumulation + 5 * weights / layout.divisor("optimizer") + 2 * state
 
 
 def _communication(
     settings: RunSettings, hardware: Hardware, computing: float | None, weight_bytes: int, compute_bytes: int
 ) -> tuple[float | None, float]:
-    """(seconds of all communication per step, seconds that do not overlap with computation)."""
-    model, layout = settings.model, settings.layout
+    """(seconds of all communication per step, seconds that do not overlap with computation).
+
+    With a pipeline, of the rank that sends most.
+    """
+    layout = settings.layout
     if layout.devices == 1:
         return 0.0, 0.0
     if hardware.node_gbps is None or hardware.network_gbps is None:
         return None, 0.0
     links = communication.Links(hardware.node_gbps, hardware.network_gbps, hardware.devices_per_node)
     accumulation, tp = settings.accumulation, layout.tensor_parallel
-    weights = local_parameters(model, tp) * weight_bytes
+    of_pipeline = range(layout.pipeline.ranks)
+    rank = max(of_pipeline, key=lambda each: sum(bytes_of_rank(settings, each, cuda=hardware.is_gpu).values()))
+    local = weights_of_rank(settings, rank, tp)
+    gradients, sharing = stored_bytes(local, weight_bytes, trainable=True), layout.divisor("parameters")
     per_micro_batch = math.inf if computing is None else computing / accumulation
     split, exposed = 0.0, 0.0
     if tp > 1:
-        tokens = settings.sequences * model.block_size
-        one = communication.all_reduce_seconds(tokens * model.n_embd * compute_bytes, tp, links)
-        split = exposed = 4 * model.n_layer * one * accumulation
+        sizes = tensor_parallel_sizes(settings, rank)
+        split = exposed = sum(communication.gather_seconds(size, tp, links) for size in sizes) * accumulation
+    within = sequence_bytes(settings, rank), stage_bytes(settings, rank)
+    # Attention waits for what ranks of a sequence exchange. A stage waits for what the stage before sends.
+    waiting = within[0] / (links.node_gbps * 1e9) + within[1] / (links.network_gbps * 1e9)
+    split, exposed = split + waiting, exposed + waiting
     shared = 0.0
-    if layout.shards == "parameters" and layout.shard > 1:
-        gather = communication.gather_seconds(weights, layout.shard, links, stride=tp)
-        one = (3 if layout.reshard else 2) * gather  # weights once or twice, gradients once
-        shared = one * accumulation
-        exposed += communication.exposed_seconds(one, per_micro_batch) * accumulation
+    if sharing > 1:
+        whole = (*gathered_bytes(local, weight_bytes, compute_bytes), reduced_bytes(local))
+        blocks, others, scatter = (communication.gather_seconds(size, sharing, links, stride=tp) for size in whole)
+        each = (2 * blocks + others if layout.reshard else 0) + (0 if layout.reduce_once else scatter)
+        once = (0 if layout.reshard else blocks + others) + (scatter if layout.reduce_once else 0)
+        shared = each * accumulation + once
+        exposed += communication.exposed_seconds(each, per_micro_batch) * accumulation
+        exposed += communication.exposed_seconds(once, per_micro_batch)
     if layout.replicate > 1 or layout.shards in ("optimizer", "gradients"):
         ranks = layout.replicate if layout.shards == "parameters" else layout.data_parallel
-        stride = layout.data_parallel // ranks * tp
-        reduce = communication.all_reduce_seconds(weights / layout.divisor("parameters"), ranks, links, stride=stride)
+        stride = layout.data_parallel * layout.context // ranks * tp
+        reduce = communication.all_reduce_seconds(gradients / layout.divisor("parameters"), ranks, links, stride=stride)
         shared += reduce
         exposed += communication.exposed_seconds(reduce, per_micro_batch * 2 / 3)
-    return split + shared, exposed
+    updates = _muon_seconds(settings, rank, links, cuda=hardware.is_gpu)  # nothing computes meanwhile
+    return split + shared + updates, exposed + updates
 
 
-def communicated_bytes(settings: RunSettings) -> dict[str, float]:
-    """Bytes each rank sends per optimizer step, by purpose."""
-    model, layout = settings.model, settings.layout
-    weight_bytes, compute_bytes = BYTES[settings.precision]
-    weights = local_parameters(model, layout.tensor_parallel) * weight_bytes
-    found: dict[str, float] = {}
-    if layout.tensor_parallel > 1:
-        tokens = settings.sequences * model.block_size
-        one = communication.tensor_parallel_bytes(tokens, model.n_embd, model.n_layer, compute_bytes, layout.tensor_parallel)
-        found["tensor parallel"] = one * settings.accumulation
-    if layout.shards == "parameters" and layout.shard > 1:
-        one = communication.fsdp_bytes(weights, weights, layout.shard, reshard=layout.reshard)
-        found["weights gathered, gradients scattered"] = one * settings.accumulation
-    if layout.replicate > 1:
-        found["gradients all-reduced"] = communication.ddp_bytes(weights / layout.divisor("parameters"), layout.replicate)
-    elif layout.shards in ("optimizer", "gradients"):
-        found["gradients scattered, weights gathered"] = communication.ddp_bytes(weights, layout.shard)
-    return found
+def _muon_seconds(settings: RunSettings, rank: int, links: communication.Links, *, cuda: bool) -> float:
+    """Seconds in which Muon's matrices travel to their owners and back, and to the replicas."""
+    dimensions, rows = settings.layout.owners
+    if settings.optimizer.name != "MuonAdamW" or not dimensions:
+        return 0.0
+    iterate = settings.optimizer.newton_schulz_bytes(cuda=cuda)
+    size = iterate * sum(math.prod(shape) for shape in matrix_shapes(weights_of_rank(settings, rank)))
+    seconds, stride = 0.0, 1
+    for n in dimensions:
+        if n > 1:
+            seconds += 2 * communication.exchange_seconds(size / (math.prod(dimensions) * rows), n, links, stride=stride)
+        stride *= n
+    if rows > 1:
+        inside = links.devices_per_node >= stride * rows
+        seconds += size / math.prod(dimensions) / ((links.node_gbps if inside else links.network_gbps) * 1e9)
+    return seconds

@@ -6,22 +6,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lit_llm.plan import checkpoints, compute
+from lit_llm.plan import checkpoints, compute, mixture
 from lit_llm.plan.memory import BYTES, RESERVED_GB
-from lit_llm.plan.optimizer import state_bytes
-from lit_llm.plan.plan import ASSUMED_MFU, Plan, communicated_bytes
+from lit_llm.plan.pipeline import bubble
+from lit_llm.plan.plan import ASSUMED_MFU, Plan
+from lit_llm.plan.rank_traffic import communicated_bytes
 from lit_llm.plan.schedule import sparkline
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+_REPEATED = f": beyond about {mixture.MANY_EPOCHS}, repeated data help less (Muennighoff et al. 2023)"
+
+
 @dataclass(frozen=True)
 class Section:
-    """A heading, and rows of (label, text)."""
+    """A heading, and rows: of (label, text), or of the columns that `header` names."""
 
     title: str
-    rows: list[tuple[str, str]]
+    rows: Sequence[tuple[str, ...]]
+    header: tuple[str, ...] = ()
 
 
 def sections(plan: Plan, rate: Callable[[int], float] | None = None) -> list[Section]:
@@ -33,6 +38,7 @@ def sections(plan: Plan, rate: Callable[[int], float] | None = None) -> list[Sec
     found = [
         Section("Model", _model(plan)),
         Section("Run", _run(plan, rate)),
+        Section("Mixture", _mixture(plan), mixture.HEADER),
         Section(f"Memory per rank, peak ({plan.memory.moment})", _memory(plan)),
         Section("Compute and time", _time(plan)),
         Section("Communication", _communication(plan)),
@@ -49,12 +55,19 @@ def render(plan: Plan, rate: Callable[[int], float] | None = None) -> Renderable
     tables = []
     for section in sections(plan, rate):
         table = Table(
-            title=section.title, title_justify="left", show_header=False, box=None, padding=(0, 1), title_style="bold"
+            title=section.title,
+            title_justify="left",
+            show_header=bool(section.header),
+            box=None,
+            padding=(0, 1),
+            title_style="bold",
         )
-        table.add_column(style="cyan", no_wrap=True)
-        table.add_column(overflow="fold")
-        for label, text in section.rows:
-            table.add_row(label, text)
+        first, *others = section.header or ("", "")
+        table.add_column(first, style="cyan", no_wrap=True)
+        for name in others:
+            table.add_column(name, overflow="fold")
+        for row in section.rows:
+            table.add_row(*row)
         tables.append(table)
     return Group(*tables)
 
@@ -63,9 +76,9 @@ def markdown(plan: Plan, rate: Callable[[int], float] | None = None) -> str:
     """One Markdown table per section."""
     parts = []
     for section in sections(plan, rate):
-        rows = "\n".join(f"| {label} | {text} |" for label, text in section.rows)
-        parts.append(f"**{section.title}**\n\n| | |\n|---|---|\n{rows}")
-    return "\n\n".join(parts) + "\n"
+        table = table_rows(section.header or ("", ""), section.rows, as_markdown=True)
+        parts.append(f"**{section.title}**\n\n{table}")
+    return "\n".join(parts)
 
 
 # -- sections ---------------------------------------------------------------------------------------------------------
@@ -81,30 +94,48 @@ def _model(plan: Plan) -> list[tuple[str, str]]:
     vocabulary = f"{model.vocab_size:,}"
     if model.padded_vocab_size != model.vocab_size:
         vocabulary += f", padded to {model.padded_vocab_size:,}"
-    return [("parameters", f"{plan.parameters:,}"), ("by part", parts), ("shape", f"{kind}, vocabulary {vocabulary}")]
+    trained = plan.trained_parameters
+    share = f", of which {trained:,} are trained ({trained / plan.parameters:.2%})" if plan.settings.lora else ""
+    return [("parameters", f"{plan.parameters:,}{share}"), ("by part", parts), ("shape", f"{kind}, vocabulary {vocabulary}")]
 
 
 def _run(plan: Plan, rate: Callable[[int], float] | None) -> list[tuple[str, str]]:
     settings, layout = plan.settings, plan.settings.layout
     weight, operand = BYTES[settings.precision]
     optimizer = settings.optimizer
-    state = state_bytes(optimizer, settings.model, weight)
     known = "" if optimizer.is_known else " (unknown optimizer, counted as AdamW)"
-    mesh = [f"{name} {n}" for name, n in (("replicate", layout.replicate), ("shard", layout.shard)) if n > 1]
-    mesh += [f"tensor parallel {layout.tensor_parallel}"] if layout.tensor_parallel > 1 else []
+    dimensions = {
+        "pipeline": layout.pipeline.ranks,
+        "replicate": layout.replicate,
+        "shard": layout.shard,
+        "context": layout.context,
+        "tensor parallel": layout.tensor_parallel,
+    }
+    mesh = [f"{name} {n}" for name, n in dimensions.items() if n > 1]
+    if layout.divisor("parameters") > 1:
+        mesh.append(f"gathers weights {'twice a micro-batch' if layout.reshard else 'once a step'}")
+        mesh.append(f"reduces gradients {'once a step' if layout.reduce_once else 'after each micro-batch'}")
+    mesh += [f"schedule {layout.pipeline.schedule}"] if layout.pipeline.ranks > 1 else []
+    of_length = f" of {settings.sequence_length:,}" if settings.sequence_length != settings.model.block_size else ""
     accumulated = f" x {settings.accumulation} accumulated" if settings.accumulation > 1 else ""
     rows = [
         (
             "batch",
-            f"{settings.global_batch:,} sequences = {settings.tokens_per_step:,} tokens: "
+            f"{settings.global_batch:,} sequences{of_length} = {settings.tokens_per_step:,} tokens: "
             f"{settings.sequences} per micro-batch{accumulated} x {layout.data_parallel} data-parallel",
         ),
         *([("batch ramp", _ramp(plan))] if settings.ramp else []),
         ("tokens", f"{settings.steps:,} steps = {count(settings.tokens)} ({settings.tokens:,})"),
         ("data", _data(plan)),
+        *([("mixture", uneven)] if (uneven := mixture.uneven(settings.data.phases, settings.global_batch)) else []),
+        *([("packing", settings.data.packing)] if settings.data.packing else []),
         ("precision", f"{settings.precision}: weights, gradients, state {weight} bytes, matrix products {operand} bytes"),
         ("parallelism", f"{layout.strategy}, {devices(plan)}" + (f": {', '.join(mesh)}" if mesh else "")),
-        ("optimizer", f"{optimizer.name}, state {state / plan.parameters:.2f} bytes per parameter = {size(state)}{known}"),
+        (
+            "optimizer",
+            f"{optimizer.name}, state {plan.state_bytes / plan.parameters:.2f} bytes per parameter = {size(plan.state_bytes)}"
+            f"{known}",
+        ),
     ]
     parts = "; ".join(f"{p.name} {p.steps:,} steps, {count(p.tokens)} tokens" for p in plan.phases)
     drawn = f"  {sparkline(rate, settings.steps)}" if rate else ""
@@ -128,10 +159,22 @@ def _ramp(plan: Plan) -> str:
 def _data(plan: Plan) -> str:
     data = plan.settings.data
     if not data.train_tokens:
-        return "dataset size: unknown"
+        return f"dataset size: {data.origin}"
+    tokens, often = f"{count(data.train_tokens)} tokens ({data.origin})", ""
+    if data.phases:
+        if many := mixture.repeated(data.phases):
+            often = f": {', '.join(many)}{_REPEATED}"
+        return f"{tokens}, a mixture{often}"
     epochs = plan.settings.tokens / data.train_tokens
-    repeated = ": beyond about 4, repeated data help less (Muennighoff et al. 2023)" if epochs > 4 else ""
-    return f"{count(data.train_tokens)} tokens ({data.origin}): {epochs:.3g} epochs{repeated}"
+    if epochs > mixture.MANY_EPOCHS:
+        often = _REPEATED
+    return f"{tokens}: {epochs:.3g} epochs{often}"
+
+
+def _mixture(plan: Plan) -> list[tuple[str, ...]]:
+    settings = plan.settings
+    total = settings.tokens // settings.sequence_length
+    return mixture.rows(settings.data.phases, settings.stages, settings.sequence_length, total)
 
 
 def _memory(plan: Plan) -> list[tuple[str, str]]:
@@ -196,21 +239,19 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
 
 def _communication(plan: Plan) -> list[tuple[str, str]]:
     settings, times = plan.settings, plan.times
-    rows = [(f"{name}", f"{size(n)} per rank and step") for name, n in communicated_bytes(settings).items()]
+    rows = [
+        (f"{name}", f"{size(n)} per rank and step")
+        for name, n in communicated_bytes(settings, cuda=plan.hardware.is_gpu).items()
+    ]
     if rows and times.communication is not None:
         rows.append(("time", f"{duration(times.communication)} per step, {duration(times.exposed)} of it not overlapped"))
         if plan.efficiency is not None:
             rows.append(("scaling efficiency", f"{plan.efficiency:.1%}"))
-    if plan.options.pipeline_stages > 1:
-        from lit_llm.plan.communication import pipeline_bubble
-
-        bubble = pipeline_bubble(plan.options.pipeline_stages, settings.accumulation)
-        rows.append(
-            (
-                "pipeline bubble",
-                f"{bubble:.1%} with {plan.options.pipeline_stages} stages, {settings.accumulation} micro-batches",
-            )
-        )
+    layout = settings.layout.pipeline
+    if layout.ranks > 1:
+        share = bubble(layout, settings.accumulation)
+        how = f"{layout.ranks} ranks, schedule {layout.schedule}, {settings.accumulation} micro-batches"
+        rows.append(("pipeline bubble", f"{share:.1%} with {how}"))
     if plan.options.slowest_rank > 1:
         rows.append(("slowest rank", f"{plan.options.slowest_rank:g} x the mean: every step waits for it"))
     return rows
@@ -224,6 +265,7 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
     given = "" if plan.options.mtbf_hours else ", assuming 50,000 device-hours"
     rows = [
         ("checkpoint", f"weights and optimizer state, {size(plan.checkpoint_bytes)}, {duration(plan.save_seconds)} to write"),
+        *([("background copy", f"{size(plan.copy_bytes)} of host memory on each machine")] if plan.copy_bytes else []),
         (
             "best interval",
             f"{duration(interval)}{steps} by Young's rule for {plan.mtbf_seconds / 3600:,.0f} h between failures{given}: "

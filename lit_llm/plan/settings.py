@@ -4,28 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_llm.batch_sizes import accumulation_steps
+from lit_llm.distributed.keep_rule import keep
+from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.errors import UserError
-from lit_llm.mesh_sizes import mesh_sizes
+from lit_llm.mesh_sizes import MeshSizes, mesh_sizes
+from lit_llm.models.attention_kernel import AttentionKernel
+from lit_llm.models.config import GPTConfig
 from lit_llm.plan.memory import BYTES, Layout
+from lit_llm.plan.micro_batch import Step
+from lit_llm.plan.mixture import Phases
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.parameters import ModelShape
 from lit_llm.plan.ramp import Stages, sequences_before, steps_for
 
-STRATEGIES = ("single", "ddp", "zero1", "zero2", "fsdp", "fsdp2", "hsdp", "tp", "fsdp2-tp")
+if TYPE_CHECKING:
+    from lit_llm.models.lora import LoRAConfig
+
+STRATEGIES = (
+    "single",
+    "ddp",
+    "zero1",
+    "zero2",
+    "fsdp",
+    "fsdp2",
+    "hsdp",
+    "tp",
+    "fsdp2-tp",
+    "cp",
+    "fsdp2-cp",
+    "pp",
+    "fsdp2-pp",
+    "3d",
+    "4d",
+)
 CHECKPOINTING = ("none", "cheap", "attention", "full")
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None)."""
+    """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None).
+
+    `phases`: what a mixture draws from its sources. `sequences`: of one epoch of packed documents; None: unknown, or not
+    packed. `packing`: what packing does to the documents.
+    """
 
     train_tokens: int | None = None
     val_tokens: int | None = None
     origin: str = "unknown"
     bytes_per_token: int = 2
+    phases: Phases = ()
+    sequences: int | None = None
+    packing: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,11 +76,13 @@ class Schedule:
 class RunSettings:
     """A run. Batch sizes are in sequences, `steps` are optimizer steps.
 
+    `length`: tokens of a sequence (`data.block_size`). None: the model's block size.
+
     `ramp`: the stages of a BatchRamp, pairs of (first step, sequences per step); the last stage has `global_batch`. Total
     tokens follow the ramp. `accumulation` and `tokens_per_step` describe the final batch.
     """
 
-    model: ModelShape
+    model: GPTConfig
     optimizer: Optimizer
     steps: int
     global_batch: int
@@ -65,8 +98,17 @@ class RunSettings:
     validate_every: int | None = None
     save_every: int | None = None
     keep_last: int = 1
+    background_saves: bool = False
     data: DataFacts = field(default_factory=DataFacts)
     ramp: Stages = ()
+    lora: LoRAConfig | None = None
+    length: int | None = None
+    attention: AttentionKernel = "auto"
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a sequence."""
+        return self.length or self.model.block_size
 
     @property
     def sequences(self) -> int:
@@ -79,7 +121,7 @@ class RunSettings:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.global_batch * self.model.block_size
+        return self.global_batch * self.sequence_length
 
     @property
     def tokens(self) -> int:
@@ -91,9 +133,28 @@ class RunSettings:
         """The stages of the ramp; a constant batch has one stage."""
         return self.ramp or ((0, self.global_batch),)
 
+    def step(self, *, cuda: bool) -> Step:
+        """A micro-batch of one rank whose gradients are not sharded."""
+        weight_bytes, compute_bytes = BYTES[self.precision]
+        return Step(
+            self.model,
+            self.sequences,
+            weight_bytes,
+            compute_bytes,
+            self.chunk_size,
+            z_loss=self.z_loss,
+            checkpointing=self.checkpointing,
+            cuda=cuda,
+            tensor_parallel=self.layout.tensor_parallel,
+            lora=self.lora,
+            length=self.length,
+            context=self.layout.context,
+            gathers_keys=self.layout.context_attention == "gather",
+        )
+
     def tokens_before(self, step: int) -> int:
         """Tokens in the first `step` steps."""
-        return sequences_before(self.stages, step) * self.model.block_size
+        return sequences_before(self.stages, step) * self.sequence_length
 
     def problems(self) -> list[str]:
         """One sentence for each size that does not divide. Batch sizes get the message that `fit` prints."""
@@ -106,25 +167,48 @@ class RunSettings:
             "block_size": model.block_size,
             "padded vocabulary": model.padded_vocab_size,
         }
+        if self.sequence_length != model.block_size:
+            split["data.block_size"] = self.sequence_length
         for name, value in split.items():
             if value % tp:
                 found.append(
                     f"tensor_parallel {tp} does not divide {name} {value} of the model (--trainer.strategy, --devices)."
                 )
+        pipeline = self.layout.pipeline
+        layout = self.layout
+        sizes = MeshSizes(pipeline.ranks, layout.replicate, layout.shard, layout.context, layout.tensor_parallel)
+        if sizes.context > 1:
+            from lit_llm.distributed.context_parallel import context_problems  # imports torch
+
+            found += context_problems(model, sizes, layout.context_attention)
+        if pipeline.ranks > 1:
+            from lit_llm.distributed.pipeline_problems import pipeline_problems
+
+            found += [
+                *pipeline.problems(),
+                *pipeline_problems(
+                    *(pipeline, sizes, model, None, None, self.precision, self.chunk_size),
+                    reshards=layout.reshard and sizes.data_parallel * sizes.context > 1,
+                ),
+            ]
         for size in dict.fromkeys((self.global_batch, *(size for _, size in self.ramp))):
-            words = {}
+            words: dict[str, str] = {}
             if size != self.global_batch:
                 words = {"label": "batch_ramp: a batch of {} sequences", "flag": "--batch_ramp.tokens_per_batch"}
             try:
                 accumulation_steps(size, self.micro_batch, dp, **words)
             except UserError as error:
                 found.append(str(error))
+                continue
+            flag = words.get("flag", "--data.global_batch_size")
+            if pipeline.ranks > 1 and (problem := pipeline.batch_problem(size, self.micro_batch, dp, flag=flag)):
+                found.append(problem)
         return found
 
 
 def from_recipe(
     config: Mapping[str, Any],
-    model: ModelShape,
+    model: GPTConfig,
     *,
     devices: int | None,
     devices_per_node: int,
@@ -132,12 +216,14 @@ def from_recipe(
     global_batch: int,
     data: DataFacts,
     ramp: Stages = (),
+    lora: LoRAConfig | None = None,
+    length: int | None = None,
 ) -> RunSettings:
     """Settings from a parsed recipe (a nested dict).
 
     Args:
         devices: replaces the recipe's trainer.devices and num_nodes. None: use those, where "auto" counts as 1.
-        ramp: the stages of the batch ramp, as in `RunSettings`.
+        ramp, length: as in `RunSettings`.
 
     Raises:
         UserError: the precision, the strategy or the number of devices cannot be planned.
@@ -155,11 +241,13 @@ def from_recipe(
             raise UserError(
                 "The number of steps depends on the size of the dataset, which is unknown: set --trainer.max_steps."
             )
-        steps = steps_for(ramp or ((0, global_batch),), epochs * ((data.train_tokens - 1) // model.block_size))
+        sequences = data.sequences or (data.train_tokens - 1) // (length or model.block_size)
+        steps = steps_for(ramp or ((0, global_batch),), epochs * sequences)
     total = options.get("total_steps")
     decay = options.get("decay_steps") or max(1, round(options.get("decay_fraction", 0.2) * (total or steps)))
     _, validation = class_of(config.get("validation") or {})
     _, checkpoint = class_of(config.get("checkpoint") or {})
+    layout = layout_from_strategy(trainer.get("strategy") or "auto", devices, devices_per_node)
     return RunSettings(
         model=model,
         optimizer=optimizer_of(config["optimizer"]),
@@ -169,7 +257,7 @@ def from_recipe(
         precision=precision,
         matmul_precision=compute.get("matmul_precision") or "highest",
         float8=bool(compute.get("float8")),
-        layout=layout_from_strategy(trainer.get("strategy") or "auto", devices, devices_per_node),
+        layout=layout,
         chunk_size=loss.get("chunk_size"),
         z_loss=bool(loss.get("z_loss")),
         checkpointing=str(compute.get("activation_checkpointing") or "none"),
@@ -182,8 +270,12 @@ def from_recipe(
         validate_every=validation.get("every_n_steps"),
         save_every=checkpoint.get("every_n_steps"),
         keep_last=checkpoint.get("keep_last") or 1,
+        background_saves=layout.splits_model if (saves := config.get("async_checkpoints", "auto")) == "auto" else bool(saves),
         data=data,
         ramp=ramp,
+        lora=lora,
+        length=length,
+        attention=compute.get("attention") or "auto",
     )
 
 
@@ -254,28 +346,49 @@ def layout_from_strategy(strategy: Any, devices: int, devices_per_node: int) -> 
     if name in ("zero1", "zero2"):
         return Layout(name, shard=devices, shards="optimizer" if name == "zero1" else "gradients")
     if name in ("fsdp", "fsdp2"):
-        offload = bool(options.get("cpu_offload"))
-        return replace(_mesh({}, devices), strategy=name, cpu_offload=offload)
+        options = {**options, "reshard_after_forward": True} if name == "fsdp" else options  # as `from_fsdp1` translates it
+        return replace(_mesh(options, devices), strategy=name)
     inside = min(devices, devices_per_node)
     mesh = {
         "hsdp": {"replicate": devices // inside, "shard": inside},
         "tp": {"tensor_parallel": devices, "shard": 1},
         "fsdp2-tp": {"tensor_parallel": min(2, devices)},
+        "cp": {"context": devices, "shard": 1},
+        "fsdp2-cp": {"context": 2},
+        "pp": {"pipeline": devices, "shard": 1},
+        "fsdp2-pp": {"pipeline": 2},
+        "3d": {"pipeline": 2, "tensor_parallel": 2},
+        "4d": {"pipeline": 2, "context": 2, "tensor_parallel": 2},
     }[name]
     return replace(_mesh(mesh, devices), strategy=name)
 
 
 def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
     """The layout of a `MeshStrategy` with these arguments."""
-    replicate, tensor_parallel = options.get("replicate") or 1, options.get("tensor_parallel") or 1
-    replicate, shard, tensor_parallel = mesh_sizes(replicate, options.get("shard", "auto"), tensor_parallel, devices)
+    given = {name: options.get(name) or 1 for name in MeshSizes._fields} | {"shard": options.get("shard", "auto")}
+    sizes = mesh_sizes(devices, **given)
+    asked = {
+        "weights": options.get("reshard_after_forward", "auto"),
+        "gradients": options.get("reduce_each_micro_batch", "auto"),
+    }
+    in_pipeline = sizes.pipeline > 1
+    kept = keep(asked["weights"], asked["gradients"], pipeline=in_pipeline, weight_bytes=1, gradient_bytes=1, memory=0)
     return Layout(
         "mesh",
-        replicate,
-        shard,
-        tensor_parallel,
-        shards="parameters" if shard > 1 else "nothing",
-        reshard=options.get("reshard_after_forward") is not False,
+        sizes.replicate,
+        sizes.shard,
+        sizes.tensor_parallel,
+        shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
+        reshard=not kept.weights,
+        reduce_once=kept.gradients,
+        auto=() if in_pipeline else tuple(name for name, value in asked.items() if value == "auto"),  # type: ignore[misc]
         prefetch=options.get("prefetch", 1),
         cpu_offload=bool(options.get("cpu_offload")),
+        context=sizes.context,
+        context_attention=options.get("context_attention") or "gather",
+        pipeline=PipelineLayout(
+            sizes.pipeline,
+            options.get("schedule") or "1f1b",
+            *(options.get(name) for name in ("stages_per_rank", "layers_first", "layers_last")),
+        ),
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.plan import Options, peak_memory, usable_bytes
+from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.plan import peak_memory, usable_bytes
 from lit_llm.plan.settings import RunSettings, layout_from_strategy
 
 CPU_GB = 2.0
@@ -42,13 +43,13 @@ def smallest(settings: RunSettings) -> Smallest | None:
     Returns:
         None if the run does not fit on MOST_DEVICES devices of any kind.
     """
-    options, known = Options(), hardware_table.table()
+    known = hardware_table.table()
     alone = replace(settings, layout=layout_from_strategy("single", 1, 1))
     if not alone.problems():
-        needed = peak_memory(alone, known["cpu"], options).total
+        needed = peak_memory(alone, cuda=False).total
         if needed <= CPU_GB * 1e9:
             return Smallest(known["cpu"], 1, (), needed)
-    found = [each for hardware in known.values() if hardware.is_gpu and (each := _fewest(alone, hardware, options))]
+    found = [each for hardware in known.values() if hardware.is_gpu and (each := _fewest(alone, hardware))]
     return min(found, key=_cost, default=None)
 
 
@@ -59,12 +60,15 @@ def _cost(found: Smallest) -> tuple[float, float, float, str]:
     return n * hardware.memory_gb, n * low, n * high, hardware.name
 
 
-def _fewest(alone: RunSettings, hardware: Hardware, options: Options) -> Smallest | None:
+def _fewest(alone: RunSettings, hardware: Hardware) -> Smallest | None:
     n = 1
     while n <= MOST_DEVICES:
         layout = layout_from_strategy("fsdp2", n, hardware.devices_per_node)
         for flags, tried in _variants(replace(alone, layout=layout)):
-            if not tried.problems() and (needed := peak_memory(tried, hardware, options).total) <= usable_bytes(hardware):
+            if tried.problems():
+                continue
+            needed = peak_memory(resolved(tried, hardware), cuda=True).total
+            if needed <= usable_bytes(hardware):
                 sharding = ("--config strategy/fsdp2",) if n > 1 else ()
                 return Smallest(hardware, n, sharding + flags, needed)
         n *= 2

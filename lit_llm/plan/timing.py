@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lit_llm.plan import compute
-from lit_llm.plan.activations import Step, micro_batch
+from lit_llm.plan import muon
 from lit_llm.plan.memory import BYTES
+from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import matrix_shapes, state_bytes
-from lit_llm.plan.parameters import total_parameters
+from lit_llm.plan.parameters import stored_bytes, weights_of
 from lit_llm.plan.settings import RunSettings
 
 WORK = ("matmul FLOPs", "attention FLOPs", "bytes written", "logits", "optimizer bytes", "operations")
@@ -27,27 +27,18 @@ OPERATIONS_PER_BLOCK = 150
 def work_of(settings: RunSettings, *, cuda: bool) -> tuple[float, ...]:
     """The work of one device in one optimizer step, in the order of WORK."""
     model, accumulation = settings.model, settings.accumulation
-    weight_bytes, compute_bytes = BYTES[settings.precision]
-    tokens = settings.sequences * model.block_size * accumulation
-    matmul, attention = compute.executed_flops_per_token(model, settings.checkpointing, cuda=cuda)
-    matmul *= tokens
+    weight_bytes, _ = BYTES[settings.precision]
+    tokens = settings.sequences * settings.sequence_length * accumulation
+    made, weights = micro_batch(settings.step(cuda=cuda)), weights_of(model, settings.lora)
+    matmul = float(made.matmul_flops * accumulation)
     if settings.optimizer.name == "MuonAdamW":
-        matmul += compute.newton_schulz_flops(matrix_shapes(model))
-    step = Step(
-        model,
-        settings.sequences,
-        weight_bytes,
-        compute_bytes,
-        settings.chunk_size,
-        checkpointing=settings.checkpointing,
-        cuda=cuda,
-    )
-    written = micro_batch(step).written * accumulation
-    weights = total_parameters(model) * weight_bytes
+        matmul += muon.flops(matrix_shapes(weights))
     # Clipping reads and writes gradients. The update reads gradients and reads and writes weights and state.
-    updated = 5 * weights + 2 * state_bytes(settings.optimizer, model, weight_bytes)
+    updated = 5.0 * stored_bytes(weights, weight_bytes, trainable=True)
+    updated += 2 * state_bytes(settings.optimizer, weights, weight_bytes)
     operations = (model.n_layer + 1) * OPERATIONS_PER_BLOCK * accumulation
-    return matmul, attention * tokens, written, tokens * model.padded_vocab_size, updated, operations
+    logits = tokens * model.padded_vocab_size
+    return matmul, made.attention_flops * accumulation, made.written * accumulation, logits, updated, operations
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lit_llm.checkpoint.compatibility import model_changes, model_settings, saved_architecture, saved_model_config
-from lit_llm.checkpoint.format import read, verify
+from lit_llm.checkpoint.adapters import LORA, base_damage
+from lit_llm.checkpoint.compatibility import (
+    model_changes,
+    model_settings,
+    reinterpretations,
+    saved_architecture,
+    saved_model_config,
+)
+from lit_llm.checkpoint.dcp_folder import is_dcp_folder
+from lit_llm.checkpoint.format import damage_before_load, read_values
 from lit_llm.checkpoint.manifest import MANIFEST
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
@@ -15,7 +23,19 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.ranks import is_rank_zero
 from lit_llm.runs.run_folder import find_checkpoint
 from lit_llm.runs.tokenizer_file import run_of, tokenizer_problem
-from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, recognised
+
+BASE_HELP = "of a LoRA run: the run folder or checkpoint of its base weights, if they were moved"
+"""Help of a command's flag --init_from."""
+
+
+def named_base(path: str | None) -> Path | None:
+    """The checkpoint that a command's flag --init_from names.
+
+    Raises:
+        UserError: There is none.
+    """
+    return None if path is None else InitialWeights.find(Path(path)).checkpoint
 
 
 @dataclass(frozen=True)
@@ -28,6 +48,8 @@ class InitialWeights:
     """The custom model that the weights belong to; None for a GPT."""
     tokenizer_file: Path | None
     """The tokenizer in its run folder."""
+    lora: bool = False
+    """Whether it holds adapters. Their base weights are then part of the weights."""
 
     @classmethod
     def find(cls, path: Path) -> InitialWeights:
@@ -41,14 +63,22 @@ class InitialWeights:
                 f"{path} is a Hugging Face folder; make a run folder of it first: "
                 f"python -m lit_llm import --from {path} --out RUN (--init_from)"
             )
+        if is_dcp_folder(path):
+            raise UserError(
+                f"{path} is a folder of torch.distributed.checkpoint; make a run folder of it first: "
+                f"python -m lit_llm import --from {path} --out RUN (--init_from)"
+            )
         if not path.exists():
             raise UserError(f"there is no run folder or checkpoint {path} (--init_from)")
         is_checkpoint = path.is_file() or (path / MANIFEST).is_file()
         checkpoint = path if is_checkpoint else find_checkpoint(path, "last")
-        content = read(checkpoint, verify=False, lazy=True)
+        try:
+            content = read_values(checkpoint)
+        except UserError as error:
+            raise UserError(f"{str(error).rstrip('.')} (--init_from)") from error
         model = saved_model_config(content, checkpoint, "--init_from")
         file = (run_of(path) if is_checkpoint else path) / TOKENIZER_FILE
-        return cls(checkpoint, model, saved_architecture(content), file if file.is_file() else None)
+        return cls(checkpoint, model, saved_architecture(content), file if file.is_file() else None, LORA in content)
 
     def defaults(self) -> dict[str, Any]:
         """Defaults that follow from the weights, for the model and the tokenizer. Recipes and flags override them."""
@@ -66,11 +96,17 @@ class InitialWeights:
         architecture = settings.pop("architecture", None)
         return {"architecture": architecture, **{f"model.{name}": value for name, value in settings.items()}}
 
-    def damage(self) -> str | None:
-        """How the checkpoint or its tokenizer is damaged, as a sentence; checked on rank 0, None on other ranks."""
+    def damage(self, *, ranks: int = 1) -> str | None:
+        """How the checkpoint or its tokenizer is damaged, as a sentence; checked on rank 0, None on other ranks.
+
+        Args:
+            ranks: The processes that load the weights. If there are several, they hash the shards then.
+        """
         if not is_rank_zero():
             return None
-        problem = verify(self.checkpoint)
+        problem = damage_before_load(self.checkpoint, ranks=ranks)
+        if problem is None and self.lora:
+            problem = base_damage(read_values(self.checkpoint), self.checkpoint)
         if problem is None and self.tokenizer_file is not None:
             problem = tokenizer_problem(self.checkpoint, self.tokenizer_file.parent)
         return problem and f"{problem} (--init_from)"
@@ -85,11 +121,16 @@ class InitialWeights:
             saved["block_size"] = model.block_size
         return model_changes(saved, model, architecture, accepted=True)
 
+    def reinterpretations(self, model: GPTConfig, architecture: Architecture | None) -> list[str]:
+        """One sentence for each setting of a model that fits the weights, but not how they were trained."""
+        changes = reinterpretations(model_settings(self.model, self.architecture), model, architecture)
+        return [f"{change}: the weights were trained with the former" for change in changes]
+
     def tokenizer_problem(self, tokenizer: Tokenizer | None) -> str | None:
         """A sentence if the data use another tokenizer than the weights. None also if one of them has no tokenizer."""
         if tokenizer is None or self.tokenizer_file is None:
             return None
-        if tokenizer.identity() == load_tokenizer(self.tokenizer_file).identity():
+        if recognised(tokenizer).identity() == load_tokenizer(self.tokenizer_file).identity():
             return None
         return (
             f"the data's tokenizer is not that of the weights in {self.checkpoint}: use "

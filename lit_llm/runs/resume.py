@@ -1,12 +1,14 @@
 """Where a launch starts: its run folder, its checkpoint, and whether the current settings fit that checkpoint.
 
-Rank 0 decides. It takes the run folder's lock into account, verifies the checkpoint (which reads all of it once) and compares
-the settings. The other ranks parse the same command line before a process group exists. They only determine that there is a
-checkpoint to resume from; `FolderCheckpointIO.load_checkpoint` then gives them the path that rank 0 has chosen.
+Rank 0 decides. It takes the run folder's lock into account, verifies the checkpoint and compares the settings. On one process
+it hashes every file of the checkpoint. If several will load it, it leaves the shards to them: `FolderCheckpointIO` shares that
+work. The other ranks parse the same command line before a process group exists. They only determine that there is a checkpoint
+to resume from; `FolderCheckpointIO.load_checkpoint` then gives them the path that rank 0 has chosen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import lit_llm.data
-from lit_llm.checkpoint.compatibility import model_changes, same_class
-from lit_llm.checkpoint.format import checkpoints_in, newest_good, read, verify
+from lit_llm.checkpoint.adapters import saved_lora
+from lit_llm.checkpoint.compatibility import lora_changes, model_changes, same_class
+from lit_llm.checkpoint.format import checkpoints_in, damage_before_load, newest_good, read_values
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.lora import LoRAConfig
 from lit_llm.ranks import is_rank_zero
 from lit_llm.runs.lock import RunLock
 from lit_llm.runs.run_folder import (
@@ -58,6 +62,8 @@ class RunStart:
 
     checkpoint: Path | None = None
     """None: there is none; training starts at step 0. On ranks above 0 the path itself means nothing: rank 0's is loaded."""
+    shards_left: bool = False
+    """Whether the shards of the checkpoint are not hashed yet: the ranks share that when they load it."""
     step: int | None = None
     """Optimizer steps behind the checkpoint that training continues from. None: training starts at step 0, this is an
     evaluation, or this rank is not rank 0."""
@@ -76,6 +82,7 @@ class RunStart:
         self,
         model: GPTConfig | None,
         architecture: Architecture | None,
+        lora: LoRAConfig | None,
         optimizer_class: str | None,
         data: object | None,
         *,
@@ -84,19 +91,20 @@ class RunStart:
         """How the settings differ from the checkpoint's, one sentence each, with the flag that resolves it.
 
         Args:
-            model, architecture, optimizer_class, data: The current settings; None where they are invalid in themselves.
+            model, architecture, lora, optimizer_class, data: The current settings; None where they are invalid in themselves.
             accepted: Ignore differences that only lead to a different run (`--accept_changes`).
         """
         if self.checkpoint is None or not is_rank_zero():
             return []
         resumes = self.step is not None
-        saved = read(self.checkpoint, verify=False, lazy=True)  # it has been verified
+        saved = read_values(self.checkpoint)  # it has been verified
         if "model_config" not in saved:
             flag = "--resume" if resumes else "--ckpt_path"
             return [f"{self.checkpoint} is a checkpoint of another program: it has no model_config ({flag})"]
         found: list[str] = []
         if model is not None:
             found += model_changes(saved["model_config"], model, architecture, accepted=not resumes or accepted)
+        found += lora_changes(saved_lora(saved), lora, accepted=not resumes or accepted)
         before = saved.get("optimizer_class")
         if resumes and before is not None and optimizer_class is not None and not same_class(before, optimizer_class):
             found.append(
@@ -112,16 +120,23 @@ class RunStart:
         """How the settings, by key, differ from the checkpoint's. Older checkpoints do not store them."""
         if self.checkpoint is None or self.step is None or not is_rank_zero():
             return SettingChanges()
-        saved = read(self.checkpoint, verify=False, lazy=True).get(SETTINGS, {})
+        saved = read_values(self.checkpoint).get(SETTINGS, {})
         branches = is_path(self.resume) and self.checkpoint.resolve() == Path(self.resume).resolve()
         compares_data = isinstance(data, lit_llm.data.TokenDataModule)
         return setting_changes(saved, settings, accepted=accepted or branches, compares_data=compares_data)
+
+    def saved_data(self, data: lit_llm.data.TokenDataModule) -> dict[str, Any] | None:
+        """What the data saved in the checkpoint that training continues from; None if it does not, or other data were."""
+        if self.checkpoint is None or self.step is None or not is_rank_zero():
+            return None
+        found: dict[str, Any] | None = read_values(self.checkpoint).get(type(data).__qualname__)
+        return found
 
     def data_changes(self, data: lit_llm.data.TokenDataModule, vocab_size: int | None, *, accepted: bool) -> list[str]:
         """The differences that show once the data are open: their fingerprint, and the vocabulary if the model follows it."""
         if self.checkpoint is None:
             return []
-        saved = read(self.checkpoint, verify=False, lazy=True)
+        saved = read_values(self.checkpoint)
         found = [] if accepted else data.changes_since(saved)
         vocabulary = saved["model_config"]["vocab_size"]
         if vocab_size is None and data.vocab_size != vocabulary:
@@ -141,8 +156,11 @@ class RunStart:
             raise UserError(f"another run wrote into {run_dir} while this one was starting: start it again")
 
 
-def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps: int | None) -> RunStart:
+def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps: int | None, ranks: int = 1) -> RunStart:
     """Where `fit` starts, with `--resume never|auto|PATH`.
+
+    Args:
+        ranks: The processes that load the checkpoint. If there are several, they hash its shards then.
 
     Raises:
         UserError: The run folder is in use; the checkpoint does not exist, is damaged or has no training state; a run would
@@ -158,10 +176,10 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
         lock = RunLock(run_dir)
         lock.refuse_if_held()
         folder_state = _state_of(run_dir)
-        checkpoint, origin = find_start(run_dir, resume, replace=replace)
+        checkpoint, origin = find_start(run_dir, resume, replace=replace, ranks=ranks)
     step = None
     if checkpoint is not None and is_rank_zero():
-        if "optimizer_states" not in read(checkpoint, verify=False, lazy=True):
+        if "optimizer_states" not in read_values(checkpoint):
             raise UserError(
                 f"{checkpoint} holds weights only, no training state to resume; start a run from it with "
                 f"--init_from {checkpoint} --run_dir DIR"
@@ -170,7 +188,25 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
     max_steps = None
     if additional_steps is not None:
         max_steps = _end_of_branch(run_dir, resume, origin, additional_steps)
-    return RunStart(checkpoint, step, "auto" if origin is None else str(origin), max_steps, lock, folder_state)
+    return RunStart(checkpoint, ranks > 1, step, "auto" if origin is None else str(origin), max_steps, lock, folder_state)
+
+
+def start_of_plan(run_dir: Path, resume: str) -> RunStart:
+    """The checkpoint that a planned `fit` would continue from. Takes no lock, and reads no checksums.
+
+    Raises:
+        UserError: The checkpoint that `resume` names is missing or damaged. Others that are damaged are skipped.
+    """
+    if resume == "never":
+        return RunStart()
+    if is_path(resume):
+        path = _target(Path(resume))
+        return RunStart(path, step=steps_made(path))
+    for checkpoint in [*checkpoints_in(run_dir / CHECKPOINTS), origin_of(run_dir)]:
+        if checkpoint is not None:
+            with contextlib.suppress(UserError):
+                return RunStart(checkpoint, step=steps_made(checkpoint))
+    return RunStart()
 
 
 def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_steps: int) -> int:
@@ -189,8 +225,11 @@ def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_s
     return steps_made(origin) + additional_steps
 
 
-def start_of_evaluation(run_dir: Path, ckpt_path: str) -> RunStart:
+def start_of_evaluation(run_dir: Path, ckpt_path: str, *, ranks: int = 1) -> RunStart:
     """The weights that `validate` and `test` evaluate: last, best, or a checkpoint's path.
+
+    Args:
+        ranks: As for `start_of_fit`.
 
     Raises:
         UserError: There is no such checkpoint, or it is damaged.
@@ -198,16 +237,19 @@ def start_of_evaluation(run_dir: Path, ckpt_path: str) -> RunStart:
     _refuse_a_file(run_dir)
     named = ckpt_path in ("last", "best")
     checkpoint = _target(find_checkpoint(run_dir, ckpt_path) if named else existing_checkpoint(ckpt_path))
-    if is_rank_zero() and (damage := verify(checkpoint)):
+    if is_rank_zero() and (damage := damage_before_load(checkpoint, ranks=ranks)):
         raise UserError(damage)
-    return RunStart(checkpoint)
+    return RunStart(checkpoint, shards_left=ranks > 1)
 
 
-def find_start(run_dir: Path, resume: str, *, replace: bool) -> tuple[Path | None, Path | None]:
+def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> tuple[Path | None, Path | None]:
     """The verified checkpoint to start from (None: at step 0), and the checkpoint of another run where this one branched off.
 
     A PATH in the run folder continues the run from there. A PATH of another run starts a branch, or continues it if the folder
     already holds that branch. With auto, damaged checkpoints are skipped, with a warning on stderr for each.
+
+    Args:
+        ranks: As for `start_of_fit`.
 
     Raises:
         UserError: PATH is missing, damaged or not a checkpoint; a run would be overwritten; every checkpoint is damaged.
@@ -228,25 +270,25 @@ def find_start(run_dir: Path, resume: str, *, replace: bool) -> tuple[Path | Non
         if path.absolute().is_relative_to(run_dir.absolute()):
             if replace:
                 raise UserError(f"{path} is in the run folder that --replace true would set aside (--run_dir DIR)")
-            return _verified(path), origin_of(run_dir)
+            return _verified(path, ranks=ranks), origin_of(run_dir)
         origin = path.resolve()  # a link such as stable.ckpt may be changed later
         if replace or origin_of(run_dir) != origin:
-            checkpoint = _verified(path)
+            checkpoint = _verified(path, ranks=ranks)
             if holds_run(run_dir) and not replace:
                 raise UserError(
                     f"run folder {run_dir} holds a run that did not start from {path}; continue that with --run "
                     f"{run_dir} --resume auto, set it aside with --replace true, or write elsewhere with --run_dir DIR"
                 )
             return checkpoint, origin
-    newest = _newest_good(run_dir)
+    newest = _newest_good(run_dir, ranks=ranks)
     if newest is None and origin is not None:
-        newest = _verified(origin)
+        newest = _verified(origin, ranks=ranks)
     return newest, origin
 
 
 def steps_made(checkpoint: Path) -> int:
     """Optimizer steps behind a verified checkpoint."""
-    return int(read(checkpoint, verify=False, lazy=True)["global_step"])
+    return int(read_values(checkpoint)["global_step"])
 
 
 def _any_checkpoint(run_dir: Path, resume: str) -> Path | None:
@@ -258,8 +300,8 @@ def _any_checkpoint(run_dir: Path, resume: str) -> Path | None:
     return next(iter(checkpoints_in(run_dir / CHECKPOINTS)), None) or origin_of(run_dir)
 
 
-def _newest_good(run_dir: Path) -> Path | None:
-    good, damaged = newest_good(run_dir / CHECKPOINTS)
+def _newest_good(run_dir: Path, *, ranks: int) -> Path | None:
+    good, damaged = newest_good(run_dir / CHECKPOINTS, shards=ranks == 1)
     if good is None and damaged:
         raise UserError("\n".join([*damaged, f"no checkpoint of {run_dir} can be read; start again with --replace true"]))
     for problem in damaged:
@@ -267,7 +309,7 @@ def _newest_good(run_dir: Path) -> Path | None:
     return good
 
 
-def _verified(path: Path) -> Path:
+def _verified(path: Path, *, ranks: int) -> Path:
     path = _target(path)
     if not path.exists():
         raise UserError(f"there is no checkpoint {path} to resume from (--resume PATH, or --resume auto)")
@@ -278,7 +320,7 @@ def _verified(path: Path) -> Path:
         )
     if path.name == CHECKPOINTS and path.is_dir():
         raise UserError(f"{path} holds the checkpoints of a run: name one of them (--resume {path / 'last.ckpt'})")
-    if damage := verify(path):
+    if damage := damage_before_load(path, ranks=ranks):
         raise UserError(f"{damage} (--resume auto takes the newest good one)")
     return path
 

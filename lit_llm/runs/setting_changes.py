@@ -35,7 +35,8 @@ class Change(Enum):
 _RULES: dict[Change, str] = {
     Change.FREE: """
         run_dir async_checkpoints sharded_checkpoints init_from resume replace accept_changes check_against check_tolerance
-        additional_steps validation throughput plan time_breakdown stragglers profile samples page progress signals checkpoint
+        additional_steps hang_timeout log_dir
+        validation throughput plan time_breakdown stragglers profile samples page progress signals checkpoint
         data.num_workers data.cache_dir
         trainer.logger trainer.fast_dev_run trainer.limit_val_batches trainer.limit_test_batches trainer.limit_predict_batches
         trainer.val_check_interval trainer.check_val_every_n_epoch trainer.num_sanity_val_steps trainer.log_every_n_steps
@@ -55,7 +56,7 @@ _RULES: dict[Change, str] = {
         seed_everything loss optimizer schedule gradient_norm spike_guard
         trainer.accumulate_grad_batches trainer.gradient_clip_val trainer.gradient_clip_algorithm trainer.overfit_batches
     """,
-    Change.MODEL: "model architecture",
+    Change.MODEL: "model architecture lora",
     Change.DATA: "data batch_ramp",
 }
 RULES: dict[str, Change] = {prefix: change for change, prefixes in _RULES.items() for prefix in prefixes.split()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.format import read_values
 from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE
@@ -31,7 +31,7 @@ def tokenizer_sha256(run: Path) -> str:
 def tokenizer_problem(checkpoint: Path, run: Path) -> str | None:
     """A sentence if the tokenizer in `run` is not that of a verified checkpoint. None also if one of them is missing."""
     file = run / TOKENIZER_FILE
-    expected = read(checkpoint, verify=False, lazy=True).get(TOKENIZER_SHA256)
+    expected = read_values(checkpoint).get(TOKENIZER_SHA256)
     if expected is None or not file.is_file() or tokenizer_sha256(run) == expected:
         return None
     return (

@@ -13,7 +13,7 @@ from lit_llm.tokenizers.document_ids import DOCUMENT_IDS_FILE
 from lit_llm.tokenizers.encoder import EncoderChoice, PieceEncoder, choose_encoder
 from lit_llm.tokenizers.hugging_face import TokenizerJSON
 from lit_llm.tokenizers.learned import Learned
-from lit_llm.tokenizers.load import load_tokenizer
+from lit_llm.tokenizers.load import load_tokenizer, recognised
 
 __all__ = [
     "BPE",
@@ -29,4 +29,5 @@ __all__ = [
     "TokenizerJSON",
     "choose_encoder",
     "load_tokenizer",
+    "recognised",
 ]

@@ -117,6 +117,11 @@ class TokenizerJSON(HuggingFaceTokenizer):
             self._bos_id = self._id_of(bos_token, "bos_token")
 
     @property
+    def folder(self) -> Path:
+        """Where its file is, and perhaps others that describe it."""
+        return self._file.parent
+
+    @property
     def eos_id(self) -> int | None:
         return self._eos_id
 

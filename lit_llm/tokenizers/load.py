@@ -17,9 +17,13 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     Raises:
         UserError: if the file is missing or is not a tokenizer.
     """
-    file = tokenizer_file(path)
-    tokenizer = TokenizerJSON(str(file))
-    if not tokenizer.document_ids_follow_from_json:  # the other classes cannot have ids of their own
+    return recognised(TokenizerJSON(str(tokenizer_file(path))))
+
+
+def recognised(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer as the class that wrote its file: ``TokenizerJSON`` reads the files of all, with another identity."""
+    # The other classes cannot have document ids of their own.
+    if type(tokenizer) is not TokenizerJSON or not tokenizer.document_ids_follow_from_json:
         return tokenizer
     content = json.loads(tokenizer.to_json())
     if Bytes.matches(content):

@@ -17,29 +17,28 @@ from typing import Any, ClassVar
 import torch
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode
 
-from lit_llm._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
 from lit_llm.callbacks.gradient_norm_and_clipping import scale_, total_norm
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallelize import parallelize
 from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
 from lit_llm.models.loss import LossConfig, chunked_cross_entropy, cross_entropy
 from lit_llm.optim import parameter_groups
-from lit_llm.plan.compute import executed_flops_per_token, flops_per_token, newton_schulz_flops
+from lit_llm.plan import muon
+from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.memory import Layout, memory_per_rank
+from lit_llm.plan.memory import Layout
+from lit_llm.plan.micro_batch import micro_batch
+from lit_llm.plan.model import with_layers
 from lit_llm.plan.optimizer import matrix_shapes
-from lit_llm.plan.parameters import ModelShape, total_parameters
+from lit_llm.plan.parameters import total_parameters, weights_of
+from lit_llm.plan.plan import peak_memory
+from lit_llm.plan.recorder import FLOPS
 from lit_llm.plan.settings import RunSettings
 from lit_llm.plan.timing import fit_speeds, work_of
-
-_UNKNOWN_TO_TORCH: dict[Any, Any] = {  # functions of shapes, like torch's formulas
-    CPU_ATTENTION: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
-    CPU_ATTENTION_BACKWARD: lambda grad, q, k, v, *_, **__: sdpa_backward_flop_count(grad, q, k, v),
-    torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
-}
 
 
 @dataclass(frozen=True)
@@ -76,20 +75,25 @@ class TrainingStep:
         optimizer: Callable[[Any], Optimizer],
         *,
         sequences: int,
+        length: int | None = None,
         accumulation: int = 1,
         precision: str = "32-true",
         loss: LossConfig | None = None,
         compute: ComputeConfig | None = None,
         device: torch.device | None = None,
+        lora: LoRAConfig | None = None,
     ) -> None:
         loss = loss or LossConfig()
         self.device = device or torch.device("cpu")
         self.accumulation = accumulation
         with torch.device("meta"):
             self.model = GPT(model)
+            if lora is not None:
+                apply_lora(self.model, lora)
         parallelize(self.model, compute or ComputeConfig(), self.device)
         self.model.to_empty(device=self.device)
         self.model.init_weights()
+        reset_adapters(self.model)
         if precision.endswith("-true") and precision != "32-true":
             self.model.to(torch.bfloat16 if precision == "bf16-true" else torch.float16)
         self.autocast: Callable[[], AbstractContextManager] = nullcontext
@@ -101,7 +105,7 @@ class TrainingStep:
         if loss.chunk_size is not None:
             self.loss = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
         assert model.vocab_size is not None
-        shape = (accumulation, 2, sequences, model.block_size)
+        shape = (accumulation, 2, sequences, length or model.block_size)
         self.tokens = torch.randint(model.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
     def __call__(self) -> None:
@@ -135,7 +139,7 @@ class TrainingStep:
 
     def flops(self) -> int:
         """FLOPs of one step by torch's counter, with formulas for operators that it does not know."""
-        with FlopCounterMode(display=False, custom_mapping=_UNKNOWN_TO_TORCH) as counter:
+        with FlopCounterMode(display=False, custom_mapping=FLOPS) as counter:
             self()
         return int(counter.get_total_flops())
 
@@ -208,27 +212,15 @@ def single_device(settings: RunSettings) -> RunSettings:
 
 def predict(settings: RunSettings, *, cuda: bool) -> tuple[int, int, float]:
     """Parameters, peak bytes and executed FLOPs of a step on one device."""
-    model = settings.model
-    memory = memory_per_rank(
-        model,
-        sequences=settings.sequences,
-        accumulation=settings.accumulation,
-        precision=settings.precision,
-        optimizer=settings.optimizer,
-        chunk_size=settings.chunk_size,
-        z_loss=settings.z_loss,
-        checkpointing=settings.checkpointing,
-        cuda=cuda,
-    )
-    flops = sum(executed_flops_per_token(model, settings.checkpointing, cuda=cuda)) * settings.tokens_per_step
+    memory = peak_memory(settings, cuda=cuda)
+    flops = float(micro_batch(settings.step(cuda=cuda)).flops * settings.accumulation)
     if settings.optimizer.name == "MuonAdamW":
-        flops += newton_schulz_flops(matrix_shapes(model))
-    return total_parameters(model), memory.total, flops
+        flops += muon.flops(matrix_shapes(weights_of(settings.model, settings.lora)))
+    return total_parameters(settings.model, settings.lora), memory.total, flops
 
 
 def compare(
     settings: RunSettings,
-    model: GPTConfig,
     optimizer: Callable[[Any], Optimizer],
     loss: LossConfig,
     compute: ComputeConfig,
@@ -254,14 +246,16 @@ def compare(
 
     def step(of: RunSettings) -> TrainingStep:
         return TrainingStep(
-            replace(model, n_layer=of.model.n_layer, block_size=of.model.block_size),
+            of.model,
             optimizer,
             sequences=of.sequences,
+            length=of.length,
             accumulation=of.accumulation,
             precision=of.precision,
             loss=loss,
             compute=compute,
             device=device,
+            lora=of.lora,
         )
 
     works, seconds = [], []
@@ -274,7 +268,7 @@ def compare(
     expected = fit_speeds(works, seconds).seconds(work_of(settings, cuda=cuda))
     result = measure(step(settings), steps)
     peak = hardware.peak_for(settings.precision, settings.matmul_precision, float8=settings.float8)
-    useful = flops_per_token(settings.model).total * settings.tokens_per_step
+    useful = flops_per_token(settings.model, settings.lora, settings.length).total * settings.tokens_per_step
     return Comparison(
         (parameters, peak_bytes, flops, expected),
         (result.parameters, result.peak_bytes, result.flops, result.step_seconds),
@@ -286,15 +280,17 @@ def compare(
 def smaller_versions(settings: RunSettings) -> list[RunSettings]:
     """Four versions: half the layers, half the sequences, half the context, all three halved. One micro-batch each."""
     layers, sequences = max(1, settings.model.n_layer // 2), max(1, settings.sequences // 2)
-    length = max(1, settings.model.block_size // 2)
-    half_model = {"n_layer": layers, "block_size": length}
-    changes: list[tuple[dict[str, int], int]] = [
-        ({"n_layer": layers}, settings.sequences),
-        ({}, sequences),
-        ({"block_size": length}, settings.sequences),
-        (half_model, sequences),
-    ]
-    return [
-        replace(settings, model=ModelShape.of(settings.model, **model), micro_batch=size, global_batch=size)
-        for model, size in changes
-    ]
+    length, short = settings.sequence_length, max(1, settings.sequence_length // 2)
+
+    def smaller(n_layer: int, length: int, size: int) -> RunSettings:
+        model = with_layers(settings.model, range(n_layer))
+        return replace(settings, model=model, length=length, micro_batch=size, global_batch=size)
+
+    n_layer, size = settings.model.n_layer, settings.sequences
+    changes = (
+        (layers, length, size),
+        (n_layer, length, sequences),
+        (n_layer, short, size),
+        (layers, short, sequences),
+    )
+    return [smaller(*change) for change in changes]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -18,17 +20,24 @@ from torch.optim import Optimizer
 from lit_llm import callbacks
 from lit_llm.checkpoint.format import read
 from lit_llm.checkpoint.load_model import load_model
+from lit_llm.data.batches import GlobalOrder
+from lit_llm.data.blocks import Blocks
+from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.data.mixture_blocks import MixtureBlocks
 from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
+from lit_llm.models.lora import reset_adapters
 from lit_llm.models.loss import LossSums
 from lit_llm.optim import parameter_groups
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.run_length import phases, run_length
 
 STEPS = 3
 FIRST_LOSS_TOLERANCE = 0.05
 OVERFIT_STEPS, OVERFIT_TOKENS = 200, 128
+OVERFIT_RATIO, OVERFIT_RATIO_OF_ADAPTERS = 0.5, 0.95  # of the last loss to the first; adapters start at a trained loss
 LOADER_SECONDS, LOADER_BATCHES = 2.0, 500
 LOADER_SHARE = 0.05
 """The largest accepted time in the loader, as a share of the training time."""
@@ -54,7 +63,7 @@ class Observer(Callback):
         self.rates: list[list[float]] = []  # of each step, by parameter group
         self.without_gradient: list[str] = []
         self.seconds: list[float] = []
-        self._sum, self._count, self._since = 0.0, 0, 0.0
+        self._count, self._since = 0, 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.batches.append({name: value.cpu() for name, value in batch.items()})
@@ -62,11 +71,11 @@ class Observer(Callback):
             self._since = time.perf_counter()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        self._sum += loss.item()  # already divided by the number of micro-batches
         self._count += 1
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        self.losses.append(self._sum)
+        assert isinstance(pl_module, LanguageModel)
+        self.losses.append(float(pl_module.window_nll / pl_module.window_count))  # targets may be ignored
         self.rates.append([float(group["lr"]) for group in optimizer.param_groups])
         # Blocks may start as the identity. Parameters behind a zero matrix have no gradient before the second update.
         self.without_gradient = [
@@ -78,7 +87,7 @@ class Observer(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self._count == trainer.accumulate_grad_batches:
             self.seconds.append(time.perf_counter() - self._since)
-            self._sum, self._count = 0.0, 0
+            self._count = 0
         if trainer.global_step >= STEPS:
             trainer.should_stop = True
 
@@ -95,9 +104,24 @@ class CheckedRun:
         self.observer = Observer()
         self.trainer, self.model, self.datamodule = trainer, model, datamodule
         self.run_dir, self.trained = run_dir, trained
+        if isinstance(datamodule, TokenDataModule):
+            self._recipes_batch = datamodule.micro_batch_size, datamodule.global_batch_size, datamodule.ramp
         # A ramp needs the recipe's own batches.
         kept = [c for c in self.trainer.callbacks if not isinstance(c, callbacks.BatchRamp)]  # type: ignore[attr-defined]
         self.trainer.callbacks = [*kept, self.observer]  # type: ignore[attr-defined]
+
+    def run_lines(self) -> list[str]:
+        """The length of the run that the recipe describes, not of this one. After ``checklist``, which opens the data."""
+        data = self.datamodule
+        if not isinstance(data, TokenDataModule) or self.trainer.max_steps == -1:
+            return []
+        cut = data.micro_batch_size, data.global_batch_size, data.ramp
+        data.micro_batch_size, data.global_batch_size, data.ramp = self._recipes_batch
+        found = [f"run: {run_length(data, self.trainer.max_steps)}", *phases(data)]
+        data.micro_batch_size, data.global_batch_size, data.ramp = cut
+        if len(data.source_names) > 1:
+            found.append("validation: one batch, so a source without text in it has no loss here")
+        return found
 
     def cut_batch(self) -> str:
         """Reduce the batch; returns a description of it."""
@@ -114,11 +138,10 @@ def checklist(run: CheckedRun) -> list[Line]:
     """Train three steps, then check every line."""
     trainer, module = run.trainer, run.model
     trainer.fit(module, datamodule=run.datamodule)
-    assert module.model is not None
     lines = [
-        shapes(run.observer, module.model),
-        shifted_labels(run.observer),
-        first_loss(run.observer, module.model, trained=run.trained),
+        shapes(run.observer, module.whole_model),
+        shifted_labels(run.observer, _packed_documents(run)),
+        first_loss(run.observer, module.whole_model, trained=run.trained),
         gradients(run.observer),
         learning_rate(run.observer, trainer, module),
         save_and_load(run),
@@ -149,18 +172,44 @@ def shapes(observer: Observer, model: GPT | CustomModel) -> Line:
     return Line("shapes", not wrong, wrong[0] if wrong else f"{seen.pop()} int64, ids below {config.vocab_size:,}")
 
 
-def shifted_labels(observer: Observer) -> Line:
-    """The target of each position is the id that follows it."""
-    equal = total = 0
+def shifted_labels(observer: Observer, packed: Tensor | None = None) -> Line:
+    """The target of each position is the id that follows it in its document.
+
+    Args:
+        packed: (n, T) the documents of all observed rows, if they follow each other in any order.
+    """
+    equal = total = learned = rows = 0
     for batch in observer.batches:
         targets, following = batch["targets"][:, :-1], batch["input_ids"][:, 1:]
         counted = targets != -100
+        learned += int((batch["targets"] != -100).sum())
+        if packed is not None:
+            documents = packed[rows : rows + len(targets)]
+            counted &= documents[:, :-1] == documents[:, 1:]
+        rows += len(targets)
         equal += int((targets == following)[counted].sum())
         total += int(counted.sum())
+    name = "labels shifted by one"
     copies = all(torch.equal(b["targets"], b["input_ids"]) for b in observer.batches)
     if copies:
-        return Line("labels shifted by one", False, "the targets equal the inputs, so the model would learn to copy")
-    return Line("labels shifted by one", equal == total > 0, f"{equal:,} of {total:,} targets are the next input")
+        return Line(name, False, "the targets equal the inputs, so the model would learn to copy")
+    if learned and not total:  # answers of one token
+        return Line(name, True, f"not tested: none of {learned:,} targets has a next input in its document")
+    return Line(name, equal == total > 0, f"{equal:,} of {total:,} targets are the next input")
+
+
+def _packed_documents(run: CheckedRun) -> Tensor | None:
+    """The documents of all observed rows (n, T), which the model may not ask for. None if rows are consecutive tokens."""
+    data = run.datamodule
+    if not isinstance(data, TokenDataModule) or data.packing == "concatenate":
+        return None
+    asked, data.gives_documents = data.gives_documents, True
+    loaded = data.train_dataloader()
+    data.gives_documents = asked
+    assert isinstance(loaded.sampler, GlobalOrder)
+    rows = sum(len(batch["input_ids"]) for batch in run.observer.batches)  # the first samples of the run
+    found: Tensor = loaded.dataset[loaded.sampler.locate(np.arange(rows))]["documents"]
+    return found
 
 
 def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = False) -> Line:
@@ -212,7 +261,7 @@ def save_and_load(run: CheckedRun) -> Line:
     else:
         run.trainer.save_checkpoint(path)
     saved = read(path)
-    trained = {key: value.cpu() for key, value in run.model.state_dict().items()}
+    trained = {key: value.cpu() for key, value in run.model.saved_weights(run.model.state_dict()).items()}
     different = [
         key
         for key, value in trained.items()
@@ -268,8 +317,8 @@ def causal_mask(run: CheckedRun) -> Line:
         )
     if not moved[place:].max() > 0:
         return Line("mask", False, f"the token at {place} has no effect")
-    if end is not None and moved[end + 1 :].max() > rounding:
-        return Line("mask", False, f"predictions after the end-of-document id at {end} depend on a token before it")
+    if end is not None and moved[end:].max() > rounding:
+        return Line("mask", False, f"predictions from the end-of-document id at {end} on depend on a token before it")
     across = ", none after the end of its document" if end is not None else ""
     return Line("mask", True, f"a token affects predictions from its position on, none before{across}")
 
@@ -284,8 +333,10 @@ def ignored_targets(run: CheckedRun) -> Line:
     other = targets.clone()
     other[:, 1::2] = -100
 
+    rest = {name: batch[name].to(device) for name in ("documents",) if name in batch}
+
     def sums(wanted: Tensor) -> LossSums:
-        return module.sums({"input_ids": ids, "targets": wanted})
+        return module.sums({"input_ids": ids, "targets": wanted, **rest})
 
     module.eval()
     with torch.no_grad(), _precision(run):
@@ -299,7 +350,9 @@ def loader(run: CheckedRun) -> list[Line]:
     """Read batches without training, to test the speed and whether sequences repeat."""
     seen: set[bytes] = set()
     repeated = sequences = tokens = 0
-    batches = iter(run.datamodule.train_dataloader())
+    loaded = run.datamodule.train_dataloader()
+    drawn: Counter[int] = Counter()  # source → sequences
+    batches = iter(loaded)
     spent = 0.0
     for _ in range(LOADER_BATCHES):
         start = time.perf_counter()
@@ -308,6 +361,7 @@ def loader(run: CheckedRun) -> list[Line]:
         if batch is None:
             break
         tokens += batch["input_ids"].numel()
+        drawn.update(batch["sources"].tolist() if "sources" in batch else [0] * len(batch["input_ids"]))
         for row in batch["input_ids"]:
             key = row.numpy().tobytes()
             repeated += key in seen
@@ -315,14 +369,21 @@ def loader(run: CheckedRun) -> list[Line]:
             sequences += 1
         if spent > LOADER_SECONDS:
             break
-    per_epoch = None
-    if getattr(run.datamodule, "train_tokens", None):
-        per_epoch = (run.datamodule.train_tokens - 1) // batch_length(run)
-    expected = 0 if per_epoch is None else max(0, sequences - per_epoch)  # a second pass over a small corpus must repeat
-    unique = repeated - expected <= 0.01 * sequences
+    sizes = _blocks_per_epoch(loaded.dataset)
+    # A second pass over a small source must repeat. The training steps before may have begun the first one.
+    before = run.datamodule.consumed_samples if sizes else 0
+    again = {source: number + before - sizes[source] for source, number in drawn.items() if source in sizes}
+    again = {source: number for source, number in again.items() if number > 0}
+    unique = repeated - sum(again.values()) <= 0.01 * sequences
     text = f"{repeated:,} of {sequences:,} sequences are repeats"
-    if expected:
-        text += f", {expected:,} of them expected because an epoch has {per_epoch:,}"
+    if again:
+        epochs = " and ".join(f"{sizes[source]:,}" for source in again)
+        text += f", up to {sum(again.values()):,} expected because an epoch has {epochs}"
+    if not tokens:
+        return [
+            Line("data do not repeat", True, "not tested: no batch is left after trainer.max_steps"),
+            Line("loader is fast enough", True, "not tested: no batch is left after trainer.max_steps"),
+        ]
     trained = sum(b["input_ids"].numel() for b in run.observer.batches) / STEPS / min(run.observer.seconds)  # tokens/s
     speed = tokens / max(spent, 1e-9)
     share = trained / speed
@@ -334,21 +395,26 @@ def loader(run: CheckedRun) -> list[Line]:
     return [Line("data do not repeat", unique, text), Line("loader is fast enough", fast, text_speed)]
 
 
-def batch_length(run: CheckedRun) -> int:
-    """Tokens in a sequence."""
-    return run.observer.batches[0]["input_ids"].size(1)
+def _blocks_per_epoch(dataset: Any) -> dict[int, int]:
+    """Source → its sequences before they repeat. One source without a mixture, none if the data are a user's."""
+    if isinstance(dataset, MixtureBlocks):
+        return {source: len(blocks) for source, blocks in dataset.blocks.items()}
+    return {0: len(dataset)} if isinstance(dataset, Blocks) else {}
 
 
 def overfitting(run: CheckedRun) -> Line:
     """A model that cannot overfit one short batch has a bug. Halving the first loss is enough."""
+    goal = OVERFIT_RATIO if run.model.lora is None else OVERFIT_RATIO_OF_ADAPTERS
     module, trainer = run.model, run.trainer
     model, device = module.model, trainer.strategy.root_device
     assert model is not None
-    model.init_weights()
+    if run.model.lora is None:
+        model.init_weights()
+    reset_adapters(model)
     model.train()
     optimizer = module.optimizer_factory(parameter_groups(model))
     peaks = [group["lr"] for group in optimizer.param_groups]
-    batch = {name: value[:2, :OVERFIT_TOKENS].to(device) for name, value in run.observer.batches[0].items()}
+    batch = {name: value.to(device) for name, value in _part_to_learn(run.observer).items()}
     first = loss = math.nan
     step = 0
     for step in range(1, OVERFIT_STEPS + 1):
@@ -363,10 +429,24 @@ def overfitting(run: CheckedRun) -> Line:
         optimizer.step()
         loss = float(sums.nll / sums.count)
         first = loss if step == 1 else first
-        if loss < 0.5 * first or not math.isfinite(loss):
+        if loss < goal * first or not math.isfinite(loss):
             break
     text = f"loss {first:.2f} to {loss:.2f} in {step} steps on {batch['input_ids'].numel()} tokens, at the recipe's peak rate"
-    return Line("one batch can be overfitted", loss < 0.5 * first, text)
+    return Line("one batch can be overfitted", loss < goal * first, text)
+
+
+def _part_to_learn(observer: Observer) -> dict[str, Tensor]:
+    """Two rows of a micro-batch, (2, t) with t at most `OVERFIT_TOKENS`: the first ones with the most targets.
+
+    Masked data have long parts without any.
+    """
+    learned = [batch["targets"] != -100 for batch in observer.batches]
+    batch = observer.batches[int(np.argmax([int(each.sum()) for each in learned]))]
+    counts = (batch["targets"] != -100).sum(dim=1)  # (B,)
+    rows = counts.sort(descending=True, stable=True).indices[:2]
+    parts = (batch["targets"][rows] != -100).sum(dim=0).split(OVERFIT_TOKENS)
+    start = OVERFIT_TOKENS * int(np.argmax([int(part.sum()) for part in parts]))
+    return {name: each[rows, start : start + OVERFIT_TOKENS] for name, each in batch.items() if each.ndim == 2}
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from lit_llm.tokenizers import TOKENIZER_FILE
 from lit_llm.training.ending import not_finite, reason_for_end, require_monitors, unsaved
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.lost_peer import PeerWatch, is_lost_peer
+from lit_llm.training.progress_watch import ProgressWatch
 
 
 def fit(
@@ -45,6 +46,8 @@ def fit(
     initial: InitialWeights | None,
     replace: bool,
     accept_changes: bool,
+    hang_timeout: float | None = None,
+    log_dir: Path | None = None,
 ) -> int:
     """Train, then evaluate; returns the exit code.
 
@@ -55,6 +58,8 @@ def fit(
         initial: Initial weights instead of random ones.
         replace: Move an existing run in the folder aside.
         accept_changes: Continue even if the data differ from the checkpoint's.
+        hang_timeout: Seconds without progress on any rank after which all end. None: they wait for ever.
+        log_dir: Where the record of collectives goes then. None: the run folder.
 
     Raises:
         UserError: The data do not fit the run or its weights, or the folder is in use. The folder is then unchanged.
@@ -62,6 +67,9 @@ def fit(
     """
     require_monitors(trainer)
     trainer.callbacks.insert(0, PeerWatch())  # type: ignore[attr-defined]
+    watch = None if hang_timeout is None else ProgressWatch(hang_timeout, log_dir or run_dir, _code_of_failure)
+    if watch is not None:
+        trainer.callbacks.insert(0, watch)  # type: ignore[attr-defined]
     follower = next((logger for logger in trainer.loggers if isinstance(logger, CurveFollower)), None)
     if is_rank_zero() and isinstance(data, lit_llm.data.TokenDataModule):
         _check_data(data, model, start, initial, accept_changes=accept_changes)
@@ -79,7 +87,9 @@ def fit(
                 print(f"resume: from step {start.step}, {start.checkpoint}")
             for change in start.announced:
                 print(f"resume: {change}")
-        code = _train(trainer, model, data, start, run_dir, folder)
+            for change in [] if initial is None else initial.reinterpretations(model.config, model.architecture):
+                print(f"start: {change}")
+        code = _train(trainer, model, data, start, run_dir, folder, watch)
         if code is not None:
             return code
         metrics = dict(trainer.callback_metrics)  # an evaluation clears them
@@ -124,6 +134,7 @@ def _train(
     start: RunStart,
     run_dir: Path,
     folder: _FolderBefore | None,
+    watch: ProgressWatch | None,
 ) -> int | None:
     """Train; returns the exit code of an incomplete run, or None after a complete one."""
     try:
@@ -149,8 +160,9 @@ def _train(
         how = "no checkpoint exists yet, start again with --resume auto"
         if last.exists():
             how = f"the last checkpoint is {last.resolve()}, continue with: {_continue(run_dir)}"
-        rank = f"rank {trainer.global_rank}"
-        print(f"{rank}: another process of this run ended. See its output for the reason; {how}", file=sys.stderr)
+        lost = None if watch is None else watch.lost_rank()
+        which = "another process" if lost is None else f"rank {lost}"
+        print(f"rank {trainer.global_rank}: {which} of this run ended. See its output for the reason; {how}", file=sys.stderr)
         return 1
     finally:
         trainer.strategy.checkpoint_io.teardown()  # a checkpoint in the background; Lightning leaves this out after some errors
@@ -186,7 +198,8 @@ def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Pat
     """Print a table of evaluation metrics after `steps` optimizer steps."""
     metrics = trainer.callback_metrics
     table = Table("metric", "value", title=f"{run_dir} at step {steps}", title_justify="left")
-    for name in (f"{prefix}/loss", f"{prefix}/perplexity", f"{prefix}/bits_per_byte"):
+    by_source = [name for name in metrics if name.startswith(f"{prefix}/") and name.count("/") == 2]
+    for name in (f"{prefix}/loss", f"{prefix}/perplexity", f"{prefix}/bits_per_byte", *by_source):
         if name in metrics and math.isfinite(float(metrics[name])):
             table.add_row(name, f"{float(metrics[name]):.4f}")
     Console(file=sys.stdout).print(table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,27 @@ from torch.optim import Optimizer
 from lit_llm._lightning import trainer_of
 from lit_llm._torch import take_unscaled_gradients
 from lit_llm.callbacks import Schedule
+from lit_llm.checkpoint.adapters import BASE, LORA, base_record
 from lit_llm.checkpoint.compatibility import model_settings
 from lit_llm.checkpoint.load_weights import load_weights, mismatch
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.parallelize import parallelize
+from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture, CustomModel
+from lit_llm.models.dropout import new_seed
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.lora import LoRAConfig, apply_lora, flops_saved, is_adapter, reset_adapters
 from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
 from lit_llm.optim import MuonAdamW, parameter_groups
+from lit_llm.optim.stage_optimizer import optimizer_of_stage
+from lit_llm.runs.prompt_start import PROMPT_START
 from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256
 from lit_llm.training.metrics import BitsPerByte, Perplexity
+from lit_llm.training.source_losses import SourceLosses
 
 
 def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
@@ -59,19 +66,25 @@ class LanguageModel(L.LightningModule):
 
     Every mean is over the tokens of the *global* batch.
 
-    Batches are dicts of `input_ids` and `targets`, both (B, T) int64. Targets of -100 are ignored.
+    Batches are dicts of `input_ids` and `targets`, both (B, T) int64. Targets of -100 are ignored. With `sources`, (B,) int64,
+    rows have the sources that the data module's `source_names` lists. `documents` are those of `GPT.forward`.
 
     Logs, at optimizer step 1 and every `trainer.log_every_n_steps`: `train/loss` (nats per token over that step's global
     batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, if the
-    data module has a tokenizer, `val/bits_per_byte`.
+    data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`: a source
+    without a counted target in that step has none.
 
     Args:
         architecture: built instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.
         init_from: a checkpoint whose weights replace the random initial ones.
+        lora: train adapters beside the weights of `init_from`, which are frozen. Checkpoints hold the adapters only.
 
     Raises:
         UserError: if the configuration is invalid; the message lists every reason.
     """
+
+    step_loss: Tensor
+    """Only in a pipeline: this rank's mean loss of the step, for `SpikeGuard`. Known after the last micro-batch."""
 
     def __init__(
         self,
@@ -81,6 +94,7 @@ class LanguageModel(L.LightningModule):
         compute: ComputeConfig | None = None,
         init_from: Path | None = None,
         architecture: Architecture | None = None,
+        lora: LoRAConfig | None = None,
     ) -> None:
         super().__init__()
         loss, compute = loss or LossConfig(), compute or ComputeConfig()
@@ -93,6 +107,9 @@ class LanguageModel(L.LightningModule):
         self.architecture = architecture
         self.compute_config = compute
         self.init_from = init_from
+        self.lora = lora
+        self.strict_loading = lora is None  # checkpoints of adapters lack the base; `on_load_checkpoint` compares the names
+        self._base: dict[str, str] | None = None  # what checkpoints remember about the base weights
         self.optimizer_factory = optimizer
         self.loss_config = loss
         self.loss_function: Callable[..., LossSums] = partial(
@@ -100,7 +117,8 @@ class LanguageModel(L.LightningModule):
         )
         if loss.chunk_size is not None:
             self.loss_function = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
-        self.model: GPT | CustomModel | None = None  # built in configure_model, when vocabulary and strategy are known
+        # Built in configure_model, when vocabulary and strategy are known.
+        self.model: GPT | CustomModel | PipelinedGPT | None = None
         self.perplexity = Perplexity()
         self.bits_per_byte = BitsPerByte()
         self.token_bytes: Tensor | None = None
@@ -108,13 +126,20 @@ class LanguageModel(L.LightningModule):
         self._tokenizer_sha256: str | None = None  # of its file in the run folder
         # Sums over the current optimizer step's micro-batches, on the device. Not saved: checkpoints are made between steps.
         self.window_nll: Tensor | float = 0.0
-        self.last_nll: Tensor | float = 0.0  # of this rank's part of the last step, also if that was not logged
+        self.last_nll: Tensor | float = 0.0  # of the last step, also if that was not logged; of all ranks once training ends
         self.window_count: Tensor | int = 0
+        self.window_sources = SourceLosses(())
+        self.window_batches: list[dict[str, Tensor]] = []  # of a pipeline: the step's micro-batches until the last one
+        self.window_is_complete = False
+        self.evaluated_sources = SourceLosses(())
 
     # -- building ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
         torch.set_float32_matmul_precision(self.compute_config.matmul_precision)  # a setting of the process
+        data = getattr(self.trainer, "datamodule", None)
+        if isinstance(data, TokenDataModule):
+            data.gives_documents = self.config.mask_documents
 
     def configure_model(self) -> None:
         """Build the model when the data is known. Lightning may call this more than once.
@@ -141,46 +166,90 @@ class LanguageModel(L.LightningModule):
             )
         if config.eos_id is None:
             config.eos_id = getattr(data, "eos_id", None)
-        if config.mask_documents and config.eos_id is None:
+        if config.mask_documents and config.eos_id is None and not getattr(data, "knows_documents", False):
             raise UserError(
-                "model.mask_documents needs an end-of-document id, but the data's tokenizer has none. "
-                "Set --model.eos_id, or --model.mask_documents false."
+                "model.mask_documents needs to know where documents end, but the shards do not say it, and the data's "
+                "tokenizer has no end-of-document id. Prepare the data again, set --model.eos_id, or set "
+                "--model.mask_documents false."
             )
         self.config = config
         strategy = None if trainer is None else trainer.strategy
         mesh = strategy if isinstance(strategy, MeshStrategy) else None
         device = torch.device("cpu") if strategy is None else strategy.root_device
-        model: GPT | CustomModel
+        model: GPT | CustomModel | PipelinedGPT
+        if self.lora is not None:
+            if strategy is not None:
+                self.init_from = strategy.broadcast(self.init_from)  # of a resumed run, only rank 0 has looked for it
+            if self.init_from is None:
+                raise UserError("lora trains adapters beside frozen weights: name the run that has them (--init_from)")
+            self._base = base_record(self.init_from)
         if self.architecture is not None:
             # Not on the meta device, because a custom class may not support it.
             model = CustomModel(config, self.architecture)
-            parallelize(model, self.compute_config, device, mesh)
+            model = parallelize(model, self.compute_config, device, mesh)
         else:
             # Shard on the meta device, so that each rank allocates only its part.
             with torch.device("meta"):
                 model = GPT(config)
-            parallelize(model, self.compute_config, device, mesh)
+            if self.lora is not None:
+                apply_lora(model, self.lora)
+            model = parallelize(model, self.compute_config, device, mesh)
             model.to_empty(device="cpu" if mesh is None else mesh.parameter_device)
             model.init_weights()
+            if not isinstance(model, PipelinedGPT):  # has drawn adapters of all stages
+                reset_adapters(model)
         if self.init_from is not None:
-            load_weights(model, self.init_from)
+            load_weights(model.whole if isinstance(model, PipelinedGPT) else model, self.init_from)
         self.model = model
+        if isinstance(model, PipelinedGPT):
+            assert mesh is not None
+            mesh.whole_weights = self.whole_state_dict()
+
+    @property
+    def whole_model(self) -> GPT | CustomModel:
+        """The model. Of a pipeline all of it; layers of other ranks are on the meta device."""
+        assert self.model is not None
+        return self.model.whole if isinstance(self.model, PipelinedGPT) else self.model
 
     def configure_optimizers(self) -> Optimizer:
         assert self.model is not None
-        optimizer = self.optimizer_factory(parameter_groups(self.model))
+        if isinstance(self.model, PipelinedGPT):
+            optimizer, groups = optimizer_of_stage(self.optimizer_factory, self.model.whole)
+            strategy = self.trainer.strategy
+            assert isinstance(strategy, MeshStrategy)
+            strategy.whole_groups = [[f"model.{name}" for name in group] for group in groups]
+        else:
+            optimizer = self.optimizer_factory(parameter_groups(self.model))
         optimizer.register_load_state_dict_pre_hook(keep_configured_options)
         if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
             # A fused optimizer would unscale fp16 gradients itself, after gradient clipping and the spike guard.
             take_unscaled_gradients(optimizer)
         return optimizer
 
+    def whole_state_dict(self) -> dict[str, Tensor]:
+        """`state_dict` as one process has it. Of a pipeline, on the meta device."""
+        if not isinstance(self.model, PipelinedGPT):
+            return self.state_dict()
+        state = self.model.whole.state_dict(prefix="model.")
+        return {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in state.items()}
+
     @property
     def flops_per_token(self) -> float | None:
-        """Training FLOPs per token, see `GPTConfig.flops_per_token`. None for a custom architecture."""
-        return self.config.flops_per_token() if self.architecture is None else None
+        """Training FLOPs per token of the data's sequences, see `GPTConfig.flops_per_token` and `flops_saved`.
+
+        None for a custom architecture.
+        """
+        if self.architecture is not None:
+            return None
+        model = self.whole_model
+        assert isinstance(model, GPT)
+        length = getattr(getattr(self.trainer, "datamodule", None), "block_size", None)
+        return self.config.flops_per_token(length) - flops_saved(model)
 
     def on_fit_start(self) -> None:
+        # An interrupted fit may have left a part of a step.
+        self.window_batches, self.window_nll, self.window_count = [], 0.0, 0
+        self.window_sources = SourceLosses(self._source_names())
         self._configured_rates = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
 
     def on_train_start(self) -> None:
@@ -198,20 +267,69 @@ class LanguageModel(L.LightningModule):
 
     def sums(self, batch: dict[str, Tensor]) -> LossSums:
         assert self.model is not None
-        sums = self.model(batch["input_ids"], batch["targets"], loss=self.loss_function)
+        documents = {"documents": batch["documents"]} if "documents" in batch else {}  # a custom model takes none
+        sums = self.model(batch["input_ids"], batch["targets"], loss=self._loss_function(batch), **documents)
         assert isinstance(sums, LossSums)
         return sums
 
+    def _loss_function(self, batch: dict[str, Tensor]) -> Callable[..., LossSums]:
+        return partial(self.loss_function, by_row=True) if "sources" in batch else self.loss_function
+
+    def _source_names(self) -> list[str]:
+        return getattr(getattr(self.trainer, "datamodule", None), "source_names", [])
+
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        if isinstance(self.model, PipelinedGPT):  # computes all micro-batches of a step at once, in `backward`
+            # Drawn now, as on one process: `StepSeed` seeds the generator for each micro-batch.
+            self.window_batches.append({**batch, "seed": new_seed()} if self.model.whole.drops else batch)
+            return torch.zeros((), device=batch["targets"].device)
         sums = self.sums(batch)
-        self.window_nll = self.window_nll + sums.nll
-        self.window_count = self.window_count + sums.count
+        self._count(batch, sums)
         return sums.loss / self._divisor(batch["targets"])
 
-    def _divisor(self, targets: Tensor) -> int:
+    def _count(self, batch: dict[str, Tensor], sums: LossSums) -> None:
+        if "sources" in batch:
+            self.window_sources.add(batch["sources"], sums)
+        self.window_nll = self.window_nll + sums.nll
+        self.window_count = self.window_count + sums.count
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Add gradients. In a pipeline the step's last micro-batch runs forward and backward of all of them, by the schedule.
+
+        Not in `training_step`, because Lightning sets gradients to zero after it.
+        """
+        if not isinstance(self.model, PipelinedGPT):
+            super().backward(loss, *args, **kwargs)
+            return
+        if not self.window_is_complete:
+            return
+        window, self.window_batches = self.window_batches, []
+
+        def objective(sums: LossSums, batch: dict[str, Tensor]) -> Tensor:
+            # As Lightning divides, also where an epoch ends within a window.
+            return sums.loss / self._divisor(batch["targets"]) / self.trainer.accumulate_grad_batches
+
+        found = self.model.train_step(
+            window,
+            loss=self._loss_function,
+            objective=objective,
+            forward_context=self.trainer.precision_plugin.train_step_context,
+        )
+        for batch, sums in zip(window, found, strict=False):  # nothing is found without the last stage
+            self._count(batch, sums)
+        self.step_loss = loss + sum(objective(sums, batch) for batch, sums in zip(window, found, strict=False))
+
+    def _divisor(self, targets: Tensor) -> float:
         # With ignored targets the token count of the global batch is only known after its last micro-batch. Each micro-batch
-        # divides by one constant, the same on all ranks, and `optimizer_step` rescales by the exact count.
-        return targets.numel() if self.every_target_counts else self.config.block_size
+        # divides by one constant, the same on all ranks, and `optimizer_step` rescales by the exact count. Ranks that share
+        # each sequence have sums of its parts, and the strategy averages the gradients over these ranks, too.
+        return targets.numel() / self._mesh("context", 1) if self.every_target_counts else self.config.block_size
+
+    def _mesh(self, name: str, otherwise: int) -> int:
+        """A number of ranks of the MeshStrategy; `otherwise` with another strategy, or without a Trainer."""
+        trainer = trainer_of(self)
+        strategy = None if trainer is None else trainer.strategy
+        return getattr(strategy, name) if isinstance(strategy, MeshStrategy) else otherwise
 
     def optimizer_step(
         self,
@@ -224,7 +342,11 @@ class LanguageModel(L.LightningModule):
 
         def closure() -> Any:
             assert optimizer_closure is not None
-            result = optimizer_closure()
+            self.window_is_complete = True  # the closures of earlier micro-batches do not come through here
+            try:
+                result = optimizer_closure()
+            finally:
+                self.window_is_complete = False
             if not self.every_target_counts:
                 self._divide_gradients_by_token_count()
             return result
@@ -238,24 +360,34 @@ class LanguageModel(L.LightningModule):
         ).clone()  # some strategies reduce in place
         count = self.trainer.strategy.reduce(count, reduce_op="sum")
         assert isinstance(count, Tensor)
-        parts = self.config.block_size * self.trainer.accumulate_grad_batches * self.trainer.world_size
+        ranks = self._mesh("loss_ranks", self.trainer.world_size)
+        parts = self.config.block_size * self.trainer.accumulate_grad_batches * ranks
         scale = parts / count.clamp(min=1)  # a batch without any target has zero gradients, not NaN
         for p in self.parameters():
             if p.grad is not None:
                 p.grad.mul_(scale.to(p.grad.device, p.grad.dtype))
 
+    def on_train_end(self) -> None:
+        """Add the last loss of all ranks: of a pipeline only one has it. Later a rank may have ended already."""
+        nll = torch.as_tensor(self.last_nll, device=self.trainer.strategy.root_device)
+        self.last_nll = self.trainer.strategy.reduce(nll, reduce_op="sum")
+
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         step = self.trainer.global_step + 1
-        nll, count = self.window_nll, self.window_count
+        nll, count, sources = self.window_nll, self.window_count, self.window_sources.take()
         self.window_nll, self.window_count = 0.0, 0
         self.last_nll = nll
         if step != 1 and step % self.trainer.log_every_n_steps:  # type: ignore[attr-defined]  # set by a connector
             return
-        packed = torch.stack((torch.as_tensor(nll).double(), torch.as_tensor(count).double()))  # (2,)
+        device = self.trainer.strategy.root_device  # of a pipeline, ranks without the loss have plain zeros
+        packed = torch.stack([torch.as_tensor(value, device=device).double() for value in (nll, count)])  # (2,)
+        if self.window_sources.names:
+            packed = torch.cat((packed, sources.to(packed)))  # (2 + 2 S,)
         packed = self.trainer.strategy.reduce(packed, reduce_op="sum")
-        nll_sum, tokens = packed.tolist()  # the only read of the loss on the host, on logged steps
+        nll_sum, tokens, *by_source = packed.tolist()  # the only read of the loss on the host, on logged steps
         loss = nll_sum / tokens if tokens else math.nan
-        self.log_row({"train/loss": loss, "train/perplexity": safe_exp(loss)}, step)
+        row = {"train/loss": loss, "train/perplexity": safe_exp(loss)}
+        self.log_row(row | self.window_sources.losses("train", by_source), step)
 
     def log_row(self, row: dict[str, float], step: int) -> None:
         """Write a row to every logger at an optimizer step, and to `trainer.callback_metrics`."""
@@ -275,6 +407,7 @@ class LanguageModel(L.LightningModule):
     def _start_evaluation(self, split: str) -> None:
         self.perplexity.reset()
         self.bits_per_byte.reset()
+        self.evaluated_sources = SourceLosses(self._source_names())
         data = getattr(self.trainer, "datamodule", None)
         if isinstance(data, TokenDataModule):
             self.token_bytes = data.token_bytes_of(split)
@@ -284,12 +417,17 @@ class LanguageModel(L.LightningModule):
             self.token_bytes = self.token_bytes.to(device, torch.float32 if coarse else self.token_bytes.dtype)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        sums = self.sums(batch)
+        # The last batch may be smaller. Computing it without compiled blocks is faster than compiling them for its size.
+        with torch.compiler.set_stance("default" if batch_idx == 0 else "eager_on_recompile"):
+            sums = self.sums(batch)
         self.perplexity.update(sums.nll, sums.count)
+        if "sources" in batch:
+            self.evaluated_sources.add(batch["sources"], sums)
         if self.token_bytes is not None:
             targets = batch["targets"]
             counted = targets >= 0  # (B, T)
-            self.bits_per_byte.update(sums.nll, (self.token_bytes[targets.clamp(min=0)] * counted).sum())
+            of_batch = (self.token_bytes[targets.clamp(min=0)] * counted).sum()
+            self.bits_per_byte.update(sums.nll, of_batch / self._mesh("batch_parts", 1))  # the sums are this rank's part
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
@@ -304,6 +442,11 @@ class LanguageModel(L.LightningModule):
         row = {f"{prefix}/loss": math.log(perplexity), f"{prefix}/perplexity": perplexity}
         if self.token_bytes is not None:
             row[f"{prefix}/bits_per_byte"] = float(self.bits_per_byte.compute())
+        if self.evaluated_sources.names:
+            by_source = self.evaluated_sources.take().to(self.trainer.strategy.root_device)
+            by_source = self.trainer.strategy.reduce(by_source, reduce_op="sum")
+            assert isinstance(by_source, Tensor)
+            row |= self.evaluated_sources.losses(prefix, by_source.tolist())
         # log_dict fills callback_metrics (EarlyStopping, checkpoints) and the result of `trainer.validate`. While fitting,
         # Lightning would log one step early, so `log_row` logs instead.
         fitting = self.trainer.state.fn == "fit"
@@ -312,6 +455,14 @@ class LanguageModel(L.LightningModule):
             self.log_row(row, self.trainer.global_step)
 
     # -- generation and checkpoints ---------------------------------------------------------------------------------
+
+    @property
+    def prompt_start(self) -> list[int]:
+        """The end-of-document id, if documents are masked and each begins with it in training. Empty: BOS, or nothing."""
+        data = getattr(trainer_of(self), "datamodule", None)
+        # Conversations have no end: each is what its template writes. Without a `TokenDataModule`, GPT finds the ids.
+        opens = self.config.mask_documents and getattr(data, "ends_open", True)
+        return [self.config.eos_id] if opens and self.config.eos_id is not None else []
 
     def generate_text(
         self,
@@ -332,23 +483,36 @@ class LanguageModel(L.LightningModule):
         if self.tokenizer is None:
             raise UserError("Generating text needs a tokenizer: set --data.tokenizer.")
         ids = generate(
-            self.model,
-            prompt_ids(self.tokenizer, prompt),
+            self.model,  # type: ignore[arg-type]  # a pipeline's part gives the logits of the whole
+            prompt_ids(self.tokenizer, prompt, prefix=self.prompt_start),
             max_new_tokens=max_new_tokens,
             sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
             stop_id=self.tokenizer.eos_id,
+            vocab_size=self.tokenizer.vocab_size,
         )
         return prompt + self.tokenizer.decode(list(ids))
 
+    def saved_weights(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The tensors of a state dict that checkpoints hold: all, or adapters only."""
+        return state if self.lora is None else {name: tensor for name, tensor in state.items() if is_adapter(name)}
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the weights fit a custom architecture: its code may have changed since the checkpoint."""
+        """Check that adapters, or the weights of a custom architecture, fit: its code may have changed since the checkpoint."""
+        if self.lora is not None:
+            own = self.saved_weights(self.whole_state_dict())
+            if problem := mismatch(own, checkpoint["state_dict"], "the checkpoint of adapters (--lora)"):
+                raise UserError(problem)
         if self.architecture is not None:
             problem = mismatch(self.state_dict(), checkpoint["state_dict"], f"the checkpoint of {self.architecture.class_path}")
             if problem is not None:
                 raise UserError(problem)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = self.saved_weights(checkpoint["state_dict"])
+        if self.lora is not None:
+            checkpoint |= {LORA: asdict(self.lora), BASE: self._base}
         checkpoint["model_config"] = model_settings(self.config, self.architecture)  # plain values: loading stays weights_only
+        checkpoint[PROMPT_START] = self.prompt_start
         checkpoint["optimizer_class"] = class_name(self.trainer.optimizers[0])
         if self.tokenizer is not None:
             if self._tokenizer_sha256 is None:  # of a large vocabulary this takes time

@@ -16,7 +16,6 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError
 from lit_llm.plan.memory import Layout, memory_per_rank
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.parameters import ModelShape
 from lit_llm.plan.plan import ASSUMED_MFU
 from lit_llm.plan.settings import canonical_precision
 from lit_llm.training.language_model import LanguageModel
@@ -115,8 +114,9 @@ def predicted_bytes(trainer: Trainer, module: LightningModule) -> int:
     fused = all(g.get("fused") for g in group)
     sequences = data.micro_batch_size or data.global_batch_size // layout.data_parallel
     return memory_per_rank(
-        ModelShape.of(module.config, block_size=data.block_size),
+        module.config,
         sequences=sequences,
+        length=data.block_size,
         accumulation=trainer.accumulate_grad_batches,
         precision=canonical_precision(trainer.precision),
         optimizer=Optimizer(
@@ -130,6 +130,7 @@ def predicted_bytes(trainer: Trainer, module: LightningModule) -> int:
         z_loss=bool(module.loss_config.z_loss),
         checkpointing=str(compute.activation_checkpointing),
         cuda=trainer.strategy.root_device.type == "cuda",
+        lora=module.lora,
     ).total
 
 
@@ -141,16 +142,20 @@ def layout_of_trainer(trainer: Trainer) -> Layout:
     """
     strategy, world_size = trainer.strategy, trainer.world_size
     if isinstance(strategy, MeshStrategy):
-        replicate, shard, tensor_parallel = strategy.sizes(world_size)
+        sizes = strategy.sizes(world_size)
         return Layout(
             "mesh",
-            replicate,
-            shard,
-            tensor_parallel,
-            shards="parameters" if shard > 1 else "nothing",
-            reshard=strategy.reshard_after_forward,
+            sizes.replicate,
+            sizes.shard,
+            sizes.tensor_parallel,
+            shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
+            reshard=not strategy.kept.weights,
+            reduce_once=strategy.kept.gradients,
             prefetch=strategy.prefetch,
             cpu_offload=strategy.cpu_offload,
+            context=sizes.context,
+            context_attention=strategy.context_attention,
+            pipeline=strategy.pipeline_layout,
         )
     if isinstance(strategy, DDPStrategy):
         view = ddp_option(strategy, "gradient_as_bucket_view")

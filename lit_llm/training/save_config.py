@@ -11,25 +11,38 @@ from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
 from lit_llm.data import TokenDataModule
 from lit_llm.disk import write_text
+from lit_llm.distributed.attention_kernel import describe
 from lit_llm.errors import UserError
-from lit_llm.hf.tokenizer_files import copy_companions
+from lit_llm.hf.tokenizer_files import add_stop_id, copy_companions
+from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
+from lit_llm.models.gpt import GPT
+from lit_llm.models.lora import trainable
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.resume import is_path
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.runs.setting_changes import SETTINGS
 from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.run_length import phases, run_length
 
-LAUNCH_ONLY = ("base", "replace", "accept_changes", "additional_steps", "check_against", "check_tolerance")
+LAUNCH_ONLY = (
+    *("base", "replace", "accept_changes", "additional_steps", "check_against", "check_tolerance", "hang_timeout", "log_dir"),
+)
 
 
 class SaveRunFolder(SaveConfigCallback):
-    """Makes a run folder self-contained: writes config.yaml, which can be run again unchanged, and the tokenizer."""
+    """Makes a run folder self-contained: writes config.yaml, which can be run again unchanged, and the tokenizer.
 
-    def __init__(self, parser: LightningArgumentParser, config: Namespace, settings: dict[str, Any]) -> None:
+    Args:
+        settings: by key, for checkpoints.
+        scratch: the run is thrown away, and its length says nothing about that of the recipe.
+    """
+
+    def __init__(self, parser: LightningArgumentParser, config: Namespace, settings: dict[str, Any], *, scratch: bool) -> None:
         super().__init__(parser, config, save_to_log_dir=False)
-        self.settings = settings  # by key, for checkpoints
+        self.settings, self.scratch = settings, scratch
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[SETTINGS] = self.settings  # a resume compares them
@@ -60,6 +73,11 @@ class SaveRunFolder(SaveConfigCallback):
             start = None if pl_module.init_from is None else InitialWeights.find(pl_module.init_from).tokenizer_file
             if start is not None:  # `fit` has checked that the tokenizers are equal
                 copy_companions(start.parent, run_dir)
+        form = getattr(trainer.datamodule, "chat_form", None)  # type: ignore[attr-defined]
+        if form is not None:
+            write_text(run_dir / CHAT_TEMPLATE_FILE, form.template)  # instead of the one of the weights
+            if form.end_of_turn_id is not None:
+                add_stop_id(run_dir, form.end_of_turn_id, eos_id=trainer.datamodule.eos_id)  # type: ignore[attr-defined]
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("config", f"```yaml\n{text}\n```", trainer.global_step)
@@ -70,9 +88,19 @@ class SaveRunFolder(SaveConfigCallback):
         assert isinstance(pl_module, LanguageModel) and pl_module.model is not None
         data = trainer.datamodule  # type: ignore[attr-defined]
         print(f"model: {pl_module.model.num_parameters():,} parameters, vocabulary {pl_module.config.vocab_size:,}")
+        if isinstance(pl_module.whole_model, GPT):
+            print(describe(pl_module.config, pl_module.compute_config.attention, trainer.strategy.root_device))
+        if getattr(trainer.strategy, "sharded_checkpoints", False):
+            background = isinstance(trainer.strategy.checkpoint_io, AsyncFolderCheckpointIO)
+            how = "in the background, from a copy in host memory" if background else "while training waits"
+            print(f"checkpoints: each rank writes its part, {how}")
+        if pl_module.lora is not None:
+            trained, everything = trainable(pl_module.whole_model)
+            print(f"lora: {trained:,} parameters are trained ({trained / everything:.2%}), rank {pl_module.lora.rank}")
+            print(f"base: the frozen weights of {pl_module.init_from}")
         if isinstance(data, TokenDataModule):
             assert data.block_size is not None
-            if pl_module.init_from is not None:
+            if pl_module.init_from is not None and pl_module.lora is None:
                 print(f"start: the weights of {pl_module.init_from}")
             print(f"data: {data.train_tokens:,} training tokens, {data.val_tokens:,} validation tokens")
             for first in [0] if data.ramp is None else [stage.step for stage in data.ramp.stages]:
@@ -84,17 +112,11 @@ class SaveRunFolder(SaveConfigCallback):
                     f"{f'from step {first + 1:,} on' if first else 'step'}: {sequences} sequences of {data.block_size} = "
                     f"{sequences * data.block_size:,} tokens, in {parts} on each of {processes}"
                 )
-            tokens = data.samples_before(trainer.max_steps) * data.block_size
-            print(
-                f"run: {trainer.max_steps:,} steps = {tokens:,} tokens = {_epochs(tokens / data.train_tokens)} epochs, into"
-                f" {trainer.default_root_dir}"
-            )
+            if not self.scratch:
+                print(f"run: {run_length(data, trainer.max_steps)}, into {trainer.default_root_dir}")
+                for line in phases(data):
+                    print(line)
 
 
 def _count(number: int, singular: str, plural: str) -> str:
     return f"{number} {singular if number == 1 else plural}"
-
-
-def _epochs(number: float) -> str:
-    """12.345 -> "12.35", 0.00123 -> "0.0012": two decimals, or two significant digits if that shows more."""
-    return f"{number:.2f}" if number >= 0.1 or number == 0 else f"{number:.2g}"

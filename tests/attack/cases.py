@@ -76,7 +76,7 @@ def nested(key: str, text: str) -> str:
     group, _, name = key.partition(".")
     if not name:
         return f"{group}: {text}\n"
-    if group in ("model", "loss", "compute", "trainer"):
+    if group in ("model", "lora", "loss", "compute", "trainer"):
         return f"{group}: {{{name}: {text}}}\n"
     return f"{group}: {{init_args: {{{name}: {text}}}}}\n"
 
@@ -95,7 +95,7 @@ def dashes(key: str, value: Any) -> tuple[list[str], dict[str, str]]:
 
 def with_init_args(key: str, value: Any) -> tuple[list[str], dict[str, str]]:
     group, dot, name = key.partition(".")
-    plain = not dot or group in ("model", "loss", "compute", "trainer")
+    plain = not dot or group in ("model", "lora", "loss", "compute", "trainer")
     return [f"--{key}={as_word(value)}" if plain else f"--{group}.init_args.{name}={as_word(value)}"], {}
 
 
@@ -114,7 +114,7 @@ def json_overlay(key: str, value: Any) -> tuple[list[str], dict[str, str]]:
     if as_yaml(value).strip("[]-").startswith("."):  # JSON has no nan and no inf
         return overlay(key, value)
     group, dot, name = key.partition(".")
-    plain = group in ("model", "loss", "compute", "trainer")
+    plain = group in ("model", "lora", "loss", "compute", "trainer")
     content = {group: value if not dot else {name: value} if plain else {"init_args": {name: value}}}
     return ["--config=overlay.json"], {"overlay.json": json.dumps(content)}
 

@@ -33,6 +33,9 @@ KINDS = {
     "consolidate": r"out/\.?whole",
     "curve": r"out/\.?curve",
     "prepare": r"out/\.?shards",
+    "pack": r"_pack-T",
+    "mask": r"\.mask",
+    "clean": r"out/\.?cleaned",
 }
 """Kind of file → pattern of its path."""
 

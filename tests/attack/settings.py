@@ -67,6 +67,7 @@ _LION = ("--optimizer=Lion",)
 _WSD = ("--schedule=WSD",)
 _LINEAR = ("--schedule=Linear",)
 _SAMPLES = ("--samples=TextSamples", "--samples.prompts=[a]", "--samples.every_n_steps=2", "--samples.max_new_tokens=2")
+_MIXTURE = ("--data=Mixture", "--data.sources={web: {train: nope.bin}}", "--data.phases=[{weights: {web: 1}}]")
 _PROFILE = ("--profile=Profile", "--profile.wait=1", "--profile.steps=1")
 
 SETTINGS: tuple[Setting, ...] = (
@@ -86,6 +87,21 @@ SETTINGS: tuple[Setting, ...] = (
     _real("model.dropout", [0, 0.1], [-0.1, 1.5]),
     _real("model.logit_softcap", [30, 5.5], [0, -1], null=True),
     _real("model.init_std", [0.01, 0.1], [-0.1, 1e30]),
+    _real("model.partial_rotary_factor", [0.5, 1], [0, -1, 1.5]),
+    _real("model.attention_scale", [0.1], [0, -1], null=True),
+    _real("model.attention_softcap", [50, 5.5], [0, -1], null=True),
+    _real("model.embedding_scale", [4, 0.5], [0, -1], null=True),
+    _real("model.residual_scale", [0.2, 1], [0, -1]),
+    _real("model.logit_scale", [0.1, 1], [0, -1]),
+    Setting(
+        "model.layers", "text", ("{window: [4, null]}", "{rope: [false]}"), ("{windows: [4]}", "{window: [0]}", "3"), null=True
+    ),
+    _choice("model.norm_position", "pre", "post", "sandwich"),
+    _choice("model.qk_norm_width", "head", "projection"),
+    _flag("model.attention_sinks"),
+    _flag("model.mlp_bias", null=True),
+    _flag("model.norm_bias", null=True),
+    _flag("model.attention_output_bias", null=True),
     _choice("model.mlp", "gelu", "relu2", "swiglu", "geglu"),
     _choice("model.norm", "layernorm", "rmsnorm"),
     _choice("model.position", "learned", "rope"),
@@ -94,9 +110,14 @@ SETTINGS: tuple[Setting, ...] = (
     _flag("model.tie_embeddings"),
     _flag("model.qk_norm"),
     _flag("model.zero_init_projections", null=True),
+    _whole("lora.rank", [], [0, -1, HUGE]),  # right values need the weights of a run: tests/training/test_lora_run.py
+    _real("lora.alpha", [], [0, -1, 1e30]),
+    _real("lora.dropout", [], [-0.1, 1, 1.5]),
+    Setting("lora.targets", "list", (), ([], ["quary"], ["head"], ["embedding"], [3]), null=None),
     _whole("loss.chunk_size", [16, 32], [0, -1], null=True),
     _real("loss.z_loss", [0, 1e-4], [-1]),
     _choice("compute.matmul_precision", "highest", "high", "medium"),
+    _choice("compute.attention", "auto", "blocks"),
     _real("optimizer.lr", [0.01, 0], [-1, 1e30]),
     _real("optimizer.adamw_lr", [0.01], [-1, 1e30]),
     _real("optimizer.weight_decay", [0, 0.1], [-1]),
@@ -121,9 +142,14 @@ SETTINGS: tuple[Setting, ...] = (
     _real("data.val_fraction", [0.1, 0.3], [-0.1, 1.5]),
     Setting("data.paths", "list", (["text.txt"],), ([], [""], "", "nope.txt", ["text.txt", "text.txt"], 3, [3], "no/*.txt")),
     _choice("data.format", "text", "auto", null=None),
+    _choice("data.packing", "best_fit", "concatenate"),
     Setting("data.text_key", "text", ("body",), (), null=None),
     _flag("data.drop_near_duplicates", null=None),
     Setting("data.tokenizer", "choice", ("Bytes",), (7, "Byte", "WSD", "torch.nn.Linear"), null=None),
+    # Right values need shards: tests/data/test_mixture.py
+    Setting("data.phases", "list", (), ([], [3], [{"weights": {}}], [{"weights": {"web": 3}}]), null=None, needs=_MIXTURE),
+    Setting("data.sources", "text", (), ("web", 3, {"web": 3}, {"web": {}}, {"": {"path": "x"}}), null=None, needs=_MIXTURE),
+    _real("data.sources.web.max_epochs", [], [0, -1], null=None, needs=_MIXTURE),
     Setting("data.cache_dir", "text", ("my cache", "deep/er/cache"), ("text.txt", "text.txt/below"), null=True),
     _whole("schedule.warmup_steps", [0, 1], [-1, 99, HUGE]),
     _real("schedule.final_ratio", [0, 0.5], [-0.1]),
@@ -171,7 +197,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("trainer.max_time", "text", ("00:01:00:00",), ("x", "1 hour", -1), null=True),
     _whole("seed_everything", [0, 1, True, 2**31], [-1, 2**64]),
     _real("check_tolerance", [0.5], [-1]),
-    _flag("async_checkpoints"),
+    Setting("async_checkpoints", "flag", (True, False, "auto")),
+    _real("hang_timeout", [60, 0.5], [0, -1], null=True),
     _flag("accept_changes"),
     Setting(
         "run_dir",
@@ -180,6 +207,7 @@ SETTINGS: tuple[Setting, ...] = (
         ("text.txt", "text.txt/below", "", "x" * 300),
         null=None,
     ),
+    Setting("log_dir", "text", ("runs/logs", "runs/logs/below"), ("text.txt", "text.txt/below", "", "x" * 300), null=True),
     Setting("resume", "text", ("auto", "never"), ("", "nope.ckpt", "AUTO"), null=None),
     Setting("init_from", "text", (), ("nope", "text.txt"), null=True),
     Setting("check_against", "text", (), ("nope.csv", "text.txt"), null=True),

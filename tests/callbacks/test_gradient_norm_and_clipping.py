@@ -73,6 +73,8 @@ def test_the_norm_of_bfloat16_gradients_is_computed_in_float32():
     norm = total_norm([torch.ones(2000, dtype=torch.bfloat16), torch.ones(2000, dtype=torch.bfloat16)])
     assert norm.dtype == torch.float32
     assert norm.item() == pytest.approx(math.sqrt(4000), rel=1e-6)
+    mixed = total_norm([torch.ones(2000, dtype=torch.bfloat16), torch.ones(2000)])
+    assert mixed.item() == pytest.approx(math.sqrt(4000), rel=1e-6)
 
 
 def test_bfloat16_training_logs_it_too(tmp_path):

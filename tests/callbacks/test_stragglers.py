@@ -1,5 +1,6 @@
 """Stragglers on one process, and the basic case on two. Other cases: test_time_ranks.py."""
 
+import pytest
 from foreign import fit, run_ranks
 
 from lit_llm.callbacks import Stragglers
@@ -26,6 +27,7 @@ def test_one_process_gets_no_row_and_no_hook(tmp_path):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
+@pytest.mark.slow
 def test_of_two_ranks_the_slow_one_is_named_with_its_time(tmp_path):
     for each in run_ranks(SLOW_RANK, tmp_path):
         assert set(each["rows"]) == {"4", "6"}  # not of the first two steps

@@ -1,9 +1,12 @@
 import re
 
-from foreign import fit
+import pytest
+from foreign import Batches, Foreign, fit, make_trainer
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
+from torch.utils.data import DataLoader
 
 from lit_llm.callbacks import TensorBoardPage
 
@@ -16,13 +19,25 @@ def read_layout(folder):
     return layout
 
 
-def test_one_page_shows_exactly_the_contract_metrics(tmp_path):
+class TwoSources(LightningDataModule):
+    """That of another project, which names the sources of its rows."""
+
+    source_names = ("web", "code")
+
+    def train_dataloader(self):
+        return DataLoader(Batches(1), batch_size=None)
+
+
+@pytest.mark.parametrize("by_source", [False, True], ids=["one text", "two sources"])
+def test_one_page_shows_exactly_the_contract_metrics(tmp_path, by_source):
     logger = TensorBoardLogger(tmp_path, name="", version="")
-    fit([TensorBoardPage()], tmp_path, logger=logger)
+    trainer = make_trainer([TensorBoardPage()], tmp_path, steps=1, logger=logger)
+    trainer.fit(Foreign(steps=1), datamodule=TwoSources() if by_source else None)
     logger.finalize("success")
     (category,) = read_layout(tmp_path).category
     names = [
         *("train/loss", "train/perplexity", "val/loss", "val/perplexity", "lr", "lr/embedding", "grad/norm"),
+        *("train/web/loss", "train/code/loss", "val/web/loss", "val/web/perplexity"),
         *("grad/norm_clipped", "grad/clip_fraction", "throughput/tokens_per_second", "throughput/mfu"),
     ]
     # TensorBoard draws every scalar that a pattern matches from its beginning (custom_scalars_plugin: regex.match).
@@ -30,7 +45,11 @@ def test_one_page_shows_exactly_the_contract_metrics(tmp_path):
         chart.title: [name for name in names if any(re.match(tag, name) for tag in chart.multiline.tag)]
         for chart in category.chart
     }
-    assert shown == {
+    sources = {
+        "training loss by source": ["train/web/loss", "train/code/loss"],
+        "validation loss by source": ["val/web/loss"],
+    }
+    assert shown == (sources if by_source else {}) | {
         "loss": ["train/loss", "val/loss"],
         "learning rate": ["lr", "lr/embedding"],
         "gradient norm": ["grad/norm", "grad/norm_clipped"],

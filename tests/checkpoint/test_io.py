@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import os
 import threading
@@ -7,9 +8,9 @@ import pytest
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import format, free_memory
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
-from lit_llm.checkpoint.snapshot import Snapshots
+from lit_llm.checkpoint.snapshot import Snapshots, bytes_to_copy
 
 Pair = namedtuple("Pair", "a b")
 
@@ -67,6 +68,37 @@ def background():
     io = AsyncFolderCheckpointIO()
     yield io
     io.teardown()
+
+
+# -- host memory ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_copies_are_made_only_if_those_of_all_processes_take_at_most_half_of_the_free_memory(missing, tmp_path, monkeypatch):
+    # fp32 weights of 30 × 20 that two names share, bf16 of 7, one step, one moment of 30 × 20, one value in a callback
+    needed = 4 * 600 + 2 * 7 + 4 + 4 * 600 + 4
+    assert bytes_to_copy(state()) == needed
+    monkeypatch.setattr("lit_llm.checkpoint.io.free_host_bytes", lambda: 2 * 3 * needed - missing)
+    io, threads = AsyncFolderCheckpointIO(processes_to_fit=3), []
+    monkeypatch.setattr(format, "write", lambda *args: threads.append(threading.current_thread()))
+    with pytest.warns(match="--async_checkpoints true") if missing else contextlib.nullcontext():
+        io.save_checkpoint(state(), tmp_path / "1.ckpt")
+    io.save_checkpoint(state(), tmp_path / "2.ckpt")  # decided once
+    io.teardown()
+    assert [thread is threading.main_thread() for thread in threads] == [bool(missing)] * 2
+
+
+def test_free_memory_is_that_of_the_machine_or_of_the_container_without_its_page_cache(tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemTotal:  900 kB\nMemAvailable:  700 kB\n")
+    monkeypatch.setattr(free_memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(free_memory, "_CGROUP", tmp_path)
+    assert free_memory.free_host_bytes() == 700 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory.free_host_bytes() == 700 * 1024
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 600\ninactive_file 250\n")
+    assert free_memory.free_host_bytes() == 1000 - 900 + 250
 
 
 # -- snapshots ----------------------------------------------------------------------------------------------------------

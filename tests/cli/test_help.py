@@ -30,6 +30,15 @@ def test_fit_help_has_every_key_in_at_most_250_lines(capsys):
     assert "Environment variables do not override settings." in text
 
 
+def test_flags_of_one_command_are_in_its_help_alone(capsys):
+    assert "--chat_template = null  " in printed(capsys, "prepare", "--help")
+    assert printed(capsys, "prepare", "--help").startswith(
+        "usage: python -m lit_llm prepare --data CLASS --data.paths FILES --out"
+    )
+    assert "--full_batch = false  " in printed(capsys, "check", "--help")
+    assert " --chat_template" not in printed(capsys, "fit", "--help")
+
+
 def test_the_help_of_a_group_describes_its_keys_and_names_its_classes(capsys):
     text = printed(capsys, "fit", "--help", "schedule")
     assert (

@@ -12,9 +12,11 @@ import yaml
 from jsonargparse import Namespace
 from recipe_runs import RECIPE, TEXT, run
 
+from lit_llm.cli.arguments import read
 from lit_llm.cli.class_defaults import all_arguments
 from lit_llm.cli.groups import CLASSES, OPTIONS, PLAIN
-from lit_llm.cli.number_domains import DOMAINS, GENERATE_FLAGS, PLAN_FLAGS, flag_problems, number_problems
+from lit_llm.cli.number_domains import DOMAINS, FIT_FLAGS, GENERATE_FLAGS, PLAN_FLAGS, flag_problems, number_problems
+from lit_llm.cli.parse import restore_whole_numbers
 from lit_llm.cli.parser import class_at, known_classes
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.number_domain import Domain
@@ -25,6 +27,8 @@ UNBOUNDED = {
         [f"optimizer.{n}" for n in ("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size")],
         "of LBFGS, which cannot train a model in parameter groups",
     ),
+    "model.layers": "GPTConfig.mistakes checks each value under its own name",
+    "model.rope_scaling": "GPTConfig.mistakes checks each value under its own name",
     "trainer.precision": "its values are listed in its type",
     "trainer.plugins": "its type has class names that contain 'int' and no number",
 }
@@ -144,6 +148,13 @@ def test_numbers_of_foreign_classes_must_be_finite_where_the_user_gives_them():
     assert set(number_problems(config, {"architecture.width"})) == {"architecture.width"}
 
 
+@pytest.mark.parametrize(("given", "parsed", "meant"), [("20", 20.0, 20), ("1", 1.0, 1), ("1.0", 1.0, 1.0), ("0.5", 0.5, 0.5)])
+def test_a_count_is_not_taken_for_a_fraction(given, parsed, meant):
+    config = Namespace(trainer=Namespace(limit_val_batches=parsed))
+    restore_whole_numbers(config, read(["--trainer.limit_val_batches", given]))
+    assert repr(config.trainer.limit_val_batches) == repr(meant)
+
+
 def test_no_recipe_or_model_of_today_is_near_a_limit():
     """Llama 3.1 405B: 126 blocks, width 16,384, 128,256 ids, contexts of 131,072; ten times each is accepted."""
     for key, size in (("n_layer", 126), ("n_embd", 16_384), ("vocab_size", 128_256), ("block_size", 131_072)):
@@ -154,6 +165,7 @@ def test_no_recipe_or_model_of_today_is_near_a_limit():
 
 NEEDED = {"BatchRamp": {"tokens_per_batch": [(0, 64)]}, "TextSamples": {"prompts": ["a"], "every_n_steps": 5}}
 NEEDED["ValidateEvery"] = {"every_n_steps": 5}
+NEEDED["Mixture"] = {"sources": {}, "phases": []}
 NARROWER = {
     "Characters.vocab_size": "3 ids at least",
     "BPE.vocab_size": "257 ids at least",
@@ -248,7 +260,7 @@ def test_a_size_far_above_any_real_one_is_refused_by_a_limit_that_is_stated(fold
     assert err == f"error: {key} is {SIZES[key]}, but must be {DOMAINS[key].rule(SIZES[key])} (--{key})\n"
 
 
-@pytest.mark.parametrize("flags", [PLAN_FLAGS, GENERATE_FLAGS], ids=["plan", "generate"])
+@pytest.mark.parametrize("flags", [PLAN_FLAGS, GENERATE_FLAGS, FIT_FLAGS], ids=["plan", "generate", "fit"])
 def test_the_own_flags_of_commands_have_domains_too(flags):
     for name, domain in flags.items():
         values = {other: each.low + 1 if each.above_low else each.low for other, each in flags.items()}
@@ -311,11 +323,11 @@ def test_a_group_that_every_run_needs_is_not_null(folder, capsys):
         (["--model.vocab_size", "100000000", "--optimizer", "AdamW"], "optimizer state take 51.4 GB"),
         (["--model.n_embd", "1000000"], "(lower --model.n_layer, --model.n_embd"),
         (["--data.micro_batch_size", "10000000", "--data.global_batch_size", "10000000"], "(lower --data.micro_batch_size"),
-        (["--model.block_size", "1000000000"], "--model.block_size"),
+        (["--model.block_size", "1000000000"], "--data.block_size"),
         (["--trainer.devices", "1000", "--data.global_batch_size", "2000"], "in 1,000 processes"),
     ],
 )
 def test_fit_refuses_what_the_memory_cannot_hold_before_building_it(folder, capsys, monkeypatch, flags, words):
-    monkeypatch.setattr("lit_llm.cli.host_memory._host_bytes", lambda: 25_300_000_000)
+    monkeypatch.setattr("lit_llm.cli.host_memory.memory_bytes", lambda device: 25_300_000_000)
     err = refused(capsys, "fit", "--config", "tiny.yaml", *flags)
     assert words in err and "this machine has 25.3 GB" in err and err.count("\n") == 1

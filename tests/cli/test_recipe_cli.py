@@ -9,9 +9,20 @@ import pytest
 import yaml
 from recipe_runs import curve, run, table
 
+from lit_llm.models.generation import generate
 
-def test_fit_then_validate_then_generate(folder, capsys):
-    code, out, _ = run(capsys, "fit", "--config", "tiny.yaml")
+
+def test_fit_then_validate_then_generate(folder, capsys, monkeypatch):
+    prompts = []
+
+    def observed(model, prompt, **options):
+        prompts.append(prompt)
+        return generate(model, prompt, **options)
+
+    for module in ("commands.generate", "training.language_model"):
+        monkeypatch.setattr(f"lit_llm.{module}.generate", observed)
+    samples = ["--samples", "TextSamples", "--samples.prompts", "[line]", "--samples.every_n_steps", "8"]
+    code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--model.mask_documents", "true", *samples)
     assert code == 0
     fitted = table(out)
     assert set(fitted) == {"val/loss", "val/perplexity", "val/bits_per_byte"}
@@ -29,8 +40,14 @@ def test_fit_then_validate_then_generate(folder, capsys):
     assert sorted(p.name for p in made.glob("events*")) == events_before, "validate writes no curve"
     code, out, _ = run(capsys, "generate", "--run", "runs/tiny", "--prompt", "line ", "--max_new_tokens", "9")
     assert code == 0 and out.startswith("line ") and len(out) > len("line \n")
+    code, _, err = run(capsys, "generate", "--run", "runs/tiny", "--chat")
+    assert code == 2 and "or write one to runs/tiny/chat_template.jinja" in err and "--data.chat_template" not in err
+    code, shown, _ = run(capsys, "recipes", "show", "sft", "--init_from", "runs/tiny")
+    assert shown.startswith("# The model and the tokenizer are those of runs/tiny, which is here (init_from).")
     again = run(capsys, "generate", "--run=runs/tiny", "--prompt=line ", "--max-new-tokens=9")[1]
     assert again == out
+    # Masked documents begin with the end of the one before, so prompts do.
+    assert prompts == [[256, *b"line"], *[[256, *b"line "]] * 2]
 
 
 def test_the_saved_config_runs_again_as_it_is_and_makes_the_same_losses(folder, capsys):

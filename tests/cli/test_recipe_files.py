@@ -124,7 +124,11 @@ def test_the_collection_is_in_order_of_size_with_overlays_last():
 
 @pytest.mark.parametrize(
     "name, said",
-    [("quikstart", "did you mean quickstart?"), ("zzz.yaml", "`python -m lit_llm recipes` lists the shipped ones")],
+    [
+        ("quikstart", "did you mean quickstart?"),
+        ("pp", "did you mean strategy/pp?"),
+        ("zzz.yaml", "`python -m lit_llm recipes` lists the shipped ones"),
+    ],
 )
 def test_an_unknown_recipe_is_the_only_mistake_reported(tmp_path, monkeypatch, capsys, name, said):
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,8 @@ from lit_llm.__main__ import main
 from lit_llm.cli.build import build
 from lit_llm.cli.parse import parse
 from lit_llm.commands.check import ON_ONE_DEVICE
-from lit_llm.models.gpt import GPT, Attention, GPTConfig
+from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.self_attention import Attention
 from lit_llm.training import checklist as check
 from lit_llm.training.checklist import Observer
 
@@ -71,6 +72,7 @@ def test_a_sound_recipe_passes_every_line_and_leaves_nothing_behind(folder, caps
     assert code == 0
     assert [name for name in NAMES if name in out] == NAMES and "FAIL" not in out
     assert "4 sequences instead of 16" in out
+    assert out.count("run: ") == 1 and "run: 50 steps = 25,600 tokens = " in out  # 50 x 16 x 32: of the recipe
     assert sorted(p.name for p in folder.iterdir()) == sorted([*before, "cache"])
 
 
@@ -89,6 +91,11 @@ def test_a_slow_loader_is_seen_unless_the_model_is_a_toy(folder, monkeypatch):
     assert "loader is fast enough" in failed(lines(folder))
 
 
+def test_a_run_that_leaves_no_batch_is_not_tested_for_its_loader(folder, capsys):
+    assert main(["check", "--config", "tiny.yaml", "--trainer.max_steps", "3", "--schedule.warmup_steps", "1"]) in (0, 1)
+    assert capsys.readouterr().out.count("no batch is left") == 2
+
+
 def test_documents_are_kept_apart(folder):
     found = lines(folder, "--model.mask_documents", "true")
     assert not failed(found) and "none after the end of its document" in found["mask"].found
@@ -102,6 +109,12 @@ def test_a_mistake_in_the_recipe_is_fits_message(folder, capsys):
         assert "--full_batch is 'perhaps', it must be true or false" in capsys.readouterr().err
 
 
+def test_a_layout_that_fit_refuses_is_refused_although_the_checks_use_one_device(folder, capsys):
+    overlay = ["--config", "strategy/pp", "--trainer.devices", "2", "--data.micro_batch_size", "16"]
+    assert main(["check", "--config", "tiny.yaml", *overlay]) == 2
+    assert "needs at least 2 micro-batches in a step, but it has 1" in capsys.readouterr().err
+
+
 def test_a_failing_line_makes_the_exit_code_one(folder, capsys):
     assert main(["check", "--config", "tiny.yaml", "--optimizer.lr", "1e-9", "--optimizer.adamw_lr", "1e-9"]) == 1
     out = capsys.readouterr().out
@@ -111,8 +124,8 @@ def test_a_failing_line_makes_the_exit_code_one(folder, capsys):
 def test_a_leak_from_the_future_is_seen(folder, monkeypatch):
     forward = Attention.forward
 
-    def looks_ahead(self, x, rotation, mask, cache):
-        return forward(self, x, rotation, torch.ones(x.size(1), x.size(1), dtype=torch.bool), cache)
+    def looks_ahead(self, x, *others):
+        return forward(self, x + x.roll(-1, dims=1), *others)
 
     monkeypatch.setattr(Attention, "forward", looks_ahead)
     found = lines(folder)
@@ -211,6 +224,24 @@ def test_labels_that_are_copies_or_shifted_by_two_are_seen():
     assert not check.shifted_labels(observed(ids, ids)).passed
     assert not check.shifted_labels(observed(ids, ids + 2)).passed
     assert not check.shifted_labels(observed(ids, torch.full_like(ids, -100))).passed  # nothing to learn
+    packed, documents = ids.roll(5, dims=1), torch.tensor([[0] * 5 + [1] * 5] * 2)
+    found = observed(packed, packed + 1)  # two documents in a row, in another order
+    assert not check.shifted_labels(found).passed
+    assert check.shifted_labels(found, documents).passed
+    found.batches[0]["targets"][:, 7] += 1
+    assert not check.shifted_labels(found, documents).passed
+    answers = torch.full_like(ids, -100)
+    answers[:, 4] = 99  # one token each
+    assert "not tested" in check.shifted_labels(observed(packed, answers), documents).found
+    assert not check.shifted_labels(observed(packed, answers)).passed
+
+
+@pytest.mark.slow
+def test_packed_documents_pass_with_and_without_masks(folder):
+    (folder / "text.jsonl").write_text("".join(f'{{"text": "line {i} says {i * 7919 % 10007}"}}\n' for i in range(3000)))
+    packed = ["--data.paths", "text.jsonl", "--data.packing", "best_fit", "--data.micro_batch_size", "2"]
+    for masks in ("true", "false"):
+        assert not failed(lines(folder, *packed, "--model.mask_documents", masks)), masks
 
 
 def test_shapes_types_and_ids_are_looked_at():

@@ -42,7 +42,9 @@ COMMANDS = {  # command: is its output a folder
     ("export", "--run", "runs/tiny"): True,
     ("import", "--from", "hf"): True,
     ("prepare", "--config", "tiny.yaml"): True,
+    ("clean", "--data.paths", "text.txt"): True,
 }
+RESUMABLE = ("prepare", "clean")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -50,11 +52,11 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_an_output_is_kept_until_it_is_replaced(command, run_folder, tmp_path, capsys, monkeypatch):
+def test_an_output_is_kept_until_it_is_replaced(command, run_folder, tmp_path, capsys, monkeypatch, without_worker):
     monkeypatch.chdir(run_folder)
     is_folder, out = COMMANDS[command], tmp_path / "deep" / "out"
     assert run(capsys, *command, "--out", str(out))[0] == 0
-    log = ["out.log"] if command[0] == "prepare" else []
+    log = ["out.log"] if command[0] in RESUMABLE else []
     assert out.is_dir() is is_folder and sorted(os.listdir(out.parent)) == ["out", *log]
     mine = out / "mine" if is_folder else out
     mine.write_text("mine")
@@ -73,7 +75,9 @@ def test_an_output_is_kept_until_it_is_replaced(command, run_folder, tmp_path, c
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_folder_in_place_of_a_file_and_other_wrong_places_are_refused(command, run_folder, tmp_path, capsys, monkeypatch):
+def test_a_folder_in_place_of_a_file_and_other_wrong_places_are_refused(
+    command, run_folder, tmp_path, capsys, monkeypatch, without_worker
+):
     monkeypatch.chdir(run_folder)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
@@ -83,7 +87,7 @@ def test_a_folder_in_place_of_a_file_and_other_wrong_places_are_refused(command,
     wrong = {
         "file/under": "cannot be written",
         "dangling": HINT,
-        "n" * 300: "at most 255 in each name" if command[0] == "prepare" else "File name too long",
+        "n" * 300: "at most 255 in each name" if command[0] in RESUMABLE else "File name too long",
     }
     wrong |= (
         {"file": "is a file: give a folder (--out)"} if COMMANDS[command] else {"folder": "is a folder: give a file (--out)"}
@@ -113,8 +117,8 @@ def test_a_full_disk_leaves_the_old_output_and_no_half_of_the_new_one(command, r
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert code == 2 and err
-    kept = [".out.partial"] if command[0] == "prepare" else []  # the next call continues with it
-    log = ["out.log"] if command[0] == "prepare" else []
+    kept = [".out.partial"] if command[0] == "prepare" else []  # its finished survey, with which the next call continues
+    log = ["out.log"] if command[0] in RESUMABLE else []
     assert sorted(os.listdir(tmp_path)) == [*kept, "out", *log] and "old" in (files(out) if out.is_dir() else out.read_text())
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lit_llm.__main__ import main
@@ -46,10 +47,25 @@ def plan(capsys, *arguments: str) -> dict:
 def test_the_issues_own_example(folder, capsys):
     flags = ["--config", str(RECIPES / "gpt2-1.5b.yaml"), "--config", str(RECIPES / "strategy" / "fsdp2.yaml")]
     found = plan(capsys, *flags, "--hardware", "a100-80gb", "--devices", "8")
-    assert found["layout"] == {"strategy": "mesh", "devices": 8, "replicate": 1, "shard": 8, "tensor_parallel": 1}
+    expected = {"strategy": "mesh", "devices": 8, "replicate": 1, "shard": 8, "tensor_parallel": 1, "pipeline": 1, "context": 1}
+    assert found["layout"].items() >= expected.items()
     memory = found["memory_per_rank"]
     assert memory["fits"] is True and memory["bytes_by_part"]["weights"] == 1_557_686_400 * 4 // 8
     assert not (folder / "runs").exists(), "a plan leaves nothing behind"
+
+
+def test_a_plan_counts_the_blocks_of_packed_documents_and_says_what_packing_does(folder, capsys, without_worker):
+    # 20 documents of 12 bytes and an end, in blocks of 16: each alone, with 3 positions of padding, 4 for the first.
+    (folder / "text.jsonl").write_text('{"text": "twelve bytes"}\n' * 20)
+    (folder / "held.txt").write_text("some more text")
+    texts = "--data TextFiles --data.train text.jsonl --data.val held.txt --out shards"
+    assert run(capsys, "prepare", *texts.split())[0] == 0
+    flags = "--config tiny.yaml --data TokenShards --data.path shards --data.packing best_fit --trainer.max_steps -1"
+    _, out, _ = run(capsys, "plan", *flags.split(), "--trainer.max_epochs", "4", "--data.global_batch_size", "8")
+    text = " ".join(out.split())
+    assert "tokens 10 steps = 1.28 k" in text
+    assert "20 documents in 20 blocks, 19.06% padding. Cut: 0.0% of the documents (concatenate: 75.0%)" in text
+    assert not list((folder / "shards").glob("*.idx")), "a plan leaves nothing behind"
 
 
 OVERLAYS = sorted(p.relative_to(RECIPES).as_posix() for p in RECIPES.glob("*/*.yaml") if p.parent.name != "base")
@@ -60,7 +76,8 @@ def test_every_overlay_can_be_planned(overlay, folder, capsys):
     flags = ["--config", str(RECIPES / "gpt2-124m.yaml"), "--config", str(RECIPES / overlay)]
     if "float8" in overlay:
         pytest.importorskip("torchao")  # `fit` refuses it here, and so does the plan
-    devices = "1" if overlay.endswith("single.yaml") else "4" if overlay != "strategy/tp.yaml" else "2"
+    few = {"strategy/single.yaml": 1, "strategy/tp.yaml": 2, "strategy/cp.yaml": 2, "strategy/pp.yaml": 2}
+    devices = str({**few, "strategy/4d.yaml": 8}.get(overlay, 4))
     found = plan(capsys, *flags, "--hardware", "h100-sxm", "--devices", devices)
     assert found["layout"]["devices"] == int(devices)
     assert found["time"]["tokens_per_second"] > 0
@@ -127,8 +144,6 @@ def test_data_are_counted_without_being_read(folder, capsys):
     assert bpe["data"]["origin"].startswith("estimated")
     assert bpe["data"]["train_tokens"] == pytest.approx(0.9 * 6400 / 3.5, rel=0.02)
     with ShardWriter(folder, "train", vocab_size=500, shard_tokens=300) as writer:
-        import numpy as np
-
         writer.write(np.arange(1000) % 500)
     with ShardWriter(folder, "val", vocab_size=500, shard_tokens=300) as writer:
         writer.write(np.arange(300))
@@ -145,6 +160,48 @@ def test_data_are_counted_without_being_read(folder, capsys):
     counted = plan(capsys, "--config", "tiny.yaml", *shards, "--data.micro_batch_size", "2", "--data.global_batch_size", "8")
     assert (counted["data"]["train_tokens"], counted["data"]["val_tokens"]) == (1000, 300)
     assert not (folder / "cache").exists(), "nothing was tokenised"
+
+
+def test_a_mixture_is_counted_by_phase_and_source_and_a_limit_of_epochs_refuses_the_run(folder, capsys):
+    for name, tokens in {"web": 1600 + 1, "code": 160 + 1}.items():  # 100 and 10 blocks of 16
+        (folder / name).mkdir()
+        for split in ("train", "val"):
+            with ShardWriter(folder / name, split, vocab_size=500, shard_tokens=2000) as writer:
+                writer.write(np.arange(tokens) % 500)
+    (folder / "mixed.yaml").write_text(
+        "data:\n  class_path: Mixture\n  init_args:\n    vocab_size: 500\n    sources:\n"
+        "      web: {train: web/train_*.bin, val: web/val_*.bin}\n      code: {train: code/train_*.bin, max_epochs: 2}\n"
+        "    phases: [{until: 0.5, weights: {web: 100}}, {until: 1.0, weights: {web: 25, code: 75}}]\n"
+    )
+    flags = ["--config", "tiny.yaml", "--config", "mixed.yaml", "--data.global_batch_size", "4", "--data.micro_batch_size", "2"]
+    found = plan(capsys, *flags)["data"]
+    # 8 steps of 4 samples: 16 of "web", then 4 of it and 12 of "code"
+    assert [(phase["end_sequence"], [list(source.values()) for source in phase["sources"]]) for phase in found["phases"]] == [
+        (16, [["web", 16, 256, 0.16, None]]),
+        (32, [["web", 4, 64, 0.20, None], ["code", 12, 192, 1.2, 2]]),
+    ]
+    assert (found["train_tokens"], found["val_tokens"], found["epochs"]) == (1762, 1601, None)
+    code, out, err = run(capsys, "plan", *flags, "--trainer.max_steps", "16", "--schedule.total_steps", "16")
+    assert code == 2 and not out and err.count("error") == 1
+    assert "would read source code 2.4 times, but its max_epochs is 2" in err
+    code, _, err = run(capsys, "plan", *flags, "--trainer.max_steps", "-1")
+    assert code == 2 and err.count("error") == 1 and "set --trainer.max_steps." in err and "max_epochs" not in err
+
+    # A source that is not here leaves its phases unknown, but not the vocabulary of the others.
+    code, out, err = run(capsys, "plan", *flags, "--data.sources.code.train", "away/*.bin", "--data.vocab_size", "null")
+    assert code == 0 and "away/*.bin" in err and "dataset size: unknown: No non-empty file matches away/*.bin" in out
+    # A run that goes on with other weights has read 4 steps of the first ones: 8 of "web", then 2 of it and 6 of "code".
+    code, out, err = run(capsys, "fit", *flags, "--trainer.max_steps", "4", "--run_dir", "runs/mixed")
+    assert code == 0, err
+    assert "phases: until step 2 web 1; until step 4 web 1, code 3\n" in out
+    more = ["--run", "runs/mixed", "--trainer.max_steps", "8", "--data.phases", "[{weights: {web: 50, code: 50}}]"]
+    planned = [
+        (phase["end_sequence"], {source["name"]: source["tokens"] // 16 for source in phase["sources"]})
+        for phase in plan(capsys, *more)["data"]["phases"]
+    ]
+    assert planned == [(8, {"web": 8}), (16, {"web": 2, "code": 6}), (32, {"web": 8, "code": 8})]
+    code, _, err = run(capsys, "plan", *more, "--data.sources.code.max_epochs", "1")
+    assert code == 2 and "would read source code 1.4 times, but its max_epochs is 1" in err
 
 
 def test_data_that_are_not_here_are_a_note(folder, capsys):
@@ -164,6 +221,7 @@ def test_data_that_are_not_here_are_a_note(folder, capsys):
         ["--trainer.precision", "nonsense"],
         ["--config", "absent.yaml"],
         ["--compute.activation_checkpointing", "0"],
+        ["--compute.attention", "sdpa", "--model.window", "8"],
     ],
 )
 def test_what_fit_refuses_plan_refuses_in_the_same_words(flags, folder, capsys):
@@ -171,6 +229,36 @@ def test_what_fit_refuses_plan_refuses_in_the_same_words(flags, folder, capsys):
     fitted = run(capsys, "fit", "--config", "tiny.yaml", *flags)
     assert planned[0] == fitted[0] == 2
     assert planned[2] == fitted[2] and planned[2].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "flags", "said"),
+    [
+        ("h100-sxm", ["flex", "--model.dropout", "0.1"], "FlexAttention has no dropout and model.dropout is 0.1"),
+        ("a100-80gb", ["flash3"], "needs an NVIDIA GPU of compute capability 9.x, but this device is a100-80gb"),
+        ("mi300x", ["flash4"], "9.x or 10.x, but this device is mi300x"),
+        ("cpu", ["flex"], "FlexAttention has no backward pass on cpu"),
+        ("b200", ["flash4"], None),
+        ("h100-sxm", ["flash3"], None),  # whether it is installed there, is not known here
+    ],
+)
+def test_kernels_of_attention_are_checked_for_the_hardware_of_the_plan(hardware, flags, said, folder, capsys):
+    code, _, err = run(capsys, "plan", "--config", "tiny.yaml", "--hardware", hardware, "--compute.attention", *flags)
+    assert (code, err.count("compute.attention is")) == ((2, 1) if said else (0, 0)) and (said or "") in err
+
+
+def test_all_figures_are_of_the_sequences_of_the_data(folder, capsys):
+    """The window is longer than these sequences: `fit`, too, estimates its memory without refusing that."""
+    flags = ["--config", "tiny.yaml", "--model.window", "12", "--data.block_size", "8"]
+    found = plan(capsys, *flags, "--hardware", "h100-sxm")
+    model = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=16, window=12, vocab_size=257)
+    assert found["compute"]["flops_per_token"] == model.flops_per_token(8) < model.flops_per_token()
+    assert found["batch"]["tokens_per_step"] == 8 * 8 and found["batch"]["tokens"] == 8 * 8 * 8
+    code, out, err = run(capsys, "plan", *flags, "--markdown")
+    assert code == 0 and "8 sequences of 8 = 64 tokens" in out
+    assert "figures are of sequences of data.block_size = 8 tokens, not of model.block_size = 16" in err
+    code, _, err = run(capsys, "fit", *flags, "--trainer.max_steps", "1", "--schedule.warmup_steps", "0")
+    assert code == 0, err
 
 
 def test_devices_that_do_not_divide_are_refused_as_fit_does_it(folder, capsys):

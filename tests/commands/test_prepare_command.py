@@ -152,10 +152,11 @@ def test_a_split_without_text_and_an_output_inside_the_input_are_refused(project
     (project / "one.jsonl").write_text('{"text": "a single document"}\n')
     only = ("prepare", "--data", "TextFiles", "--data.paths", "one.jsonl", "--out", "shards")
     code, _, err = run(capsys, *only)
-    assert code == 2 and "error: The train text has only 0 bytes = 0 tokens: give more text" in err
+    assert code == 2 and "error: No text is left to train on: its only document was held out for validation." in err
+    assert "Mend the error, then repeat the command" in err  # repeating it as it is does not help
     (project / "one.jsonl").write_text('{"text": "the same document"}\n' * 50)
     code, _, err = run(capsys, *only)
-    assert code == 2 and "The train text has only 0 bytes" in err
+    assert code == 2 and "all 50 documents were held out for validation" in err
     code, _, err = run(capsys, *PREPARE, "--out", "corpus/shards")
     assert code == 2 and "corpus/shards lies in corpus, which is read" in err
     assert not list(project.glob("*/shards")) and not (project / "shards").exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = {"_fields", "_asdict", "_replace", "_make", "_exit"}  # namedtuple's and os's, which are documented
+PUBLIC = {"_fields", "_asdict", "_replace", "_make", "_exit", "_current_frames"}  # of namedtuple, os and sys: documented
 
 
 class Use(NamedTuple):

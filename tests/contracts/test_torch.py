@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import sys
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torchmetrics
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as pipelining_schedules
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
@@ -62,6 +69,35 @@ def test_fused_optimizers_say_that_they_unscale_and_do_not_when_told_so():
     assert '"_step_supports_amp_scaling"' in inspect.getsource(torch.amp.GradScaler.step)
 
 
+def test_fake_processes_let_one_rank_call_collectives_alone():
+    package.start_fake_processes(3, 8)
+    try:
+        x = torch.ones(2)
+        torch.distributed.all_reduce(x)
+        assert torch.distributed.get_rank() == 3 and torch.distributed.get_world_size() == 8 and x.tolist() == [1.0, 1.0]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_tensors_without_data_have_sizes_and_take_inputs_with_data():
+    with package.sizes_only():
+        x = torch.empty(2**40)  # 4 TB
+        product = x * torch.ones(1)
+        with package.with_data():
+            assert torch.arange(3).tolist() == [0, 1, 2]
+    assert isinstance(product, package.SizesOnly) and product.untyped_storage().nbytes() == 2**42
+
+
+def test_stages_of_a_pipeline_agree_without_asking_each_other():
+    names = ("_warmup_forward_vote", "_warmup_backward_result")  # what `_warmup_p2p` of a schedule calls
+    before = {name: getattr(PipelineStage, name) for name in names}
+    with package.stages_agree():
+        assert all(getattr(PipelineStage, name)(object(), True).item() == 1 for name in names)
+    assert {name: getattr(PipelineStage, name) for name in names} == before
+    source = inspect.getsource(sys.modules[PipelineStage.__module__]) + inspect.getsource(pipelining_schedules)
+    assert all(source.count(f".{name}(") >= 1 for name in names)
+
+
 def test_memory_history_takes_these_arguments():
     assert {"enabled", "max_entries"} <= set(inspect.signature(torch.cuda.memory._record_memory_history).parameters)
     inspect.signature(torch.cuda.memory._dump_snapshot).bind("file")
@@ -88,10 +124,52 @@ def test_the_local_box_of_a_shard_is_its_shape_and_offset(group):
     assert package.local_box(shard) == ((3, 3), (0, 0))
 
 
+def test_the_box_at_a_coordinate_is_that_of_its_rank():
+    assert [package.box_at((5, 3), (2,), (rank,), (Shard(0),)) for rank in (0, 1)] == [((3, 3), (0, 0)), ((2, 3), (3, 0))]
+    assert package.box_at((4, 6), (2, 3), (1, 2), (Shard(0), Shard(1))) == ((2, 2), (2, 4))
+    assert package.box_at((1, 3), (2,), (1,), (Shard(0),))[0] == (0, 3)
+
+
 def test_a_flattened_mesh_is_one_dimension_of_all_its_ranks(group):
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))
     flat = package.flatten_mesh(mesh["a", "b"], "both")
     assert flat.ndim == 1 and flat.size() == 2 and flat.mesh_dim_names == ("both",)
+
+
+def test_an_unflattened_mesh_has_the_same_ranks_and_root(group):
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))
+    apart = package.unflatten_mesh(mesh, "b", {"c": 2, "d": 1})
+    assert apart.mesh_dim_names == ("a", "c", "d") and apart.shape == (1, 2, 1)
+    assert apart.mesh.flatten().tolist() == mesh.mesh.flatten().tolist() == [0, 1]
+    assert apart["c"].size() == 2 and apart["d"].size() == 1
+
+
+def test_fsdp2_gathers_chosen_parameters_in_their_own_dtype_in_one_collective(group):
+    linear = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4))
+    fully_shard(linear, mesh=init_device_mesh("cpu", (2,)), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    package.gather_in_own_dtype(linear, lambda owners: owners == [linear[0]])
+    with CommDebugMode() as seen:
+        linear.unshard()
+    assert seen.get_total_counts() == 1
+    assert [p.dtype for p in package.whole_parameters(linear)] == [torch.bfloat16, torch.float32, torch.float32]
+    assert [id(p) for p in package.whole_parameters(linear)] == [id(p) for p in linear.parameters()]
+
+
+def test_the_group_of_a_collective_is_found_as_an_object_boxed_and_by_name(group):
+    own = dist.group.WORLD
+    seen = []
+
+    class Seen(package.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.name().startswith(("c10d::", "_c10d_functional::all")):
+                seen.append(package.group_of(args))
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX)
+        functional.all_reduce(torch.ones(1), "sum", own).sum()
+    assert seen == [own, own]
+    assert package.group_of(("sum", own)) is own and package.group_of(("sum", own.group_name)) is own
 
 
 def test_foreach_arithmetic_is_that_of_single_tensors():
@@ -126,6 +204,31 @@ def test_flop_counter_takes_formulas_by_kernel():
     assert counter.get_total_flops() == 7
 
 
+def test_a_wrapper_has_sizes_and_a_device_and_a_mode_sees_what_is_done_to_it():
+    seen = []
+
+    class Wrapper(torch.Tensor):
+        __torch_function__ = package.no_torch_function
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError("the mode comes first")
+
+    class Names(package.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.overloadpacket)
+            return torch.empty(1)
+
+    x = package.make_wrapper(Wrapper, (2, 10**9), dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert x.shape == (2, 10**9) and x.device.type == "cpu" and x.dtype == torch.bfloat16
+    with Names():
+        x.float()
+        torch.log_softmax(x, -1)
+        with pytest.raises(RuntimeError):
+            x[0, 0].item()
+    assert package.CAST in seen and package.LOG_SOFTMAX in seen and package.LOCAL_SCALAR in seen
+
+
 def test_hybrid_shard_grad_op_is_a_sharding_strategy_of_fsdp1():
     assert package.HYBRID_SHARD_GRAD_OP.name == "_HYBRID_SHARD_ZERO2"
 
@@ -137,3 +240,24 @@ def test_apply_which_models_and_metrics_override_visits_every_tensor():
     linear = nn.Linear(1, 1)
     linear._apply(lambda tensor: tensor.double())
     assert linear.weight.dtype == linear.bias.dtype == torch.float64
+
+
+def test_rows_are_gathered_and_exchanged_by_operators_that_are_counted(group):
+    name, rows = torch.distributed.group.WORLD.group_name, torch.arange(12.0).view(4, 3)
+    with CommDebugMode() as counted:
+        assert package.all_gather_rows(rows, 2, name).shape == (8, 3)
+        assert package.exchange_rows(rows, 2, name).shape == (4, 3)
+    assert sum(counted.get_comm_counts().values()) == 2
+
+
+def test_the_record_of_collectives_counts_and_names_them():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        before = package.collectives_begun()
+        dist.all_reduce(torch.ones(3, 2))
+        dist.broadcast(torch.ones(5), 0)
+        assert package.collectives_begun() == before + 2
+        assert str(package.last_collective()).startswith("gloo:broadcast of [[5]] (")  # a thread notes its end
+        assert b"gloo:all_reduce" in package.flight_record()
+    finally:
+        dist.destroy_process_group()

@@ -101,3 +101,4 @@ if __name__ == "__main__":
     result["refusals"] = [refusal(trainer, **missing), refusal(trainer, path=str(folder), vocab_size=100)]
     result["seen_when_refused"] = list(seen)
     (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(result))
+    torch.distributed.destroy_process_group()  # its threads may otherwise abort the process at its end

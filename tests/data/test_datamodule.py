@@ -148,6 +148,7 @@ def test_the_state_is_plain_and_says_where_the_run_is(tmp_path, shards):
         "batch_ramp": "none",
         "block_size": T,
         "seed": 3,
+        "packing": "concatenate",
         "order": "sorted",
         "files": {str(file): described(file) for name in ("train", "val") for file in sorted(tmp_path.glob(f"{name}_*.bin"))},
     }

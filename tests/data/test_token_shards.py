@@ -7,30 +7,11 @@ import os
 
 import numpy as np
 import pytest
+from prepared import SPLITS, prepared
 
 from lit_llm.data import BPE, Bytes, Characters, TokenizerJSON, TokenShards, token_stream
 from lit_llm.errors import UserError
-from lit_llm.ingest.manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
-
-VOCABULARY = Bytes().vocab_size  # 257: 256 bytes and the end of a document
-SPLITS = {"train": np.arange(200) % 250, "val": np.arange(100, 130), "test": np.arange(40)}
-
-
-def prepared(folder, splits=SPLITS, *, shard_tokens=64, tokenizer=None, identity="bytes", vocab_size=VOCABULARY, **ids):
-    """A folder as `prepare` writes it."""
-    folder.mkdir(exist_ok=True)
-    written = {}
-    for name, tokens in splits.items():
-        with ShardWriter(folder, name, vocab_size=vocab_size, shard_tokens=shard_tokens) as writer:
-            writer.write(np.asarray(tokens))
-            writer.end_document()
-        shards = tuple(writer.shards)
-        written[name] = SplitInfo(1, writer.tokens, writer.tokens, 4, 10, writer.tokens_blake2b, shards)
-    ids = {"bos_id": None, "eos_id": 256} | ids
-    Manifest(identity, vocab_size, **ids, splits=written).write(folder)
-    (tokenizer or Bytes()).save(folder)
-    return folder
 
 
 def opened(**settings):
@@ -171,7 +152,11 @@ def test_unknown_characters_have_the_bytes_that_were_counted_over_the_whole_spli
     part = opened(train=f"{folder}/train_000000.bin", val=f"{folder}/val_*.bin")
     assert part.corpus.unknown_bytes == {"val": 2.5}
     assert part.token_bytes_of("val")[0] == 2.5
-    assert opened(path=str(folder), tokenizer=Bytes()).corpus.unknown_bytes == {}  # it has no such id
+    (tmp_path / "same").mkdir()
+    characters.save(tmp_path / "same")
+    assert opened(path=str(folder), tokenizer=TokenizerJSON(str(tmp_path / "same"))).vocab_size == characters.vocab_size
+    with pytest.raises(UserError, match=r"shards was prepared with another tokenizer.*--data\.tokenizer"):
+        opened(path=str(folder), tokenizer=Bytes())  # ids below 257, and no other sign that they mean other text
 
 
 def test_files_of_other_names_use_no_manifest(folder):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,15 @@ from launch import run_ranks
 
 SCRIPT = Path(layouts.__file__)
 LAYOUTS: dict[int, dict[str, Any]] = {
-    2: {"ddp": "ddp", "fsdp2": {"shard": 2}, "tp": {"shard": 1, "tensor_parallel": 2}},
+    2: {
+        "ddp": "ddp",
+        "fsdp2": {"shard": 2},
+        "tp": {"shard": 1, "tensor_parallel": 2},
+        "cp": {"shard": 1, "context": 2},
+        "pp": {"shard": 1, "pipeline": 2},
+    },
     4: {"hsdp": {"replicate": 2, "shard": 2}, "fsdp2-tp": {"shard": 2, "tensor_parallel": 2}},
+    8: {"3d": {"shard": 2, "tensor_parallel": 2, "pipeline": 2}},
 }
 """By processes; beside them "single", one process without a strategy."""
 COMMON = {"model": "modern", "optimizer": "MuonAdamW"}  # three parameter groups, two algorithms
@@ -27,16 +35,16 @@ def run(folder: Path, ranks: int, jobs: dict[str, dict[str, Any]], timeout: floa
     return run_ranks(SCRIPT, ranks, folder, folder / "jobs.json", timeout=timeout)
 
 
-def save_all(folder: Path, at: int) -> dict[str, str]:
+def save_all(folder: Path, at: int, processes: Iterable[int] = LAYOUTS) -> dict[str, str]:
     """{name: folder of checkpoints}: one process, and every layout whole, in shards, and in shards in the background.
 
     A name is that of the layout, followed by ", shards" or ", shards, async" where used.
     """
     places = {"single": "single"}
     layouts.train(folder, steps=at, to="single", **COMMON)
-    for ranks, of in LAYOUTS.items():
+    for ranks in processes:
         jobs = {}
-        for name, strategy in of.items():
+        for name, strategy in LAYOUTS[ranks].items():
             jobs[name] = {"strategy": strategy, "steps": at, "to": name}
             if name != "ddp":
                 jobs[f"{name}, shards"] = {**jobs[name], "to": f"{name}-shards", "sharded": True}

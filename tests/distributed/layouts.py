@@ -30,6 +30,7 @@ from lit_llm.distributed.loss_scaling import loss_scaling
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
 from lit_llm.tokenizers import Bytes
@@ -41,6 +42,18 @@ MODELS: dict[str, dict[str, Any]] = {
     "modern": {},
     "gpt2": {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False},
     "llama": {"mlp": "swiglu", "n_kv_head": 2, "qk_norm": False, "window": 9},
+    "olmo": {
+        **{"norm_position": "post", "qk_norm_width": "projection", "attention_sinks": True, "attention_output_bias": True},
+        "layers": {"window": [9, None], "rope": [True, False]},
+    },
+    "gemma": {
+        **{"norm_position": "sandwich", "norm_unit_offset": True, "attention_softcap": 5.0, "embedding_scale": 3.0},
+        **{"mlp": "geglu", "logit_scale": 0.5},
+    },
+    "neox": {
+        **{"norm": "layernorm", "bias": True, "qk_norm": False, "mlp": "gelu", "gelu_approximate": "none"},
+        **{"parallel_residual": True, "partial_rotary_factor": 0.25, "residual_scale": 0.7},
+    },
 }
 OPTIMIZERS: dict[str, Any] = {
     "AdamW": lambda groups: torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95)),
@@ -72,12 +85,32 @@ class Rows(Logger):
         self.rows.setdefault(step or 0, {}).update(metrics)
 
 
+class TwoSources(TextFiles):
+    """Text in which targets are ignored, and rows have one of two sources."""
+
+    every_target_counts = False
+    source_names = ("even", "odd")  # type: ignore[assignment]
+
+
 class Ignoring(LanguageModel):
-    """Ignores some targets, so that ranks and micro-batches have different token counts."""
+    """Ignores some targets, so that ranks and micro-batches have different token counts. Numbers the sources of rows."""
 
     def on_after_batch_transfer(self, batch: dict[str, torch.Tensor], dataloader_idx: int) -> dict[str, torch.Tensor]:
         left_out = (batch["input_ids"] % 5 == 0) | (batch["input_ids"][:, :1] % 2 == 0)  # (B, T)
-        return {**batch, "targets": batch["targets"].masked_fill(left_out, -100)}
+        sources = batch["input_ids"][:, 1] % 2  # (B,)
+        return {**batch, "targets": batch["targets"].masked_fill(left_out, -100), "sources": sources}
+
+
+class OneTarget(Ignoring):
+    """Ignores all targets of a micro-batch but the fourth of its first row. Ranks with other positions have none."""
+
+    def on_after_batch_transfer(self, batch: dict[str, torch.Tensor], dataloader_idx: int) -> dict[str, torch.Tensor]:
+        targets = torch.full_like(batch["targets"], -100)  # (B, T)
+        targets[0, 3] = batch["targets"][0, 3]
+        return {**batch, "targets": targets, "sources": batch["input_ids"][:, 1] % 2}
+
+
+LEAVES_OUT: dict[str | bool, type[LanguageModel]] = {False: LanguageModel, True: Ignoring, "all but one": OneTarget}
 
 
 def train(
@@ -99,10 +132,14 @@ def train(
     loss: dict[str, Any] | None = None,
     micro_batch_size: int = 2,
     parameters: bool = False,
-    ignoring: bool = False,
+    ignoring: bool | str = False,
+    packed: bool = False,
     accelerator: str = "cpu",
     architecture: dict[str, Any] | None = None,
     more: list[Any] | None = None,
+    lora: dict[str, Any] | None = None,
+    init_from: str | None = None,
+    limit_train_batches: int | None = None,
 ) -> dict[str, Any]:
     """Train on `folder`/text.txt; lists by step of losses, norms, rates, and validation; with `parameters` also the final ones.
 
@@ -110,23 +147,31 @@ def train(
         strategy: MeshStrategy's arguments, or a name that Lightning knows.
         save_at, to: save at this step (and the last) into the folder `to`; `sharded` by all ranks, in the `background`.
         settings, compute, loss, architecture: of GPTConfig, ComputeConfig, LossConfig and Architecture.
-        ignoring: leave targets out.
+        ignoring: leave targets out (a key of `LEAVES_OUT`), and log the losses of two sources.
+        packed: train on text.jsonl, whole documents in blocks of 31 tokens, which no number of ranks divides.
+        lora, init_from: of LoRAConfig, and a checkpoint in `folder` with its base weights.
+        limit_train_batches: of an epoch.
         more: callbacks after the others.
     """
     seed_everything(1, verbose=False)
-    data = TextFiles(
-        paths=[str(folder / "text.txt")], tokenizer=Bytes(), micro_batch_size=micro_batch_size, global_batch_size=8
+    data = (TwoSources if ignoring else TextFiles)(
+        paths=[str(folder / ("text.jsonl" if packed else "text.txt"))],
+        tokenizer=Bytes(),
+        micro_batch_size=micro_batch_size,
+        global_batch_size=8,
+        packing="best_fit" if packed else "concatenate",
     )
     size = {**SIZE, **MODELS[model]} if architecture is None else {"block_size": SIZE["block_size"]}
-    config = GPTConfig(**{**size, **(settings or {})})
-    data.block_size = config.block_size
-    data.every_target_counts = not ignoring
-    module = (Ignoring if ignoring else LanguageModel)(
+    config = GPTConfig(**{**size, "mask_documents": packed, **(settings or {})})
+    data.block_size = 31 if packed else config.block_size
+    module = LEAVES_OUT[ignoring](
         config,
         OPTIMIZERS[optimizer],
         LossConfig(**(loss or {})),
         ComputeConfig(**(compute or {})),
         architecture=None if architecture is None else Architecture(**architecture),
+        lora=None if lora is None else LoRAConfig(**lora),
+        init_from=None if init_from is None else folder / init_from,
     )
     callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), SpikeGuard(), StepSeed(3)]
     if to is not None:
@@ -151,6 +196,7 @@ def train(
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
+        limit_train_batches=limit_train_batches,
         limit_val_batches=0,
         log_every_n_steps=1,
         use_distributed_sampler=False,
@@ -162,6 +208,8 @@ def train(
     rows = {step: row for step, row in sorted(trainer.logger.rows.items()) if "train/loss" in row}
     result: dict[str, Any] = {name: [row[name] for row in rows.values()] for name in ("train/loss", "grad/norm", "lr")}
     result["steps"] = list(rows)
+    names = [f"{name}/loss" for name in data.source_names]
+    result["sources"] = {f"train/{name}": [row.get(f"train/{name}", -1.0) for row in rows.values()] for name in names}
     assert module.model is not None
     result["bytes"] = sum(_local(p).numel() * p.element_size() for p in module.model.parameters())
     state = [
@@ -171,7 +219,9 @@ def train(
     if parameters:
         result["parameters"] = {n: _whole(p).detach().clone() for n, p in module.model.named_parameters()}
     trainer.limit_val_batches, trainer.loggers = 1.0, []
-    result["val/loss"] = trainer.validate(module, datamodule=data, verbose=False)[0]["val/loss"]
+    validated = trainer.validate(module, datamodule=data, verbose=False)[0]
+    result["val/loss"] = validated["val/loss"]
+    result["sources"] |= {f"val/{name}": [validated[f"val/{name}"]] for name in names}
     return result
 
 

@@ -34,6 +34,7 @@ LAYOUTS: dict[str, tuple[int, Any]] = {
     "ddp": (2, "ddp"),
     "fsdp2": (2, {"shard": 2}),
     "tp": (2, {"shard": 1, "tensor_parallel": 2}),
+    "pp": (2, {"shard": 1, "pipeline": 2}),
     "hsdp": (4, {"replicate": 2, "shard": 2}),
     "fsdp2-tp": (4, {"shard": 2, "tensor_parallel": 2}),
 }
@@ -83,7 +84,7 @@ def train(layout: str, optimizer: str, **job: Any) -> dict[str, Any]:
     ranks, strategy = LAYOUTS[layout]
     class_path, init_args = OPTIMIZERS[optimizer]
     layouts.OPTIMIZERS[optimizer] = lambda groups: layouts.instantiate(class_path, groups, init_args)
-    settings = {"n_embd": WIDTH, "n_layer": 1}
+    settings = {"n_embd": WIDTH, "n_layer": 2 if layout == "pp" else 1}
     return layouts.train(
         Path.cwd(),
         ranks=ranks,

@@ -26,17 +26,31 @@ def straight(folder):
 
 @pytest.fixture(scope="module")
 def saved(folder):
-    return save_all(folder, SAVED_AT)
+    """Of up to 4 processes."""
+    return save_all(folder, SAVED_AT, [2, 4])
+
+
+@pytest.fixture(scope="module")
+def everything_saved(folder, saved):
+    return saved | save_all(folder, SAVED_AT, [8])
 
 
 def test_all_of_them_hold_the_same(folder, saved):
     """Read on one process without any strategy: the same keys, shapes and (up to rounding) values."""
-    reference = format.read(folder / checkpoint("single", SAVED_AT))
+    hold_the_same(folder, saved)
+
+
+def hold_the_same(folder, saved, of="single"):
+    reference = format.read(folder / checkpoint(of, SAVED_AT))
     for name, place in saved.items():
         content = format.read(folder / checkpoint(place, SAVED_AT))
         assert content.keys() == reference.keys(), name
+        assert list(content["state_dict"]) == list(reference["state_dict"]), name
         for key, tensor in reference["state_dict"].items():
             torch.testing.assert_close(content["state_dict"][key], tensor, rtol=1e-4, atol=1e-5, msg=f"{name}: {key}")
+        ours, theirs = content["callbacks"]["SpikeGuard"], reference["callbacks"]["SpikeGuard"]
+        for key in ("losses", "norms"):  # what all ranks decide by
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5), (name, key)
         ours, theirs = content["optimizer_states"][0], reference["optimizer_states"][0]
         assert ours["param_groups"] == theirs["param_groups"], name
         assert {i: s.keys() for i, s in ours["state"].items()} == {i: s.keys() for i, s in theirs["state"].items()}, name
@@ -59,13 +73,55 @@ def test_one_process_continues_from_each(folder, saved, straight):
         continued(result, straight, f"{name} → single")
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(n, marks=pytest.mark.soak) if n == 4 else n for n in LAYOUTS])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_each_layout_continues_from_each(folder, saved, straight, ranks):
+    continue_on(folder, saved, straight, ranks)
+
+
+def continue_on(folder, saved, straight, ranks):
     sources = {name: place for name, place in saved.items() if "async" not in name}
     jobs = moves(sources, SAVED_AT, ranks, STEPS)
     for rank, results in enumerate(run(folder, ranks, jobs)):
         for name, result in results.items():
             continued(result, straight, f"rank {rank}: {name}")
+
+
+@pytest.mark.soak
+def test_three_dimensions_continue_from_each_and_each_from_three_dimensions(folder, everything_saved, straight):
+    three = {name: place for name, place in everything_saved.items() if name.startswith("3d")}
+    assert len(three) == 3
+    hold_the_same(folder, three)
+    for name, place in three.items():
+        result = layouts.train(folder, steps=STEPS, resume=checkpoint(place, SAVED_AT), **COMMON)
+        continued(result, straight, f"{name} → single")
+    for ranks in (2, 4):
+        continue_on(folder, three, straight, ranks)
+    continue_on(folder, everything_saved, straight, 8)
+
+
+TIED = {"model": "gpt2", "optimizer": "AdamW"}  # one matrix on the first and the last rank of a pipeline
+
+
+def test_a_matrix_that_two_stages_hold_is_saved_once(folder):
+    straight = layouts.train(folder, steps=STEPS, save_at=SAVED_AT, to="tied", **TIED)
+    stages = {"strategy": LAYOUTS[2]["pp"], "steps": STEPS, "save_at": SAVED_AT, **TIED}
+    jobs = {
+        "saved whole": {**stages, "to": "tied-whole"},
+        "saved in shards": {**stages, "to": "tied-shards", "sharded": True, "background": True},
+        "from one process": {**stages, "resume": checkpoint("tied", SAVED_AT)},
+    }
+    for results in run(folder, 2, jobs):
+        for key in ("train/loss", "grad/norm"):
+            for name in ("saved whole", "saved in shards"):
+                assert results[name][key] == pytest.approx(straight[key], rel=1e-5), (name, key)
+        continued(results["from one process"], straight, "from one process")
+    hold_the_same(folder, {"pp": "tied-whole", "pp, shards": "tied-shards"}, of="tied")
+    first, last = [
+        torch.load(file, weights_only=True) for file in sorted((folder / checkpoint("tied-shards", SAVED_AT)).glob("sh*"))
+    ]
+    assert "state_dict.model.embedding.weight" in first and not first.keys() & last.keys()
+    result = layouts.train(folder, steps=STEPS, resume=checkpoint("tied-shards", SAVED_AT), **TIED)
+    continued(result, straight, "on one process")
 
 
 @pytest.mark.soak

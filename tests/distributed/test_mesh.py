@@ -64,6 +64,7 @@ report(wrong=wrong, drawn={name: p.full_tensor() for name, p in model.named_para
 """
 
 
+@pytest.mark.slow
 def test_local_parts_equal_the_parts_that_torch_communicates(tmp_path):
     reports = run_ranks(PARTS, 4, tmp_path)
     assert [each["wrong"] for each in reports] == [[]] * 4
@@ -199,6 +200,7 @@ from types import SimpleNamespace
 import torch, torch.distributed as dist
 from launch import report
 from torch.distributed.device_mesh import init_device_mesh
+from lit_llm.distributed.kept_whole import KeptWhole
 from lit_llm.distributed.ddp import reduce_in_fp32
 from lit_llm.distributed.fsdp import apply_fsdp
 from lit_llm.models.gpt import GPT, GPTConfig
@@ -222,8 +224,8 @@ ddp().backward()
 
 
 model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=4, vocab_size=4, pad_vocab_to=4)).to(torch.bfloat16)
-strategy = SimpleNamespace(data_mesh=mesh, cpu_offload=False, root_device=torch.device("cpu"), reshard_after_forward=True,
-                           prefetch=1)
+strategy = SimpleNamespace(data_mesh=mesh, cpu_offload=False, root_device=torch.device("cpu"), autocast_dtype=None, prefetch=1,
+                           kept=KeptWhole(weights=False, gradients=False))
 apply_fsdp(model, strategy)
 # A loss whose gradient with respect to the head, and to no other weight, is `value` on this rank.
 model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long),
@@ -295,9 +297,10 @@ def test_fsdp1_settings_are_translated_or_refused():
 @pytest.mark.parametrize(
     ("settings", "world", "sizes"),
     [
-        ({}, 8, (1, 8, 1)),
-        ({"tensor_parallel": 2}, 8, (1, 4, 2)),
-        ({"replicate": 2, "shard": 2, "tensor_parallel": 2}, 8, (2, 2, 2)),
+        ({}, 8, (1, 1, 8, 1, 1)),
+        ({"tensor_parallel": 2}, 8, (1, 1, 4, 1, 2)),
+        ({"replicate": 2, "shard": 2, "tensor_parallel": 2}, 8, (1, 2, 2, 1, 2)),
+        ({"pipeline": 2, "context": 2, "tensor_parallel": 2}, 16, (2, 1, 2, 2, 2)),
     ],
 )
 def test_the_mesh_takes_all_processes(settings, world, sizes):
@@ -310,6 +313,7 @@ def test_the_mesh_takes_all_processes(settings, world, sizes):
         ({"tensor_parallel": 2}, 5, "but the run has 5: use 4 or 6"),
         ({"tensor_parallel": 4}, 2, "but the run has 2: use 4"),
         ({"shard": 3}, 4, "needs 3 processes, but the run has 4"),
+        ({"pipeline": 3, "context": 2}, 8, "pipeline 3, .*context 2.* needs a multiple of 6 .*: use 6 or 12"),
     ],
 )
 def test_a_mesh_of_the_wrong_size_is_refused_with_sizes_that_fit(settings, world, said):

@@ -1,4 +1,7 @@
-"""MuonAdamW on meshes of all or some ranks: each mesh divides its matrices, and steps equal those of one process."""
+"""MuonAdamW on meshes of 4 ranks: every matrix has one owner, and steps have the bits of one process."""
+
+import math
+from collections import Counter
 
 import pytest
 import torch
@@ -7,81 +10,147 @@ from torch import nn
 
 from lit_llm.optim import MuonAdamW
 
-SHAPE = (6, 10)
+# Tall, wide, square, smaller than the ranks, and odd, so that parts are uneven and some ranks have none.
+SHAPES = [(6, 10), (10, 6), (8, 8), (3, 9), (9, 3), (1, 5), (33, 77), (6, 10)]
+EVEN = [(8, 16), (16, 8), (8, 8), (16, 16), (8, 8)]  # all parts are equal on up to 4 x 4 ranks
 STEPS = 3
+SKIPPED = 1
+OPTIONS = {
+    "float32": (torch.float32, {"ns_dtype": "float32"}),
+    "bfloat16": (torch.bfloat16, {"ns_dtype": "bfloat16", "nesterov": False}),
+    "float64, iterating in bf16": (torch.float64, {"ns_dtype": "bfloat16", "adjust_lr": "match_rms_adamw"}),
+}
 
 SCRIPT = """
 import torch, torch.distributed as dist
 from launch import report
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from lit_llm.optim import MuonAdamW, muon
-from test_muon_on_meshes import SHAPE, STEPS, gradient, start
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from lit_llm._torch import box_at
+from lit_llm.distributed.traffic import Traffic
+from lit_llm.optim import muon
+from test_muon_on_meshes import EVEN, OPTIONS, SHAPES, train
 
 dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+line = init_device_mesh("cpu", (4,))
+alone = init_device_mesh("cpu", (4, 1))
+cube = init_device_mesh("cpu", (2, 1, 2))
+columns, rows, replicas = Shard(1), Shard(0), Replicate()
+half = 3 + 2 * mesh.get_local_rank("outer")
+layouts = {  # mesh, placements of the matrices in turn, shapes
+    "fsdp": (line, [[rows]], SHAPES),
+    "tensor parallel": (line, [[rows], [columns]], SHAPES),
+    "hsdp": (mesh, [[replicas, rows]], SHAPES),
+    "replicas": (alone, [[replicas, rows]], SHAPES),
+    "replicas of replicas": (mesh, [[replicas, replicas]], SHAPES),
+    "fsdp and tensor parallel": (mesh, [[rows, columns], [_StridedShard(0, split_factor=2), rows]], [*EVEN, (6, 10), (9, 3)]),
+    "shards replicated inside": (mesh, [[rows, replicas], [replicas, columns]], SHAPES),
+    "hsdp and tensor parallel": (cube, [[replicas, rows, columns]], SHAPES),
+    "even fsdp": (line, [[rows]], EVEN),
+    "even hsdp": (mesh, [[replicas, rows]], EVEN),
+    "even replicas": (alone, [[replicas, rows]], EVEN),
+    "even fsdp and tensor parallel": (mesh, [[rows, columns]], EVEN),
+    # Ranks 0 and 1 train other matrices, and fewer of them, than ranks 2 and 3.
+    "stages": (mesh["inner"], [[rows]], SHAPES[:half]),
+}
 computed = []
 newton_schulz = muon.newton_schulz
 
-def counting(x, **options):
-    computed.append(x.size(0))
+def computing(x, **options):
+    computed.append(tuple(x.shape))
     return newton_schulz(x, **options)
 
-muon.newton_schulz = counting
-cases = {
-    "replicas of shards": (mesh, [Replicate(), Shard(0)], 5, 0),
-    # Ranks 0 and 1 train other parameters, and more of them, than ranks 2 and 3.
-    "shards of half of the ranks": (mesh["shard"], [Shard(0)], 3 + 2 * mesh.get_local_rank("replicate"), dist.get_rank() // 2),
-}
+muon.newton_schulz = computing
 found = {}
-for name, (devices, placements, count, seed) in cases.items():
-    computed.clear()
-    parameters = [nn.Parameter(distribute_tensor(start(i, seed), devices, placements)) for i in range(count)]
-    optimizer = MuonAdamW(parameters, ns_dtype="float32")
-    for step in range(STEPS):
-        for i, p in enumerate(parameters):
-            p.grad = distribute_tensor(gradient(i, seed, step), devices, placements)
-        optimizer.step()
-    found[name] = {"computed": sum(computed), "parameters": [p.detach().full_tensor() for p in parameters]}
+for name, (devices, placements, shapes) in layouts.items():
+    def distribute(i, whole):
+        where = placements[i % len(placements)]
+        size, (top, left) = box_at(tuple(whole.shape), tuple(devices.shape), devices.get_coordinate(), tuple(where))
+        part = whole[top : top + size[0], left : left + size[1]].contiguous()
+        return DTensor.from_local(part, devices, where, run_check=False, shape=whole.shape, stride=whole.stride())
+    for kind in OPTIONS:
+        computed.clear()
+        with Traffic(devices) as traffic:
+            parameters, states = train(shapes, kind, distribute)
+        found[f"{name} / {kind}"] = {
+            "computed": list(computed), "sent": {kind: traffic.sent(kind=kind) for kind in ("all_to_all", "broadcast", None)},
+            "parameters": [p.detach().full_tensor() for p in parameters],
+            "states": [s.full_tensor() for s in states],
+        }
 report(**found)
 """
 
 
-def start(i: int, seed: int) -> torch.Tensor:
-    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(100 * seed + i))
+def train(shapes, kind, distribute=lambda i, whole: whole):
+    """Three steps, of which one is skipped. Another parameter is frozen, and the second has no gradient in the last step."""
+    dtype, options = OPTIONS[kind]
 
+    def draw(i, seed):
+        return distribute(i, torch.randn(shapes[i], generator=torch.Generator().manual_seed(100 * seed + i)).to(dtype))
 
-def gradient(i: int, seed: int, step: int) -> torch.Tensor:
-    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(1000 * (step + 1) + 100 * seed + i))
-
-
-def on_one_process(count: int, seed: int) -> list[torch.Tensor]:
-    parameters = [nn.Parameter(start(i, seed)) for i in range(count)]
-    optimizer = MuonAdamW(parameters, ns_dtype="float32")
+    parameters = [nn.Parameter(draw(i, 0)) for i in range(len(shapes))]
+    frozen = nn.Parameter(draw(0, 0), requires_grad=False)
+    optimizer = MuonAdamW([*parameters, frozen], lr=0.1, **options)
     for step in range(STEPS):
         for i, p in enumerate(parameters):
-            p.grad = gradient(i, seed, step)
+            p.grad = draw(i, step + 1) * (math.nan if step == SKIPPED else 1.0) if (step, i) != (STEPS - 1, 1) else None
+        optimizer.found_inf = torch.tensor(float(step == SKIPPED))
         optimizer.step()
-    return [p.detach() for p in parameters]
+    return parameters, [optimizer.state[p]["momentum_buffer"] for p in parameters]
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("muon-on-meshes")
-    return run_ranks(SCRIPT, 4, folder)
+    return run_ranks(SCRIPT, 4, tmp_path_factory.mktemp("muon-on-meshes"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_on_every_mesh_steps_have_the_bits_of_one_process(reports, kind):
+    found = [(name, report[name]) for report in reports for name in report if name.endswith(f"/ {kind}")]
+    assert len(found) == 4 * 13
+    for name, result in found:
+        shapes = [tuple(p.shape) for p in result["parameters"]]
+        for one, many in zip(train(shapes, kind), (result["parameters"], result["states"]), strict=True):
+            assert all(torch.equal(a, b) and b.isfinite().all() for a, b in zip(one, many, strict=True)), name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "counts", "matrices_of_rank"),
-    [
-        ("replicas of shards", [5, 5, 5, 5], [2, 2, 1, 0]),  # 5 matrices in shares of 2
-        ("shards of half of the ranks", [3, 3, 5, 5], [2, 1, 3, 2]),  # 3 in shares of 2; 5 in shares of 3
+    "mesh", ["fsdp", "tensor parallel", "hsdp", "replicas", "replicas of replicas", "hsdp and tensor parallel"]
+)
+def test_each_matrix_is_orthogonalised_on_one_rank(reports, mesh):
+    results = [report[f"{mesh} / float32"] for report in reports]
+    everywhere = sum((Counter(result["computed"]) for result in results), Counter())
+    expected = Counter(shape for i, shape in enumerate(SHAPES) for _ in range(STEPS - (i == 1)))
+    assert everywhere == expected
+    # The largest one is more work than the others together: its owner has no other.
+    assert sorted(set(result["computed"]) == {(33, 77)} for result in results) == [False, False, False, True]
+
+
+@pytest.mark.slow
+def test_stages_share_nothing(reports):
+    results = [report["stages / float32"] for report in reports]
+    assert [len(result["computed"]) for result in results] == [3, 5, 7, 7]  # by hand: 5 (4 r² c + 2 r³) FLOPs each
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "width"), [("float32", 4), ("bfloat16", 2), ("float64, iterating in bf16", 2)])
+@pytest.mark.parametrize(
+    ("mesh", "exchanged", "shared"),
+    [  # of the elements of all matrices, sent by all ranks together: to the owners and back, and to replicas
+        ("even fsdp", 2 * 3 / 4, 0),
+        ("even hsdp", 2 * 1 / 2, 2),  # each row sends its half of the matrices to the other; counted on both ends
+        ("even replicas", 0, 4),
+        ("even fsdp and tensor parallel", 2 * (1 / 2 + 1 / 2), 0),
     ],
 )
-def test_each_rank_of_a_mesh_orthogonalises_its_share_and_steps_equal_one_process(reports, case, counts, matrices_of_rank):
-    assert [each[case]["computed"] for each in reports] == [STEPS * n for n in matrices_of_rank]
-    for rank, (report, count) in enumerate(zip(reports, counts, strict=True)):
-        seed = 0 if case == "replicas of shards" else rank // 2
-        for found, expected in zip(report[case]["parameters"], on_one_process(count, seed), strict=True):
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+def test_bytes_are_those_of_the_parts_in_the_dtype_of_the_iteration(reports, mesh, exchanged, shared, kind, width):
+    sizes = [rows * columns for rows, columns in EVEN]
+    elements = STEPS * sum(sizes) - sizes[1]  # the second has no gradient once
+    found = [report[f"{mesh} / {kind}"]["sent"] for report in reports]
+    assert sum(each["all_to_all"] for each in found) == exchanged * elements * width
+    assert sum(each["broadcast"] for each in found) == shared * elements * width
+    assert all(each[None] == each["all_to_all"] + each["broadcast"] for each in found)

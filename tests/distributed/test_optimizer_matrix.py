@@ -18,13 +18,15 @@ NOWHERE = {"LBFGS", "SparseAdam", "torch.optim.Muon"}
 WHOLE_ONLY = {"Adafactor", "Rprop", "torchao AdamW8bit", "torchao AdamW4bit", "torchao AdamWFp8"}
 """Refused on distributed parameters."""
 ON_FOUR = ("MuonAdamW", "Lion", "AdamW")
+ON_STAGES = (*ON_FOUR, "Adagrad")  # which makes its state before the first step
 
 
 def status(optimizer: str, layout: str) -> str:
     """What docs/support-matrix.md says of a cell."""
     if optimizer in NOWHERE or (optimizer in WHOLE_ONLY and isinstance(LAYOUTS[layout][1], dict)):
         return "refused"
-    return "untested" if LAYOUTS[layout][0] == 4 and optimizer not in ON_FOUR else "tested"
+    few = ON_STAGES if layout == "pp" else ON_FOUR if LAYOUTS[layout][0] == 4 else OPTIMIZERS
+    return "tested" if optimizer in few else "untested"
 
 
 def make(optimizer: str):

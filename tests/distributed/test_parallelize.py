@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from lit_llm.distributed.compile_blocks import compile_blocks, no_compiler
+from lit_llm.distributed.compile_blocks import no_compiler
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.float8 import convert_to_float8
 from lit_llm.distributed.parallelize import parallelize
-from lit_llm.distributed.tensor_parallel import tensor_parallel_problems
+from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
 from lit_llm.models.gpt import GPT, GPTConfig
-from lit_llm.models.loss import VocabularyShards
 
 SIZE = {"n_layer": 6, "n_head": 4, "n_embd": 64, "block_size": 128, "vocab_size": 64}
 IDS = torch.randint(0, 64, (4, 128), generator=torch.Generator().manual_seed(0))
@@ -91,8 +90,11 @@ def test_recomputing_is_off_without_gradients():
 
 @pytest.mark.skipif(no_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 @pytest.mark.slow
-def test_compiled_blocks_compute_the_same():
-    plain, compiled = build(n_layer=2), build("full", compile=True, n_layer=2)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_compiled_blocks_compute_the_same(dropout):
+    plain, compiled = (
+        build(*mode, n_layer=2, dropout=dropout, **on) for mode, on in (((), {}), (("full",), {"compile": True}))
+    )
     assert compiled.state_dict().keys() == plain.state_dict().keys()
     ours, reference = gradients(compiled), gradients(plain)
     for name in reference:
@@ -106,24 +108,15 @@ def test_without_a_compiler_compile_is_off_and_says_why(monkeypatch):
     assert torch.equal(model(IDS), build()(IDS))
 
 
-def test_compile_is_off_under_tensor_parallelism_and_says_so():
-    model = build()
-    model.vocabulary_shards = VocabularyShards(None, 0)
-    forwards = [block.forward for block in model.blocks]
-    with pytest.warns(match="compute.compile is off: it does not work with tensor parallelism yet"):
-        compile_blocks(model, torch.device("cpu"))
-    assert [block.forward for block in model.blocks] == forwards
-
-
 def test_tables_of_positions_stay_in_fp32():
     """bf16 cannot represent 2,049: rounded tables would give it the angle of 2,048."""
     model = build(block_size=4096).to(torch.bfloat16)
-    assert model.rope_cos.dtype == torch.float32 and model.blocks[0].attention.query.weight.dtype == torch.bfloat16
+    assert model.rotary[0].cos.dtype == torch.float32 and model.blocks[0].attention.query.weight.dtype == torch.bfloat16
     half = 8
     for i in (0, 3):
         angle = 2049 * 10000 ** (-i / half)
-        assert float(model.rope_cos[2049, i]) == pytest.approx(math.cos(angle), abs=2e-4)
-        assert float(model.rope_sin[2049, i]) == pytest.approx(math.sin(angle), abs=2e-4)
+        assert float(model.rotary[0].cos[0, 2049, i]) == pytest.approx(math.cos(angle), abs=2e-4)
+        assert float(model.rotary[0].sin[0, 2049, i]) == pytest.approx(math.sin(angle), abs=2e-4)
 
 
 def test_preparing_a_model_leaves_the_global_matmul_precision_alone():
@@ -174,14 +167,17 @@ def test_float8_replaces_only_the_linear_layers_of_the_blocks(monkeypatch):
     assert 0 < (gradient - exact).norm() < exact.norm() / 8
 
 
-def test_tensor_parallel_problems_name_every_size_that_does_not_divide():
-    config = GPTConfig(n_layer=1, n_head=6, n_kv_head=3, n_embd=96, block_size=128, vocab_size=1000, mlp_width=100)
-    problems = tensor_parallel_problems(config, 4)
-    assert [p.split(" does not divide ")[1].split(";")[0] for p in problems] == ["model.n_head = 6", "model.n_kv_head = 3"]
-    assert "nearest smaller number that does is 3" in problems[0] and "--model.n_head" in problems[0]
-    assert tensor_parallel_problems(config, 3)[0].startswith("tensor_parallel=3 does not divide the MLP's hidden width = 100")
-    config.block_size = 126
-    assert any("model.block_size = 126" in p for p in tensor_parallel_problems(config, 4))
-    config.pad_vocab_to = 1
-    config.vocab_size = 1001
-    assert any("padded vocabulary = 1001" in p for p in tensor_parallel_problems(config, 2))
+def test_a_model_that_tensor_parallelism_cannot_split_is_refused_in_one_sentence_with_a_number_that_fits():
+    config = GPTConfig(
+        n_layer=1, n_head=6, n_kv_head=3, n_embd=96, block_size=129, vocab_size=1000, mlp_width=99, pad_vocab_to=1
+    )
+    assert tensor_parallel_problem(config, 4) == (
+        "tensor_parallel=4 does not divide model.n_head = 6, model.n_kv_head = 3, the MLP's hidden width = 99, "
+        "model.block_size = 129: use 1 (--trainer.strategy.tensor_parallel 1), or change the model (--model.n_head, "
+        "--model.n_kv_head, --model.mlp_width, --model.block_size)"
+    ), "3 divides these sizes, but not the vocabulary"
+    config.vocab_size = 1002
+    problem = tensor_parallel_problem(config, 6)
+    assert problem is not None and "n_head = 6" not in problem and ": use 3 (--trainer.strategy.tensor_parallel 3)" in problem
+    assert "the padded vocabulary" not in problem and "the padded vocabulary = 1002" in str(tensor_parallel_problem(config, 4))
+    assert tensor_parallel_problem(config, 3) is None

@@ -16,17 +16,27 @@ TWO = {
     "fsdp2, cpu offload": {"shard": 2, "cpu_offload": True},
     "replicas": {"replicate": 2, "shard": 1},
     "tp": {"shard": 1, "tensor_parallel": 2},
+    "pp": {"shard": 1, "pipeline": 2},
+    "context": {"shard": 1, "context": 2},
+    "heads": {"shard": 1, "context": 2, "context_attention": "heads"},
 }
 FOUR = {
     "hsdp": {"replicate": 2, "shard": 2},
     "fsdp2-tp": {"shard": 2, "tensor_parallel": 2},
     "replicas-tp": {"replicate": 2, "shard": 1, "tensor_parallel": 2},
     "tp": {"shard": 1, "tensor_parallel": 4},
+    "context": {"shard": 1, "context": 4},
+    "fsdp2-context": {"shard": 2, "context": 2},
+    "context-tp": {"shard": 1, "context": 2, "tensor_parallel": 2},
+    "heads-tp": {"shard": 1, "context": 2, "tensor_parallel": 2, "context_attention": "heads"},
 }
 KINDS = {
     "modern": {"model": "modern", "optimizer": "MuonAdamW"},
     "gpt2": {"model": "gpt2", "optimizer": "AdamW", "loss": {"chunk_size": 24, "z_loss": 1e-3}},
     "llama": {"model": "llama", "optimizer": "AdamW-fused"},
+    "olmo": {"model": "olmo", "optimizer": "AdamW"},
+    "gemma": {"model": "gemma", "optimizer": "MuonAdamW"},
+    "neox": {"model": "neox", "optimizer": "AdamW"},
 }
 OTHER_OPTIMIZERS = ("Lion", "SGD")
 BF16_ITERATION = "MuonAdamW-bfloat16"
@@ -35,6 +45,10 @@ NARROW = ("bf16-mixed", "bf16-true", "16-mixed")
 
 def make(folder: Path) -> Path:
     (folder / "text.txt").write_text(layouts.TEXT)
+    lines, sizes = layouts.TEXT.splitlines(), [1, 9, 24, 47, 90]  # characters of a document
+    (folder / "text.jsonl").write_text(
+        "".join(json.dumps({"text": (line * 3)[: sizes[i % 5]]}) + "\n" for i, line in enumerate(lines))
+    )
     return folder
 
 
@@ -42,11 +56,14 @@ def run(folder: Path, ranks: int, jobs: dict) -> dict:
     (folder / "jobs.json").write_text(json.dumps(jobs))
     reports = run_ranks(SCRIPT, ranks, folder, folder / "jobs.json", timeout=400)
     for name in jobs:  # every rank logs the same numbers and ends with the same weights
-        for key in ("train/loss", "grad/norm", "val/loss"):
+        for key in ("train/loss", "grad/norm", "val/loss", "sources"):
             assert all(each[name][key] == reports[0][name][key] for each in reports), (name, key)
+        known: dict = {}  # a rank of a pipeline has some of the parameters
         for each in reports:
             for parameter, value in each[name].get("parameters", {}).items():
-                assert torch.equal(value, reports[0][name]["parameters"][parameter]), (name, parameter)
+                assert torch.equal(value, known.setdefault(parameter, value)), (name, parameter)
+        if known:
+            reports[0][name]["parameters"] = known
     return reports[0]
 
 
@@ -76,6 +93,16 @@ def jobs_of(layouts: dict, all_kinds: tuple, precisions: dict) -> dict:
         for name in ("ddp", *all_kinds)
         if name in layouts
     }
+    jobs |= {
+        f"{name} / packed": {"strategy": layouts[name], "packed": True, **KINDS[kind]}
+        for name, kind in (
+            *(("ddp", "llama"), ("fsdp2-tp", "llama"), ("tp", "gpt2")),
+            *(("context", "llama"), ("heads", "llama")),
+        )
+        if name in layouts
+    }
+    if "tp" in layouts:  # ranks that share their samples drop what one process drops
+        jobs["tp / dropout"] = {"strategy": layouts["tp"], "settings": {"dropout": 0.2}, **KINDS["olmo"]}
     jobs |= {f"{name} / {o}": {"strategy": layouts[name], "optimizer": o} for name in all_kinds[:1] for o in OTHER_OPTIMIZERS}
     jobs |= {f"{name} / Muon in bf16": {"strategy": layouts[name], "optimizer": BF16_ITERATION} for name in all_kinds}
     return jobs | {f"{n} / {p}": {"strategy": layouts[n], "precision": p} for n, chosen in precisions.items() for p in chosen}
@@ -83,7 +110,11 @@ def jobs_of(layouts: dict, all_kinds: tuple, precisions: dict) -> dict:
 
 # The rest of the matrix, and 20 steps of each: benchmarks/layouts.py.
 JOBS = {
-    2: jobs_of(TWO, ("fsdp2", "tp"), {"ddp": ["bf16-true"], "fsdp2": NARROW, "tp": NARROW}),
+    2: jobs_of(
+        TWO,
+        ("fsdp2", "tp", "pp", "context", "heads"),
+        {"ddp": ["bf16-true"], **dict.fromkeys(("fsdp2", "tp"), NARROW), "context": ["bf16-mixed"]},
+    ),
     4: jobs_of(FOUR, ("fsdp2-tp",), {"fsdp2-tp": ["bf16-mixed"]}),
 }
 
@@ -91,7 +122,23 @@ JOBS = {
 # `make test` has one case of each strategy.
 QUICK = {
     name: JOBS[2][name]
-    for name in ("ddp / gpt2", "fsdp2 / gpt2", "tp / gpt2", "fsdp2 / modern", "fsdp2 / Muon in bf16", "fsdp2 / bf16-mixed")
+    for name in (
+        "ddp / gpt2",
+        "fsdp2 / gpt2",
+        "tp / gpt2",
+        "tp / dropout",
+        "ddp / ignored targets",
+        "tp / ignored targets",
+        "pp / gpt2",
+        "pp / ignored targets",
+        "ddp / packed",
+        "tp / packed",
+        "context / packed",
+        "heads / ignored targets",
+        "fsdp2 / modern",
+        "fsdp2 / Muon in bf16",
+        "fsdp2 / bf16-mixed",
+    )
 }
 CELLS = [
     pytest.param((2, QUICK), id="2 ranks, quick"),
@@ -122,6 +169,9 @@ def test_losses_norms_and_weights_in_fp32_equal_one_process(cells, alone):
         assert worst(ours["grad/norm"], reference["grad/norm"]) < 5e-5, name
         assert ours["val/loss"] == pytest.approx(reference["val/loss"], rel=2e-6), name
         assert ours["lr"] == reference["lr"], name
+        assert ours["sources"].keys() == reference["sources"].keys()
+        for source, losses in reference["sources"].items():
+            assert ours["sources"][source] == pytest.approx(losses, rel=5e-6), (name, source)
         for parameter, value in ours.get("parameters", {}).items():
             # Adam turns a gradient near zero into a full step, so a few weights differ.
             close = torch.isclose(value, reference["parameters"][parameter], rtol=1e-3, atol=1e-4)

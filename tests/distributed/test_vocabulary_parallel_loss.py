@@ -107,6 +107,17 @@ def test_one_gather_for_each_block_of_the_softmax(reports: list[dict[str, Any]])
         assert each["one-chunk-of-one-block"]["gathers"] == each["one-row"]["gathers"] == 1
 
 
+def test_sums_of_each_row_are_those_of_the_whole_matrix_and_the_same_bits_on_all_ranks(reports: list[dict[str, Any]]) -> None:
+    hidden, weight, targets = inputs(Case(), len(reports))
+    z = (hidden @ weight[: Case().vocab_size(len(reports))].T)[:12]
+    each = F.cross_entropy(z, targets[:12], reduction="none").view(3, 4)
+    for found in reports:
+        for (count, row_nll, row_count), first in zip(found["by_row"], reports[0]["by_row"], strict=True):
+            assert torch.equal(row_nll, first[1])
+            torch.testing.assert_close(row_nll, each.sum(dim=1), rtol=1e-12, atol=1e-12)
+            assert row_count.tolist() == (targets[:12].view(3, 4) != -100).sum(dim=1).tolist() and count == row_count.sum()
+
+
 def test_each_group_of_a_mesh_uses_its_own_rows(reports: list[dict[str, Any]]) -> None:
     for column in (0, 1):
         results = [each["mesh"] for each in reports[column::2]]

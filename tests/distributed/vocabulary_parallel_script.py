@@ -163,6 +163,11 @@ def main() -> None:
     broken = shard * (torch.nan if rank == 1 else 1.0)
     results["nan"] = [f(hidden, broken, targets, **options).loss for f in (cross_entropy, chunked_cross_entropy)]
 
+    rows = {"targets": targets[:12].view(3, 4), "hidden": hidden[:12].view(3, 4, -1)}
+    results["by_row"] = [
+        f(rows["hidden"], shard, rows["targets"], by_row=True, **options)[2:] for f in (cross_entropy, chunked_cross_entropy)
+    ]
+
     mesh = init_device_mesh("cpu", (ranks,))
     whole, part = DTensor.from_local(hidden, mesh, [Replicate()]), DTensor.from_local(shard, mesh, [Shard(0)])
     messages: dict[str, list[str]] = {"range": [], "dtensor": [], "first_row": []}

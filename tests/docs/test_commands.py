@@ -24,9 +24,12 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+import torch.distributed.checkpoint as dcp
 import yaml
+from ingest.chat_templates import unmarked
 from pages import ROOT, Command, commands, files, flag_lines, pages
 from ports import free_port
+from safetensors.torch import load_file
 
 from lit_llm.__main__ import COMMANDS, main
 from lit_llm.cli.arguments import leaves
@@ -45,7 +48,9 @@ SHORT = [
     *("--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=2", "--validation.every_n_steps=3"),
     *("--checkpoint.every_n_steps=3", "--samples=null", "--trainer.precision=32-true", "--trainer.accelerator=cpu"),
 ]
-TRAINED = ("quickstart", "bytes", "chars", "finetune", "debug")
+IMPORTED = {"finetune", "cpt", "sft"}
+"""Recipes that take their model from imported weights."""
+TRAINED = ("quickstart", "bytes", "chars", *IMPORTED, "debug")
 """Recipes and overlays whose `fit` is run; the others are too large for a test and are only parsed."""
 
 
@@ -55,20 +60,25 @@ def small(words: list[str]) -> list[str]:
     if "--run" in arguments:
         return arguments
     last = max(i for i, word in enumerate(arguments) if word == "--config")
-    chosen = [] if "finetune" in arguments else MODEL
-    if "finetune" not in arguments and "--data" not in arguments:
+    imported = bool(IMPORTED & set(arguments))
+    chosen = [] if imported else MODEL
+    if not imported and "--data" not in arguments and "mix.yaml" not in arguments:
         named = any(word.startswith("--data.tokenizer") for word in arguments)
         # Set every split: a recipe may name shards that do not exist here.
         text = ["--data=TextFiles", "--data.paths=my.txt", "--data.train=null", "--data.val=null", "--data.test=books/one.txt"]
         text += [] if named else ["--data.tokenizer=Bytes"]
         arguments[last + 2 : last + 2] = text
     added = [*chosen, *SHORT]
-    if "finetune" in arguments:
+    if imported:
         added += ["--data.block_size=32", "--loss.chunk_size=null"]
     added += ["--additional_steps=4"] if "--additional_steps" in arguments else ["--schedule.warmup_steps=1"]
     if "--check-against" in arguments:  # the shipped curve belongs to the full-size recipe
         place = arguments.index("--check-against") + 1
         arguments[place] = arguments[place].replace("auto", "reference.csv")
+    if "sft" in arguments:  # its page shows the flags of a small example: they must do, beside the two that a CPU needs
+        named = {word.partition("=")[0] for word in arguments}
+        named |= {"--trainer.max_steps"} if "--trainer.max_epochs" in named else set()
+        added = [flag for flag in added if flag.partition("=")[0] not in named]
     return [*arguments, *added]
 
 
@@ -102,8 +112,9 @@ def train(words: list[str]) -> None:
 
 
 def parse_fit(words: list[str]) -> None:
-    """Parse a `fit` that is too large to run."""
+    """Parse a `fit` that is too large to run. tests/training/test_dry_run.py runs `--dry_run`, with small models."""
     assert not is_run(words)
+    words = [word for word in words if word != "--dry_run"]
     value = {flag: int(words[words.index(flag) + 1]) for flag in ("--trainer.devices", "--trainer.num_nodes") if flag in words}
     parse(words[1:], devices=math.prod(value.values()))
 
@@ -133,13 +144,15 @@ def parse_verify_resume(words: list[str]) -> None:
 
 def torchrun(words: list[str]) -> None:
     """Run two processes on one machine instead of the command's machines and devices."""
-    changed = {"--nnodes": "1", "--nproc_per_node": "2", "--master_port": str(free_port())}
-    changed |= {"--trainer.num_nodes": "1", "--trainer.devices": "2"}
+    changed = {"--nnodes": "1", "--nproc_per_node": "2", "--trainer.num_nodes": "1", "--trainer.devices": "2"}
     for flag, value in changed.items():
-        words[words.index(flag) + 1] = value
+        if flag in words:
+            words[words.index(flag) + 1] = value
     start = words.index("-m")
-    arguments = [*small(words[start + 3 :]), "--trainer.strategy.replicate=2", "--run_dir=runs/launched"]
-    command = [sys.executable, "-m", "torch.distributed.run", *words[1 : start + 3], *arguments]
+    mesh = ["--trainer.strategy.replicate=2"] if any("strategy/" in word for word in words) else []
+    arguments = [*small(words[start + 3 :]), *mesh, "--run_dir=runs/launched"]
+    launch = [*words[1:start], "--master_port", str(free_port())]
+    command = [sys.executable, "-m", "torch.distributed.run", *launch, *words[start : start + 3], *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -201,7 +214,7 @@ RULES = [  # the first that matches
     Rule("a command without flags", "the name is looked up", r"python -m lit_llm [\w-]+$", is_a_command),
     Rule("`fit --help`", "run as written", r"python -m lit_llm fit --help( \w+)?$", lit_llm(show_help)),
     Rule(
-        "`fit` of quickstart, bytes, chars, finetune, with `debug`, or with `--run`",
+        "`fit` of quickstart, bytes, chars, finetune, cpt, sft, with `debug`, or with `--run`",
         "run with a small model on a short text",
         r"python -m lit_llm fit RUN ",
         lit_llm(train),
@@ -215,9 +228,15 @@ RULES = [  # the first that matches
     ),
     Rule("`recipes`", "run as written", r"python -m lit_llm recipes( |$)", lit_llm(recipes)),
     Rule(
-        "`plan`, `validate`, `test`, `generate`, `curve`, `consolidate`, `import`, `export`, `prepare`",
+        "`plan`, `validate`, `test`, `generate`, `curve`, `consolidate`, `import`, `export`",
         "run as written",
-        r"python -m lit_llm (plan|validate|test|generate|curve|consolidate|import|export|prepare) ",
+        r"python -m lit_llm (plan|validate|test|generate|curve|consolidate|import|export) ",
+        lit_llm(run),
+    ),
+    Rule(
+        "`clean`, `prepare`",
+        "run as written; one worker is the process of the test",
+        r"python -m lit_llm (clean|prepare) ",
         lit_llm(run),
     ),
     Rule("`verify-resume`", "parsed only", r"python -m lit_llm verify-resume ", lit_llm(parse_verify_resume)),
@@ -251,7 +270,7 @@ def template(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template")
     with contextlib.chdir(folder) if hasattr(contextlib, "chdir") else _chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setenv("LIT_LLM_CACHE", str(folder / "cache"))
-        for name in ("my.txt", "books/one.txt", "books/more/two.txt", "my/three.txt", "text/four.txt"):
+        for name in ("my.txt", "books/one.txt", "books/more/two.txt", "my/three.txt", "old/five.txt", "text/four.txt"):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(TEXT)
         write_corpus(Path("corpus"))
@@ -261,8 +280,24 @@ def template(tmp_path_factory):
         for name in ("stable.ckpt", "step-00000200.ckpt"):  # which longer runs have
             (checkpoints / name).symlink_to("step-00000003.ckpt")
         run(["export", "--run", "runs/quickstart", "--out", "their-model"])
+        allow_positions(256, Path("their-model"))
+        write_chats(Path("chat.jsonl"), Path("their-model"))
         shutil.copy("runs/quickstart/tokenizer.json", "tokenizer.json")
+        write_distributed_checkpoints(Path("their-model"))
     return folder
+
+
+def write_distributed_checkpoints(model: Path) -> None:
+    """`step-1000`: weights of `llama-folder` without settings. `lightning-folder`: with settings."""
+    shutil.copytree(model, "llama-folder")
+    dcp.save(load_file(model / "model.safetensors"), checkpoint_id="step-1000")
+    run(["export", "--run", "runs/quickstart", "--format", "dcp", "--out", "lightning-folder"])
+
+
+def allow_positions(number: int, model: Path) -> None:
+    """Let a model with rotary positions read longer texts than it was trained on, such as a page's small example."""
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": number}))
 
 
 def write_corpus(folder: Path) -> None:
@@ -273,6 +308,21 @@ def write_corpus(folder: Path) -> None:
     (folder / "web.jsonl").write_text("".join(lines[:100]))
     (folder / "code.jsonl.gz").write_bytes(gzip.compress("".join(lines[100:200]).encode()))
     pyarrow.parquet.write_table(pyarrow.table({"text": documents[200:]}), folder / "books.parquet")
+
+
+def write_chats(file: Path, model: Path) -> None:
+    """Conversations, and a model's template for them."""
+    turns = [[("user", f"What is {i} + 1?"), ("assistant", f"It is {i + 1}.")] for i in range(200)]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in turn]} for turn in turns]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (model / "chat_template.jinja").write_text(unmarked("chatml"))
+
+
+def write_sources() -> None:
+    """The sources of recipes/cpt.yaml, beside the one that the page prepares."""
+    saved = ["--data.tokenizer=TokenizerJSON", "--data.tokenizer.path=tokenizer.json"]
+    run(["prepare", "--data=TextFiles", "--data.paths=old/five.txt", *saved, "--out=shards/old"])
+    shutil.copytree("shards/old", "shards/best")
 
 
 @contextlib.contextmanager
@@ -327,7 +377,7 @@ PAGES = {page: page.relative_to(ROOT).as_posix() for page in WITH_COMMANDS}
 @pytest.mark.parametrize(
     "page", [pytest.param(page, id=name, marks=() if name in QUICK else pytest.mark.slow) for page, name in PAGES.items()]
 )
-def test_every_command_of_a_page(page, template, tmp_path, monkeypatch, capsys):
+def test_every_command_of_a_page(page, template, tmp_path, monkeypatch, capsys, without_worker):
     found = commands(page)
     unknown = [str(command) for command in found if rule(command) is None and command.page not in ELSEWHERE]
     assert not unknown, f"no rule in tests/docs/test_commands.py says how to test {unknown}"
@@ -340,6 +390,8 @@ def test_every_command_of_a_page(page, template, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LIT_LLM_CACHE", str(project / "cache"))
     for name, content in files(page).items():
         Path(name).write_text(content)
+    if "--config cpt" in page.read_text():
+        write_sources()
     # The tiny model trains about as fast as its data are read; every other line of the checklist must pass.
     monkeypatch.setattr(checklist, "LOADER_SHARE", math.inf)
     for command in found:
@@ -351,6 +403,15 @@ def test_every_command_of_a_page(page, template, tmp_path, monkeypatch, capsys):
             raise AssertionError(f"{command.page}: {command}\n{capsys.readouterr().err[-1500:]}") from error
         shutil.rmtree("runs/quickstart")  # every command starts from the same run
         shutil.copytree(template / "runs/quickstart", "runs/quickstart", symlinks=True)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/chat.md"])
+def test_a_page_fits_chats_with_flags_that_a_small_example_needs(page):
+    """The test above runs them, but would add them if they were not there."""
+    shown = [command.words for command in commands(ROOT / page) if "sft" in command.words]
+    assert shown
+    for words in shown:
+        assert {"--data.block_size", "--schedule.warmup_steps", "--trainer.max_epochs"} <= set(words)
 
 
 def test_the_page_states_what_is_run_and_what_is_only_parsed():

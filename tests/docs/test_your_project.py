@@ -86,6 +86,7 @@ def rows(path: str, column: str) -> dict[int, float]:
         return {int(row["step"]): float(row[column]) for row in csv.DictReader(file) if row[column]}
 
 
+@pytest.mark.slow
 def test_callbacks_alone_under_a_trainer_and_under_another_command_line(project, monkeypatch):
     assert run_those_about(*ALONE) == 1
     # As the page says for the copies. lit_llm cannot be imported here.

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers.logger import Logger
 
 from lit_llm.checkpoint import crash_safe
-from lit_llm.data import batches
+from lit_llm.data import blocks
 from lit_llm.errors import UserError
 
 STEP = 3
@@ -40,15 +40,15 @@ class Fault(Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self.at("setup", trainer, 0)
         if self.place == "reading" and trainer.global_rank == self.rank:
-            read = batches._Blocks._rows
+            read = blocks.TrainBlocks.rows
             calls = iter(range(10**9))
 
-            def rows(blocks: Any, numbers: Any) -> Any:
+            def rows(data: Any, numbers: Any) -> Any:
                 if next(calls) == 2:  # in each worker, or in the process itself
                     fail(self.kind, trainer)
-                return read(blocks, numbers)
+                return read(data, numbers)
 
-            batches._Blocks._rows = rows  # type: ignore[method-assign]
+            blocks.TrainBlocks.rows = rows  # type: ignore[method-assign]
         if self.place == "events" and trainer.global_rank == self.rank:
             trainer.loggers[0].experiment.add_scalar = lambda *_, **__: fail(self.kind, trainer)
 

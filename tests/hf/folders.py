@@ -107,7 +107,8 @@ def randomise(model: nn.Module) -> None:
         elif name.endswith("bias"):
             p.normal_(std=0.3)
         else:
-            p.uniform_(0.5, 1.5)
+            around = 0.0 if p.eq(0).all() else 1.0  # a gain of 1 + weight starts at 0
+            p.uniform_(around - 0.5, around + 0.5)
 
 
 def theirs(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -139,8 +140,8 @@ def same_tensors(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
 
 
-def export(checkpoint, out, **options):
-    return export_folder(checkpoint, out.parent, out, **{"dtype": None, "max_bytes": 1e9} | options)
+def export(checkpoint, out, run=None, **options):
+    return export_folder(checkpoint, run or out.parent, out, **{"dtype": None, "max_bytes": 1e9} | options)
 
 
 def load(folder) -> nn.Module:

@@ -1,11 +1,14 @@
-"""Import and export of every family: the same logits and greedy text as transformers, and bit-exact round trips."""
+"""Import and export of variants of families: the same logits as transformers, and bit-exact round trips."""
+
+import dataclasses
 
 import pytest
 import torch
-from folders import CONTEXT, LLAMA, OURS, THEIRS, differ, export, greedy, ids, load, logits, ours, same_tensors, save, theirs
+from folders import CONTEXT, OURS, THEIRS, differ, export, ids, load, logits, ours, same_tensors, save, theirs
 
 from lit_llm.checkpoint.load_model import load_model
 from lit_llm.commands.import_hf import import_folder
+from lit_llm.models.gpt import GPT
 
 TOLERANCE = 1e-4
 
@@ -26,22 +29,11 @@ def test_imported_and_exported_again_it_is_the_same_model(folder):
     expected = logits(model, tokens)
     assert expected.std() > 1  # so that the tolerance is meaningful
     assert differ(logits(imported, tokens), expected) < TOLERANCE
-    architecture, _ = export(path / "run/checkpoints/last.ckpt", path / "out")
+    architecture, _ = export(path / "run/checkpoints/last.ckpt", path / "out", run=path / "run")
     again = load(path / "out")
-    # A Mistral without a window is a LLaMA, in its weights too.
-    windowless = type(model).__name__ == "MistralForCausalLM" and model.config.sliding_window is None
-    assert architecture == type(again).__name__ == ("LlamaForCausalLM" if windowless else type(model).__name__)
+    assert architecture == type(again).__name__ == type(model).__name__  # of equivalent ones, the one it came from
     assert same_tensors(dict(again.state_dict()), dict(model.state_dict()))
     assert torch.equal(logits(again, tokens), expected)
-
-
-def test_greedy_text_is_the_same_token_by_token(folder):
-    model, path = folder
-    imported = load_model(path / "run/checkpoints/last.ckpt")
-    prompt = ids(7).tolist()
-    expected = greedy(model, prompt)
-    assert len(set(expected)) > 2  # not one token over and over
-    assert greedy(imported, prompt) == expected
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2, window, tied", "qwen3, window", "llama 3.1"])
@@ -52,9 +44,9 @@ def test_windows_and_scaling_matter_in_these_comparisons(name, tmp_path):
     model = load_model(tmp_path / "run/checkpoints/last.ckpt")
     tokens = ids(1, CONTEXT)
     with_it = logits(model, tokens)
-    model.config.window, model.config.rope_scaling = None, None
-    model._fill_rotation()
-    assert differ(logits(model, tokens), with_it) > 0.1
+    plain = GPT(dataclasses.replace(model.config, window=None, rope_scaling=None)).eval()
+    plain.load_state_dict(model.state_dict())
+    assert differ(logits(plain, tokens), with_it) > 0.1
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -84,15 +76,18 @@ def test_a_model_of_ours_exported_gives_the_same_logits(name, tmp_path):
 
 LACKING = {
     "softcap": ({"logit_softcap": 15.0}, ["--model.logit_softcap null"]),
-    "GELU without a gate": ({"mlp": "gelu"}, ["--model.mlp swiglu, geglu or relu2"]),
+    "GELU without a gate": ({"mlp": "gelu"}, ["--model.mlp swiglu"]),
     "rotary LayerNorm": ({"norm": "layernorm"}, ["--model.norm rmsnorm"]),
     "learned and modern": (
         {"position": "learned", "mlp": "swiglu", "n_kv_head": 2, "window": 4, "head_dim": 6, "logit_softcap": 9.0},
-        [f"--model.{x}" for x in ("logit_softcap", "norm", "mlp", "qk_norm", "window", "n_kv_head", "head_dim")],
+        ["--model.position rope", "--model.logit_softcap null"],
     ),
-    "biases and q/k norms": ({"mlp": "swiglu", "bias": True}, ["--model.bias false"]),
-    "biases and a window": ({**LLAMA, "bias": True, "window": 3}, ["--model.bias false"]),
-    "biases but not these": ({**LLAMA, "bias": True, "qkv_bias": False}, ["--model.qkv_bias null"]),
+    "biases and q/k norms": ({"mlp": "swiglu", "bias": True}, ["--model.qk_norm false"]),
+    "sinks": ({"attention_sinks": True}, ["--model.attention_sinks false"]),
+    "a pattern of rotary embeddings": (
+        {"layers": {"rope_theta": [1e4, 1e5]}},
+        ["--model.layers null"],
+    ),
 }
 
 

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 import safetensors
 import torch
-from folders import VOCAB, ours, same_tensors, save, theirs
+from folders import SIZE, VOCAB, differ, ids, logits, ours, randomise, same_tensors, save, theirs
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.load_model import load_model
 from lit_llm.commands.export import export_folder
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.hf import write
@@ -138,6 +139,35 @@ def test_folders_of_the_model_without_its_head_and_with_old_masks_are_read(tmp_p
     assert same_tensors(state(tmp_path / "run"), state(tmp_path / "expected"))
 
 
+@pytest.mark.parametrize("old_names", [False, True])
+def test_the_text_model_of_a_folder_with_images_is_imported(old_names, tmp_path):
+    torch.manual_seed(0)
+    size = {**SIZE, "head_dim": 8, "sliding_window": 9, "pad_token_id": None}
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = Gemma3Config(
+        text_config=size,
+        vision_config={**vision, "image_size": 28, "patch_size": 14},
+        **{"mm_tokens_per_image": 4, "image_token_index": 100, "boi_token_index": 98, "eoi_token_index": 99},
+    )
+    model = Gemma3ForConditionalGeneration(config).eval()
+    randomise(model)
+    model.save_pretrained(tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    tensors = load_file(file)
+    assert any("vision_tower" in name for name in tensors)
+    if old_names:
+        renamed = {name.replace("model.language_model.", "language_model.model."): tensor for name, tensor in tensors.items()}
+    else:
+        renamed = {name.replace("language_model.model.", "model.language_model."): tensor for name, tensor in tensors.items()}
+    save_file(renamed, file, metadata={"format": "pt"})
+    notes = import_folder(tmp_path / "hf", tmp_path / "run")
+    assert "of gemma3, only the text model is imported: it reads no images" in notes
+    ours = load_model(tmp_path / "run/checkpoints/last.ckpt")
+    assert differ(logits(ours, ids(2, 40)), logits(model, ids(2, 40))) < 1e-4
+    out = export_folder(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "run", tmp_path / "out", dtype=None, max_bytes=1e9)
+    assert out[0] == "Gemma3ForCausalLM"
+
+
 def test_a_config_of_transformers_4_is_read(tmp_path):
     theirs("llama 3.1").save_pretrained(tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "expected")
@@ -167,22 +197,53 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 
 
 def test_an_unknown_family_names_those_that_are_known(hf, tmp_path):
-    edit_json(hf / "config.json", model_type="mamba")
-    (line,) = refused(hf, tmp_path / "run")
-    assert "config.json: 'model_type' is 'mamba'" in line and "gpt2, llama, mistral, qwen2, qwen3" in line
+    noise = {"layer_types": ["full_attention"], "max_window_layers": 28}
+    edit_json(hf / "config.json", model_type="minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=256, trick=0, **noise)
+    refusal, details = refused(hf, tmp_path / "run")
+    assert (
+        "config.json: 'model_type' is 'minicpm'" in refusal and "gemma2, gemma3_text, gpt2, gpt_neox, granite, llama" in refusal
+    )
+    assert details.endswith(
+        "config.json: it sets model.embedding_scale (scale_emb), model.logit_scale (dim_model_base), model.residual_scale "
+        "(scale_depth); it has keys of its own, which may say what else it needs: trick"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "needs"),
+    [
+        ({"model_type": "mixtral", "num_local_experts": 8}, "a mixture of experts"),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, "a mixture of experts"),
+        ({"model_type": "gpt_oss", "num_local_experts": 32}, "a mixture of experts"),
+        ({"model_type": "qwen2_vl", "vision_config": {"hidden_size": 8}}, "inputs other than text"),
+        ({"model_type": "mamba", "state_size": 16}, "state-space layers"),
+    ],
+)
+def test_an_unknown_family_names_what_it_needs(changes, needs, hf, tmp_path):
+    edit_json(hf / "config.json", **changes)
+    name = changes["model_type"]
+    assert refused(hf, tmp_path / "run") == [
+        f"{hf}/config.json: 'model_type' is '{name}', which needs {needs}: lit_llm does not support that"
+    ]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"partial_rotary_factor": 0.5},
-        {"hidden_act": "gelu_new"},
-        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None},
-        {"attention_bias": True},
+        {"hidden_act": "quick_gelu"},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": None},
+        {"rope_scaling": {"type": "linear"}, "factor": None},
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "slope": 1}, "slope": None},
         {"quantization_config": {"bits": 4}},
         {"hidden_size": None},
-        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
-        {"model_type": "qwen3", "attention_bias": True},
+        {"a_new_trick": 2},
+        {"logit_multiplier": 0},
+        {"is_encoder_decoder": True},
+        {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention", "linear_attention"]},
+        {"model_type": "mistral", "attention_bias": True},
+        {"model_type": "gemma3_text", "rope_parameters": None, "attn_logit_softcapping": 50.0},
+        {"model_type": "smollm3", "no_rope_layers": [1, 2, 3]},
     ],
     ids=lambda changes: ",".join(changes),
 )
@@ -196,7 +257,7 @@ def test_unsupported_settings_of_a_config_are_named(changes, hf, tmp_path):
 
 def test_all_problems_of_a_config_are_reported_together(tmp_path):
     theirs("gpt2").save_pretrained(tmp_path / "hf")
-    edit_json(tmp_path / "hf/config.json", activation_function="gelu", scale_attn_by_inverse_layer_idx=True, n_head=None)
+    edit_json(tmp_path / "hf/config.json", activation_function="quick_gelu", scale_attn_by_inverse_layer_idx=True, n_head=None)
     assert len(refused(tmp_path / "hf", tmp_path / "run")) == 3
 
 
@@ -308,5 +369,5 @@ def test_a_full_disk_is_an_error_of_the_disk_and_not_of_safetensors(tmp_path, mo
     monkeypatch.setattr(safetensors.torch, "save_file", fails)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
     with pytest.raises(error) as raised:
-        write._save({"a": torch.zeros(100)}, tmp_path / "model.safetensors")
+        write.save_tensors({"a": torch.zeros(100)}, tmp_path / "model.safetensors")
     assert error is not OSError or (raised.value.errno, raised.value.filename) == (28, str(tmp_path / "model.safetensors"))

@@ -26,6 +26,18 @@ optimizer: {class_path: AdamW, init_args: {lr: 0.003}}
 schedule: {class_path: Constant}
 trainer: {max_steps: 2, log_every_n_steps: 1, accelerator: cpu}
 """
+SMALL = """
+data:
+  init_args:
+    sources: {new: {path: shards/new}, old: {path: shards/old, max_epochs: null}, best: {path: shards/best}}
+    block_size: 48
+    micro_batch_size: 10
+    global_batch_size: 20
+optimizer: {init_args: {lr: 0.003}}
+schedule: {init_args: {warmup_steps: 2, decay_fraction: 0.25}}
+trainer: {max_steps: 4, log_every_n_steps: 1, accelerator: cpu, precision: 32-true}
+"""
+"""An overlay of recipes/cpt.yaml, which starts from runs/base."""
 CONTEXT = 48
 
 
@@ -53,7 +65,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 
 
 def table(out: str) -> dict[str, float]:
-    return {name: float(value) for name, value in re.findall(r"(val/\w+)\s*│\s*([\d.]+)", out)}
+    return {name: float(value) for name, value in re.findall(r"(val/[\w/]+)\s*│\s*([\d.]+)", out)}
 
 
 @torch.no_grad()
@@ -67,7 +79,7 @@ def loss_of(model) -> float:
     return total / (len(stream) - 1)
 
 
-def test_an_imported_folder_is_evaluated_and_tuned_and_exported(folder, capsys):
+def test_an_imported_folder_is_evaluated_and_tuned_and_exported(folder, capsys, without_worker):
     expected = loss_of(folder)
     code, out, _ = run(capsys, "validate", "--run", "runs/base", "--data", "TextFiles", "--data.train", "train.txt",
                        "--data.val", "val.txt")  # fmt: skip
@@ -80,10 +92,20 @@ def test_an_imported_folder_is_evaluated_and_tuned_and_exported(folder, capsys):
     still, base = (read(Path("runs") / name / "checkpoints/last.ckpt") for name in ("still", "base"))
     assert still["global_step"] == 1 and still["model_config"]["head_dim"] == 12
     assert all(torch.equal(still["state_dict"][name], tensor) for name, tensor in base["state_dict"].items())
-    # Real training improves the loss, and export writes the trained weights.
-    code, out, _ = run(capsys, "fit", "--init_from", "runs/base", "--config", "tune.yaml", "--run_dir", "runs/tuned")
-    assert code == 0 and table(out)["val/loss"] < expected - 0.05
-    tuned = table(out)["val/loss"]
+    # Continued pre-training on a mixture of new, old and better text improves the loss, and export writes the trained weights.
+    Path("old.txt").write_text(TEXT[:3000].upper())
+    tokenizer = ["--data.tokenizer", "TokenizerJSON", "--data.tokenizer.path", "runs/base/tokenizer.json"]
+    for name, text in {"new": "train.txt", "old": "old.txt", "best": "val.txt"}.items():
+        parts = ["--data.train", text, "--data.val", "val.txt"] if name == "new" else ["--data.paths", text]
+        code, _, err = run(capsys, "prepare", "--data", "TextFiles", *tokenizer, *parts, "--out", f"shards/{name}")
+        assert code == 0, err
+    Path("small.yaml").write_text(SMALL)
+    code, out, err = run(capsys, "fit", "--config", "cpt", "--config", "small.yaml", "--run_dir", "runs/tuned")
+    assert code == 0, err
+    assert "start: the weights of runs/base" in out and table(out)["val/new/loss"] < expected - 0.05
+    rates = [float(rate) for rate in re.findall(r"lr ([\d.e+-]+)", out)]
+    assert rates == pytest.approx([0.0015, 0.003, 0.003, 0.0003])  # warmed up again, stable, decayed to a tenth
+    tuned = table(out)["val/new/loss"]
     assert json.loads(Path("runs/tuned/generation_config.json").read_text())["eos_token_id"] == 256
     assert run(capsys, "export", "--run", "runs/tuned", "--out", "out")[0] == 0
     assert loss_of(AutoModelForCausalLM.from_pretrained("out").eval()) == pytest.approx(tuned, abs=2e-4)
@@ -109,10 +131,18 @@ def test_an_interrupted_tuning_continues_and_does_not_start_again(folder, capsys
     assert run(capsys, "validate", "--run", "runs/parts")[0] == 0
 
 
-def test_settings_that_no_weight_depends_on_can_be_changed(folder, capsys):
-    code, *_ = run(capsys, "fit", "--init_from", "runs/base/checkpoints/last.ckpt", "--config", "tune.yaml", "--run_dir",
-                   "runs/tuned", "--model.block_size", "32", "--model.dropout", "0.1", "--trainer.max_steps", "1")  # fmt: skip
-    assert code == 0
+def test_settings_that_no_shape_depends_on_can_be_changed_and_those_that_weights_depend_on_are_announced(folder, capsys):
+    flags = ["fit", "--init_from", "runs/base/checkpoints/last.ckpt", "--config", "tune.yaml", "--trainer.max_steps", "1"]
+    code, out, _ = run(capsys, *flags, "--run_dir", "runs/tuned", "--model.block_size", "32", "--model.dropout", "0.1",
+                       "--model.mask_documents", "true")  # fmt: skip
+    assert code == 0 and "were trained with" not in out
+    code, out, _ = run(capsys, *flags, "--run_dir", "runs/other", "--model.rope_theta", "5", "--model.window", "9",
+                       "--model.parallel_residual", "true")  # fmt: skip
+    assert code == 0 and [line for line in out.splitlines() if line.startswith("start: model.")] == [
+        "start: model.parallel_residual false → true: the weights were trained with the former",
+        "start: model.rope_theta 10000.0 → 5.0: the weights were trained with the former",
+        "start: model.window null → 9: the weights were trained with the former",
+    ]
     saved = read("runs/tuned/checkpoints/last.ckpt")["model_config"]
     assert (saved["block_size"], saved["dropout"], saved["n_layer"]) == (32, 0.1, 3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 import tokenizers
 from ingest.corpus import texts, write_formats
 from ingest.ingest_script import run
+from kill_loop import run_with_kills
 
 from lit_llm.ingest import pipeline
 from lit_llm.ingest.manifest import Manifest
@@ -94,10 +96,6 @@ def test_any_number_of_workers_writes_the_same_bytes(corpus, expected, tmp_path,
     assert contents(tmp_path / "out") == expected
 
 
-def count_files(folder: Path) -> int:
-    return sum(len(files) for _, _, files in os.walk(folder))
-
-
 def start(corpus_folder: Path, out: Path, workers: int) -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(SCRIPT), str(corpus_folder / "files"), str(out), str(workers)]
@@ -111,17 +109,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(corpus, expected, tm
     draw, kills = random.Random(workers), 0
     for case in range(3):
         out = tmp_path / f"out{case}"
-        while True:
-            process = start(folder, out, workers)
-            files = count_files(out) + draw.randint(1, 25)  # about 120 are made in all
-            while process.poll() is None and count_files(out) < files:
-                time.sleep(0.001)
-            if process.poll() is not None:
-                break
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            kills += 1
-        assert process.returncode == 0
+        kills += run_with_kills(functools.partial(start, folder, out, workers), out, draw, most=25)  # of about 120 files
         assert contents(out) == expected
     print(f"{workers} workers: {kills} kills")
     assert kills >= 3

@@ -7,12 +7,12 @@ import gzip
 import io
 import sqlite3
 import struct
-import sys
 import zipfile
 
 import numpy as np
 import pytest
 from documents_of import documents_of, refusal, write
+from missing_package import hide
 
 from lit_llm.errors import UserError
 from lit_llm.ingest.optional_package import need
@@ -130,23 +130,10 @@ def test_settings_are_checked():
     [(b"PAR1", "pyarrow"), (b"ARROW1\0\0" + bytes(100), "pyarrow"), (b"\x28\xb5\x2f\xfd" + bytes(100), "zstandard")],
 )
 def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch, content, package):
-    for module in [name for name in sys.modules if name.partition(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setattr(sys, "meta_path", [Without(package), *sys.meta_path])
+    hide(package, monkeypatch)
     with pytest.raises(UserError, match=rf"{package}: pip install 'lit_llm\[data\]'"):
         documents_of(write(tmp_path, content))
     assert documents_of(write(tmp_path, gzip.compress(JSONL))) == [b"a"]
-
-
-class Without:
-    """An importer that does not find one package."""
-
-    def __init__(self, package: str) -> None:
-        self.package = package
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == self.package:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def test_a_package_that_is_broken_keeps_its_traceback(tmp_path, monkeypatch):

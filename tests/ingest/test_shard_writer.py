@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lit_llm.data import TokenStream
+from lit_llm.errors import UserError
 from lit_llm.ingest.manifest import ShardInfo
 from lit_llm.ingest.shards import ShardWriter
 
@@ -126,3 +128,32 @@ def test_a_disk_that_is_full_leaves_no_partial_docs(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "fsync", full)
         writer.close()
     assert list(tmp_path.glob("*.docs*")) == []
+
+
+def hashed(content):
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def test_a_mask_is_a_byte_for_each_token_beside_its_shard(tmp_path):
+    with ShardWriter(tmp_path, "x", vocab_size=300, shard_tokens=4, masked=True) as writer:
+        writer.write(np.array([5, 6, 7]), np.array([0, 1, 1], np.uint8))
+        writer.end_document()
+        writer.write(np.array([8, 9, 5]), np.array([0, 0, 1], np.uint8))
+        writer.end_document()
+    assert (tmp_path / "x_000000.mask").read_bytes() == bytes([0, 1, 1, 0])
+    assert (tmp_path / "x_000001.mask").read_bytes() == bytes([0, 1])
+    assert [shard.mask_blake2b for shard in writer.shards] == [hashed(bytes([0, 1, 1, 0])), hashed(bytes([0, 1]))]
+    assert (writer.targets, writer.mask_blake2b) == (3, hashed(bytes([0, 1, 1, 0, 0, 1])))
+    assert sorted(path.name for path in tmp_path.glob("*.tmp")) == []
+
+    stream = TokenStream(writer.paths)
+    assert stream.read_mask(2, 3).tolist() == [1, 0, 0]  # across the shards
+    other = stream.scan(300)
+    (tmp_path / "x_000001.mask").write_bytes(bytes([1, 1]))
+    assert TokenStream(writer.paths).scan(300) != other  # a run notices another mask
+    (tmp_path / "x_000001.mask").write_bytes(bytes([1]))
+    with pytest.raises(UserError, match=r"x_000001\.mask has 1 bytes, but .*x_000001\.bin has 2 tokens"):
+        TokenStream(writer.paths)
+    (tmp_path / "x_000001.mask").unlink()
+    with pytest.raises(UserError, match=r"x_000000\.bin has a mask, but .*x_000001\.bin has none"):
+        TokenStream(writer.paths)

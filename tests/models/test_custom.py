@@ -247,6 +247,14 @@ MISTAKES = {
         ["--config", "strategy/tp", "--trainer.devices=2", "--trainer.accelerator=cpu"],
         "tensor_parallel=2 works with lit_llm's GPT only, not with custom_models.LSTMModel",
     ),
+    "ranks that share a sequence": (
+        ["--config", "strategy/cp", "--trainer.devices=2", "--trainer.accelerator=cpu"],
+        "context=2 works with lit_llm's GPT only, not with custom_models.LSTMModel",
+    ),
+    "a pipeline": (
+        ["--config", "strategy/pp", "--trainer.devices=2", "--trainer.accelerator=cpu"],
+        "custom_models.LSTMModel cannot be cut between its layers",
+    ),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from models.test_gpt import naive
 
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.models.gpt import GPT, GPTConfig
@@ -48,11 +49,39 @@ def test_the_cache_does_not_change_the_text_even_beyond_the_block(model, tempera
     assert cached == list(generate(model, [1, 2, 3], use_cache=False, **options))
 
 
+@pytest.mark.parametrize("original", [3, 8])  # the prompt is longer than LongRoPE's original context, or becomes so
+def test_a_prompt_and_its_continuation_are_one_document_with_and_without_a_cache(original):
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [5.0] * 4}
+    scaling["original_max_position_embeddings"] = original
+    torch.manual_seed(1)
+    size = {"n_embd": 16, "block_size": 16, "vocab_size": 31, "zero_init_projections": False, "init_std": 0.5}
+    model = GPT(GPTConfig(2, 2, **size, mask_documents=True, eos_id=5, rope_scaling=scaling)).eval()
+    prompt = [1, 2, 3, 5, 4]
+    for temperature in (0.0, 1.0):
+        options = {"max_new_tokens": 10, "sampling": Sampling(temperature, None, None, 3)}
+        cached = list(generate(model, prompt, **options))
+        assert len(cached) == 10 and cached == list(generate(model, prompt, use_cache=False, **options))
+    ids = prompt
+    for token in generate(model, prompt, max_new_tokens=10, sampling=Sampling(0.0)):
+        logits = naive(model, torch.tensor([ids]), torch.zeros(1, len(ids)))[0, -1]
+        assert token == int(logits.argmax())
+        ids = [*ids, token]
+
+
 def test_greedy_takes_the_most_likely_id(model):
     ids = [4, 5]
     for token in generate(model, ids, max_new_tokens=5, sampling=Sampling(0.0)):
         assert token == int(model(torch.tensor([ids]))[0, -1].argmax())
         ids = [*ids, token]
+
+
+def test_ids_that_the_tokenizer_lacks_are_never_taken(model):
+    with torch.no_grad():
+        model.head.weight[20:] *= 100  # by far the most likely ones, of either sign
+    for temperature in (0.0, 1.0):
+        ids = list(generate(model, [4], max_new_tokens=12, sampling=Sampling(temperature, None), vocab_size=20))
+        assert len(ids) == 12 and max(ids) < 20
+    assert max(generate(model, [4], max_new_tokens=12, sampling=Sampling(0.0))) >= 20
 
 
 def test_the_seed_determines_the_text_and_the_global_generator_is_unchanged(model):

@@ -13,9 +13,9 @@ from lit_llm.callbacks.throughput import PEAKS, peak_tflops
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import parameter_groups
-from lit_llm.plan import ModelShape, parameters, table, total_parameters
+from lit_llm.plan import parameters, table, total_parameters
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.parameters import block_parameters, local_parameters, parameters_by_group
+from lit_llm.plan.parameters import parameters_by_group, weights_of
 
 CONFIGS = {
     "defaults": {},
@@ -56,17 +56,18 @@ def test_each_part_has_the_parameters_of_the_built_model(name):
         else:
             part = {"embedding": "token embedding", "positions": "position embedding", "head": "output head"}[key.split(".")[0]]
         built[part] = built.get(part, 0) + p.numel()
-    shape = ModelShape.of(config(name))
+    shape = config(name)
     assert parameters(shape) == built
     assert total_parameters(shape) == model.num_parameters()
-    assert block_parameters(shape) == sum(p.numel() for p in model.blocks[0].parameters())
+    of_blocks = sum(weight.total for weight in weights_of(shape) if weight.times)
+    assert of_blocks == shape.n_layer * sum(p.numel() for p in model.blocks[0].parameters())
     groups = {group["name"]: sum(p.numel() for p in group["params"]) for group in parameter_groups(model)}
-    assert parameters_by_group(shape) == groups
+    assert parameters_by_group(weights_of(shape)) == groups
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_flops_are_those_that_throughput_reports(name):
-    assert flops_per_token(ModelShape.of(config(name))).total == config(name).flops_per_token()
+    assert flops_per_token(config(name)).total == config(name).flops_per_token()
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +83,12 @@ def test_a_tensor_parallel_rank_holds_the_parameters_of_the_split_model(name, tw
     with torch.device("meta"):
         model = GPT(config(name))
     apply_tensor_parallel(model, two_ranks)
-    assert local_parameters(ModelShape.of(config(name)), 2) == sum(p.to_local().numel() for p in model.parameters())
+    assert total_parameters(config(name), ranks=2) == sum(p.to_local().numel() for p in model.parameters())
 
 
-def test_planning_imports_neither_torch_nor_lightning():
+def test_the_planner_is_imported_without_torch_and_lightning():
     code = (
         "import sys, lit_llm.plan as p, lit_llm.plan.report, lit_llm.plan.sweep, lit_llm.plan.timing, lit_llm.plan.measure;"
-        "m = p.ModelShape(2, 2, 32, 16, 100); s = p.RunSettings(m, p.Optimizer('AdamW'), 10, 8);"
-        "lit_llm.plan.report.markdown(p.make_plan(s, p.find('h100-sxm')));"
         "print([n for n in ('torch', 'lightning', 'numpy') if n in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lit_llm.plan import ModelShape, Optimizer, RunSettings
+from lit_llm.models.config import GPTConfig
+from lit_llm.plan import Optimizer, RunSettings
 from lit_llm.plan.timing import WORK, Speeds, fit_speeds, work_of
 
 SHAPES = [
@@ -17,7 +18,12 @@ SHAPES = [
 
 
 def settings(layers: int, width: int, length: int, vocabulary: int) -> RunSettings:
-    return RunSettings(ModelShape(layers, 4, width, length, vocabulary), Optimizer("AdamW", fused=True), 1, 4)
+    return RunSettings(
+        GPTConfig(n_layer=layers, n_head=4, n_embd=width, block_size=length, vocab_size=vocabulary),
+        Optimizer("AdamW", fused=True),
+        1,
+        4,
+    )
 
 
 def test_true_speeds_are_found_and_predict_another_shape():

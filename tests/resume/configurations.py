@@ -52,6 +52,7 @@ class Configuration(NamedTuple):
         return self.other.split()
 
 
+LORA = "--init_from base --lora.rank 3 --lora.dropout 0.2 --optimizer AdamW"
 SHARDED = "--sharded_checkpoints true --async_checkpoints true --data.num_workers 2"
 CONFIGURATIONS = [
     Configuration("adamw cosine", "--optimizer AdamW --schedule Cosine --schedule.warmup_steps 3"),
@@ -74,19 +75,27 @@ CONFIGURATIONS = [
     Configuration("epochs", "--trainer.max_steps -1 --trainer.max_epochs 2 --schedule Constant"),
     Configuration("four micro-batches", "--data.micro_batch_size 1 --trainer.log_every_n_steps 4 --checkpoint.every_n_steps 1"),
     Configuration("no validation", "--validation null --checkpoint.monitor null --checkpoint.keep_last 1"),
+    Configuration("lora", LORA, other="--async_checkpoints true"),
+    Configuration("lora on a base in bf16", f"{LORA} --trainer.precision bf16-true"),
     Configuration("two ranks, lion", "--optimizer Lion --model.dropout 0.2", 2, "--data.num_workers 1"),
     Configuration("two ranks, gpt2 style", "--model.norm layernorm --model.position learned --model.bias true", 2),
     Configuration("two shards, adamw", "--optimizer AdamW --compute.activation_checkpointing full", 2, SHARDED, "fsdp2"),
+    Configuration("two stages, gpt2 style, tied", "--model.norm layernorm --model.position learned --model.bias true"
+                  " --model.tie_embeddings true --optimizer AdamW", 2, SHARDED, "pp"),
+    Configuration("two stages, lora", LORA, 2, SHARDED, "pp"),
+    Configuration("two shards, lora", f"{LORA} --compute.activation_checkpointing full", 2, SHARDED, "fsdp2"),
 ]  # fmt: skip
 
 
 def prepare(folder: Path) -> None:
-    """Write the recipe, the text, and shards of the text."""
+    """Write the recipe, the text, shards of the text, and a run whose weights LoRA freezes."""
     matrix.prepare(folder)
     here = Path.cwd()
     os.chdir(folder)
     try:
         assert lit_llm(["prepare", "--config", "recipe.yaml", "--out", "shards", "--replace", "true"]) == 0
+        base = ["--run_dir", "base", "--trainer.max_steps", "1", "--schedule", "Constant", "--data.micro_batch_size", "2"]
+        assert lit_llm(["fit", "--config", "recipe.yaml", "--replace", "true", *base]) == 0
     finally:
         os.chdir(here)
 

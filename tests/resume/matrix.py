@@ -49,6 +49,10 @@ LAYOUTS = ("1 single", "1 ddp", "1 fsdp2", "2 ddp", "2 fsdp2")
 OVERLAYS = Path(__file__).parents[2] / "recipes" / "strategy"
 
 
+_SHARING = {"tp": 2, "cp": 2, "pp": 2, "fsdp2-tp": 2, "fsdp2-pp": 2, "fsdp2-cp": 2, "3d": 4}
+"""Ranks that share their samples, by overlay."""
+
+
 class Cell(NamedTuple):
     """One combination of settings."""
 
@@ -69,8 +73,7 @@ class Cell(NamedTuple):
 
     def flags(self) -> list[str]:
         overlay = OVERLAYS / f"{self.layout.split()[1]}.yaml"
-        data_parallel = self.ranks // 2 if "tp" in self.layout else self.ranks
-        micro = 4 // (data_parallel * self.accumulate)
+        micro = 4 // (self.ranks // _SHARING.get(self.layout.split()[1], 1) * self.accumulate)
         return [
             *("--config", str(overlay), "--trainer.devices", str(self.ranks), "--data.micro_batch_size", str(micro)),
             *("--model.dropout", str(self.dropout), "--trainer.precision", self.precision),
@@ -87,10 +90,15 @@ class Cell(NamedTuple):
 CELLS = [Cell(*parts) for parts in itertools.product(LAYOUTS, (1, 2), (0, 2), (0.0, 0.2), ("32-true", "bf16-mixed"))]
 CELLS += [  # other layouts, once each
     Cell("2 tp", 2, 2, 0.2, "bf16-mixed"),
+    Cell("2 cp", 2, 2, 0.2, "bf16-mixed"),
+    Cell("2 pp", 2, 2, 0.2, "bf16-mixed"),
     Cell("4 ddp", 1, 0, 0.2, "32-true"),
     Cell("4 fsdp2", 1, 2, 0.2, "bf16-mixed"),
     Cell("4 hsdp", 1, 2, 0.2, "32-true"),
     Cell("4 fsdp2-tp", 2, 2, 0.2, "32-true"),
+    Cell("4 fsdp2-cp", 2, 2, 0.2, "32-true"),
+    Cell("4 fsdp2-pp", 2, 2, 0.2, "32-true"),
+    Cell("8 3d", 2, 2, 0.2, "32-true"),
 ]
 
 

@@ -7,7 +7,7 @@ import matrix
 import pytest
 from configurations import CONFIGURATIONS
 
-QUICK = ("adamw cosine", "two shards, adamw")
+QUICK = ("adamw cosine", "two shards, adamw", "two shards, lora")
 
 
 @pytest.fixture(scope="module")

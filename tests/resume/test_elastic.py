@@ -13,7 +13,7 @@ SAVED_AT, STEPS = 10, matrix.STEPS
 PAIRS = [
     pytest.param("1 single", 4, "2 ddp", 1, marks=pytest.mark.slow),
     pytest.param("2 ddp", 2, "1 single", 2, marks=pytest.mark.slow),
-    ("1 single", 4, "1 single", 2),
+    pytest.param("1 single", 4, "1 single", 2, marks=pytest.mark.slow),
     pytest.param("2 ddp", 2, "2 fsdp2", 2, marks=pytest.mark.slow),
     ("2 fsdp2", 2, "2 ddp", 1),
     pytest.param("2 fsdp2", 2, "4 fsdp2", 1, marks=pytest.mark.soak),

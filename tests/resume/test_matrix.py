@@ -11,6 +11,7 @@ QUICK = [
     pytest.param(Cell("1 single", 2, 2, 0.2, "bf16-mixed"), marks=pytest.mark.slow),
     pytest.param(Cell("2 ddp", 2, 0, 0.2, "32-true"), marks=pytest.mark.slow),
     Cell("2 fsdp2", 1, 2, 0.2, "bf16-mixed"),
+    *(pytest.param(Cell(f"2 {layout}", 2, 2, 0.2, "32-true"), marks=pytest.mark.slow) for layout in ("pp", "cp")),
 ]
 
 

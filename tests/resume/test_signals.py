@@ -22,6 +22,7 @@ from victims import overlay
 from lit_llm.runs.comparison import differences
 
 SINGLE, DDP = Cell("1 single", 1, 0, 0.2, "32-true"), Cell("2 ddp", 2, 0, 0.2, "32-true")
+STAGES = Cell("2 pp", 2, 0, 0.2, "32-true")
 
 
 @pytest.fixture(scope="module")
@@ -80,33 +81,41 @@ def stopped_at(run: Run, folder: Path, name: str, by: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("signum", "rank"),
+    ("cell", "signum", "rank"),
     [
-        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow),
-        (signal.SIGTERM, 1),
-        pytest.param(signal.SIGUSR1, 1, marks=pytest.mark.soak),
-        pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.soak),
-        pytest.param(signal.SIGINT, 0, marks=pytest.mark.soak),
-        pytest.param(signal.SIGINT, None, id="Ctrl-C", marks=pytest.mark.slow),
+        pytest.param(DDP, signal.SIGTERM, 0, marks=pytest.mark.slow),
+        (DDP, signal.SIGTERM, 1),
+        pytest.param(STAGES, signal.SIGTERM, 1, marks=pytest.mark.slow),
+        pytest.param(DDP, signal.SIGUSR1, 1, marks=pytest.mark.soak),
+        pytest.param(DDP, signal.SIGUSR1, 0, marks=pytest.mark.soak),
+        pytest.param(DDP, signal.SIGINT, 0, marks=pytest.mark.soak),
+        pytest.param(DDP, signal.SIGINT, None, id="Ctrl-C", marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_continues_exactly(launcher, folder, straight, signum, rank):
-    name = f"ddp-{signum.name}-{rank}"
-    run, hold = start_held(launcher, folder, DDP, name)
+def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_continues_exactly(launcher, folder, straight, cell, signum, rank):
+    name = f"{cell.straight}-{signum.name}-{rank}"
+    run, hold = start_held(launcher, folder, cell, name)
     run.signal_all(signum) if rank is None else run.signal(signum, rank)
     eventually(lambda: run.said().count(STOPPING) == (2 if rank is None else 1), run.alive)
     hold.unlink()
     assert run.wait() == [75, 75], run.said()
     assert 5 <= stopped_at(run, folder, name, signum.name) < matrix.STEPS
-    goes_on(launcher, folder, DDP, name, straight(DDP))
+    goes_on(launcher, folder, cell, name, straight(cell))
 
 
 @pytest.mark.parametrize("step", [8, pytest.param(matrix.STEPS, marks=pytest.mark.soak, id="last")])
-@pytest.mark.parametrize("cell", [pytest.param(SINGLE, id="one", marks=pytest.mark.slow), pytest.param(DDP, id="two")])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(SINGLE, id="one"),
+        pytest.param(DDP, id="two", marks=pytest.mark.slow),
+        pytest.param(STAGES, id="stages", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_during_validation_exits_with_75_before_its_next_batch_and_the_resumed_run_makes_all_of_it(
     launcher, folder, straight, cell, step
 ):
-    name = f"validating-{cell.ranks}-{step}"
+    name = f"validating-{cell.straight}-{step}"
     slow = overlay(folder, f"{name}.yaml", ("SlowValidation", {"seconds": 2.0, "step": step, "file": f"{name}-batches"}))
     run = launcher.start(matrix.fit(cell, name, *slow), folder, ranks=cell.ranks, log=f"{name}.log")
     notes = [folder / f"{name}-batches-{rank}" for rank in range(cell.ranks)]

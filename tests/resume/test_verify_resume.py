@@ -50,11 +50,11 @@ ONE = ["--trainer.devices", "1", "--data.num_workers", "1"]
 @pytest.mark.parametrize(
     ("flags", "kill"),
     [
-        pytest.param(ONE, ["--kill"], id="SIGKILL-one", marks=pytest.mark.slow),
+        pytest.param(ONE, ["--kill"], id="SIGKILL-one"),
         pytest.param(ONE, [], id="SIGTERM-one", marks=pytest.mark.soak),
         pytest.param(DDP, ["--kill"], id="SIGKILL-ddp", marks=pytest.mark.soak),
         pytest.param(DDP, [], id="SIGTERM-ddp", marks=pytest.mark.slow),
-        pytest.param(FSDP2, ["--kill"], id="SIGKILL-fsdp2"),
+        pytest.param(FSDP2, ["--kill"], id="SIGKILL-fsdp2", marks=pytest.mark.slow),
         pytest.param(FSDP2, [], id="SIGTERM-fsdp2", marks=pytest.mark.soak),
     ],
 )

@@ -69,20 +69,19 @@ class Leave(Callback):
 
 
 class FullDisk(Callback):
-    """During and after these optimizer steps, the disk of one rank is full."""
+    """On one rank, the disk has no room for the checkpoints of these optimizer steps, whenever they are written."""
 
     def __init__(self, rank: int, steps: list[int]) -> None:
-        self.rank, self.steps = rank, steps
+        self.rank, self.checkpoints = rank, [f"step-{step:08d}" for step in steps]
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.global_rank == self.rank:
-            vars(crash_safe).pop("open", None)
-            if trainer.global_step + 1 in self.steps:
-                crash_safe.open = self.no_room  # type: ignore[attr-defined]
+            crash_safe.open = self.open  # type: ignore[attr-defined]
 
-    @staticmethod
-    def no_room(path: Path, mode: str) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def open(self, path: Path, mode: str, **options: Any) -> Any:
+        if any(name in str(path) for name in self.checkpoints):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return open(path, mode, **options)
 
 
 def overlay(folder: Path, name: str, *callbacks: tuple[str, dict[str, Any]]) -> list[str]:

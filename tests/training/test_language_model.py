@@ -177,3 +177,13 @@ def test_a_run_sets_torchs_matmul_precision():
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_flops_are_those_of_the_datas_sequences():
+    """4 positions instead of 8: 12 · H · h · 4 = 12 · 16 · 4 fewer FLOPs per token in the one block."""
+    data, module = Rows(4), LanguageModel(config(), SGD)
+    trainer = Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
+    trainer.validate(module, datamodule=data, verbose=False)
+    whole = module.flops_per_token
+    data.block_size = LENGTH // 2
+    assert whole - module.flops_per_token == 12 * 16 * 4

@@ -13,7 +13,7 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
-from lit_llm.plan import ModelShape, Optimizer, memory_per_rank
+from lit_llm.plan import Optimizer, memory_per_rank
 from lit_llm.training import plan_monitor
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.plan_monitor import PlanMonitor, layout_of_trainer
@@ -35,7 +35,7 @@ class Rows(Logger):
         pass
 
 
-CONFIG = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16}
+CONFIG = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "window": 24}  # sequences have 16 tokens
 
 
 def fit(watch: PlanMonitor, module: LanguageModel, tmp_path, steps: int = 4) -> Rows:
@@ -65,8 +65,9 @@ def test_the_planned_peak_is_that_of_the_run_and_in_every_row_from_the_second_st
     module = LanguageModel(GPTConfig(**CONFIG), partial(torch.optim.AdamW, fused=True), LossConfig(chunk_size=chunk_size))
     rows = fit(watch, module, tmp_path).rows
     expected = memory_per_rank(
-        ModelShape(2, 2, 32, 16, 257),
+        GPTConfig(**CONFIG, vocab_size=257),
         sequences=2,
+        length=16,
         accumulation=2,
         optimizer=Optimizer("AdamW", fused=True),
         chunk_size=chunk_size,
@@ -85,7 +86,12 @@ def test_muon_is_planned_by_its_class(tmp_path):
     fit(watch, LanguageModel(GPTConfig(**CONFIG), MuonAdamW), tmp_path, steps=2)
     assert watch.predicted_bytes is not None
     adamw = memory_per_rank(
-        ModelShape(2, 2, 32, 16, 257), sequences=2, accumulation=2, optimizer=Optimizer("AdamW"), cuda=False
+        GPTConfig(**CONFIG, vocab_size=257),
+        sequences=2,
+        length=16,
+        accumulation=2,
+        optimizer=Optimizer("AdamW"),
+        cuda=False,
     )
     assert watch.predicted_bytes != adamw.total
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from lit_llm.data import TextFiles
-from lit_llm.data.datamodule import Corpus, TokenDataModule
+from lit_llm.data import Corpus, TextFiles, TokenDataModule
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter

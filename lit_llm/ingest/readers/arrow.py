@@ -24,7 +24,9 @@ def is_arrow_stream(head: bytes) -> bool:
     return head[:4] == b"\xff\xff\xff\xff" and 0 < length < 2**31 and length % 8 == 0 and 0 < offset < length
 
 
-def read_arrow(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterator[Piece]:
+def read_arrow(
+    file: BinaryIO, key: str, counts: Counts, *, name: str, column_type: type[TextColumn] = TextColumn
+) -> Iterator[Piece]:
     """The documents of a file on this machine. Each row is one.
 
     The file is mapped, so a record batch is not copied, whatever its size. The text column of one batch is in memory if
@@ -33,6 +35,7 @@ def read_arrow(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterat
     Args:
         key: the column of the text, with dots into structs.
         name: the file's name, for messages.
+        column_type: what the column holds, and how it is read.
 
     Raises:
         UserError: pyarrow is not installed; the file is damaged; the column is absent, or holds no text.
@@ -49,7 +52,7 @@ def read_arrow(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterat
         begin = len(FILE_START) if is_file else 0
         source.seek(begin)
         schema = ipc.open_stream(source).schema
-        column = TextColumn(schema, key, counts, name=name)
+        column = column_type(schema, key, counts, name=name)
         source.seek(begin)
         options = ipc.IpcReadOptions(included_fields=[schema.names.index(column.path[0])], use_threads=False)
         batches, used = 0, 0

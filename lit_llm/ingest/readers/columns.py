@@ -30,16 +30,21 @@ class TextColumn:
     path: list[str]
     """Name of the column, and of the fields that lead to the text."""
 
+    what = "text"
+    """What the column holds."""
+    wanted = "the text must be strings"
+    """Which types are read, for messages."""
+
     def __init__(self, schema: Any, key: str, counts: Counts, *, name: str) -> None:
         self._counts, self._name, self._rows = counts, name, 0
         self._types = need("pyarrow", extra="data", what="Parquet and Arrow").types
         found = self._find(schema, key)
         if found is None:
-            raise missing_key(name, key, keys_of(self._tree(schema), key), kind="column")
+            raise missing_key(name, key, keys_of(self._tree(schema), key), kind="column", what=self.what)
         self.path, kind = found
-        if not self._is_text(kind.value_type if self._types.is_dictionary(kind) else kind):
+        if not self.is_wanted(kind.value_type if self._types.is_dictionary(kind) else kind):
             raise UserError(
-                f"{name} has {kind} in the column {key!r}, but the text must be strings: name another (--data.text_key)."
+                f"{name} has {kind} in the column {key!r}, but {self.wanted}: name another (--data.{self.what}_key)."
             )
 
     def texts(self, batch: Any) -> Iterator[Piece]:
@@ -49,10 +54,7 @@ class TextColumn:
             UserError: A text is not UTF-8.
         """
         batch.validate()  # of offsets and sizes, which a damaged file may have wrong
-        column = batch.column(batch.schema.names.index(self.path[0]))
-        for field in self.path[1:]:
-            column = column.flatten()[column.type.get_field_index(field)]  # unlike field(), null where the struct is null
-        for text in self._cells(column):
+        for text in self._cells(self.values(batch)):
             self._rows += 1
             if not text:
                 self._counts.skipped += 1
@@ -64,6 +66,13 @@ class TextColumn:
                     f"{self._name} row {self._rows} holds no UTF-8 in the column {'.'.join(self.path)!r}: "
                     "name another (--data.text_key), or remove the row."
                 ) from error
+
+    def values(self, batch: Any) -> Any:
+        """The column of a record batch, or the field of a struct in it."""
+        column = batch.column(batch.schema.names.index(self.path[0]))
+        for field in self.path[1:]:
+            column = column.flatten()[column.type.get_field_index(field)]  # unlike field(), null where the struct is null
+        return column
 
     def _cells(self, column: Any) -> Iterator[memoryview | None]:
         """The bytes of each text, not copied; None for null. pyarrow's own values are copies."""
@@ -98,7 +107,8 @@ class TextColumn:
         below = self._find(types[first], rest)
         return below and ([first, *below[0]], below[1])
 
-    def _is_text(self, kind: Any) -> bool:
+    def is_wanted(self, kind: Any) -> bool:
+        """Whether values of this type are read."""
         types = self._types
         strings = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
         binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)

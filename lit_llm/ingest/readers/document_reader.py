@@ -12,11 +12,13 @@ from lit_llm.disk import naming
 from lit_llm.errors import UserError
 from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.arrow import read_arrow
+from lit_llm.ingest.readers.columns import TextColumn
 from lit_llm.ingest.readers.compression import compression_of, decompressed
 from lit_llm.ingest.readers.counts import Counts
 from lit_llm.ingest.readers.detect import detect
 from lit_llm.ingest.readers.hub import read_hub
 from lit_llm.ingest.readers.jsonl import read_jsonl
+from lit_llm.ingest.readers.messages import MessagesColumn, read_messages
 from lit_llm.ingest.readers.parquet import read_parquet
 from lit_llm.ingest.readers.settings import ReadSettings
 from lit_llm.ingest.readers.stream import read_head, with_head
@@ -53,7 +55,7 @@ class DocumentReader:
                 self.format = "hub"
                 if settings.format != "auto":
                     raise UserError(f"{source.name} is a dataset of the hub, not {settings.format}: use --data.format auto.")
-                self._pieces = read_hub(source, settings.text_key, self._counts)
+                self._pieces = read_hub(source, settings.text_key, self._counts, messages=settings.messages)
                 return
             self._file = opened.enter_context(source.open())
             self._pieces = self._open(start, stop)
@@ -101,6 +103,10 @@ class DocumentReader:
         if (start > 0 or stop is not None) and not self.is_plain_text:
             raise ValueError(f"{name} is {compression or self.format}: only plain text can be read in part")
         key, counts = self._settings.text_key, self._counts
+        if self._settings.messages and self.format in ("text", "tar") and head:
+            raise UserError(f"{name} is {self.format}: conversations are read from JSONL, Parquet and Arrow. Leave it out.")
+        if self._settings.messages and self.format in ("text", "jsonl"):
+            return read_messages(stream, key, counts, name=name)
         if self.format == "text":
             return cut_pieces(self._text(stream, compression, start, stop))
         if self.format == "jsonl":
@@ -122,7 +128,8 @@ class DocumentReader:
                 with naming(tempfile.gettempdir()):
                     file.write(chunk)
             file.flush()
-        yield from read(file, self._settings.text_key, self._counts, name=self._source.name)
+        column = MessagesColumn if self._settings.messages else TextColumn
+        yield from read(file, self._settings.text_key, self._counts, name=self._source.name, column_type=column)
 
     def _text(self, stream: BinaryIO, compression: str | None, start: int, stop: int | None) -> Iterator[bytes]:
         if stop is None and (compression is not None or not self._source.size):  # a server may not tell the size

@@ -22,6 +22,7 @@ from lit_llm.errors import UserError
 from lit_llm.ingest.optional_package import need
 from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.counts import Counts
+from lit_llm.ingest.readers.messages import messages_of_row
 from lit_llm.ingest.readers.text import cut_pieces
 from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, utf8
 from lit_llm.ingest.remote_errors import sentence
@@ -80,7 +81,7 @@ def list_hub(pattern: str) -> list[Source]:
     return [Source(f"{name}#shard={index}", size // count, version) for index in range(count)]
 
 
-def read_hub(source: Source, text_key: str, counts: Counts) -> Iterator[Piece]:
+def read_hub(source: Source, text_key: str, counts: Counts, *, messages: bool = False) -> Iterator[Piece]:
     """The documents of one shard, in pieces. How much of it is read, is not known.
 
     Raises:
@@ -95,11 +96,14 @@ def read_hub(source: Source, text_key: str, counts: Counts) -> Iterator[Piece]:
     if stream.features is not None:
         column = text_key if text_key in stream.features else text_key.partition(".")[0]
         if column not in stream.features:
-            raise missing_key(source.path, text_key, stream.features)
+            raise missing_key(source.path, text_key, stream.features, what="messages" if messages else "text")
         stream = stream.select_columns([column])
     with _one_sentence(source.path):
         for number, row in enumerate(stream.shard(stream.num_shards, int(match[1])), start=1):
             where = f"Row {number} of {source.path}"
+            if messages:
+                yield from messages_of_row(row, text_key, counts, where=where)
+                continue
             text = find(row, text_key)
             if text is MISSING:
                 raise missing_key(where, text_key, keys_of(row, text_key))

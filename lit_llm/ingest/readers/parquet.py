@@ -16,7 +16,9 @@ _BATCH_BYTES = 2**20  # of text, on average
 _MOST_ROWS = 1000  # in a batch: texts that are stored once may be large
 
 
-def read_parquet(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterator[Piece]:
+def read_parquet(
+    file: BinaryIO, key: str, counts: Counts, *, name: str, column_type: type[TextColumn] = TextColumn
+) -> Iterator[Piece]:
     """The documents of a file that can seek. Each row is one.
 
     Memory holds a batch of rows, about 1 MiB if texts have similar lengths, and one page of the file. The writer chose
@@ -25,6 +27,7 @@ def read_parquet(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iter
     Args:
         key: the column of the text, with dots into structs.
         name: the file's name, for messages.
+        column_type: what the column holds, and how it is read.
 
     Raises:
         UserError: pyarrow is not installed; the file is damaged; the column is absent, or holds no text.
@@ -33,7 +36,7 @@ def read_parquet(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iter
     counts.fraction = 0.0
     with naming_damage(name):
         table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
-        column = TextColumn(table.schema_arrow, key, counts, name=name)
+        column = column_type(table.schema_arrow, key, counts, name=name)
         read_rows, rows = 0, table.metadata.num_rows
         for group in range(table.num_row_groups):
             size = _rows_in_a_batch(table, group, column)
@@ -47,7 +50,9 @@ def read_parquet(file: BinaryIO, key: str, counts: Counts, *, name: str) -> Iter
 def _rows_in_a_batch(table: Any, group: int, column: TextColumn) -> int:
     """So many rows that a batch has about ``_BATCH_BYTES``, as far as the file says how long its texts are."""
     path = ".".join(column.path)
-    index = next(i for i in range(len(table.schema)) if table.schema.column(i).path == path)
+    names = [table.schema.column(i).path for i in range(len(table.schema))]
     group_data = table.metadata.row_group(group)
-    mean = group_data.column(index).total_uncompressed_size / max(1, group_data.num_rows)
+    leaves = [i for i, name in enumerate(names) if name == path or name.startswith(f"{path}.")]
+    size = sum(group_data.column(i).total_uncompressed_size for i in leaves)
+    mean = size / max(1, group_data.num_rows)
     return max(1, min(_MOST_ROWS, round(_BATCH_BYTES / max(1.0, mean))))

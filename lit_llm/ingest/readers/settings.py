@@ -21,9 +21,16 @@ class ReadSettings:
     """``auto`` decides by the content of each file. A format refuses files of another. ``text`` reads any file as it is."""
     text_key: str = "text"
     """The key or column that holds the text. Dots lead into objects: ``meta.body``. A key that contains the dots wins."""
+    messages: bool = False
+    """A document is a conversation: the key holds a list of messages, and the document is their JSON."""
 
     def __post_init__(self) -> None:
         if self.format not in ("auto", *FORMATS):
             raise UserError(f"format is {self.format!r}, but must be auto, {', '.join(FORMATS[:-1])} or tar (--data.format).")
         if not self.text_key:
-            raise UserError("text_key is empty: give the key or column that holds the text (--data.text_key).")
+            what = "messages" if self.messages else "text"
+            raise UserError(f"{what}_key is empty: give the key or column that holds the {what} (--data.{what}_key).")
+
+    def identity(self) -> list[str]:
+        """Differs if a file can be read in another way."""
+        return [self.format, self.text_key, *(["messages"] if self.messages else [])]

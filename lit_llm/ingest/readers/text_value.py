@@ -50,12 +50,19 @@ def type_name(value: Any) -> str:
     return _TYPES[type(value)]
 
 
-def missing_key(where: str, key: str, keys: Iterable[str], *, kind: str = "key", hint: str = "") -> UserError:
-    """The error for a record at ``where`` that has ``keys``, but not ``key``. ``kind`` is "key" or "column"."""
+def missing_key(
+    where: str, key: str, keys: Iterable[str], *, kind: str = "key", what: str = "text", hint: str = ""
+) -> UserError:
+    """The error for a record at ``where`` that has ``keys``, but not ``key``.
+
+    Args:
+        kind: "key" or "column".
+        what: what it holds, "text" or "messages".
+    """
     names = [name if len(name) <= _LONGEST_KEY else name[:_LONGEST_KEY] + "…" for name in keys]
     shown = ", ".join(names[:_MOST_KEYS]) + (f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else "")
     has = f"it has {shown}" if names else "it has none"
-    return UserError(f"{where} has no {kind} {key!r}, {has}: name the {kind} that holds the text (--data.text_key){hint}.")
+    return UserError(f"{where} has no {kind} {key!r}, {has}: name the {kind} that holds the {what} (--data.{what}_key){hint}.")
 
 
 def no_text(where: str, key: str, kind: str) -> UserError:

@@ -1,0 +1,71 @@
+"""Reads a folder of torch.distributed.checkpoint (DCP), such as torchtitan's and Lightning's, on one process."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_llm.checkpoint.dcp_metadata import METADATA, StoredBytes, read_metadata
+from lit_llm.errors import UserError
+
+_LIGHTNING = "meta.pt"
+"""What Lightning saves beside the tensors."""
+
+
+def is_dcp_folder(folder: Path) -> bool:
+    """Whether a folder was written by torch.distributed.checkpoint."""
+    return (folder / METADATA).is_file()
+
+
+class DcpFolder:
+    """The tensors of a DCP folder by name, each read on access. Nothing in the folder is executed.
+
+    Raises:
+        UserError: the folder is damaged, incomplete, or its pickles hold more than tensors, plain values and metadata.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._metadata = read_metadata(folder)
+        self.files: dict[str, Path] = {name: folder for name in self._metadata.tensors}
+        """Tensor name → the folder, which has its pieces."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        shape, dtype, pieces = self._metadata.tensors[name]
+        whole = torch.empty(shape, dtype=dtype)
+        for offset, size, place in pieces:
+            piece = self._load(place, name)
+            if not isinstance(piece, Tensor) or tuple(piece.shape) != size or piece.dtype != dtype:
+                raise UserError(f"{place.file}: {name} is not as {METADATA} describes it")
+            whole[tuple(slice(first, first + n) for first, n in zip(offset, size, strict=True))] = piece
+        return whole
+
+    def value(self, key: str) -> Any:
+        """The plain value that was saved at the top level under `key`, nested dicts included; None if there is none."""
+        if (self.folder / _LIGHTNING).is_file():
+            beside = self._load(StoredBytes(self.folder / _LIGHTNING, 0, (self.folder / _LIGHTNING).stat().st_size), key)
+            if isinstance(beside, dict) and key in beside:
+                return beside[key]
+        found: dict[str, Any] = {}
+        for name, place in self._metadata.values.items():
+            path = self._metadata.paths.get(name, (name,))
+            if path[0] == key:
+                level = found
+                for step in path[:-1]:
+                    level = level.setdefault(step, {})
+                level[path[-1]] = self._load(place, name)
+        return found.get(key)
+
+    def _load(self, place: StoredBytes, name: str) -> Any:
+        with open(place.file, "rb") as file:
+            file.seek(place.start)
+            content = io.BytesIO(file.read(place.length))
+        try:
+            return torch.load(content, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises several types for damaged and for refused content
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise UserError(f"{place.file}: {name} is damaged or holds more than tensors and plain values: {reason}") from error

@@ -1,0 +1,182 @@
+"""Reads `.metadata` of torch.distributed.checkpoint (DCP) without executing it.
+
+That file is a pickle, which can call anything when it is loaded. Here it can only make plain values and the metadata classes of
+torch that DCP writes, all of them as stand-ins without behaviour. Anything else is refused before it is called.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from lit_llm.errors import UserError
+
+METADATA = ".metadata"
+
+_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_OF_METADATA = (
+    *("Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+    *("TensorProperties", "StorageMeta"),
+)
+_RECORDS = {  # classes whose attributes are read
+    *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),
+    ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"),  # up to torch 2.2
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+}
+_ENCODINGS = {  # enumerations and layouts, whose values are not needed
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
+    ("torch.serialization", "_get_layout"),
+}
+_PATHS = {(module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath", "PurePosixPath")}
+
+
+class StoredBytes(NamedTuple):
+    """A range of bytes in a file."""
+
+    file: Path
+    start: int
+    length: int
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in pieces that do not overlap: the offset and the shape of each, and where it is."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: list[tuple[tuple[int, ...], tuple[int, ...], StoredBytes]]
+
+
+class DcpMetadata(NamedTuple):
+    """What a DCP folder holds, by name: tensors, other values as bytes, and the keys of each in the dict that was saved."""
+
+    tensors: dict[str, StoredTensor]
+    values: dict[str, StoredBytes]
+    paths: dict[str, tuple[Any, ...]]
+
+
+def read_metadata(folder: Path) -> DcpMetadata:
+    """The metadata of a DCP folder, checked against the files in it.
+
+    Raises:
+        UserError: `.metadata` is missing, damaged, would execute something, or names a file outside the folder.
+    """
+    try:
+        with open(folder / METADATA, "rb") as file:
+            content = _Reader(file, folder).load()
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{folder / METADATA} cannot be read: {error.strerror}") from None
+    except Exception as error:  # a damaged pickle raises many types
+        raise UserError(f"{folder / METADATA} is damaged: {type(error).__name__} while it was read") from error
+    try:
+        return _checked(content, folder)
+    except UserError:
+        raise
+    except Exception as error:  # an attribute is missing, or has another type
+        raise UserError(f"{folder / METADATA} is not the metadata of torch.distributed.checkpoint") from error
+
+
+class _Record:
+    """Stands in for a class of DCP: it has the saved attributes and nothing else."""
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+        else:  # of TensorProperties
+            self.dtype = state[0]
+
+
+class _Reader(pickle.Unpickler):
+    """An unpickler that finds only what DCP writes."""
+
+    def __init__(self, file: Any, folder: Path) -> None:
+        super().__init__(file)
+        self.folder = folder
+        # A pickle can change the classes that it finds. So each reader has its own.
+        self.known: dict[tuple[str, str], Any] = {key: type(key[1], (_Record,), {}) for key in _RECORDS}
+        self.known |= dict.fromkeys(_ENCODINGS, _nothing) | dict.fromkeys(_PATHS, _joined)
+        self.known |= {("torch", name): dtype for name, dtype in _DTYPES.items()}
+        self.known |= {("torch", "Size"): tuple, ("collections", "OrderedDict"): OrderedDict, ("builtins", "set"): set}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.known:
+            raise UserError(
+                f"{self.folder / METADATA} is refused, because loading it would run {module}.{name}: only the metadata classes "
+                "of torch.distributed.checkpoint are read"
+            )
+        return self.known[module, name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise UserError(f"{self.folder / METADATA} is refused: it refers to an object outside of it")
+
+
+def _nothing(*arguments: Any) -> None:
+    return None
+
+
+def _joined(*parts: Any) -> str:
+    return "/".join(map(str, parts))
+
+
+def _checked(content: Any, folder: Path) -> DcpMetadata:
+    stored: dict[tuple[str, tuple[int, ...] | None], StoredBytes] = {}
+    for index, info in content.storage_data.items():
+        offset = vars(index).get("offset")  # None for what is not a tensor
+        stored[index.fqn, None if offset is None else _numbers(offset)] = _place(index.fqn, info, folder)
+    tensors: dict[str, StoredTensor] = {}
+    values: dict[str, StoredBytes] = {}
+    for name, entry in content.state_dict_metadata.items():
+        if not hasattr(entry, "chunks"):
+            values[name] = stored[name, None]
+            continue
+        dtype = entry.properties.dtype
+        assert isinstance(dtype, torch.dtype)
+        pieces = []
+        for chunk in entry.chunks:
+            offset, shape = _numbers(chunk.offsets), _numbers(chunk.sizes)
+            pieces.append((offset, shape, stored[name, offset]))
+        tensors[name] = StoredTensor(_numbers(entry.size), dtype, pieces)
+        _refuse_incomplete(name, tensors[name], folder)
+    paths = content.planner_data if isinstance(content.planner_data, dict) else {}
+    return DcpMetadata(tensors, values, {name: tuple(path) for name, path in paths.items()})
+
+
+def _refuse_incomplete(name: str, tensor: StoredTensor, folder: Path) -> None:
+    """Raise a UserError unless the pieces are the whole tensor, once, and each has as many bytes as its values need."""
+    inside = all(
+        len(offset) == len(shape) == len(tensor.shape)
+        and all(first + size <= whole for first, size, whole in zip(offset, shape, tensor.shape, strict=True))
+        and math.prod(shape) * tensor.dtype.itemsize <= place.length
+        for offset, shape, place in tensor.pieces
+    )
+    apart = len({offset for offset, *_ in tensor.pieces}) == len(tensor.pieces)
+    if not inside or not apart or sum(math.prod(shape) for _, shape, _ in tensor.pieces) != math.prod(tensor.shape):
+        raise UserError(f"{folder / METADATA}: the pieces of {name} are not the whole tensor")
+
+
+def _place(name: str, info: Any, folder: Path) -> StoredBytes:
+    if vars(info).get("transform_descriptors"):
+        raise UserError(f"{folder} holds {name} compressed ({info.transform_descriptors}): save it again without extensions")
+    relative, (start, length) = info.relative_path, _numbers((info.offset, info.length))
+    if not isinstance(relative, str) or relative in ("", ".", "..") or set(relative) & {"/", "\\", "\0"}:
+        raise UserError(f"{folder / METADATA} names a file outside of its folder: {str(relative)[:80]!r}")
+    file = folder / relative
+    if not file.is_file():
+        raise UserError(f"{file} is missing, but {METADATA} lists it")
+    if start + length > file.stat().st_size:
+        raise UserError(f"{file} is truncated: {METADATA} expects {name} at bytes {start:,} to {start + length:,}")
+    return StoredBytes(file, start, length)
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    numbers = tuple(values)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"expected sizes, got {numbers}")
+    return numbers

@@ -1,0 +1,62 @@
+"""Writes a checkpoint as a folder of torch.distributed.checkpoint (DCP), for programs that load nothing else."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import WriteItem
+
+from lit_llm.checkpoint.sharded import TensorOnDisk
+
+
+def write_dcp(checkpoint: dict[str, Any], folder: Path) -> int:
+    """Write a checkpoint to `folder`, which must be empty or new; returns the number of tensors.
+
+    `dcp.load` finds them under the same nested keys. It joins keys by dots, and makes text of the numbers of parameters.
+
+    One tensor at a time is in memory. So each has its own file: torch's writer keeps all tensors of a file until that is done.
+
+    Args:
+        checkpoint: Lightning's dict, its tensors mapped from files or `TensorOnDisk`.
+    """
+    on_disk: dict[int, TensorOnDisk] = {}
+    planned = _planned(checkpoint, on_disk)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        writer = FileSystemWriter(folder, single_file_per_rank=False)
+        saved = dcp.save(planned, storage_writer=writer, planner=_FromDisk(on_disk), no_dist=True)
+    return sum(isinstance(entry, TensorStorageMetadata) for entry in saved.state_dict_metadata.values())
+
+
+class _FromDisk(DefaultSavePlanner):
+    """Plans with tensors without data, and reads each one when it is written."""
+
+    def __init__(self, on_disk: dict[int, TensorOnDisk]) -> None:
+        super().__init__()
+        self.on_disk = on_disk
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        planned = self.lookup_object(write_item.index)
+        if isinstance(planned, Tensor) and planned.is_meta:
+            return self.on_disk[id(planned)][...]
+        return super().resolve_data(write_item)
+
+
+def _planned(value: Any, on_disk: dict[int, TensorOnDisk]) -> Any:
+    """The checkpoint with a tensor on the meta device for each one on disk."""
+    if isinstance(value, TensorOnDisk):
+        meta = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        on_disk[id(meta)] = value
+        return meta
+    if isinstance(value, dict):
+        return {key: _planned(item, on_disk) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_planned(item, on_disk) for item in value]
+    return value

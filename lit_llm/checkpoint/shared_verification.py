@@ -1,0 +1,66 @@
+"""The ranks of a run hash the shards of a checkpoint together, each file once, and agree on the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from lit_llm.checkpoint.damage_record import record_damage
+from lit_llm.checkpoint.format import shard_problem, shard_sizes
+from lit_llm.errors import UserError
+
+
+def verify_shards_together(checkpoint: Path) -> None:
+    """Hash the shards of a checkpoint. Where a process group exists all its ranks call this; each hashes its share.
+
+    A damaged checkpoint is marked on the disk, so that the next `--resume auto` takes the one before it.
+
+    Raises:
+        UserError: A shard is damaged; the same sentence on every rank.
+    """
+    together = dist.is_available() and dist.is_initialized()
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    try:
+        names = share(shard_sizes(checkpoint), rank, ranks)
+        problems = [problem for name in names if (problem := shard_problem(checkpoint, name))]
+    except UserError as error:  # this rank cannot read the manifest, but the others wait for its verdict
+        problems = [str(error).rstrip(".")]
+    found: list[list[str]] = [problems]
+    if ranks > 1:
+        found = [[] for _ in range(ranks)]
+        dist.all_gather_object(found, problems)
+    everything = [problem for each in found for problem in each]
+    if not everything:
+        return
+    said: list[Any] = [_recorded(checkpoint, everything[0]) if rank == 0 else None]
+    if ranks > 1:
+        dist.broadcast_object_list(said)
+    raise UserError(said[0])
+
+
+def share(sizes: Mapping[str, int], rank: int, ranks: int) -> list[str]:
+    """The shards that a rank hashes, of those with these sizes in bytes: its own, or an equal part of consecutive ones.
+
+    Consecutive shards are what a rank of another layout mostly reads. Every shard is in the share of exactly one rank.
+    """
+    if len(sizes) == ranks:
+        return [list(sizes)[rank]]
+    everything, before, mine = max(1, sum(sizes.values())), 0, []
+    for name, size in sizes.items():
+        middle = before + size / 2
+        if min(ranks - 1, int(middle * ranks / everything)) == rank:
+            mine.append(name)
+        before += size
+    return mine
+
+
+def _recorded(checkpoint: Path, problem: str) -> str:
+    try:
+        record_damage(checkpoint, problem)
+        then = "--resume auto takes the checkpoint before it from now on"
+    except OSError as error:
+        then = f"That cannot be recorded there ({error.strerror}), so choose an older one with --resume PATH"
+    return f"checkpoint {checkpoint} is damaged: {problem}. {then}"

@@ -1,0 +1,1 @@
+"""From documents to fewer and better documents: normalise, filter, remove duplicates. No torch."""

@@ -1,0 +1,145 @@
+"""Remove documents that contain word n-grams of reference documents: a validation or test set.
+
+An n-gram of 13 words was chosen for GPT-3 (Brown et al. 2020, appendix C), and any common one counted. A reference document
+with fewer words than an n-gram, but at least ``SHORTEST``, counts if all its words follow each other in a document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from lit_llm.clean.documents import Document
+from lit_llm.clean.parts import complete_file
+from lit_llm.clean.rules import Removed
+from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes
+
+SHORTEST = 8
+"""Words. GPT-3's smallest n; a shorter phrase is common without being copied."""
+
+_TABLE_PER_HASH = 16  # entries of a first look-up table: few n-grams that are not there pass it
+_LARGEST_TABLE = 2**26  # bytes
+_ARRAYS = ("counts", "files", "places", "hashes", "documents", "lengths", "too_short")
+
+
+class ReferenceIndex:
+    """The n-grams of all reference documents: 12 bytes each, and a table of up to 64 MB.
+
+    Args:
+        counts: (documents,) int64: different n-grams of each document.
+        files: (files,) str: where they are from.
+        places: (documents, 2) int64: of each, its file among ``files`` and its number in it.
+        hashes: (n-grams,) uint64, sorted. An n-gram of two documents is there twice.
+        documents: (n-grams,) int32: which document has each.
+        lengths: words in an n-gram: ``n``, and those of shorter documents.
+        too_short: how many documents have fewer than ``SHORTEST`` words. They cannot be found.
+    """
+
+    def __init__(
+        self,
+        *,
+        counts: np.ndarray,
+        files: np.ndarray,
+        places: np.ndarray,
+        hashes: np.ndarray,
+        documents: np.ndarray,
+        lengths: np.ndarray,
+        too_short: int,
+    ) -> None:
+        self.counts, self.files, self.places, self.hashes, self.documents = counts, files, places, hashes, documents
+        self.lengths, self.too_short = lengths, int(too_short)
+        size = min(_LARGEST_TABLE, 1 << max(10, (len(hashes) * _TABLE_PER_HASH).bit_length()))
+        self._mask = np.uint64(size - 1)
+        self._table = np.zeros(size, dtype=bool)  # whether any hash has these low bits
+        self._table[(self.hashes & self._mask).view(np.int64)] = True
+
+    @classmethod
+    def of_documents(cls, references: Iterable[Document], *, n: int) -> ReferenceIndex:
+        """The n-grams of ``n`` words, at least ``SHORTEST``."""
+        too_short = 0
+        places, lengths, parts = [], set(), [np.empty(0, dtype=np.uint64)]
+        files: dict[str, int] = {}
+        for reference in references:
+            words = word_hashes(reference.text)
+            length = min(n, len(words))
+            if length < SHORTEST:
+                too_short += 1
+                continue
+            file, _, number = reference.source.rpartition(":")
+            places.append((files.setdefault(file, len(files)), int(number)))
+            lengths.add(length)
+            parts.append(np.unique(ngram_hashes(words, length)))
+        counts = np.array([len(part) for part in parts[1:]], dtype=np.int64)
+        hashes = np.concatenate(parts)
+        order = np.argsort(hashes, kind="stable")
+        return cls(
+            counts=counts,
+            files=np.array(list(files), dtype=np.str_),
+            places=np.array(places, dtype=np.int64).reshape(-1, 2),
+            hashes=hashes[order],
+            documents=np.repeat(np.arange(len(counts), dtype=np.int32), counts)[order],
+            lengths=np.array(sorted(lengths), dtype=np.int64),
+            too_short=too_short,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write a file for ``load``, complete or not at all."""
+        with complete_file(path) as file:
+            np.savez(file, **{name: getattr(self, name) for name in _ARRAYS})
+
+    @classmethod
+    def load(cls, path: Path) -> ReferenceIndex:
+        with np.load(path) as arrays:
+            return cls(**arrays)
+
+    def identity(self) -> str:
+        """A hash of the content."""
+        content = (self.hashes, self.documents, self.files, self.places)
+        return hashlib.blake2b(b"".join(array.tobytes() for array in content), digest_size=16).hexdigest()
+
+    def source(self, document: int) -> str:
+        """The file of a reference document, a colon, and its number in it."""
+        file, number = self.places[document].tolist()
+        return f"{self.files[file]}:{number}"
+
+    def found(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Reference documents (m,) that have an n-gram of ``text``, and how many different ones of each (m,)."""
+        words = word_hashes(text)
+        common = [np.empty(0, np.uint64)]
+        for n in self.lengths.tolist():
+            ngrams = ngram_hashes(words, n)
+            possible = np.unique(ngrams[self._table.take((ngrams & self._mask).view(np.int64))])
+            common.append(possible[self._has(possible)])
+        hashes = np.concatenate(common)
+        first, last = np.searchsorted(self.hashes, hashes), np.searchsorted(self.hashes, hashes, side="right")
+        documents = [self.documents[a:b] for a, b in zip(first, last, strict=True)]
+        return np.unique(np.concatenate([np.empty(0, np.int32), *documents]), return_counts=True)
+
+    def _has(self, hashes: np.ndarray) -> np.ndarray:
+        """(n,) bool: whether any reference document has each of ``hashes`` (n,)."""
+        places = np.searchsorted(self.hashes, hashes)
+        places[places == len(self.hashes)] = 0
+        return self.hashes[places] == hashes if len(self.hashes) else np.zeros(len(hashes), dtype=bool)
+
+
+class Contamination:
+    """A rule that removes documents with text of a reference document.
+
+    Args:
+        share: the smallest part of a reference document's n-grams, between 0 and 1. 0: a single one.
+    """
+
+    def __init__(self, index: ReferenceIndex, *, share: float) -> None:
+        self._index, self._share = index, share
+
+    def __call__(self, text: str) -> str | Removed:
+        documents, found = self._index.found(text)
+        shares = found / self._index.counts[documents]
+        if not shares.size or shares.max() < self._share:
+            return text
+        most = int(np.argmax(shares))
+        source = self._index.source(int(documents[most]))
+        return Removed("against/ngrams", f"{shares[most]:.1%} of the n-grams of {source}")

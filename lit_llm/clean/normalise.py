@@ -1,0 +1,28 @@
+"""Text in one way of writing it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# C0 and C1 control characters but for tab and newline, the byte order mark, and what is no character.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")
+_BLANK_LINES = re.compile(r"\n{3,}")
+_LINE_ENDS = ("\r\n", "\r", "\x85", "\u2028", "\u2029")
+
+
+def normalise(text: str) -> str:
+    """The text in Unicode NFC, with ``\\n`` at line ends and without control characters, space at line ends, more than one
+    blank line in a row, and blank lines at the start and the end. Space at the start of a line, tabs and compatibility
+    characters (ﬁ, ², no-break space) stay. So does one newline at the end, if there was any.
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    for line_end in _LINE_ENDS:  # five passes are ten times as fast as a regular expression
+        text = text.replace(line_end, "\n")
+    text = _CONTROL.sub("", text)
+    text = "\n".join([line.rstrip() for line in text.split("\n")])
+    if "\n\n\n" in text:
+        text = _BLANK_LINES.sub("\n\n", text)
+    stripped = text.strip("\n")
+    return f"{stripped}\n" if stripped and text.endswith("\n") else stripped

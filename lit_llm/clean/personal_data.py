@@ -1,0 +1,149 @@
+"""Secrets and e-mail addresses: replace them, or remove the document.
+
+Secrets are found by patterns with a fixed mark, such as ``AKIA`` or ``ghp_``: mostly those of detect-secrets. Its detectors of
+high entropy and of words such as "password" are not used, because they also find hashes, identifiers and prose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lit_llm.clean.rules import Removed
+from lit_llm.ingest.optional_package import need
+
+ACTIONS = ("redact", "remove")
+SECRET, EMAIL = "<SECRET>", "<EMAIL>"
+
+# Every quantifier is bounded: a long run of letters must not take quadratic time.
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_EMAIL = re.compile(
+    r"(?<![A-Za-z0-9_])[A-Za-z0-9_](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_%+-])?"
+    rf"@(?:{_LABEL}\.){{1,8}}(?:xn--[A-Za-z0-9-]{{2,59}}|[A-Za-z]{{2,24}})(?![A-Za-z0-9_-])"
+)
+
+
+class _Pattern(NamedTuple):
+    kind: str
+    mark: str
+    """Every match contains it: texts without it are not searched. "" if there is none."""
+    pattern: re.Pattern[str]
+
+
+# Detectors of detect-secrets with a fixed mark, and the mark. Others search for words such as "id" or "key" near hex digits.
+_DETECTORS = {
+    "aws.AWSKeyDetector": "",
+    "azure_storage_key.AzureStorageKeyDetector": "AccountKey=",
+    "discord.DiscordBotTokenDetector": "",
+    "github_token.GitHubTokenDetector": "gh",
+    "gitlab_token.GitLabTokenDetector": "",
+    "mailchimp.MailchimpDetector": "-us",
+    "pypi_token.PypiTokenDetector": "pypi-Ag",
+    "sendgrid.SendGridDetector": "SG.",
+    "slack.SlackDetector": "",
+    "square_oauth.SquareOAuthDetector": "sq0csp-",
+    "stripe.StripeDetector": "k_live_",
+    "telegram_token.TelegramBotTokenDetector": "",
+    "twilio.TwilioKeyDetector": "",
+}
+# What detect-secrets lacks, or does in a way that does not fit: of a private key it finds the first line only, and its patterns
+# of npm, OpenAI, web tokens and passwords in URLs take quadratic time.
+_KEY = r"-----BEGIN (?P<kind>[A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?)-----"
+_OWN = (
+    _Pattern(
+        "private_key",
+        "PRIVATE KEY",
+        # Complete, or cut off: then only lines of base64 belong to it. Line ends may be escaped.
+        re.compile(
+            rf"(?P<secret>{_KEY}(?:(?:(?!-----)[\s\S]){{32,20000}}?-----END (?P=kind)-----"
+            r"|(?:\s|\\[nr])*(?:[A-Za-z0-9+/=]{32,100}(?:\s|\\[nr]|[\"',+])*)+))"
+        ),
+    ),
+    # Placeholders such as <password>, ${password} and *** are no secrets.
+    _Pattern("password_in_url", "://", re.compile(r"://[^\s{}<>$*/:@]{1,64}:(?P<secret>[^\s{}<>$*/:@]{1,128})@")),
+    _Pattern("jwt", "eyJ", re.compile(r"(?<![A-Za-z0-9_-])eyJ[\w-]{10,4000}\.eyJ[\w-]{10,20000}\.[\w-]{0,2000}", re.ASCII)),
+    _Pattern(
+        "npm", ":_authToken=", re.compile(r":_authToken=[\s\"']{0,3}(?P<secret>npm_\w{20,60}|[A-Fa-f0-9-]{36})", re.ASCII)
+    ),
+    _Pattern("openai", "T3BlbkFJ", re.compile(r"(?<![A-Za-z0-9])sk-[\w-]{20,200}T3BlbkFJ[\w-]{20,200}", re.ASCII)),
+    _Pattern("github_token", "github_pat_", re.compile(r"github_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{59}")),
+    _Pattern("google_api_key", "AIza", re.compile(r"(?<![A-Za-z0-9_-])AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])")),
+    _Pattern("hugging_face_token", "hf_", re.compile(r"(?<![A-Za-z0-9])hf_[A-Za-z]{34}(?![A-Za-z0-9])")),
+)
+_SHORTEST_GROUP = 16  # characters; shorter groups of detect-secrets' patterns are marks, such as "ghp"
+
+
+@dataclass
+class Secrets:
+    """A rule for keys, tokens and passwords.
+
+    Args:
+        action: "redact" puts ``SECRET`` in their places, "remove" removes the document.
+
+    Raises:
+        UserError: The package detect-secrets is not installed.
+    """
+
+    action: str
+
+    def __post_init__(self) -> None:
+        self._patterns = [*_OWN, *_detectors()]
+
+    def __call__(self, text: str) -> str | Removed:
+        found = sorted(self._find(text))
+        if not found:
+            return text
+        if self.action == "remove":
+            start, _, kind = found[0]
+            return Removed(f"secrets/{kind}", f"at character {start}", secret=True)
+        kept, end = [], 0
+        for start, stop, _ in found:
+            if start >= end:
+                kept += [text[end:start], SECRET]
+            end = max(end, stop)
+        return "".join(kept) + text[end:]
+
+    def _find(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """First character, end and kind of each secret. They may overlap."""
+        for kind, mark, pattern in self._patterns:
+            if mark in text:
+                for match in pattern.finditer(text):
+                    yield (*_secret_span(match), kind)
+
+
+@dataclass
+class Emails:
+    """A rule for e-mail addresses in ASCII.
+
+    Args:
+        action: "redact" puts ``EMAIL`` in their places, "remove" removes the document.
+    """
+
+    action: str
+
+    def __call__(self, text: str) -> str | Removed:
+        if "@" not in text:
+            return text
+        if self.action == "redact":
+            return _EMAIL.sub(EMAIL, text)
+        match = _EMAIL.search(text)
+        return text if match is None else Removed("emails/found", f"at character {match.start()}", secret=True)
+
+
+def _secret_span(match: re.Match[str]) -> tuple[int, int]:
+    """Where the secret is: a group of the pattern that holds it, or the whole match."""
+    if "secret" in match.re.groupindex:
+        return match.span("secret")
+    groups = [i for i in range(1, match.re.groups + 1) if match[i] is not None]
+    longest = max(groups, key=lambda i: len(match[i]), default=0)
+    return match.span(longest if len(match[longest]) >= _SHORTEST_GROUP else 0)
+
+
+def _detectors() -> Iterator[_Pattern]:
+    for name, mark in _DETECTORS.items():
+        module, _, cls = name.partition(".")
+        detector = getattr(need(f"detect_secrets.plugins.{module}", extra="clean", what="secrets"), cls)()
+        for pattern in detector.denylist:
+            yield _Pattern(module, mark, pattern)

@@ -1,0 +1,98 @@
+"""From inputs to a folder of cleaned documents.
+
+1. Each job is read by one process: the rules run over its documents, and what they keep is signed and written as a part.
+2. This process finds duplicates among the signatures of all parts. The first in the order of the inputs is kept.
+3. The lines that are kept are written, a part a process.
+
+A job's result does not depend on the process or on other jobs, so any number of workers gives the same documents. A finished
+job leaves a file named after everything that it depends on, so an interrupted run continues with the jobs that are missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lit_llm.clean.duplicates import find_duplicates
+from lit_llm.clean.parts import LINES, Parts, read_tally
+from lit_llm.clean.read_job import ReadJob
+from lit_llm.clean.report import write_report
+from lit_llm.clean.settings import CleanSettings
+from lit_llm.clean.steps import prepare_steps
+from lit_llm.clean.tally import Tally
+from lit_llm.clean.write_job import KeptLines, read_written, write_lines
+from lit_llm.disk import delete
+from lit_llm.errors import UserError
+from lit_llm.ingest.inputs import Input, Job, jobs_of
+from lit_llm.ingest.missing_jobs import finish
+from lit_llm.ingest.parts import PARTS, start_parts
+from lit_llm.ingest.progress import ProgressLog
+
+
+def clean(
+    inputs: Sequence[Input], settings: CleanSettings, out: Path, *, workers: int = 0, progress: ProgressLog | None = None
+) -> Tally:
+    """Write ``part-00000.jsonl``, …, ``report.json`` and ``removed.jsonl`` into ``out``.
+
+    Args:
+        inputs: in the order of the output.
+        out: an existing folder. The results of jobs are kept in ``out/parts``, which the caller deletes; a call with the same
+            arguments uses those that an interrupted one left there. Everything else in ``out`` is deleted.
+        workers: processes. 0: this process.
+
+    Raises:
+        UserError: A source cannot be read as text, or no document is left.
+        OSError: The disk refused.
+    """
+    progress = progress or ProgressLog()
+    parts = out / PARTS
+    start_parts(parts)
+    identity = [*settings.identity(), *prepare_steps(settings, parts)]
+    jobs = list(jobs_of(inputs))
+    keys = [job.key(identity) for job in jobs]
+    tallies = finish(
+        jobs,
+        keys,
+        functools.partial(read_tally, parts),
+        functools.partial(_reader, settings, parts),
+        stage="Reading",
+        workers=workers,
+        progress=progress,
+    )
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+    keep = find_duplicates(settings, Parts(parts, keys, permutations=settings.near_permutations), total)
+    if not total.kept.documents:
+        raise UserError(f"None of {total.read.documents:,} documents is left: use fewer or weaker rules.")
+    for stale in out.iterdir():  # what an interrupted call with other arguments has written
+        if stale != parts:
+            delete(stale)
+    kept = [
+        KeptLines(key, lines, (parts / f"{key}{LINES}").stat().st_size)
+        for key, lines in zip(keys, keep, strict=True)
+        if lines.any()
+    ]
+    written = finish(
+        kept,
+        [lines.key() for lines in kept],
+        functools.partial(read_written, parts),
+        functools.partial(_writer, parts),
+        stage="Writing",
+        workers=workers,
+        progress=progress,
+    )
+    for number, name in enumerate(written):
+        os.replace(parts / name, out / f"part-{number:05d}.jsonl")
+    write_report(out, settings, total)
+    return total
+
+
+def _reader(settings: CleanSettings, folder: Path) -> Callable[[Job, str, Callable[[int, int], None]], Tally]:
+    return ReadJob(settings, folder).run
+
+
+def _writer(folder: Path) -> Callable[[KeptLines, str, Callable[[int, int], None]], str]:
+    return functools.partial(write_lines, folder)

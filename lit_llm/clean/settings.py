@@ -1,0 +1,133 @@
+"""What `clean` does to the documents. Every step is off unless it is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from lit_llm.clean.signatures import Signer, bands_of
+from lit_llm.errors import UserError
+from lit_llm.ingest.readers import ReadSettings
+
+FORMAT = 2
+"""Part of the name of every result of a job. Increment it when the same documents and settings would give another one."""
+
+MIN_SIMILARITY = 0.3  # below, nearly all pairs would have to be compared
+MAX_NGRAM = 50
+MIN_PERMUTATIONS, MAX_PERMUTATIONS = 16, 1024
+
+
+def setting(default: Any, *, help: str, flag: str | None = None, step: str | None = None, reads: bool = True) -> Any:
+    """A field of ``CleanSettings``.
+
+    Args:
+        help: for the list of flags.
+        flag: its name as a flag and in YAML, if not the field's.
+        step: the field that switches the step on that this one belongs to.
+        reads: whether the result of reading one document depends on it.
+    """
+    return field(default=default, metadata={"help": help, "flag": flag, "step": step, "reads": reads})
+
+
+@dataclass(frozen=True)
+class CleanSettings:
+    """Documents to read, and the steps. ``problems`` says what is wrong with the values."""
+
+    paths: tuple[str, ...] = setting((), flag="data.paths", reads=False, help="files, folders, globs or URLs")
+    format: str = setting("auto", flag="data.format", reads=False, help="auto, text, jsonl, parquet, arrow or tar")
+    text_key: str = setting("text", flag="data.text_key", reads=False, help="key or column of the text; dots descend")
+    fix_encoding: bool = setting(False, help="repair text that was decoded with the wrong encoding: cafÃ© becomes café")
+    normalise: bool = setting(False, help="Unicode NFC, \\n line ends, no control characters, no space at line ends")
+    secrets: str | None = setting(None, help="redact: put <SECRET> in place of keys and passwords; remove: remove the document")
+    emails: str | None = setting(None, help="redact: put <EMAIL> in place of e-mail addresses; remove: remove the document")
+    against: tuple[str, ...] = setting(
+        (), reads=False, help="remove documents with n-grams of these files, or of val and test of a prepared folder"
+    )
+    against_text_key: str = setting("text", step="against", reads=False, help="key or column of the text in these files")
+    against_ngram: int = setting(13, step="against", reads=False, help="words in the n-grams of against")
+    against_share: float = setting(
+        0.0, step="against", help="smallest part of the n-grams of a document of against; 0: any one"
+    )
+    languages: tuple[str, ...] = setting((), help="keep documents in these languages, as ISO 639 codes: en de")
+    language_confidence: float = setting(0.5, step="languages", help="smallest probability of the language")
+    gopher_quality: bool = setting(False, help="Gopher's rules for English: words, symbols, bullets, stop words")
+    gopher_repetition: bool = setting(False, help="Gopher's rules for repeated lines, paragraphs and n-grams")
+    c4: bool = setting(False, help="C4's rules for English web pages, which also drop lines")
+    exact_duplicates: bool = setting(False, help="keep the first of documents that are equal but for whitespace")
+    near_duplicates: float | None = setting(None, help="keep the first of documents with this Jaccard similarity or more: 0.7")
+    near_ngram: int = setting(5, step="near_duplicates", help="words in the n-grams that are compared")
+    near_permutations: int = setting(128, step="near_duplicates", help="values in a MinHash signature")
+    emit_datatrove: str | None = setting(
+        None, step="near_duplicates", help="write a script to this file that finds near-duplicates on a cluster, not here"
+    )
+
+    @classmethod
+    def steps(cls) -> list[str]:
+        """The fields that switch a step on, in the order of the steps."""
+        return [one.name for one in fields(cls) if one.metadata["step"] is None and one.metadata["flag"] is None]
+
+    def read_settings(self) -> ReadSettings:
+        return ReadSettings(self.format, self.text_key)
+
+    def signer(self) -> Signer | None:
+        """What signs documents for ``near_duplicates``. None if they are not looked for here.
+
+        Raises:
+            UserError: The package rensa is not installed.
+        """
+        if self.near_duplicates is None or self.emit_datatrove is not None:
+            return None
+        return Signer(self.near_ngram, self.near_permutations)
+
+    def bands(self) -> tuple[int, int]:
+        """Bands of a signature, and values in a band."""
+        assert self.near_duplicates is not None
+        return bands_of(self.near_duplicates, self.near_permutations)
+
+    def problems(self) -> list[str]:
+        """One sentence for each value that is not allowed."""
+        return list(self._problems())
+
+    def identity(self) -> list[str]:
+        """Differs if reading one document with these settings can give another result."""
+        used = {one.name: getattr(self, one.name) for one in fields(self) if one.metadata["reads"] and self._used(one)}
+        signer = self.signer()
+        return [str(FORMAT), json.dumps(used), *([] if signer is None else signer.identity())]
+
+    def _used(self, one: Field[Any]) -> bool:
+        """Whether the step that a field belongs to is on."""
+        return one.metadata["step"] is None or bool(getattr(self, one.metadata["step"]))
+
+    def _problems(self) -> Iterator[str]:
+        if not self.paths:
+            yield "No documents: give files, folders, globs or URLs (--data.paths)."
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not self._used(one) and value != one.default:
+                switch = one.metadata["step"]
+                yield f"{one.name} is {value}, but {switch} is off: switch it on (--{switch}), or leave {one.name} out."
+        try:
+            self.read_settings()
+        except UserError as error:
+            yield str(error)
+        if self.near_duplicates is None:
+            return
+        if not MIN_SIMILARITY <= self.near_duplicates <= 1:
+            more = ": for copies with more changes use a smaller --near_ngram" if self.near_duplicates < MIN_SIMILARITY else ""
+            yield (
+                f"near_duplicates is {self.near_duplicates}, but must lie between {MIN_SIMILARITY} and 1{more} "
+                "(--near_duplicates)."
+            )
+        if not 1 <= self.near_ngram <= MAX_NGRAM:
+            yield f"near_ngram is {self.near_ngram}, but must lie between 1 and {MAX_NGRAM} (--near_ngram)."
+        if not MIN_PERMUTATIONS <= self.near_permutations <= MAX_PERMUTATIONS:
+            yield (
+                f"near_permutations is {self.near_permutations}, but must lie between {MIN_PERMUTATIONS} and "
+                f"{MAX_PERMUTATIONS} (--near_permutations)."
+            )
+        try:
+            self.signer()
+        except UserError as error:
+            yield str(error)

@@ -1,0 +1,110 @@
+"""Counts of what a step did, and samples of what was removed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lit_llm.clean.documents import Document
+from lit_llm.clean.rules import Removed
+
+READ = "read"
+"""The name of reading and writing among the steps."""
+SAMPLES = 20
+"""Of each rule, the report shows at most this many removed documents."""
+EXCERPT = 300
+"""Characters of a sample."""
+
+
+@dataclass
+class Count:
+    documents: int = 0
+    bytes: int = 0
+    """UTF-8 bytes of the text."""
+
+    def add(self, documents: int, size: int) -> None:
+        self.documents += documents
+        self.bytes += size
+
+
+@dataclass
+class StepCount:
+    """What one step did."""
+
+    changed: int = 0
+    """Documents that it kept with another text."""
+    seconds: float = 0.0
+    """Of processor time."""
+    removed: dict[str, Count] = field(default_factory=dict)
+    """By rule."""
+
+
+@dataclass
+class Tally:
+    """Of one job, or the sum of several."""
+
+    read: Count = field(default_factory=Count)
+    kept: Count = field(default_factory=Count)
+    without_text: int = 0
+    """Records whose text is null or empty, and that no step has seen."""
+    not_utf8: int = 0
+    """Documents with bytes that are not UTF-8, which are read as U+FFFD."""
+    steps: dict[str, StepCount] = field(default_factory=dict)
+    samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    """Of each rule, the removed documents whose source has the smallest hash: a random choice, the same in every order."""
+
+    def step(self, name: str) -> StepCount:
+        return self.steps.setdefault(name, StepCount())
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[StepCount]:
+        """Add the processor time of a block to a step."""
+        count, started = self.step(name), time.process_time()
+        yield count
+        count.seconds += time.process_time() - started
+
+    def remove(self, step: str, removed: Removed, document: Document) -> None:
+        """Count a document that a step has removed, and keep it as a sample if its hash is among the smallest."""
+        self.step(step).removed.setdefault(removed.rule, Count()).add(1, len(document.text.encode()))
+        self.samples[removed.rule] = _smallest([*self.samples.get(removed.rule, []), sample_of(removed, document)])
+
+    def add(self, other: Tally) -> None:
+        """Add the counts and samples of another job."""
+        self.read.add(other.read.documents, other.read.bytes)
+        self.kept.add(other.kept.documents, other.kept.bytes)
+        self.without_text += other.without_text
+        self.not_utf8 += other.not_utf8
+        for name, found in other.steps.items():
+            own = self.step(name)
+            own.changed += found.changed
+            own.seconds += found.seconds
+            for rule, count in found.removed.items():
+                own.removed.setdefault(rule, Count()).add(count.documents, count.bytes)
+        for rule, samples in other.samples.items():
+            self.samples[rule] = _smallest([*self.samples.get(rule, []), *samples])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Tally:
+        steps = {
+            name: StepCount(one["changed"], one["seconds"], {rule: Count(**count) for rule, count in one["removed"].items()})
+            for name, one in content["steps"].items()
+        }
+        counts = {name: Count(**content[name]) for name in ("read", "kept")}
+        return cls(**{**content, **counts, "steps": steps})
+
+
+def sample_of(removed: Removed, document: Document) -> dict[str, str]:
+    """What a line of the samples holds. No excerpt shows what was removed because it is secret."""
+    sample = {"rule": removed.rule, "detail": removed.detail, "source": document.source}
+    return sample if removed.secret else sample | {"excerpt": document.text[:EXCERPT]}
+
+
+def _smallest(samples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    return sorted(samples, key=lambda sample: hashlib.blake2b(sample["source"].encode(), digest_size=8).digest())[:SAMPLES]

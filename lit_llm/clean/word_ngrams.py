@@ -1,0 +1,96 @@
+"""Hashes of the word n-grams of a text.
+
+A word is a run of letters, digits and combining marks, in lower case, after Unicode's compatibility normalisation (NFKC). In
+scripts written without spaces, such as Chinese, every character is a word. Punctuation, spaces and line ends do not count.
+"""
+
+from __future__ import annotations
+
+import functools
+import unicodedata
+from collections.abc import Iterator
+
+import numpy as np
+
+from lit_llm.clean.words import UNSPACED
+
+_CHUNK = 2**16  # characters hashed at once, so that the arrays stay in the cache of a core
+_LETTER, _ALONE = np.uint8(1), np.uint8(2)
+_BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2**64
+_INVERSE = pow(_BASE, -1, 2**64)
+_MIX = np.array([0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
+
+
+def word_hashes(text: str) -> np.ndarray:
+    """(words,) uint64: a hash of every word of ``text``, the same in every process."""
+    text = unicodedata.normalize("NFKC", text).lower()
+    return np.concatenate([np.empty(0, dtype=np.uint64), *(_hashes(part) for part in _parts(text))])
+
+
+def ngram_hashes(words: np.ndarray, n: int) -> np.ndarray:
+    """(max(0, words - n + 1),) uint64: a hash of every window of ``n`` words."""
+    count = len(words) - n + 1
+    if count <= 0:
+        return np.empty(0, dtype=np.uint64)
+    total = np.zeros(count, dtype=np.uint64)
+    for i in range(n):  # Horner's rule: the order of the words counts
+        total *= _MIX[0]
+        total += words[i : i + count]
+    return _mixed(total)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """``text`` in parts of about ``_CHUNK`` characters that end where a word does, or in one very long word."""
+    start = 0
+    while start < len(text):
+        stop = start + _CHUNK
+        while stop < min(len(text), start + 2 * _CHUNK) and text[stop].isalnum():
+            stop += 1
+        yield text[start:stop]
+        start = stop
+
+
+def _hashes(text: str) -> np.ndarray:
+    codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
+    kinds = _kinds().take(codes)
+    inside = kinds > 0
+    # A word is a run of letters, or one character of a script without spaces.
+    alone = kinds == _ALONE
+    starts, ends = inside.copy(), inside.copy()
+    starts[1:] &= ~inside[:-1] | alone[1:] | alone[:-1]
+    ends[:-1] &= ~inside[1:] | alone[:-1] | alone[1:]
+    first, last = np.flatnonzero(starts), np.flatnonzero(ends) + 1
+    # The hash of a word is that of its letters at powers of the base, divided by the power of its first one.
+    powers, inverses = _powers()
+    sums = np.zeros(len(codes) + 1, dtype=np.uint64)
+    np.cumsum((codes.astype(np.uint64) + np.uint64(1)) * powers[: len(codes)], out=sums[1:])
+    return _mixed((sums[last] - sums[first]) * inverses[first])
+
+
+def _mixed(hashes: np.ndarray) -> np.ndarray:
+    """Spread every bit over the whole hash. Arithmetic of uint64 wraps around, as intended."""
+    hashes = hashes ^ (hashes >> np.uint64(31))
+    hashes *= _MIX[1]
+    hashes ^= hashes >> np.uint64(29)
+    return hashes
+
+
+@functools.cache
+def _powers() -> tuple[np.ndarray, np.ndarray]:
+    """Powers of the base and of its inverse, (2 * _CHUNK,) each."""
+    powers, inverses = np.full((2, 2 * _CHUNK), 1, dtype=np.uint64)
+    powers[1:], inverses[1:] = _BASE, _INVERSE
+    return np.multiply.accumulate(powers), np.multiply.accumulate(inverses)
+
+
+@functools.cache
+def _kinds() -> np.ndarray:
+    """(0x110000,) uint8: of every code point, whether it belongs to a word, or is one by itself."""
+    kinds = np.zeros(0x110000, dtype=np.uint8)
+    for code in range(0x110000):
+        if unicodedata.category(chr(code))[0] in "LNM":
+            kinds[code] = _LETTER
+    for first, last in UNSPACED:
+        block = kinds[first : last + 1]
+        block[block > 0] = _ALONE
+    return kinds

@@ -1,0 +1,51 @@
+"""Pass 3: write the lines of a part that are kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_llm.clean.parts import LINES, complete_file
+
+KEPT = ".kept"
+"""What follows the key in the name of the written file."""
+
+_REPORT_BYTES = 2**22
+
+
+class KeptLines(NamedTuple):
+    """A part, and which of its lines are kept."""
+
+    part: str
+    keep: np.ndarray
+    """(n,) bool."""
+    size: int
+    """Bytes of the part's lines."""
+
+    def key(self) -> str:
+        """The name of the file: different for other lines."""
+        return hashlib.sha256(self.part.encode() + np.packbits(self.keep).tobytes()).hexdigest()[:32]
+
+
+def write_lines(folder: Path, job: KeptLines, key: str, report: Callable[[int, int], None]) -> str:
+    """Write the kept lines into a file, and return its name."""
+    unreported = 0
+    with open(folder / f"{job.part}{LINES}", "rb") as lines, complete_file(folder / f"{key}{KEPT}") as file:
+        for line, keep in zip(lines, job.keep.tolist(), strict=True):
+            if keep:
+                file.write(line)
+            unreported += len(line)
+            if unreported >= _REPORT_BYTES:
+                report(unreported, unreported)
+                unreported = 0
+    report(unreported, unreported)
+    return f"{key}{KEPT}"
+
+
+def read_written(folder: Path, key: str) -> str | None:
+    """The name of the file that an earlier run has written; None if it has not."""
+    return f"{key}{KEPT}" if (folder / f"{key}{KEPT}").is_file() else None

@@ -1,0 +1,87 @@
+"""`python -m lit_llm clean`: normalise and filter documents, and remove duplicates."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from lit_llm.clean.datatrove_script import datatrove_script
+from lit_llm.clean.pipeline import clean
+from lit_llm.clean.report import REMOVED, table
+from lit_llm.clean.settings import CleanSettings
+from lit_llm.clean.steps import step_problems
+from lit_llm.cli.field_flags import add_field_flags, settings_from
+from lit_llm.cli.new_output import REPLACE_HELP, kept_steps, new_file, new_folder
+from lit_llm.cli.number_domains import flag_problems, whole
+from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.disk import write_text
+from lit_llm.errors import UserError, report
+from lit_llm.ingest.inputs import Input
+from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.parts import PARTS
+from lit_llm.ingest.progress import ProgressLog
+from lit_llm.runs.run_folder import expanded
+
+
+def main(words: list[str]) -> int:
+    """Write the folder.
+
+    Raises:
+        UserError: A setting is wrong, a file cannot be read, no document is left, or the folder exists.
+    """
+    flags = OwnFlags(alone=True, prog="python -m lit_llm clean", description=__doc__)
+    flags.add_argument("--out", required=True, help="empty or new folder for the documents and the report")
+    flags.add_argument("--workers", type=int, default=1, help="processes; the documents are the same for any number")
+    flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
+    add_field_flags(flags, CleanSettings)
+    own = flags.parse(words)
+    settings = settings_from(CleanSettings, own)
+    problems = flag_problems({"workers": whole(1, 4096)}, own) + settings.problems() + step_problems(settings)
+    if problems:
+        raise UserError("\n".join(problems))
+    inputs = _inputs(settings)
+    out = expanded(own.out, key="out", flag="--out")
+    for pattern in settings.paths:
+        folder = Path(pattern).expanduser()
+        if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
+    log = out.absolute().with_name(f"{out.absolute().name}.log")
+    read = [Path(one.source.path) for one in inputs if one.source.is_local]
+    script = _script(settings, out, replace=own.replace)
+    with script, new_folder(out, replace=own.replace, sources=read, resumable=PARTS) as partial, kept_steps(partial, PARTS):
+        if not any(getattr(settings, step) for step in settings.steps()):
+            flags_of_steps = ", ".join(f"--{step}" for step in settings.steps())
+            report(f"No step is on, so every document is copied as it is: switch one on ({flags_of_steps}).", "note")
+        tally = clean(inputs, settings, partial, workers=own.workers, progress=ProgressLog(log))
+    print("\n".join(table(tally)))
+    if settings.emit_datatrove is not None:
+        print(f"near-duplicates: python {settings.emit_datatrove} --tasks {len(list(out.glob('part-*')))}")
+    if tally.samples:
+        print(f"samples of what was removed: {out / REMOVED}")
+    return 0
+
+
+@contextlib.contextmanager
+def _script(settings: CleanSettings, out: Path, *, replace: bool) -> Iterator[None]:
+    """Write the script for datatrove, if there is to be one, when the block ends."""
+    if settings.emit_datatrove is None or settings.near_duplicates is None:
+        yield
+        return
+    path = expanded(settings.emit_datatrove, key="emit_datatrove", flag="--emit_datatrove")
+    with new_file(path, replace=replace, flag="--emit_datatrove") as partial:
+        yield
+        text = datatrove_script(
+            out,
+            threshold=settings.near_duplicates,
+            ngram=settings.near_ngram,
+            permutations=settings.near_permutations,
+        )
+        write_text(partial, text)
+
+
+def _inputs(settings: CleanSettings) -> list[Input]:
+    sources, problems = list_sources(list(settings.paths), flag="--data.paths")
+    if problems:
+        raise UserError("\n".join(problems))
+    return [Input(source, "train", settings.read_settings()) for source in sources]

@@ -1,0 +1,126 @@
+"""From token streams to batches: blocks of T inputs and T targets, by their numbers.
+
+A batch is a dict of tensors:
+
+- ``input_ids``, ``targets``: (B, T) int64. ``targets[b, t]`` is the token after ``input_ids[b, t]``, or -100 where there is
+  nothing to predict, or the data say that the token is no target.
+- ``documents``: (B, T) int32, if the model needs them: a number for each document of a row. They never decrease along a row.
+
+A sampler yields the block numbers of a whole micro-batch, and the dataset reads it at once (``DataLoader(batch_size=None)``).
+There are no per-sample Python objects and no collation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lit_llm.data.documents import Documents
+from lit_llm.data.token_stream import TokenStream
+
+IGNORE = -100
+
+
+class Rows(NamedTuple):
+    """The rows of a micro-batch."""
+
+    input_ids: np.ndarray
+    """(B, T) int64."""
+    targets: np.ndarray
+    """(B, T) int64."""
+    documents: np.ndarray | None = None
+    """(B, T) int32."""
+
+    def batch(self) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(array) for name, array in self._asdict().items() if array is not None}
+
+
+class Blocks(Dataset, ABC):
+    """Blocks of T inputs and T targets, each with an address: its number, or several numbers."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Blocks of one data epoch."""
+
+    @abstractmethod
+    def rows(self, blocks: np.ndarray) -> Rows:
+        """Read the blocks with the addresses (B,) or (B, k)."""
+
+    def __getitem__(self, blocks: np.ndarray) -> dict[str, Tensor]:
+        return self.rows(blocks).batch()
+
+
+class StreamBlocks(Blocks):
+    """Blocks of one stream.
+
+    Args:
+        documents: where the stream's documents are, if batches have ``documents``.
+    """
+
+    _random: bool  # whether blocks are read in random order
+
+    def __init__(self, stream: TokenStream, *, block_size: int, vocab_size: int, documents: Documents | None = None) -> None:
+        self.stream, self.block_size, self.vocab_size, self.documents = stream, block_size, vocab_size, documents
+
+    def _padding(self, rows: int) -> Rows:
+        """Rows without targets. Any valid id serves as input: attention is causal."""
+        shape = rows, self.block_size
+        documents = None if self.documents is None else np.zeros(shape, dtype=np.int32)
+        return Rows(np.zeros(shape, dtype=np.int64), np.full(shape, IGNORE, dtype=np.int64), documents)
+
+    def _read_pairs(self, start: int, input_ids: np.ndarray, targets: np.ndarray) -> None:
+        """Fill ``input_ids`` (n,) with the tokens from ``start`` on, and ``targets`` (n,) with those that follow each.
+
+        Tokens that the stream's mask excludes are no targets.
+        """
+        tokens = self.stream.read(start, len(targets) + 1, random=self._random)
+        # Checked on the host, for microseconds: in the embedding, an id beyond the table is undefined behaviour.
+        if tokens.max() >= self.vocab_size:
+            raise self.stream.bad_token(start + int(np.argmax(tokens >= self.vocab_size)), self.vocab_size)
+        input_ids[:], targets[:] = tokens[:-1], tokens[1:]
+        if (mask := self.stream.read_mask(start + 1, len(targets), random=self._random)) is not None:
+            targets[mask == 0] = IGNORE
+
+
+class _Consecutive(StreamBlocks):
+    """Block i starts at token i * T, whatever the documents, so consecutive blocks share one token."""
+
+    def rows(self, blocks: np.ndarray) -> Rows:
+        rows = self._padding(len(blocks))
+        for row, block in enumerate(blocks.tolist()):
+            start = block * self.block_size
+            pairs = min(self.block_size, len(self.stream) - 1 - start)
+            pairs = max(pairs, 0)  # a single last token is the target of the previous block
+            if pairs:
+                self._read_pairs(start, rows.input_ids[row, :pairs], rows.targets[row, :pairs])
+            if rows.documents is not None:
+                assert self.documents is not None
+                rows.documents[row, :pairs] = self.documents.numbers(start, pairs)
+                rows.documents[row, pairs:] = self.block_size  # padding is a document of its own
+        return rows
+
+
+class TrainBlocks(_Consecutive):
+    """The M = (N - 1) // T full blocks of a training stream of N tokens."""
+
+    _random = True
+
+    def __len__(self) -> int:
+        return (len(self.stream) - 1) // self.block_size
+
+
+class HeldOutBlocks(_Consecutive):
+    """A held-out stream: every token except the first is a target exactly once, and the last block is padded.
+
+    Blocks after the end contain only padding, so that all ranks have the same number of batches.
+    """
+
+    _random = False
+
+    def __len__(self) -> int:
+        return -(-(len(self.stream) - 1) // self.block_size)

@@ -1,0 +1,96 @@
+"""The opened data of a run: its token streams, and what identifies their content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lit_llm.data.documents import missing_documents
+from lit_llm.data.source_files import file_changes
+from lit_llm.data.token_stream import TokenStream
+from lit_llm.tokenizers import Tokenizer
+
+# Before the fingerprint of data of which every token was hashed. Older checkpoints have fingerprints without it, which are
+# of samples if the data are long.
+_ALL_TOKENS = "tokens-"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Opened token streams with the keys "train", "val" and optionally "test", and their vocabulary."""
+
+    streams: dict[str, TokenStream]
+    vocab_size: int
+    tokenizer: Tokenizer | None
+    unknown_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Split → mean bytes of the characters that share the tokenizer's ``unknown_id``, where they occur and were counted."""
+    eos_id: int | None = None
+    """Ends every document; None: the tokenizer's."""
+    bos_id: int | None = None
+    """Opens every document; None: nothing does."""
+
+
+@dataclass(frozen=True)
+class OpenedCorpus:
+    """A corpus, and what was found out when it was opened."""
+
+    corpus: Corpus
+    hashes: dict[str, str]
+    """Of the tokens of each stream."""
+    files: dict[str, str]
+    """Path → size and hash."""
+    fingerprint: str
+    """Of the counts and tokens of all streams; it starts with "tokens-" if every token was hashed."""
+    with_documents: frozenset[str]
+    """The streams whose shards all know where documents end."""
+
+    @classmethod
+    def of(cls, corpus: Corpus, files: dict[str, str]) -> OpenedCorpus:
+        """Check the token ids of a corpus, as far as `TokenStream.scan` reads them.
+
+        Raises:
+            UserError: a token is outside the vocabulary.
+        """
+        hashes = {name: stream.scan(corpus.vocab_size) for name, stream in corpus.streams.items()}
+        form = _ALL_TOKENS if all(stream.hash_covers_all for stream in corpus.streams.values()) else ""
+        known = frozenset(name for name, stream in corpus.streams.items() if missing_documents(stream) is None)
+        return cls(corpus, hashes, files, form + combined_hash(corpus.streams, hashes), known)
+
+    def is_older_form(self, fingerprint: str) -> bool:
+        """Whether a saved fingerprint is that of these data in an older form: from samples, if a stream is long."""
+        if fingerprint.startswith(_ALL_TOKENS):
+            return False
+        if fingerprint == self.fingerprint.removeprefix(_ALL_TOKENS):
+            return True
+        streams, vocab_size = self.corpus.streams, self.corpus.vocab_size
+        return fingerprint == combined_hash(streams, {name: s.scan_tokens(vocab_size) for name, s in streams.items()})
+
+    def change_since(self, fingerprint: str, files: Mapping[str, str], sources: Iterable[Path]) -> str:
+        """One phrase about a saved fingerprint that differs: which files have changed, as far as they were saved.
+
+        Args:
+            files: those that were saved with it.
+            sources: the files that hold the data now.
+        """
+        if fingerprint.startswith(_ALL_TOKENS) and not self.fingerprint.startswith(_ALL_TOKENS):
+            return (
+                "the checkpoint has a hash of every token, and the shards have none any more: restore the meta.json that "
+                "prepare wrote beside them"
+            )
+        if files and self.files:
+            changes = file_changes(files, self.files)
+            more = f", and {len(changes) - 5} more" if len(changes) > 5 else ""
+            if changes:
+                return f"the text is not the checkpoint's: {', '.join(changes[:5])}{more}"
+            return "the files are the checkpoint's, but their tokens differ: the tokenizer or the split has changed"
+        folders = list(dict.fromkeys(str(path.parent) for path in sources))
+        where = f" in {', '.join(folders[:5])}" if folders else ""
+        return f"the text{where} is not the checkpoint's, which does not list its files"
+
+
+def combined_hash(streams: Mapping[str, TokenStream], hashes: Mapping[str, str]) -> str:
+    """One hash of the counts and hashes of streams."""
+    content = " ".join(f"{name}={len(stream)}:{hashes[name]}" for name, stream in streams.items())
+    return hashlib.sha256(content.encode()).hexdigest()[:32]

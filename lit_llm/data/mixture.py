@@ -1,0 +1,450 @@
+"""Train on a mixture of token shards: named sources, weights, phases, and a limit of epochs for each source."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lit_llm.data.blocks import Blocks
+from lit_llm.data.corpus import Corpus, combined_hash
+from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.data.mixture_blocks import HeldOutMixtureBlocks, MixtureBlocks
+from lit_llm.data.mixture_order import MixtureOrder, Phase, continued, phases_of, smallest_quotas
+from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems
+from lit_llm.data.pack_plan import planned
+from lit_llm.data.shard_splits import ShardSplits, in_folder, mean_unknown_bytes, no_split_text, of_files
+from lit_llm.data.shard_vocabulary import ShardVocabulary
+from lit_llm.data.token_stream import TokenStream
+from lit_llm.errors import UserError
+from lit_llm.ingest.chat import ChatForm
+from lit_llm.ingest.manifest import Manifest
+from lit_llm.ingest.paths import MissingFiles, same_files
+from lit_llm.ranks import is_rank_zero
+from lit_llm.tokenizers import Tokenizer
+
+_NEEDS_LENGTH = "A mixture needs the length of the run, of which its phases are fractions: set --trainer.max_steps."
+
+
+class SourceDraws(NamedTuple):
+    """What a phase reads of a source."""
+
+    samples: int
+    tokens: int
+    epochs: float
+    """From the start of the run to the end of the phase."""
+
+
+class PhaseDraws(NamedTuple):
+    """What a phase reads."""
+
+    start: int
+    """Samples of the run before it."""
+    end: int
+    sources: dict[str, SourceDraws]
+    """Of every source, also of those without weight."""
+    period: int
+    """Samples after which the shares are exact, again and again."""
+    largest_deviation: float
+    """Samples that a source can be away from its share in between."""
+
+
+class Mixture(TokenDataModule):
+    """Several sources of token shards, mixed by weight. ``lit_llm.data.mixture_order`` has the order of samples.
+
+    All sources have one tokenizer. The weights hold exactly over every period of samples, and nothing of a source repeats
+    before its epoch ends. Batches have ``sources`` too: (B,) int64, each row's number in ``source_names``. A validation reads
+    the held-out text of every source.
+
+    Args:
+        sources: name → shards.
+        phases: parts of the run with their weights, in order. They are fractions of ``trainer.max_steps``.
+        vocab_size: number of token ids. None: that of the tokenizer or the manifests, or GPT-2's 50257 without both.
+        tokenizer: the tokenizer of all shards. None: the one beside a manifest.
+        bos_id: the id that opens every document. None: a manifest's or the tokenizer's.
+        eos_id: the id that ends every document. None: a manifest's or the tokenizer's.
+        kwargs: the arguments of ``TokenDataModule``.
+    """
+
+    opens_on_rank_zero = True
+    needs_max_steps = True
+
+    def __init__(
+        self,
+        *,
+        sources: dict[str, MixtureSource],
+        phases: list[MixturePhase],
+        vocab_size: int | None = None,
+        tokenizer: Tokenizer | None = None,
+        bos_id: int | None = None,
+        eos_id: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.sources, self.phases = sources, phases
+        self._vocabulary = ShardVocabulary(vocab_size, tokenizer, bos_id, eos_id)
+        self._found: dict[str, ShardSplits] | None = None  # if there was no problem
+        self._length: tuple[int, int | None] | None = None  # max_steps and max_epochs of the Trainer
+        self._past: list[Phase] = []  # the phases of the checkpoint that the run continues from
+        self._made: MixtureOrder | None = None
+        self._packed_blocks: dict[str, int | None] = {}  # of the trained sources, as far as they were counted
+
+    # ---- Checks -------------------------------------------------------------------------------------------------
+
+    def source_problems(self) -> list[str]:
+        if problems := mixture_problems(self.sources, self.phases):
+            return problems
+        if not is_rank_zero():  # `setup` gets the shards and their problems from rank 0
+            return []
+        splits = self._splits()
+        problems = [problem for each in splits.values() for problem in each.problems]
+        if not all(isinstance(problem, MissingFiles) for problem in problems):
+            return problems
+        return problems + self._found_problems(splits, complete=not problems)
+
+    def _found_problems(self, splits: Mapping[str, ShardSplits], *, complete: bool) -> list[str]:
+        """What is wrong with the shards that were found, which are all if ``complete``."""
+        manifests = _manifests(splits)
+        problems = self._vocabulary.problems(manifests) if manifests or complete else []
+        folder = _manifest_folder(stream for each in splits.values() for stream in each.streams.values())
+        problems += self._vocabulary.tokenizer_problems(manifests, folder)
+        tokenizers = {manifest.tokenizer: name for name, each in splits.items() for _, manifest in each.manifests.values()}
+        if len(tokenizers) > 1:
+            names = " and ".join(sorted(tokenizers.values()))
+            problems.append(f"Sources {names} have different tokenizers: prepare them with one (--data.sources).")
+        if complete and not any("val" in each.streams for each in splits.values()):
+            problems.append("No source has val shards: give one, such as --data.sources.NAME.val (--data.sources).")
+        read = {name: each.streams["train"] for name, each in splits.items() if "train" in each.streams}
+        trained = {name: stream for name, stream in read.items() if self._is_trained(name)}
+        return problems + _chat_problems(trained) + _shared_files(splits)
+
+    def problems(self, world_size: int = 1) -> list[str]:
+        return super().problems(world_size) or self._run_problems()
+
+    def _run_problems(self) -> list[str]:
+        """Problems of a run of this length. Rank 0 knows the sizes of the sources."""
+        if self._length is None:
+            return []
+        max_steps, max_epochs = self._length
+        if max_epochs not in (None, -1):
+            return [f"max_epochs is {max_epochs}, but a mixture has no epochs of its own: set --trainer.max_steps instead."]
+        if max_steps == -1:
+            return [_NEEDS_LENGTH]
+        if self.block_size is None or not (self.is_open or is_rank_zero()):
+            return []
+        found = [
+            f"Source {name} has {len(stream)} training tokens, but a block needs {self.block_size + 1} "
+            f"({self.block_size} and the next one): give it more text, or lower --model.block_size."
+            for name in self.sources
+            if self._is_trained(name) and (stream := self._train_stream(name)) is not None and len(stream) <= self.block_size
+        ]
+        return found or self._cap_problems()
+
+    def _cap_problems(self) -> list[str]:
+        """A sentence for each source that the run would read more often than its `max_epochs`."""
+        if all(source.max_epochs is None for source in self.sources.values()) or not self.knows_blocks:
+            return []  # `setup` checks unknown numbers of blocks
+        found = []
+        for name, draws in self.draws()[-1].sources.items():
+            cap = self.sources[name].max_epochs
+            if cap is not None and draws.epochs > cap:
+                enough = math.ceil(round(draws.epochs * 100, 6)) / 100
+                found.append(
+                    f"The run would read source {name} {draws.epochs:.4g} times, but its max_epochs is {cap:g}: lower its "
+                    f"weight, give it more text, train less, or set --data.sources.{name}.max_epochs {enough:.12g}."
+                )
+        return found
+
+    @property
+    def knows_blocks(self) -> bool:
+        """Whether the numbers of blocks are exact. Before `setup`, those of packed sources may be estimates without padding."""
+        if self.packing == "concatenate" or self._are_packed:
+            return True
+        self._sizes()
+        return None not in self._packed_blocks.values()
+
+    def _is_trained(self, name: str) -> bool:
+        return any(phase.weights.get(name) for phase in self.phases)
+
+    def find_run(self, *, max_steps: int, max_epochs: int | None, saved: Mapping[str, Any] | None) -> None:
+        self._length = max_steps, max_epochs
+        if saved is not None:
+            self._continue_from(saved)
+
+    def setup(self, stage: str | None = None) -> None:
+        if stage == "fit" and self.trainer is not None:
+            self.find_run(max_steps=self.trainer.max_steps, max_epochs=self.trainer.max_epochs, saved=None)
+        super().setup(stage)
+        if self._are_packed and (found := self._run_problems()):  # now with the exact numbers of blocks
+            raise UserError("\n".join(found))
+
+    # ---- The shards ---------------------------------------------------------------------------------------------
+
+    def _splits(self) -> dict[str, ShardSplits]:
+        """Source → its opened splits. What has been found without a problem is not looked up again."""
+        if self._found is not None:
+            return self._found
+        splits = {name: self._splits_of(name, source) for name, source in self.sources.items()}
+        if not any(each.problems for each in splits.values()):
+            self._found = splits
+        return splits
+
+    def _splits_of(self, name: str, source: MixtureSource) -> ShardSplits:
+        settings = f"--data.sources.{name}"
+        required = ["train"] if self._is_trained(name) else []
+        if source.path is not None:
+            return in_folder(source.path, settings=settings, required=required)
+        patterns = {"train": source.train, "val": source.val, "test": source.test}
+        return of_files(patterns, headerless=source.headerless, settings=settings, required=required)
+
+    @property
+    def known_vocab_size(self) -> int | None:
+        """The size of the vocabulary as far as it is known before ``setup``; None on ranks that do not read the manifests."""
+        if self._vocabulary.needs_manifest and not is_rank_zero():
+            return None
+        splits = self._splits()
+        manifests = _manifests(splits)
+        if self._vocabulary.needs_manifest and not manifests and any(each.problems for each in splits.values()):
+            return None
+        return self._vocabulary.size(manifests)
+
+    def open_split(self, name: str) -> list[TokenStream]:
+        """The shards of "train", "val" or "test" of the sources that have them. Reads their headers only, or the manifests."""
+        return [each.streams[name] for each in self._splits().values() if name in each.streams]
+
+    def open_corpus(self) -> Corpus:
+        splits = self._splits()
+        manifests = _manifests(splits)
+        streams = {f"{name}/{split}": stream for name, each in splits.items() for split, stream in each.streams.items()}
+        corpus = Corpus(streams, self._vocabulary.size(manifests), None)
+        tokenizer = self.load_tokenizer(corpus)
+        if tokenizer is not None and tokenizer.unknown_id is not None:
+            corpus = replace(corpus, unknown_bytes=mean_unknown_bytes(each.whole_splits() for each in splits.values()))
+        bos_id, eos_id = (self._vocabulary.document_id(name, manifests, tokenizer) for name in ("bos_id", "eos_id"))
+        return replace(corpus, tokenizer=tokenizer, bos_id=bos_id, eos_id=eos_id)
+
+    def load_tokenizer(self, corpus: Corpus) -> Tokenizer | None:
+        return self._vocabulary.load_tokenizer(_manifest_folder(corpus.streams.values()))
+
+    def source_files(self) -> list[Path]:
+        return [path for each in self._splits().values() for stream in each.streams.values() for path in stream.paths]
+
+    @property
+    def source_names(self) -> list[str]:
+        return list(self.sources)
+
+    @property
+    def train_tokens(self) -> int:
+        return sum(len(stream) for stream in self._streams_of("train").values())
+
+    @property
+    def val_tokens(self) -> int:
+        return sum(len(stream) for stream in self._streams_of("val").values())
+
+    def _streams_of(self, split: str) -> dict[str, TokenStream]:
+        """Source → its stream of a split, of the sources that have it."""
+        streams = self.corpus.streams
+        return {name: streams[key] for name in self.sources if (key := f"{name}/{split}") in streams}
+
+    def _train_stream(self, name: str) -> TokenStream | None:
+        """The training stream of a source, before `setup` too."""
+        return self._streams_of("train").get(name) if self.is_open else self._splits()[name].streams.get("train")
+
+    # ---- Blocks and their order ---------------------------------------------------------------------------------
+
+    def _train_streams(self) -> list[str]:
+        return [f"{name}/train" for name in self._streams_of("train") if self._is_trained(name)]
+
+    def _train_blocks(self) -> Blocks:
+        names = list(self.sources)
+        return MixtureBlocks({names.index(key.rpartition("/")[0]): self._train_blocks_of(key) for key in self._train_streams()})
+
+    def _held_out_blocks(self, split: str) -> Blocks:
+        streams = self._streams_of(split)
+        if not streams:
+            folders = all(source.path is not None for source in self.sources.values())
+            of = " in any source"
+            of_files = f"No {split} text{of}: give a source some, such as --data.sources.NAME.{split}."
+            raise UserError(no_split_text(split, of) if folders else of_files)
+        names = list(self.sources)
+        return HeldOutMixtureBlocks({names.index(name): self._held_out_blocks_of(f"{name}/{split}") for name in streams})
+
+    def _locate(self, g: np.ndarray) -> np.ndarray:
+        return self._order().locate(g)
+
+    def _order(self) -> MixtureOrder:
+        phases, sizes = self._phases(), self._sizes()  # `setup` makes estimated sizes exact
+        if self._made is None or (self._made.phases, self._made.sizes) != (phases, sizes):
+            self._made = MixtureOrder(phases, sizes=sizes, seed=self.seed)
+        return self._made
+
+    def _sizes(self) -> dict[str, int]:
+        """Source → its training blocks, 0 without training text."""
+        return {name: self._size(name) for name in self.sources}
+
+    def _size(self, name: str) -> int:
+        if self._are_packed:
+            return len(self._plans[key]) if (key := f"{name}/train") in self._plans else 0
+        stream = self._train_stream(name)
+        if stream is None:
+            return 0
+        counted = self._counted(name, stream)
+        return (len(stream) - 1) // self._block_size if counted is None else counted
+
+    def _counted(self, name: str, stream: TokenStream) -> int | None:
+        """The packed blocks of a source, counted before there is a plan; None if they are not packed, or not known."""
+        if self.packing == "concatenate" or not self._is_trained(name):
+            return None
+        if name not in self._packed_blocks:
+            found = planned(stream, size=self._block_size)
+            self._packed_blocks[name] = None if found is None else found[0].blocks
+        return self._packed_blocks[name]
+
+    @property
+    def _are_packed(self) -> bool:
+        """Whether there are plans of packing, which `setup` makes."""
+        return bool(self._plans)
+
+    def _phases(self) -> list[Phase]:
+        """The phases of the run, in samples."""
+        quotas = [smallest_quotas(phase.weights) for phase in self.phases]
+        configured = phases_of([phase.until for phase in self.phases], quotas, self._total_samples())
+        return continued(self._past, configured, self._base_samples)
+
+    def _total_samples(self) -> int:
+        """Samples of the whole run.
+
+        Raises:
+            UserError: its length is not known.
+        """
+        if (steps := self._steps()) == -1:
+            raise UserError(_NEEDS_LENGTH)
+        return self._samples_at(steps)
+
+    def _steps(self) -> int:
+        """Steps of the whole run; -1: unknown."""
+        return self._length[0] if self.trainer is None and self._length is not None else self._max_steps()
+
+    def _samples_at(self, step: int) -> int:
+        """Samples of the run after ``step`` steps."""
+        return self._base_samples + self.samples_before(step) - self.samples_before(self._base_step)
+
+    def draws(self) -> list[PhaseDraws]:
+        """What each phase reads of each source. The length of the run must be known: from the Trainer, or by ``find_run``."""
+        order, sizes, start, found = self._order(), self._sizes(), 0, []
+        for phase in order.phases:
+            before, after = order.drawn(start), order.drawn(phase.end)
+            sources = {}
+            for name in self.sources:
+                samples = after.get(name, 0) - before.get(name, 0)
+                epochs = after.get(name, 0) / sizes[name] if sizes[name] else 0.0
+                sources[name] = SourceDraws(samples, samples * self._block_size, epochs)
+            found.append(PhaseDraws(start, phase.end, sources, phase.period, phase.largest_deviation))
+            start = phase.end
+        return found
+
+    def describe_phases(self) -> str:
+        """The phases from here on by their last steps: "until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
+        to_come = [phase for phase in self._phases() if phase.end > self._base_samples]
+        steps = range(self._base_step, self._steps() + 1)
+        ends = [steps[bisect_left(steps, phase.end, key=self._samples_at)] for phase in to_come]
+        return "; ".join(f"until step {end:,} {_shares(phase)}" for end, phase in zip(ends, to_come, strict=True))
+
+    # ---- State --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"phases": [[phase.end, phase.quotas] for phase in self._phases()]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._continue_from(state_dict)
+        if self.trainer is not None and self.trainer.state.fn == "fit" and self.trainer.is_global_zero:
+            phases = self._phases()
+            if phases != self._past:
+                print(f"resume: data.phases from sample {self._base_samples:,} on: {_described(phases, self._base_samples)}")
+
+    def _continue_from(self, saved: Mapping[str, Any]) -> None:
+        self._base_samples, self._base_step = saved["consumed_samples"], saved["global_step"]
+        self._past = [Phase(end, dict(quotas)) for end, quotas in saved["phases"]]
+
+    def _data_identity(self) -> dict[str, Any]:
+        return {"sources": {name: self._fingerprint_of(name) for name in self.sources}}
+
+    def _fingerprint_of(self, name: str) -> str:
+        streams = {key: stream for key, stream in self.corpus.streams.items() if key.startswith(f"{name}/")}
+        return combined_hash(streams, self._open_data.hashes)
+
+    def changed_settings(self, saved: dict[str, Any]) -> dict[str, Any]:
+        changed = super().changed_settings(saved)
+        if "sources" in changed and not self._changed_sources(changed["sources"]):
+            del changed["sources"]  # a new source, or one that is gone
+        return changed
+
+    def describe_change(self, name: str, before: Any, saved: dict[str, Any]) -> str:
+        if name != "sources":
+            return super().describe_change(name, before, saved)
+        names = ", ".join(self._changed_sources(before))
+        return f"the text of {names} is not the checkpoint's"
+
+    def _changed_sources(self, before: Any) -> list[str]:
+        """The sources of both that have other text now."""
+        now = self._data_identity()["sources"]
+        return [name for name in now if name in before and before[name] != now[name]]
+
+
+def _manifests(splits: Mapping[str, ShardSplits]) -> list[Manifest]:
+    return [manifest for each in splits.values() for _, manifest in each.manifests.values()]
+
+
+def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
+    """A sentence if conversations are written in two forms: a model answers in one."""
+    forms: dict[ChatForm, Path] = {}
+    for stream in trained.values():
+        if (folder := stream.folder_of_manifest) is not None:
+            try:
+                form = ChatForm.read(folder)
+            except UserError as error:
+                return [str(error)]
+            if form is not None:
+                forms.setdefault(form, folder)
+    if len(forms) < 2:
+        return []
+    one, other, *_ = forms.values()
+    return [f"The conversations of {one} and {other} have different chat templates: prepare them with one (--data.sources)."]
+
+
+def _manifest_folder(streams: Iterable[TokenStream]) -> Path | None:
+    """The first folder with a manifest."""
+    folders = (stream.folder_of_manifest for stream in streams)
+    return next((folder for folder in folders if folder is not None), None)
+
+
+def _shared_files(splits: Mapping[str, ShardSplits]) -> list[str]:
+    """A sentence for the first training file of a source that another source trains on or holds out."""
+    names = list(splits)
+    for name in names:
+        training = splits[name].streams.get("train")
+        for other in names:
+            for split, stream in splits[other].streams.items():
+                if training is None or other == name or (split == "train" and names.index(other) < names.index(name)):
+                    continue
+                for path, _ in same_files(training.paths, stream.paths):
+                    return [
+                        f"{path} is training text of source {name} and {split} text of source {other}: remove it from one "
+                        "of them (--data.sources)."
+                    ]
+    return []
+
+
+def _described(phases: list[Phase], consumed: int) -> str:
+    """The phases after sample ``consumed``: "until 900 web 4, code 1; until 1,000 web 2, code 3"."""
+    return "; ".join(f"until {phase.end:,} {_shares(phase)}" for phase in phases if phase.end > consumed)
+
+
+def _shares(phase: Phase) -> str:
+    return ", ".join(f"{name} {quota}" for name, quota in phase.quotas.items())

@@ -1,0 +1,213 @@
+"""The order of a mixture: the source and block of every global sample number, as a pure function.
+
+A run consists of phases. Within one, samples come in periods of P = the sum of the sources' quotas: in each period, source s
+has exactly q_s places, at random. A source's own samples are numbered 0, 1, 2, ... through the whole run. Its blocks are
+permuted by (seed, its name) anew for each of its epochs, so they do not depend on the other sources.
+
+The only state of a run is the list of its phases, because a continued run may have other ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_llm.data.order import permute
+from lit_llm.errors import UserError
+
+MAX_PERIOD = 10_000
+"""Largest sum of quotas. Weights in percent with two decimals never need more."""
+_AT_ONCE = 2**20  # places of periods that are computed at once: about 50 MB
+
+
+class Phase(NamedTuple):
+    """A part of the run with the same weights."""
+
+    end: int
+    """Samples of the run at its end; it starts at the end of the one before."""
+    quotas: dict[str, int]
+    """Source → its samples in each period, at least 1. Their greatest common divisor is 1."""
+
+    @property
+    def period(self) -> int:
+        """Samples of a period (P)."""
+        return sum(self.quotas.values())
+
+    @property
+    def largest_deviation(self) -> float:
+        """Samples that a source can be ahead of its share, or behind, inside a period: the largest q (P - q) / P."""
+        return max(quota * (self.period - quota) / self.period for quota in self.quotas.values())
+
+
+def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
+    """The smallest whole numbers in the ratio of ``weights``. Sources of weight 0 are left out.
+
+    Weights are taken as the decimals that they are written as: 0.1 is one tenth.
+
+    Raises:
+        UserError: a weight is negative, they sum to neither 1 nor 100, or the period is longer than ``MAX_PERIOD``.
+    """
+    for name, weight in weights.items():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise UserError(f"The weight of {name} is {weight}, but must be 0 or more")
+    exact = {name: Fraction(str(weight)) for name, weight in weights.items() if weight}
+    total = sum(exact.values())
+    if total not in (1, 100):
+        raise UserError(f"The weights sum to {_decimal(Fraction(total))}, but must sum to 100 or to 1")
+    denominator = math.lcm(*(weight.denominator for weight in exact.values()))
+    scaled = {name: int(weight * denominator) for name, weight in exact.items()}
+    divisor = math.gcd(*scaled.values())
+    quotas = {name: quota // divisor for name, quota in scaled.items()}
+    if sum(quotas.values()) > MAX_PERIOD:
+        rounded = ", ".join(f"{name}: {_decimal(weight * total)}" for name, weight in _hundredths(exact, total).items())
+        raise UserError(
+            f"The weights are exact only over {sum(quotas.values()):,} samples, but at most {MAX_PERIOD:,} are allowed: "
+            f"round them to hundredths of a percent, as {rounded}"
+        )
+    return quotas
+
+
+def _hundredths(weights: dict[str, Fraction], total: Fraction | int) -> dict[str, Fraction]:
+    """Parts of 1 in the ratio of ``weights``, in whole hundredths of a percent, at least one. The largest takes the rest."""
+    parts = {name: max(1, round(weight / total * MAX_PERIOD)) for name, weight in weights.items()}
+    parts[max(parts, key=parts.__getitem__)] += MAX_PERIOD - sum(parts.values())
+    return {name: Fraction(part, MAX_PERIOD) for name, part in parts.items()}
+
+
+def phases_of(untils: Sequence[float], quotas: Sequence[dict[str, int]], total: int) -> list[Phase]:
+    """Phases that end after these fractions of ``total`` samples, rounded to whole samples.
+
+    Neighbours with the same quotas become one phase, and phases without a sample are left out.
+    """
+    ends = [round(Fraction(str(until)) * total) for until in untils]
+    return _joined(Phase(end, each) for end, each in zip(ends, quotas, strict=True))
+
+
+def continued(saved: Sequence[Phase], configured: Sequence[Phase], consumed: int) -> list[Phase]:
+    """The phases of a continued run: the saved ones up to sample ``consumed``, then the configured ones.
+
+    A phase whose weights stay the same goes on; only its end may move. Another one starts at ``consumed``.
+    """
+    past = [Phase(min(phase.end, consumed), phase.quotas) for phase in saved]
+    if past and past[-1].end < consumed:  # samples after the last phase have its weights
+        past[-1] = Phase(consumed, past[-1].quotas)
+    return _joined([*past, *(phase for phase in configured if phase.end > consumed)])
+
+
+def _joined(phases: Iterable[Phase]) -> list[Phase]:
+    found: list[Phase] = []
+    for phase in phases:
+        if phase.end <= (found[-1].end if found else 0):
+            continue
+        if found and found[-1].quotas == phase.quotas:
+            found.pop()
+        found.append(phase)
+    return found
+
+
+class MixtureOrder:
+    """Which source and block each sample of a run is.
+
+    After n samples of a phase, a source has at most q (P - q) / P samples more or fewer than n q / P. The difference is 0
+    after every P samples.
+
+    Args:
+        phases: at least one. The last one goes on after its end.
+        sizes: source → its blocks in one epoch. A source that only ended phases have may be missing.
+        seed: the run's data seed.
+    """
+
+    def __init__(self, phases: Sequence[Phase], *, sizes: Mapping[str, int], seed: int) -> None:
+        self.phases, self.sizes, self.seed = list(phases), dict(sizes), seed
+        self._starts = [0, *(phase.end for phase in self.phases[:-1])]
+        self._drawn: list[dict[str, int]] = [{}]  # by each source before each phase
+        for number, phase in enumerate(self.phases):
+            self._drawn.append(self._after(number, phase.end))
+
+    def locate(self, g: np.ndarray) -> np.ndarray:
+        """The addresses of global sample numbers.
+
+        Args:
+            g: (n,) non-negative integers.
+
+        Returns:
+            (n, 2) int64: the source's number in the order of ``sizes``, and the block in it.
+        """
+        g = np.asarray(g, dtype=np.int64)
+        addresses = np.empty((len(g), 2), dtype=np.int64)
+        phase_of = np.searchsorted([phase.end for phase in self.phases[:-1]], g, side="right")  # (n,)
+        for number in np.unique(phase_of).tolist():
+            here = np.flatnonzero(phase_of == number)
+            which, own = self._own_numbers(number, g[here])
+            for index, name in enumerate(sorted(self.phases[number].quotas)):
+                rows = here[which == index]
+                if rows.size:
+                    addresses[rows, 0] = list(self.sizes).index(name)
+                    addresses[rows, 1] = self._blocks(name, own[which == index])
+        return addresses
+
+    def drawn(self, samples: int) -> dict[str, int]:
+        """Source → how many of the first ``samples`` samples of the run are its own."""
+        return self._after(int(np.searchsorted([phase.end for phase in self.phases[:-1]], samples)), samples)
+
+    def _after(self, number: int, samples: int) -> dict[str, int]:
+        """``drawn``, if ``samples`` lies in the phase of that number or at its end."""
+        quotas = self.phases[number].quotas
+        periods, rest = divmod(samples - self._starts[number], self.phases[number].period)
+        places, _ = self._period_places(number, np.array([periods]))
+        in_rest = np.bincount(places[0, :rest], minlength=len(quotas)).tolist()
+        found = dict(self._drawn[number])
+        for name, more in zip(sorted(quotas), in_rest, strict=True):
+            found[name] = found.get(name, 0) + periods * quotas[name] + more
+        return found
+
+    def _own_numbers(self, number: int, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For samples of a phase: which of its sources by name each is (n,), and its number in that source (n,)."""
+        names = sorted(self.phases[number].quotas)
+        quotas = np.array([self.phases[number].quotas[name] for name in names])
+        before = np.array([self._drawn[number].get(name, 0) for name in names])
+        period, place = np.divmod(g - self._starts[number], self.phases[number].period)
+        distinct, row = np.unique(period, return_inverse=True)
+        which, earlier = np.empty_like(g), np.empty_like(g)
+        rows_at_once = max(1, _AT_ONCE // self.phases[number].period)
+        for first in range(0, len(distinct), rows_at_once):
+            here = np.flatnonzero((row >= first) & (row < first + rows_at_once))
+            places, counts = self._period_places(number, distinct[first : first + rows_at_once])
+            which[here] = places[row[here] - first, place[here]]
+            earlier[here] = counts[row[here] - first, place[here]]
+        return which, before[which] + period * quotas[which] + earlier
+
+    def _period_places(self, number: int, periods: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of periods of a phase: the source at each place (e, P), and how many earlier places of the period it has (e, P)."""
+        phase = self.phases[number]
+        quotas = [phase.quotas[name] for name in sorted(phase.quotas)]
+        size = phase.period
+        cards = np.repeat(np.arange(len(quotas)), quotas)  # (P,) in order of the names
+        index = np.tile(np.arange(size), len(periods))
+        seed = _seed(self.seed, "phase", str(self._starts[number]))
+        shuffled = permute(index, size=size, seed=seed, epoch=np.repeat(periods, size)).reshape(len(periods), size)
+        places = cards[shuffled]  # (e, P)
+        # Sorted by source, the places of a source are consecutive, the earliest first.
+        nth = np.arange(size) - np.repeat(np.cumsum([0, *quotas[:-1]]), quotas)  # (P,)
+        earlier = np.empty_like(places)
+        np.put_along_axis(earlier, np.argsort(places, axis=1, kind="stable"), nth[None, :], axis=1)
+        return places, earlier
+
+    def _blocks(self, name: str, own: np.ndarray) -> np.ndarray:
+        """The block that each own sample number of a source reads."""
+        size = self.sizes[name]
+        return permute(own % size, size=size, seed=_seed(self.seed, "source", name), epoch=own // size)
+
+
+def _seed(seed: int, kind: str, name: str) -> int:
+    """A seed of its own for each phase and source."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {kind} {name}".encode(), digest_size=8).digest(), "little")
+
+
+def _decimal(value: Fraction) -> str:
+    return f"{float(value):.10g}"

@@ -1,0 +1,109 @@
+"""The settings of a mixture, and what can be wrong with them before any file is looked at."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lit_llm.data.mixture_order import smallest_quotas
+from lit_llm.errors import UserError
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass
+class MixtureSource:
+    """The shards of one source: a folder that ``prepare`` wrote, or files.
+
+    Args:
+        path: a folder that ``prepare`` wrote, instead of the three below.
+        train: files, globs, or a list of these, in the layout of llm.c or Megatron.
+        val: the same, for validation. Not every source needs it.
+        test: the same, for ``test``.
+        headerless: the files hold bare uint16 tokens, as nanoGPT writes them.
+        max_epochs: the run is refused if it would read the source more often. None: no limit.
+    """
+
+    path: str | None = None
+    train: str | list[str] | None = None
+    val: str | list[str] | None = None
+    test: str | list[str] | None = None
+    headerless: bool = False
+    max_epochs: float | None = None
+
+
+@dataclass
+class MixturePhase:
+    """A part of the run with the same weights.
+
+    Args:
+        weights: source → its share of the samples. They sum to 100 or to 1. A source without one has 0.
+        until: where the phase ends, as a fraction of the run's samples. The last phase ends at 1.
+    """
+
+    weights: dict[str, float] = field(default_factory=dict)
+    until: float = 1.0
+
+
+def mixture_problems(sources: Mapping[str, MixtureSource], phases: Sequence[MixturePhase]) -> list[str]:
+    """One sentence for each setting that is wrong in itself."""
+    found = []
+    if not sources:
+        found.append("A mixture needs sources: give --data.sources '{NAME: {path: FOLDER}, …}'.")
+    for name, source in sources.items():
+        found += _source_problems(name, source)
+    if not phases:
+        found.append("A mixture needs weights: give --data.phases '[{weights: {NAME: 100}}]'.")
+    found += _until_problems([phase.until for phase in phases])
+    for number, phase in enumerate(phases, 1):
+        found += [
+            f"Phase {number} has a weight for {name}, which is not a source: the sources are {', '.join(sources)} "
+            "(--data.phases)."
+            for name in phase.weights
+            if name not in sources
+        ]
+        try:
+            smallest_quotas(phase.weights)
+        except UserError as error:
+            found.append(f"Phase {number}: {error} (--data.phases).")
+    unknown = any(phase.weights.keys() - sources.keys() for phase in phases)  # perhaps the mistyped names of these
+    for name in sources:
+        if phases and not unknown and not any(name in phase.weights for phase in phases):
+            found.append(
+                f"Source {name} has no weight in any phase: give it one, or 0 to use its validation text only (--data.phases)."
+            )
+    return found
+
+
+def _source_problems(name: str, source: MixtureSource) -> list[str]:
+    flag = f"--data.sources.{name}"
+    if not _NAME.fullmatch(name):
+        return [f"{name!r} cannot be the name of a source: use letters, digits, - and _ (--data.sources)."]
+    found = []
+    others = [f"{flag}.{split}" for split in ("train", "val", "test") if getattr(source, split) is not None]
+    if source.path is None and not others:
+        found.append(f"Source {name} has no shards: give {flag}.path, a folder that prepare wrote.")
+    if source.path is not None and others:
+        found.append(f"{flag}.path is a folder with all splits: it cannot be combined with {', '.join(others)}.")
+    if source.path is not None and source.headerless:
+        found.append(f"{flag}.path is a folder of shards with headers: remove {flag}.headerless.")
+    if source.max_epochs is not None and not (math.isfinite(source.max_epochs) and source.max_epochs > 0):
+        found.append(f"max_epochs of {name} is {source.max_epochs}, but must be above 0, or null ({flag}.max_epochs).")
+    return found
+
+
+def _until_problems(untils: Sequence[float]) -> list[str]:
+    before = 0.0
+    for number, until in enumerate(untils, 1):
+        if not (math.isfinite(until) and 0 < until <= 1):
+            return [
+                f"Phase {number} ends at {until}, but until is a fraction of the run, above 0 and at most 1 (--data.phases)."
+            ]
+        if until <= before:
+            return [f"Phase {number} ends at {until}, but the one before ends at {before}: put them in order (--data.phases)."]
+        before = until
+    if untils and untils[-1] != 1:
+        return [f"The last phase ends at {untils[-1]}, but the run goes on: set its until to 1 (--data.phases)."]
+    return []

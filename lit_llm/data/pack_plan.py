@@ -1,0 +1,238 @@
+"""The stored plan of packed blocks: which pieces of documents each block has.
+
+A plan ``train_pack-T4096.idx`` stands beside the shards that it packs. All numbers are little-endian:
+
+    128 bytes: magic, version and T (uint32 each), the hash of what is packed (16 bytes), pieces, `Counts` without padding, cut
+    and separated of consecutive blocks (uint64 each), zeros
+    for each piece, block after block: the position of its first input (uint64), its pairs (uint32)
+    for each block the number of pieces before it, then that of all pieces (uint64)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import os
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lit_llm.data.documents import Documents, missing_documents
+from lit_llm.data.open_files import OpenFiles
+from lit_llm.data.packing import PIECE, POOL, Counts, consecutive, pack
+from lit_llm.data.token_stream import TokenStream
+from lit_llm.disk import is_disk_error, naming
+from lit_llm.errors import UserError
+from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES
+
+MOST_COUNTED = 5_000_000
+"""Documents that `planned` packs, which takes a few seconds."""
+_MAGIC, _VERSION = b"LITPACK\0", 1
+_HEADER = struct.Struct("<8sII16sQ5Q2Q")
+_HEADER_BYTES = 128
+_INDEX = np.dtype("<u8")
+
+
+class PackPlan:
+    """A plan on disk. Reading a block takes two small reads. Pickling transfers no content.
+
+    Raises:
+        UserError: the file is not a plan, is damaged, or is a plan for other blocks or data.
+    """
+
+    def __init__(self, path: Path, *, size: int, key: bytes) -> None:
+        """
+        Args:
+            size: pairs of a block, T.
+            key: `key_of` of the documents.
+        """
+        self.path, self.size = path, size
+        self._files = OpenFiles()
+        with open(path, "rb") as file:
+            header, length = file.read(_HEADER_BYTES), os.fstat(file.fileno()).st_size
+        if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
+            raise UserError(f"{path} is not a plan of packing: delete it, and the next run makes it again.")
+        _, version, planned, made_for, pieces, *counts, cut, separated = _HEADER.unpack_from(header)
+        if (version, planned) != (_VERSION, size):
+            raise UserError(
+                f"{path} is a plan of version {version} for blocks of {planned} tokens, not of version {_VERSION} for {size}: "
+                "delete it, and the next run makes it again."
+            )
+        if made_for != key:
+            raise UserError(
+                f"{path} is the plan of other shards, or of another tokenizer's: delete it, and the next run makes it again."
+            )
+        blocks, documents, targets = counts[:3]
+        if length != _HEADER_BYTES + pieces * PIECE.itemsize + (blocks + 1) * _INDEX.itemsize:
+            raise self._damage()
+        self.pieces = pieces
+        self.counts = Counts(*counts)._replace(padding=blocks * size - targets)
+        self.consecutive = Counts(0, documents, targets, cut, separated)
+
+    def __len__(self) -> int:
+        """Blocks."""
+        return self.counts.blocks
+
+    def block(self, number: int) -> np.ndarray:
+        """The pieces of a block, (n,) of type `PIECE`.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        index = _HEADER_BYTES + self.pieces * PIECE.itemsize + number * _INDEX.itemsize
+        first, end = np.frombuffer(self._read(index, 2 * _INDEX.itemsize), dtype=_INDEX).tolist()
+        if not first < end <= self.pieces or end - first > self.size:
+            raise self._damage()
+        content = self._read(_HEADER_BYTES + first * PIECE.itemsize, (end - first) * PIECE.itemsize)
+        pieces = np.frombuffer(content, dtype=PIECE)
+        if pieces["length"].sum(dtype=np.int64) > self.size:
+            raise self._damage()
+        return pieces
+
+    def _read(self, start: int, length: int) -> bytes:
+        try:
+            content = self._files.read(str(self.path), start, length, random=True)
+        except FileNotFoundError:
+            raise UserError(f"The plan of packing {self.path} is gone: start the run again with --resume auto.") from None
+        if len(content) != length:
+            raise self._damage()
+        return content
+
+    def _damage(self) -> UserError:
+        return UserError(f"{self.path} is damaged: delete it, and the next run makes it again.")
+
+
+def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
+    """The plan beside the shards, which is made first if it is missing. A line reports what it does.
+
+    Args:
+        tokens_hash: of the stream (`TokenStream.scan`).
+
+    Raises:
+        UserError: as `PackPlan` and `write_plan`; or the shards do not know where documents end.
+    """
+    if (shard := missing_documents(documents.stream)) is not None:
+        raise UserError(
+            f"packing best_fit needs to know where documents end, and {shard} has no .docs file: prepare the data again, or "
+            "set --data.packing concatenate."
+        )
+    key = key_of(documents, tokens_hash)
+    path = path_of(documents.stream, size, key)
+    is_new = not path.exists()
+    if is_new:
+        write_plan(path, documents, size=size, key=key)
+    plan = PackPlan(path, size=size, key=key)
+    if is_new:
+        rank_zero_info(f"{path}: {report(plan.counts, plan.consecutive)}")
+    if not len(plan):
+        raise UserError(
+            f"The training documents of {path.parent} have a single token each, so that nothing can be predicted: give longer "
+            "ones, or set --data.packing concatenate."
+        )
+    return plan
+
+
+def planned(stream: TokenStream, *, size: int) -> tuple[Counts, Counts] | None:
+    """What packing will do, and what consecutive blocks would. Nothing is written.
+
+    None if that is not known before a run: for more than `MOST_COUNTED` documents, and without a manifest.
+
+    Raises:
+        UserError: the document ends are damaged.
+    """
+    if stream.ends_open is None or missing_documents(stream) is not None:
+        return None
+    if sum(os.path.getsize(layout.docs) // DOCS_DTYPE.itemsize for layout in stream.layouts) > MOST_COUNTED:
+        return None
+    documents = Documents(stream, ends_open=stream.ends_open)
+    counts, other = Counts(), Counts()
+    for starts, lengths in documents.pools(POOL):
+        counts, other = counts + pack(starts, lengths, size)[2], other + consecutive(starts, lengths, size)
+    return counts, other
+
+
+def report(made: Counts, other: Counts) -> str:
+    """What packing does to the documents, in one line.
+
+    Args:
+        other: what consecutive blocks would do.
+    """
+    return (
+        f"{made.documents:,} documents in {made.blocks:,} blocks, {made.padding_share:.2%} padding. Cut: {made.cut_share:.1%} "
+        f"of the documents (concatenate: {other.cut_share:.1%}). Apart from the start of their document: "
+        f"{made.separated_share:.1%} of the tokens (concatenate: {other.separated_share:.1%})"
+    )
+
+
+def path_of(stream: TokenStream, size: int, key: bytes) -> Path:
+    """The name of the plan of a stream: ``train_pack-T4096.idx``, after its first shard.
+
+    The plan of some shards of several has the start of its key in its name, so that it does not replace that of all.
+    """
+    first = stream.paths[0]
+    name = re.sub(r"_[0-9]+$", "", first.stem)
+    shards = first.parent.glob(f"{glob.escape(name)}_*{glob.escape(first.suffix)}")
+    some = "" if {first, *shards} <= set(stream.paths) else f"-{key.hex()[:8]}"
+    return first.with_name(f"{name}_pack-T{size}{some}.idx")
+
+
+def key_of(documents: Documents, tokens_hash: str) -> bytes:
+    """A hash of what decides a plan: the tokens, the shards, and where documents may be read from.
+
+    Args:
+        tokens_hash: of the stream (`TokenStream.scan`).
+    """
+    shards = [(layout.tokens, 0 if layout.megatron else os.path.getsize(layout.docs)) for layout in documents.stream.layouts]
+    content = repr((_VERSION, POOL, tokens_hash, shards, documents.ends_open))
+    return hashlib.blake2b(content.encode(), digest_size=HASH_BYTES).digest()
+
+
+def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> None:
+    """Pack all documents and write the plan: complete, or not at all. Memory: a pool, 8 bytes a block, and the
+    document ends of a shard.
+
+    Raises:
+        UserError: the folder cannot be written or is gone, or the document ends are damaged.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with naming(path):
+            _write(partial, documents, size, key)
+            os.replace(partial, path)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"The plan of packing {path} cannot be written: {error.strerror}. Its shards were deleted: repeat the command."
+        ) from error
+    except OSError as error:
+        if not is_disk_error(error):
+            raise
+        raise UserError(
+            f"The plan of packing {path} cannot be written: {error.strerror}. Make its folder writable once, or set "
+            "--data.packing concatenate."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _write(path: Path, documents: Documents, size: int, key: bytes) -> None:
+    counts, other, pieces = Counts(), Counts(), 0
+    ends: list[np.ndarray] = []  # of each pool, the pieces up to the end of each of its blocks
+    with open(path, "wb") as file:
+        file.write(bytes(_HEADER_BYTES))  # written when the counts are known
+        for starts, lengths in documents.pools(POOL):
+            packed, of_blocks, added = pack(starts, lengths, size)
+            file.write(packed.tobytes())
+            ends.append((pieces + np.cumsum(of_blocks)).astype(_INDEX))
+            counts, other, pieces = counts + added, other + consecutive(starts, lengths, size), pieces + len(packed)
+        file.write(bytes(_INDEX.itemsize))
+        for of_pool in ends:
+            file.write(of_pool.tobytes())
+        file.seek(0)
+        file.write(_HEADER.pack(_MAGIC, _VERSION, size, key, pieces, *counts[:5], other.cut, other.separated))
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,98 @@
+"""The vocabulary, the tokenizer and the ids around documents of shards: settings first, then manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_llm.errors import UserError
+from lit_llm.ingest.manifest import Manifest
+from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, recognised
+
+_GPT2_VOCAB_SIZE = 50257
+
+
+@dataclass(frozen=True)
+class ShardVocabulary:
+    """What the settings say, each None if they do not. Manifests are those of the training shards."""
+
+    vocab_size: int | None
+    tokenizer: Tokenizer | None
+    bos_id: int | None
+    eos_id: int | None
+
+    @property
+    def needs_manifest(self) -> bool:
+        """Whether the number of token ids follows from a manifest."""
+        return self.vocab_size is None and self.tokenizer is None
+
+    def size(self, manifests: Sequence[Manifest]) -> int:
+        """Number of token ids."""
+        if self.vocab_size is not None:
+            return self.vocab_size
+        if self.tokenizer is not None:
+            return self.tokenizer.vocab_size
+        return manifests[0].vocab_size if manifests else _GPT2_VOCAB_SIZE
+
+    def problems(self, manifests: Sequence[Manifest]) -> list[str]:
+        """One sentence for each setting that contradicts another one or a manifest."""
+        size = self.size(manifests)
+        found = []
+        if size < 1:
+            found.append(f"vocab_size must be at least 1, not {size} (--data.vocab_size).")
+        elif self.tokenizer is not None and self.tokenizer.vocab_size > size:
+            found.append(
+                f"vocab_size {size} is smaller than the tokenizer's {self.tokenizer.vocab_size}: remove --data.vocab_size."
+            )
+        for name in ("bos_id", "eos_id"):
+            given = getattr(self, name)
+            if given is not None:
+                found += self._id_problems(name, given, size, manifests)
+        return found
+
+    def _id_problems(self, name: str, given: int, size: int, manifests: Sequence[Manifest]) -> list[str]:
+        """An id around documents that is not in the vocabulary, or about which settings, manifests and tokenizer differ."""
+        if not 0 <= given < size:
+            return [f"{name} is {given}, but the vocabulary has {size} ids (--data.{name})."]
+        for manifest in manifests:
+            if getattr(manifest, name) != given:
+                return [f"{name} is {given}, but meta.json of the shards says {getattr(manifest, name)}: remove --data.{name}."]
+        if self.tokenizer is not None and getattr(self.tokenizer, name) != given:
+            token = self.tokenizer.decode([given])
+            return [
+                f"{name} is {given}, but that of the tokenizer is {getattr(self.tokenizer, name)}: remove --data.{name}, or "
+                f"set --data.tokenizer.{name.replace('_id', '_token')} {token!r}."
+            ]
+        return []
+
+    def tokenizer_problems(self, manifests: Sequence[Manifest], folder: Path | None) -> list[str]:
+        """A sentence if the tokenizer of the settings is not that of the shards in the folder of a manifest."""
+        if self.tokenizer is None or any(each.tokenizer == self.tokenizer.identity() for each in manifests):
+            return []
+        try:
+            self.load_tokenizer(folder)
+        except UserError as error:
+            return [str(error)]
+        return []
+
+    def document_id(self, name: str, manifests: Sequence[Manifest], tokenizer: Tokenizer | None) -> int | None:
+        """The id that opens ("bos_id") or ends ("eos_id") documents: the setting, else a manifest's, else the tokenizer's."""
+        known = (getattr(self, name), *(getattr(each, name) for each in manifests), getattr(tokenizer, name, None))
+        return next((found for found in known if found is not None), None)
+
+    def load_tokenizer(self, folder: Path | None) -> Tokenizer | None:
+        """The tokenizer of the settings, else the one in the folder of a manifest, if it has one.
+
+        Raises:
+            UserError: there are two, and they differ.
+        """
+        if folder is None or not (folder / TOKENIZER_FILE).is_file():
+            return self.tokenizer
+        own = load_tokenizer(folder)
+        if self.tokenizer is not None and recognised(self.tokenizer).identity() != own.identity():
+            raise UserError(
+                f"{folder} was prepared with another tokenizer than that of the settings or of --init_from: prepare the text "
+                "again with that one (prepare --data.tokenizer), or remove --data.tokenizer."
+            )
+        return self.tokenizer or own

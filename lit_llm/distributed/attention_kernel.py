@@ -1,0 +1,134 @@
+"""`compute.attention` on a device: what cannot work, what has to be switched on, and the line that names the choice."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from lit_llm.models.attention import choose
+from lit_llm.models.attention_kernel import AttentionKernel
+from lit_llm.models.config import GPTConfig
+
+_FLASH: dict[AttentionKernel, tuple[str, str, tuple[int, ...]]] = {
+    "flash3": ("FA3", "flash_attn_interface", (9,)),
+    "flash4": ("FA4", "flash_attn.cute", (9, 10)),
+}
+"""torch's name of the implementation, the module that has it, and the major compute capabilities it supports."""
+_MEND = "use --compute.attention auto"
+
+
+def attention_problem(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> str | None:
+    """Why `compute.attention` cannot work for the model on this machine's device; None if it can."""
+    capability, name = None, device.type
+    if device.type == "cuda" and kernel in _FLASH:
+        capability, name = torch.cuda.get_device_capability(device)[0], torch.cuda.get_device_name(device)
+    if problem := unsupported_attention(config, kernel, device.type, capability=capability, name=name):
+        return problem
+    if kernel in _FLASH:
+        _, module, _ = _FLASH[kernel]
+        named = f"compute.attention is {kernel}"
+        if not _can_switch():
+            return f"{named}, but torch {torch.__version__} cannot switch to it: {_MEND}, or install torch 2.13"
+        if not _exists(module):
+            return f"{named}, but its module {module} is not installed: {_MEND}"
+    return None
+
+
+def unsupported_attention(
+    config: GPTConfig, kernel: AttentionKernel, device_type: str, *, capability: int | None, name: str
+) -> str | None:
+    """Why `compute.attention` cannot work for the model on such a device, whatever is installed there; None if it can.
+
+    Args:
+        capability: major compute capability of an NVIDIA GPU, needed for FlashAttention-3 and -4 only.
+        name: of the device, for the message.
+    """
+    named, mend = f"compute.attention is {kernel}", _MEND
+    if kernel == "flex":
+        if device_type != "cuda":
+            return f"{named}, but FlexAttention has no backward pass on {device_type}: {mend}"
+        if config.dropout:
+            return (
+                f"{named}, but FlexAttention has no dropout and model.dropout is {config.dropout}: {mend}, or --model.dropout 0"
+            )
+    if kernel in ("sdpa", "flash3", "flash4") and "sdpa" not in _choices(config, kernel, device_type):
+        return f"{named}, which needs plain causal attention, but no layer has it ({_uses(config)}): {mend}"
+    if kernel in _FLASH:
+        _, _, majors = _FLASH[kernel]
+        if capability not in majors:
+            needed = " or ".join(f"{major}.x" for major in majors)
+            return f"{named}, which needs an NVIDIA GPU of compute capability {needed}, but this device is {name}: {mend}"
+    return None
+
+
+def flash_implementation(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> AttentionKernel | None:
+    """The FlashAttention that SDPA should use: the one asked for; with auto the first that works here; None: torch's own."""
+    if kernel != "auto":
+        return kernel if kernel in _FLASH else None
+    return next((name for name in _FLASH if attention_problem(config, name, device) is None), None)
+
+
+def activate_flash(implementation: AttentionKernel) -> None:
+    """Make SDPA use FlashAttention-3 or -4 in this process."""
+    torch.nn.attention.activate_flash_attention_impl(_FLASH[implementation][0])
+
+
+def describe(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> str:
+    """One line: the kernel of each kind of layer, and what it is."""
+    flash = flash_implementation(config, kernel, device)
+    lines = []
+    for choice, layers in _choices(config, kernel, device.type).items():
+        if choice == "sdpa":
+            cuda = f"FlashAttention-{flash[-1]}" if flash else "torch's flash or cuDNN kernel"
+            what = cuda if device.type == "cuda" else f"torch's kernel for {device.type}"
+        elif choice == "flex":
+            what = "FlexAttention, with a block mask of each batch"
+        elif device.type == "cpu" and not (config.dropout or config.attention_softcap):
+            what = "torch's flash kernel for cpu, on one block of positions after another"
+        else:
+            what = "plain torch, one block of positions after another"
+        lines.append(f"{choice} in {len(layers)} of {config.n_layer} layers ({_uses(config, layers)}): {what}")
+    return "attention: " + "; ".join(lines) + " (--compute.attention)"
+
+
+def _choices(config: GPTConfig, kernel: AttentionKernel, device_type: str) -> dict[str, list[int]]:
+    """Layers by their kernel."""
+    found: dict[str, list[int]] = {}
+    for i in range(config.n_layer):
+        choice = choose(
+            kernel,
+            device_type,
+            hides=config.layer(i).window is not None or config.mask_documents,
+            caps=config.attention_softcap is not None,
+            sinks=config.attention_sinks,
+            drops=config.dropout > 0,
+        )
+        found.setdefault(choice, []).append(i)
+    return found
+
+
+def _uses(config: GPTConfig, layers: list[int] | None = None) -> str:
+    """What keeps attention from being plain causal, such as "window 512, documents"."""
+    windows = {config.layer(i).window for i in (range(config.n_layer) if layers is None else layers)}
+    named = [f"window {window}" if window else "all positions" for window in sorted(windows, key=lambda w: w or 0)]
+    if named == ["all positions"]:
+        named = ["causal"]
+    more = {
+        "documents": config.mask_documents,
+        "softcap": config.attention_softcap is not None,
+        "sinks": config.attention_sinks,
+        "dropout": config.dropout > 0,
+    }
+    return ", ".join([*named, *(name for name, on in more.items() if on)])
+
+
+def _can_switch() -> bool:
+    return hasattr(torch.nn.attention, "activate_flash_attention_impl")
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of its parent
+        return False

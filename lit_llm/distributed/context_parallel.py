@@ -1,0 +1,38 @@
+"""Context parallelism of a GPT: ranks share each sequence."""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from lit_llm.mesh_sizes import MeshSizes
+from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.sequence_shard import ContextAttention, SequenceShard
+
+
+def apply_context_parallel(model: GPT, mesh: DeviceMesh, kind: ContextAttention) -> None:
+    """Split each sequence of a batch with targets over a 1-D mesh.
+
+    Every rank gets the whole batch and computes the loss of its positions. Ranks communicate in attention only. Their
+    gradients are those of their own loss, so FSDP2 must average them over these ranks, too. Causal work is equal on all ranks.
+    """
+    model.sequence_shard = SequenceShard(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), kind)
+
+
+def context_problems(config: GPTConfig, sizes: MeshSizes, kind: ContextAttention) -> list[str]:
+    """Every reason why ranks cannot share the sequences of a model, one sentence each."""
+    found = []
+    if sizes.context > config.block_size:
+        found.append(
+            f"context={sizes.context}, but a sequence has {config.block_size} positions (model.block_size): use at most "
+            f"--trainer.strategy.context {config.block_size}"
+        )
+    heads, ranks = config.kv_heads, sizes.tensor_parallel
+    if kind == "heads" and heads // ranks % sizes.context:  # a number that divides them divides the query heads, too
+        fitting = max(n for n in range(1, sizes.context) if heads // ranks % n == 0)
+        name = "model.n_head" if heads == config.n_head else "model.n_kv_head"
+        where = f"{name} = {heads}" if ranks == 1 else f"{name} / tensor_parallel = {heads} / {ranks}"
+        found.append(
+            f"context_attention is heads, but context={sizes.context} does not divide {where}: use "
+            f"--trainer.strategy.context_attention gather, or --trainer.strategy.context {fitting}"
+        )
+    return found

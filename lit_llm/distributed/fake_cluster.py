@@ -1,0 +1,58 @@
+"""One rank of a cluster whose other ranks do not exist, in one process and without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+
+from lit_llm._torch import stages_agree, start_fake_processes
+
+
+class FakeEnvironment(ClusterEnvironment):
+    """Tells Lightning that this process is `rank` of machines with `per_node` processes each."""
+
+    creates_processes_externally = True
+    main_address, main_port = "nowhere", 0
+
+    def __init__(self, rank: int, world_size: int, per_node: int) -> None:
+        super().__init__()
+        self._rank, self._world_size, self._per_node = rank, world_size, per_node
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._world_size
+
+    def set_world_size(self, size: int) -> None:
+        assert size == self._world_size
+
+    def global_rank(self) -> int:
+        return self._rank
+
+    def set_global_rank(self, rank: int) -> None:
+        assert rank == self._rank
+
+    def local_rank(self) -> int:
+        return self._rank % self._per_node
+
+    def node_rank(self) -> int:
+        return self._rank // self._per_node
+
+
+@contextmanager
+def fake_cluster(rank: int, world_size: int) -> Iterator[None]:
+    """Inside, every collective of `rank` returns at once, and leaves its outputs as they are.
+
+    One process can be one rank only: torch caches what it derives from a mesh, and two ranks' meshes are equal.
+    """
+    start_fake_processes(rank, world_size)
+    try:
+        with stages_agree():
+            yield
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,187 @@
+"""Which layers the stages of a pipeline have, on which ranks, and what cannot work. Without torch, for the planner too."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Schedule = Literal["1f1b", "interleaved1f1b", "zbv", "dualpipev", "gpipe"]
+
+
+class ScheduleKind(NamedTuple):
+    """What a schedule of torch needs."""
+
+    torch_name: str
+    stages: int | None
+    """Stages per rank; None: the user's choice, 2 by default."""
+    folds: bool = False
+    """Whether a rank's second stage mirrors its first (V), so that rank 0 has the first and the last stage."""
+    splits_backward: bool = False
+    """Whether gradients of weights are computed later than those of activations."""
+
+
+KINDS: dict[str, ScheduleKind] = {
+    "gpipe": ScheduleKind("GPipe", 1),
+    "1f1b": ScheduleKind("1F1B", 1),
+    "interleaved1f1b": ScheduleKind("Interleaved1F1B", None),
+    "zbv": ScheduleKind("ZBVZeroBubble", 2, folds=True, splits_backward=True),
+    "dualpipev": ScheduleKind("DualPipeV", 2, folds=True, splits_backward=True),
+}
+
+
+class PipelineLayout(NamedTuple):
+    """The settings of a pipeline."""
+
+    ranks: int
+    schedule: Schedule = "1f1b"
+    stages_per_rank: int | None = None
+    """None: 1, or 2 if the schedule needs several."""
+    layers_first: int | None = None
+    """Layers of the first stage. None: balanced."""
+    layers_last: int | None = None
+    """Layers of the last stage. None: balanced."""
+
+    @property
+    def stages(self) -> int:
+        """Stages of all ranks together."""
+        return self.ranks * (self.stages_per_rank or KINDS[self.schedule].stages or 2)
+
+    def rank_of(self, stage: int) -> int:
+        """The rank that has a stage: round and round, or there and back."""
+        turn, place = divmod(stage, self.ranks)
+        return self.ranks - 1 - place if KINDS[self.schedule].folds and turn % 2 else place
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages that a rank has, ascending."""
+        return [stage for stage in range(self.stages) if self.rank_of(stage) == rank]
+
+    def layers(self, n_layer: int) -> list[range]:
+        """The layers of each stage: at least one, and equally many where embedding and head count as one layer each.
+
+        Layers left over go to middle stages. The first stage stores the most activations, and the last one has the loss.
+        """
+        stages = self.stages
+        assert stages >= 2 and not self.layer_problems(n_layer)
+        counts = [1] * stages
+        given = {0: self.layers_first, stages - 1: self.layers_last}
+        for stage, layers in given.items():
+            counts[stage] = layers or 1
+        open_stages = [stage for stage in (*range(stages - 2, 0, -1), 0, stages - 1) if given.get(stage) is None]
+        for _ in range(n_layer - sum(counts)):
+            chosen = min(open_stages, key=lambda stage: counts[stage] + (stage in given))
+            counts[chosen] += 1
+        ends = [sum(counts[: stage + 1]) for stage in range(stages)]
+        return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+    def problems(self) -> list[str]:
+        """Why the settings contradict each other, one sentence each."""
+        kind, found = KINDS[self.schedule], []
+        if self.stages_per_rank is not None and kind.stages not in (None, self.stages_per_rank):
+            found.append(
+                f"stages_per_rank is {self.stages_per_rank}, but schedule {self.schedule} has {kind.stages} "
+                f"(--trainer.strategy.stages_per_rank {kind.stages}, or --trainer.strategy.schedule interleaved1f1b)"
+            )
+        return found
+
+    def layer_problems(self, n_layer: int) -> list[str]:
+        """Why a model of `n_layer` layers cannot be cut into the stages, one sentence each. What it proposes can be cut."""
+        if self._can_cut(n_layer):
+            return []
+        stages = self.stages
+        given = {"layers_first": self.layers_first, "layers_last": self.layers_last}
+        chosen = {name: layers for name, layers in given.items() if layers is not None}
+        if n_layer < stages:
+            enough = sum(chosen.values()) + stages - len(chosen)
+            mends = [f"--model.n_layer {enough}", *self._smaller_pipeline(n_layer)]
+            return [
+                f"pipeline={self.ranks} with schedule {self.schedule} has {stages} stages of at least one layer, but "
+                f"model.n_layer is {n_layer} ({', or '.join(mends)})"
+            ]
+        rest, others = n_layer - sum(chosen.values()), stages - len(chosen)
+        named = " and ".join(f"{name} {layers}" for name, layers in chosen.items())
+        if others == 0:
+            why = f"{named} are {n_layer - rest} layers on the only two stages, but model.n_layer is {n_layer}"
+        else:
+            left = "no layer" if rest <= 0 else f"{rest} layer{'s' if rest > 1 else ''}"
+            stage = "one other stage, which" if others == 1 else f"{others} other stages, but each"
+            why = f"{named} of model.n_layer {n_layer} leave {left} for {stage} needs one"
+        return [f"{why} ({', or '.join(self._other_layers(n_layer, chosen))})"]
+
+    def _can_cut(self, n_layer: int) -> bool:
+        given = [layers for layers in (self.layers_first, self.layers_last) if layers is not None]
+        rest, others = n_layer - sum(given), self.stages - len(given)
+        return rest == 0 if others == 0 else rest >= others
+
+    def _smaller_pipeline(self, n_layer: int) -> list[str]:
+        """Flags that leave fewer stages on the same processes."""
+        flag, found = "--trainer.strategy", []
+        for ranks in range(self.ranks - 1, 1, -1):
+            if self.ranks % ranks == 0 and self._replace(ranks=ranks)._can_cut(n_layer):
+                found.append(f"{flag}.pipeline {ranks} {flag}.shard auto")
+                break
+        if self.schedule not in ("1f1b", "gpipe") and self._replace(schedule="1f1b", stages_per_rank=None)._can_cut(n_layer):
+            one = "" if self.stages_per_rank is None else f" {flag}.stages_per_rank null"
+            found.append(f"{flag}.schedule 1f1b{one}")
+        return found or ["--config recipes/strategy/fsdp2.yaml"]
+
+    def _other_layers(self, n_layer: int, chosen: dict[str, int]) -> list[str]:
+        """Flags for `layers_first` or `layers_last`: the nearest number that can be cut, and null to balance."""
+        flag = "--trainer.strategy.{} {}".format
+
+        def works(name: str, layers: int | None) -> bool:
+            first = name == "layers_first"
+            other = self._replace(layers_first=layers) if first else self._replace(layers_last=layers)
+            return other._can_cut(n_layer)
+
+        for name, layers in sorted(chosen.items(), key=lambda item: -item[1]):
+            balanced = [flag(name, "null")] if works(name, None) else []
+            for number in sorted(range(1, n_layer), key=lambda number: abs(number - layers)):
+                if works(name, number):
+                    return [flag(name, number), *balanced]
+        return [" ".join(flag(name, "null") for name in chosen)]
+
+    def runs(self, micro_batches: int) -> bool:
+        """Whether a step of `micro_batches` per data-parallel rank works. The rules are torch's."""
+        if self.schedule == "interleaved1f1b":
+            return micro_batches % max(1, micro_batches // self.ranks) == 0
+        return micro_batches >= (self.stages if self.schedule in ("1f1b", "dualpipev") else 1)
+
+    def needs(self, micro_batches: int) -> str:
+        """Why a step of `micro_batches` does not work, without what to do."""
+        number = f"at least {self.stages}"
+        if self.schedule == "interleaved1f1b":
+            number = f"a multiple of {self.ranks}"
+        return (
+            f"pipeline={self.ranks} with schedule {self.schedule} needs {number} micro-batches in a step, but it has "
+            f"{micro_batches}"
+        )
+
+    def batch_problem(
+        self, global_batch: int, micro_batch_size: int | None, ranks: int, *, flag: str = "--data.global_batch_size"
+    ) -> str | None:
+        """Why a step cannot run with these sizes, with sizes that can; None if it can.
+
+        Args:
+            global_batch: sequences per optimizer step, a multiple of the micro-batches of all ranks.
+            micro_batch_size: sequences. None: one micro-batch per step.
+            ranks: data-parallel ranks.
+            flag: the option that sets `global_batch`.
+        """
+        share = global_batch // ranks
+        size = share if micro_batch_size is None else micro_batch_size
+        count = share // size
+        if self.runs(count):
+            return None
+        mends = []
+        if micro_batch_size is not None:
+            below = [n for n in range(1, count) if self.runs(n)][-1:]
+            above = next(n for n in range(count + 1, count + self.stages + 1) if self.runs(n))
+            batches = " or ".join(str(n * size * ranks) for n in (*below, above))
+            mends.append(f"use a batch of {batches} sequences ({flag})")
+        smaller = next((n for n in range(size - 1, 0, -1) if share % n == 0 and self.runs(share // n)), None)
+        if smaller is not None:
+            mends.append(f"--data.micro_batch_size {smaller}")
+        elif micro_batch_size is None:
+            mends.append(f"set --data.micro_batch_size 1 and use a batch of {self.stages * ranks} sequences ({flag})")
+        if self.schedule == "1f1b":
+            mends.append("--trainer.strategy.schedule gpipe")
+        return f"{self.needs(count)}: {', or '.join(mends)}"

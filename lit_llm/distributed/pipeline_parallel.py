@@ -1,0 +1,235 @@
+"""Pipeline parallelism of a GPT: each rank has some of the layers, and activations move from stage to stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.distributed.pipeline_schedule import Objective, ScheduleRunner
+from lit_llm.distributed.pipeline_transfer import Transfer
+from lit_llm.dtensor import local_part
+from lit_llm.errors import UserError
+from lit_llm.models.gpt import GPT, LossFunction
+from lit_llm.models.lora import reset_adapters
+from lit_llm.models.loss import LossSums, cross_entropy
+
+
+class Stage(nn.Module):
+    """Consecutive blocks of a GPT. The first stage also has the embedding, the last one the norm and the head.
+
+    Its submodules are the whole model's, so that FSDP2 sees them below one root. `PipelinedGPT` has their public names.
+    """
+
+    def __init__(self, whole: GPT, layers: range, *, first: bool, last: bool) -> None:
+        super().__init__()
+        self._whole = [whole]  # in a list: a module here would be registered
+        self.layers, self.first, self.last = layers, first, last
+        self.ties_head = last and whole.ties_head
+        self.embedding = whole.embedding if first or self.ties_head else None
+        self.positions = whole.positions if first else None
+        self.blocks = nn.ModuleList(whole.blocks[i] for i in layers)
+        self.norm = whole.norm if last else None
+        self.head = whole.head if last else None
+
+    def forward(
+        self,
+        x: Tensor | None = None,
+        *,
+        input_ids: Tensor,
+        documents: Tensor | None = None,
+        targets: Tensor | None = None,
+        loss: LossFunction = cross_entropy,
+        objective: Objective | None = None,
+        seed: Tensor | None = None,
+    ) -> Tensor | LossSums:
+        """The input of the next stage, or of the last stage what `GPT.forward` returns.
+
+        Args:
+            x: (B, T, d) from the stage before, of the positions that this rank holds. None: the first stage.
+            input_ids, documents, targets, loss, seed: as for `GPT.forward`. Every stage gets the whole batch.
+            objective: of the last stage in training: from the sums of the loss to the scalar that is differentiated.
+        """
+        whole = self._whole[0]
+        view = whole.view(input_ids, documents, seed=seed, shard=None if targets is None else whole.sequence_shard)
+        if self.first:
+            x = whole.embed(view)
+        assert x is not None
+        x = whole.run_blocks(x, view, layers=self.layers)
+        if not self.last:
+            return x
+        result = whole.finish(x, view, targets, loss)
+        if objective is None:
+            return result
+        assert isinstance(result, LossSums)
+        return objective(result)
+
+
+class PipelinedGPT(nn.Module):
+    """This rank's part of a GPT whose layers are spread over a pipeline.
+
+    Parameters have the names that they have in a GPT. A tied embedding is on the ranks of the first and of the last stage,
+    under one name: `_sum_tied_gradients` keeps the copies equal.
+
+    Args:
+        whole: the whole GPT on the meta device, with everything applied that does not depend on stages. Parts of other ranks
+            stay there without memory.
+        mesh: the ranks of the pipeline.
+
+    Raises:
+        UserError: if the model has fewer layers than there are stages.
+    """
+
+    def __init__(self, whole: GPT, layout: PipelineLayout, mesh: DeviceMesh) -> None:
+        super().__init__()
+        if problems := layout.layer_problems(whole.config.n_layer):
+            raise UserError("\n".join(problems))
+        self.config = whole.config
+        self._whole = [whole]  # not registered: most of it belongs to other ranks
+        self._transfer = Transfer(layout, mesh.get_group(), mesh.get_local_rank())
+        layers, stages = layout.layers(whole.config.n_layer), layout.stages
+        self.stages = [  # a list, not registered: their modules are registered below
+            Stage(whole, layers[stage], first=stage == 0, last=stage == stages - 1)
+            for stage in layout.stages_of(mesh.get_local_rank())
+        ]
+        held = {name for stage in self.stages for name, module in stage.named_children() if module is not None}
+        self.embedding = whole.embedding if "embedding" in held else None
+        self.positions = whole.positions if "positions" in held else None
+        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for stage in self.stages for i in stage.layers})
+        self.norm = whole.norm if "norm" in held else None
+        self.head = whole.head if "head" in held else None
+        self.rotary = whole.rotary
+        self._runner = ScheduleRunner(self.stages, self._transfer)
+
+    @property
+    def whole(self) -> GPT:
+        """The whole model. Modules of other ranks are on the meta device."""
+        return self._whole[0]
+
+    @property
+    def has_last_stage(self) -> bool:
+        """Whether this rank computes the loss."""
+        return self.stages[-1].last
+
+    @property
+    def vocabulary_shards(self) -> Any:
+        """As `GPT.vocabulary_shards`."""
+        return self.whole.vocabulary_shards
+
+    def init_weights(self) -> None:
+        """(Re)initialise this rank's parameters and buffers with the values that they have on one process."""
+        device = next(self.parameters()).device
+        with torch.device(device):  # where parts of other ranks are drawn, to keep the random stream
+            self.whole.init_weights()
+            reset_adapters(self.whole)
+
+    def num_parameters(self) -> int:
+        """Number of parameters of the whole model. A tied matrix counts once."""
+        return self.whole.num_parameters()
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def train_step(
+        self,
+        window: list[dict[str, Tensor]],
+        *,
+        loss: Callable[[dict[str, Tensor]], LossFunction],
+        objective: Callable[[LossSums, dict[str, Tensor]], Tensor],
+        forward_context: Callable[[], AbstractContextManager[Any]],
+    ) -> list[LossSums]:
+        """Forward and backward of all micro-batches of an optimizer step, by the schedule. Gradients are added up.
+
+        Args:
+            window: micro-batches, as for `LanguageModel`, and where values are dropped, their `seed`.
+            loss: the loss function of a micro-batch.
+            objective: the scalar to differentiate, from the sums of a micro-batch.
+            forward_context: entered around each forward pass, for autocast.
+
+        Returns:
+            Detached sums of each micro-batch, on the rank with the last stage; elsewhere nothing.
+        """
+        self.whole.training = self.training  # not a submodule
+        found: list[LossSums] = []
+
+        def collect(batch: dict[str, Tensor], sums: LossSums) -> Tensor:
+            found.append(sums._replace(loss=sums.loss.detach()))
+            return objective(sums, batch)
+
+        arguments = [
+            {**_arguments(batch), "targets": batch["targets"], "loss": loss(batch), "objective": partial(collect, batch)}
+            for batch in window
+        ]
+        self._runner.run(arguments, self._shape(window[0]["input_ids"], split=True), self._dtype, forward_context)
+        self._sum_tied_gradients()
+        return found
+
+    def _sum_tied_gradients(self) -> None:
+        """Add the gradients of the embedding as input (first stage) and as output matrix (last stage), on both ranks."""
+        transfer = self._transfer
+        if not self.whole.ties_head or self.embedding is None or transfer.first_rank == transfer.last_rank:
+            return
+        weight = self.embedding.weight
+        if weight.grad is None:
+            return
+        if isinstance(weight, DTensor) and isinstance(weight.grad, DTensor):  # tensor parallelism leaves the look-up's whole
+            weight.grad = weight.grad.redistribute(placements=weight.placements)
+        own = local_part(weight.grad)
+        own.add_(transfer.exchange(own, transfer.last_rank if self.stages[0].first else transfer.first_rank))
+
+    # -- validation and text generation -----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids: Tensor,
+        targets: Tensor | None = None,
+        *,
+        loss: LossFunction = cross_entropy,
+        documents: Tensor | None = None,
+    ) -> Tensor | LossSums:
+        """Logits on every rank, or with targets the sums of the loss on the rank with the last stage, and zeros elsewhere.
+
+        Stages of several batches overlap: a rank waits only for what it needs. No gradients. Arguments as for `GPT.forward`.
+        """
+        self.whole.training = self.training
+        shape, device = self._shape(input_ids, split=targets is not None), input_ids.device
+        x: Any = None
+        for stage, number in zip(self.stages, self._transfer.stages, strict=True):
+            if not stage.first:
+                x = self._transfer.receive(number, x, shape, self._dtype, device)
+            x = stage(x, input_ids=input_ids, documents=documents, targets=targets, loss=loss)
+            if not stage.last:
+                self._transfer.send(number, x)
+        if targets is not None:
+            return x if self.has_last_stage else _no_sums(targets)
+        if not self.has_last_stage:
+            assert self.config.vocab_size is not None
+            logits_dtype = torch.promote_types(self._dtype, torch.float32)
+            x = torch.empty((*input_ids.shape, self.config.vocab_size), dtype=logits_dtype, device=device)
+        return self._transfer.broadcast_from_last(x)
+
+    def _shape(self, input_ids: Tensor, *, split: bool) -> tuple[int, int, int]:
+        """Shape of what moves between stages, for (B, T) ids on this rank. `split` as in `GPT.stream_length`."""
+        batch, length = input_ids.shape
+        return batch, self.whole.stream_length(length, split=split), self.config.n_embd
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Type of the residual stream: that of the parameters, also under autocast."""
+        return next(self.parameters()).dtype
+
+
+def _arguments(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: batch[name] for name in ("input_ids", "documents", "seed") if name in batch}
+
+
+def _no_sums(targets: Tensor) -> LossSums:
+    zero, zeros = torch.zeros((), device=targets.device), torch.zeros(targets.size(0), device=targets.device)
+    return LossSums(zero, zero, zero.long(), zeros, zeros.long())

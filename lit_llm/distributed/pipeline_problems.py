@@ -1,0 +1,88 @@
+"""Why a model cannot be trained by a pipeline, one sentence each, before any process starts."""
+
+from __future__ import annotations
+
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
+from lit_llm.mesh_sizes import MeshSizes
+from lit_llm.models.config import GPTConfig
+from lit_llm.models.custom import Architecture
+
+_ONE_PASS = "--trainer.strategy.schedule 1f1b or interleaved1f1b"
+
+
+def pipeline_problems(
+    layout: PipelineLayout,
+    sizes: MeshSizes,
+    model: GPTConfig | None,
+    architecture: Architecture | None,
+    compute: ComputeConfig | None,
+    precision: str,
+    chunk_size: int | None,
+    reshards: bool,
+) -> list[str]:
+    """Every reason why the settings do not work with a pipeline.
+
+    Args:
+        model: None or invalid: not checked.
+        architecture: of a custom model.
+        chunk_size: of the loss.
+        reshards: whether FSDP2 frees gathered weights after each forward pass.
+    """
+    if layout.ranks == 1:
+        return []
+    if architecture is not None:
+        return [
+            f"pipeline={layout.ranks} works with lit_llm's GPT only, because {architecture.class_path} cannot be cut between "
+            "its layers; use shards instead (--trainer.strategy.pipeline 1, --config recipes/strategy/fsdp2.yaml)"
+        ]
+    kind, found = KINDS[layout.schedule], []
+    named = f"trainer.strategy.schedule is {layout.schedule}, which computes gradients of weights later,"
+    if model is not None and not model.problems():
+        found += layout.layer_problems(model.n_layer)
+        if kind.folds and model.tie_embeddings:
+            found.append(
+                f"trainer.strategy.schedule is {layout.schedule}, which puts the first and the last stage on one rank, but the "
+                f"embedding is tied ({_ONE_PASS}, or --model.tie_embeddings false)"
+            )
+    if precision == "16-mixed":
+        found.append(loss_scale_problem(layout.ranks))
+    if kind.splits_backward:
+        if compute is not None and compute.compile:
+            found.append(f"{named} but compiled blocks compute both at once ({_ONE_PASS}, or --compute.compile false)")
+        if compute is not None and compute.activation_checkpointing == "cheap":
+            found.append(
+                f"{named} but what compute.activation_checkpointing cheap keeps serves one gradient only ({_ONE_PASS}, or "
+                "--compute.activation_checkpointing full)"
+            )
+        if chunk_size is not None:
+            found.append(f"{named} but a loss in chunks computes both at once ({_ONE_PASS}, or --loss.chunk_size null)")
+        if sizes.tensor_parallel > 1:
+            found.append(
+                f"{named} but the loss of tensor_parallel={sizes.tensor_parallel} computes both at once ({_ONE_PASS}, or "
+                "--trainer.strategy.tensor_parallel 1)"
+            )
+        if reshards:  # torch looks for the whole weights before the backward pass gathers them
+            found.append(
+                f"{named} but reshard_after_forward true frees the weights before ({_ONE_PASS}, or "
+                "--trainer.strategy.reshard_after_forward false)"
+            )
+    return found
+
+
+def clip_problem(pipeline: int, clip: float | None) -> str | None:
+    """Why the Trainer cannot clip gradients of so many pipeline ranks: Lightning would clip each stage by its own norm."""
+    if pipeline == 1 or clip is None:
+        return None
+    return (
+        f"trainer.gradient_clip_val is {clip}, but the norm of pipeline={pipeline} spans its stages "
+        f"(--gradient_norm GradientNorm --gradient_norm.clip {clip}, and --trainer.gradient_clip_val null)"
+    )
+
+
+def loss_scale_problem(pipeline: int) -> str:
+    """Why so many pipeline ranks cannot use a loss scale."""
+    return (
+        f"trainer.precision is 16-mixed, but the stages of pipeline={pipeline} do not share a loss scale "
+        "(--trainer.precision bf16-mixed)"
+    )

@@ -1,0 +1,71 @@
+"""Tensors that move between the ranks of a pipeline outside torch's schedules: in validation, and for tied weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lit_llm.distributed.pipeline_layers import PipelineLayout
+
+_SENDS_IN_FLIGHT = 2
+"""A rank may be this many batches ahead of the next one."""
+
+
+class Transfer:
+    """Sends and receives along one pipeline.
+
+    Args:
+        group: the ranks of the pipeline.
+        rank: this rank's place in it.
+    """
+
+    def __init__(self, layout: PipelineLayout, group: dist.ProcessGroup, rank: int) -> None:
+        self.layout, self.group, self.rank = layout, group, rank
+        self.stages = layout.stages_of(rank)
+        self.first_rank, self.last_rank = layout.rank_of(0), layout.rank_of(layout.stages - 1)
+        self._sends: list[tuple[dist.Work, Tensor]] = []  # tensors stay alive until they are sent
+
+    def send(self, stage: int, x: Tensor) -> None:
+        """Send the output of a stage to the next one, without waiting. Nothing if this rank has the next one too."""
+        target = self.layout.rank_of(stage + 1)
+        if target == self.rank:
+            return
+        while len(self._sends) >= _SENDS_IN_FLIGHT:
+            work, _ = self._sends.pop(0)
+            work.wait()
+        x = x.contiguous()
+        sending = dist.isend(x, group=self.group, group_dst=target)
+        assert sending is not None
+        self._sends.append((sending, x))
+
+    def receive(
+        self, stage: int, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """The input of a stage: `own` if this rank has the stage before it."""
+        source = self.layout.rank_of(stage - 1)
+        if source == self.rank:
+            assert own is not None
+            return own
+        x = torch.empty(shape, dtype=dtype, device=device)
+        dist.recv(x, group=self.group, group_src=source)
+        return x
+
+    def exchange(self, own: Tensor, other_rank: int) -> Tensor:
+        """Send a tensor to another rank of the pipeline, and receive one of the same shape from it."""
+        other = torch.empty_like(own)
+        work = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, own.contiguous(), group=self.group, group_peer=other_rank),
+                dist.P2POp(dist.irecv, other, group=self.group, group_peer=other_rank),
+            ]
+        )
+        for each in work:
+            each.wait()
+        return other
+
+    def broadcast_from_last(self, x: Tensor) -> Tensor:
+        """A tensor of the rank with the last stage, on all ranks of the pipeline."""
+        x = x.contiguous()
+        dist.broadcast(x, group=self.group, group_src=self.last_rank)
+        return x

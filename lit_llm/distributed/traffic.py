@@ -1,0 +1,135 @@
+"""Counts what collectives communicate: every call that torch makes on this rank, by mesh dimension and kind, with its bytes.
+
+    with Traffic(strategy.device_mesh) as traffic:
+        step()
+    print(traffic.table())
+
+Bytes are those of algorithms that use every link once (rings), the convention of `lit_llm.plan.communication`: for a whole
+tensor of M bytes on n ranks each rank sends 2(n − 1)/n · M in an all-reduce, and (n − 1)/n · M in an all-gather, a
+reduce-scatter or an all-to-all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from lit_llm._torch import DispatchMode, group_of, tensors_in
+
+_KINDS = {  # operators of torch's two interfaces to collectives: c10d's in place, and the functional one of DTensor
+    "all_gather": (
+        *("_allgather_base_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"),
+        *("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out"),
+    ),
+    "reduce_scatter": (
+        *("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_"),
+        *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor_out"),
+    ),
+    "all_reduce": (
+        *("allreduce_", "allreduce_coalesced_"),
+        *("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_"),
+    ),
+    "all_to_all": ("alltoall_", "alltoall_base_", "all_to_all_single", "shard_dim_alltoall"),
+    "broadcast": ("broadcast_", "broadcast"),
+    "reduce": ("reduce_",),
+    "gather": ("gather_",),
+    "scatter": ("scatter_",),
+    "send": ("send", "isend"),
+    "receive": ("recv_", "recv_any_source_", "irecv"),
+}
+_KIND_OF = {operator: kind for kind, operators in _KINDS.items() for operator in operators}
+_NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
+# Operators whose first argument is the output, and the second the input.
+_OUTPUT_FIRST = {
+    *("_allgather_base_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_", "alltoall_"),
+    *("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_", "alltoall_base_", "gather_", "scatter_"),
+}
+_SENT: dict[str, Callable[[int], float]] = {  # bytes that a rank sends in a group of n, as a multiple of the whole tensor
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "receive": lambda n: 0.0,
+}
+
+
+class Collectives(NamedTuple):
+    """All calls of one kind along one mesh dimension, on this rank."""
+
+    dimension: str
+    """Name of the mesh dimension; "world" for all ranks, "other" for a group that is none of the meshes'."""
+    kind: str
+    """all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, reduce, gather, scatter, send or receive."""
+    ranks: int
+    """Size of the group."""
+    calls: int
+    size: int
+    """Bytes of the whole tensors: gathered, before they are scattered, or reduced."""
+    sent: float
+    """Bytes that this rank sends."""
+
+
+class Traffic(DispatchMode):
+    """A context manager that counts the collectives of this rank, also those of backward passes and of fake tensors.
+
+    A compiled function runs eagerly inside, because torch does not run compiled code under a dispatch mode.
+
+    Args:
+        meshes: their dimensions name the process groups; of equal groups the first one's name counts.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, *meshes: DeviceMesh) -> None:
+        super().__init__()
+        self._dimensions: dict[str, str] = {}
+        for mesh in meshes:
+            for name in mesh.mesh_dim_names or ():
+                self._dimensions.setdefault(mesh.get_group(name).group_name, name)
+        if dist.is_initialized() and dist.group.WORLD is not None:
+            self._dimensions.setdefault(dist.group.WORLD.group_name, "world")
+        self._counts: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])  # calls, bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # it then runs on local tensors, with the collectives that it needs
+        namespace, _, name = func.name().partition(".")[0].partition("::")
+        if namespace in _NAMESPACES and name in _KIND_OF:
+            self._count(name, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def _count(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+        kind, group = _KIND_OF[name], group_of((*args, *kwargs.values()))
+        size = sum(t.numel() * t.element_size() for t in tensors_in(args[1] if name in _OUTPUT_FIRST else args[0]))
+        if kind in ("all_gather", "gather"):
+            size *= group.size()
+        dimension = self._dimensions.get(group.group_name, "other")
+        counts = self._counts[dimension, kind, group.size()]
+        counts[0] += 1
+        counts[1] += size
+
+    def rows(self) -> list[Collectives]:
+        """What was counted, by mesh dimension and kind, most bytes first."""
+        found = [
+            Collectives(dimension, kind, ranks, calls, size, _SENT.get(kind, lambda n: 1.0)(ranks) * size)
+            for (dimension, kind, ranks), (calls, size) in self._counts.items()
+        ]
+        return sorted(found, key=lambda row: (-row.sent, row.dimension, row.kind))
+
+    def sent(self, dimension: str | None = None, kind: str | None = None) -> float:
+        """Bytes that this rank sent, along one dimension and by one kind of collective if they are given."""
+        return sum(row.sent for row in self.rows() if dimension in (None, row.dimension) and kind in (None, row.kind))
+
+    def table(self) -> str:
+        """`rows` as a Markdown table, in MB (10⁶ bytes)."""
+        lines = ["| dimension | collective | ranks | calls | MB of whole tensors | MB sent |", "|---|---|---|---|---|---|"]
+        lines += [
+            f"| {row.dimension} | {row.kind} | {row.ranks} | {row.calls} | {row.size / 1e6:.3f} | {row.sent / 1e6:.3f} |"
+            for row in self.rows()
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,109 @@
+"""The weights of a folder of torch.distributed.checkpoint (DCP), under Hugging Face's names or ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_llm.checkpoint.dcp_folder import DcpFolder
+from lit_llm.checkpoint.load_weights import mismatch
+from lit_llm.errors import UserError
+from lit_llm.models.gpt import GPT, GPTConfig
+
+# What programs put before the names of a model: nothing, their key of the weights, and the attribute that holds the model.
+_PREFIXES = [f"{key}{attribute}" for key in ("", "model.", "state_dict.") for attribute in ("", "model.")]
+
+_TORCHTITAN = {  # torchtitan's Llama, which has Meta's names: ours to read are those of Hugging Face
+    "tok_embeddings": "model.embed_tokens",
+    "layers.{}.attention_norm": "model.layers.{}.input_layernorm",
+    "layers.{}.attention.wq": "model.layers.{}.self_attn.q_proj",
+    "layers.{}.attention.wk": "model.layers.{}.self_attn.k_proj",
+    "layers.{}.attention.wv": "model.layers.{}.self_attn.v_proj",
+    "layers.{}.attention.wo": "model.layers.{}.self_attn.o_proj",
+    "layers.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
+    "layers.{}.feed_forward.w1": "model.layers.{}.mlp.gate_proj",
+    "layers.{}.feed_forward.w2": "model.layers.{}.mlp.down_proj",
+    "layers.{}.feed_forward.w3": "model.layers.{}.mlp.up_proj",
+    "norm": "model.norm",
+    "output": "lm_head",
+}
+
+
+class DcpWeightFiles:
+    """The weights of a DCP folder under the names of a Hugging Face folder, as `WeightFiles` gives them.
+
+    Args:
+        expected: names of tensors that the model has in a Hugging Face folder.
+        config: of the model.
+
+    Raises:
+        UserError: the folder has neither these names nor those of torchtitan's Llama.
+    """
+
+    def __init__(self, source: DcpFolder, expected: Collection[str], config: GPTConfig) -> None:
+        self.folder, self._source = source.folder, source
+        self._heads = {"q_proj": config.n_head, "k_proj": config.n_kv_head or config.n_head}
+        self.torchtitan = False
+        self._stored: dict[str, str] = {}
+        """Hugging Face's name → the name in the folder."""
+        for prefix in _PREFIXES:
+            own = {name.removeprefix(prefix): name for name in source.files if name.startswith(prefix)}
+            titan = {theirs: stored for name, stored in own.items() if (theirs := _from_torchtitan(name)) is not None}
+            for names in (own, titan):
+                if names.keys() >= set(expected):
+                    self._stored, self.torchtitan = names, names is titan
+        if not self._stored:
+            raise UserError(
+                f"{source.folder} has neither Hugging Face's names of this model, such as {min(expected)}, nor those of "
+                f"torchtitan's Llama: its tensors are {', '.join(sorted(source.files)[:3])}, … (--config_from)"
+            )
+        if self.torchtitan:
+            stored = set(self._stored.values())
+            others = [name for name in source.files if re.search(r"(^|^model\.)layers\.", name) and name not in stored]
+            if others:
+                raise UserError(f"{source.folder} has tensors that torchtitan's Llama has not: {', '.join(sorted(others)[:3])}")
+        first = {name.split(".")[0] for name in expected} | {"lm_head"}  # others are optimizer state
+        self.files: dict[str, Path] = {name: source.folder for name in self._stored if name.split(".")[0] in first}
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._source[self._stored[name]]
+        heads = self._heads.get(name.split(".")[-2])
+        if not self.torchtitan or heads is None:
+            return tensor
+        # Meta's rotary positions turn neighbouring rows of a head, Hugging Face's rows half a head apart.
+        pairs = tensor.unflatten(0, (heads, -1, 2))  # (heads, half of a head, 2, …)
+        return pairs.transpose(1, 2).flatten(0, 2)
+
+
+def _from_torchtitan(name: str) -> str | None:
+    layer = re.search(r"\.(\d+)\.", name)
+    module, _, kind = name.rpartition(".")
+    pattern = re.sub(r"\.\d+\.", ".{}.", module, count=1)
+    if pattern not in _TORCHTITAN or kind not in ("weight", "bias"):
+        return None
+    return f"{_TORCHTITAN[pattern].format(layer[1] if layer else '')}.{kind}"
+
+
+def own_weights(source: DcpFolder, config: GPTConfig) -> dict[str, Tensor]:
+    """The weights of a model of lit_llm, saved by Lightning's strategies or by `export --format dcp`.
+
+    Raises:
+        UserError: they are not those of a model with these settings.
+    """
+    with torch.device("meta"):
+        own: dict[str, Any] = GPT(config).state_dict()
+    prefix = next((each for each in _PREFIXES if all(f"{each}{name}" in source.files for name in own)), None)
+    if prefix is None:
+        raise UserError(
+            f"{source.folder} does not hold the weights of its model_config: its tensors are "
+            f"{', '.join(sorted(source.files)[:3])}, … (--from)"
+        )
+    weights = {name: source[f"{prefix}{name}"] for name in own}
+    if problem := mismatch(own, weights, f"{source.folder} (--from)"):
+        raise UserError(problem)
+    return weights

@@ -1,0 +1,138 @@
+"""Which family a model can be exported as: one whose config.json, read again, is the same model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+from lit_llm.errors import UserError
+from lit_llm.hf.families import FAMILIES
+from lit_llm.hf.families.family import BIASES, Family
+from lit_llm.hf.families.layers import layer_settings
+from lit_llm.hf.families.parts import attention_scale, embedding_scale
+from lit_llm.hf.fields import Fields
+from lit_llm.models.config import LayerSettings
+from lit_llm.models.gpt import GPTConfig
+
+_NOT_COMPUTED = {"dropout", "init_std", "zero_init_projections", "pad_vocab_to", "mask_documents", "eos_id", "bias"}
+"""Settings that config.json lacks and that do not change the logits of a text without end-of-document ids, and `bias`."""
+_PART_OF = {
+    "gelu_approximate": "mlp",
+    **dict.fromkeys(("norm_bias", "norm_unit_offset"), "norm"),
+    "qk_norm_width": "qk_norm",
+    **dict.fromkeys(("partial_rotary_factor", "rope", "rope_theta", "rope_scaling"), "position"),
+}
+"""Settings that mean nothing to a family which lacks the value of another setting."""
+_ADDED_BIASES = {f"{part}_bias" for part in BIASES}
+
+
+class Difference(NamedTuple):
+    """A setting that a family cannot express."""
+
+    setting: str
+    ours: Any
+    theirs: Any
+
+    @property
+    def is_added_bias(self) -> bool:
+        """Whether the family only has biases that the model lacks: they are exported as zeros."""
+        return self.setting in _ADDED_BIASES and self.theirs is True
+
+
+def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
+    """The family that computes the same. Of several, the preferred or the first one, and one without more biases if possible.
+
+    Args:
+        preferred: a `model_type`.
+
+    Raises:
+        UserError: there is none; one sentence for each setting that the nearest family lacks.
+    """
+    families = sorted(FAMILIES.values(), key=lambda family: family.model_type != preferred)
+    differences = {family.model_type: _differences(config, family) for family in families}
+    for bias_may_be_added in (False, True):
+        for family in families:
+            if all(bias_may_be_added and each.is_added_bias for each in differences[family.model_type]):
+                return family
+    nearest = min(families, key=lambda family: len(differences[family.model_type]))
+    raise UserError(
+        "\n".join(
+            f"model.{each.setting} {_as_flag(each.ours)} has no equivalent in {nearest.architecture} "
+            f"(--model.{each.setting} {_as_flag(each.theirs)})"
+            for each in differences[nearest.model_type]
+            if not each.is_added_bias
+        )
+    )
+
+
+def _differences(config: GPTConfig, family: Family) -> list[Difference]:
+    again = GPTConfig(**family.read(Fields(family.write(config))))
+    ours, theirs = _computation(config), _computation(again)
+    found = {}
+    for name in ours:
+        decisive = _PART_OF.get(name)
+        if not _equal(ours[name], theirs[name]) and (decisive is None or _equal(ours[decisive], theirs[decisive])):
+            varies = any(name in (each.layers or {}) for each in (config, again))
+            if varies or name == "rope":
+                found["layers"] = Difference("layers", config.layers, again.layers)
+            elif name in LayerSettings._fields:
+                found[name] = Difference(name, getattr(config, name), getattr(again, name))
+            else:
+                found[name] = Difference(name, ours[name], theirs[name])
+    return list(found.values())
+
+
+def _computation(config: GPTConfig) -> dict[str, Any]:
+    """What the model computes: every setting, resolved where null means another one. Settings without effect are null."""
+    found = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    found |= {"n_kv_head": config.kv_heads, "head_dim": config.resolved_head_dim, "mlp_width": config.hidden_width}
+    found |= {f"{part}_bias": config.has_bias(part) for part in BIASES}
+    found["gelu_approximate"] = config.resolved_gelu_approximate if config.mlp in ("gelu", "geglu") else None
+    found["attention_scale"] = attention_scale(config)
+    found["embedding_scale"] = embedding_scale(config)
+    if config.norm == "rmsnorm":
+        found["norm_bias"] = None
+    if not config.qk_norm:
+        found["qk_norm_width"] = None
+    rotated = config.position == "rope"
+    if not rotated:
+        found["partial_rotary_factor"] = None
+    layers = layer_settings(config)
+    found["window"] = [layer.window for layer in layers]
+    found["rope"] = [layer.rope or not rotated for layer in layers]
+    found["rope_theta"] = [layer.rope_theta if layer.rope else None for layer in layers]
+    found["rope_scaling"] = [_resolved(config, layer) if layer.rope else None for layer in layers]
+    return {name: value for name, value in found.items() if name not in {*_NOT_COMPUTED, "layers"}}
+
+
+def _resolved(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:
+    """The rotary scaling of a layer, with the values that stand for missing ones."""
+    if layer.rope_scaling is None:
+        return None
+    defaults: dict[str, Any] = {"rope_type": "llama3"}
+    kind = layer.rope_scaling.get("rope_type")
+    if kind == "yarn":
+        defaults |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+    if kind == "longrope":
+        original = layer.rope_scaling["original_max_position_embeddings"]
+        defaults["factor"] = config.block_size / original  # type: ignore[operator]  # a number: the model was built
+    return defaults | layer.rope_scaling
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two values are equal, but for the rounding of an inverse."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(value, b[key]) for key, value in a.items())
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-12)
+    return bool(a == b)
+
+
+def _as_flag(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value)

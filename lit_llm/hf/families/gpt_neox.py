@@ -1,0 +1,46 @@
+"""GPT-NeoX and Pythia: parallel residual, partly rotated heads, LayerNorm."""
+
+from collections.abc import Iterator
+
+from lit_llm.hf.families.family import Family
+from lit_llm.hf.families.llama import SIZES
+from lit_llm.hf.families.parts import ATTENTION_BIASES, PLAIN, Activation, Biases, Flag, Heads, Setting
+from lit_llm.hf.families.rope import Rope
+from lit_llm.hf.tensor_map import Link, linear
+from lit_llm.models.gpt import GPTConfig
+
+
+def _tensors(config: GPTConfig) -> Iterator[Link]:
+    yield Link("gpt_neox.embed_in.weight", ("embedding.weight",))
+    for i in range(config.n_layer):
+        a, b = f"gpt_neox.layers.{i}", f"blocks.{i}"
+        yield from linear(f"{a}.input_layernorm", f"{b}.attention_norm", bias=True)
+        qkv = [f"{b}.attention.{name}" for name in ("query", "key", "value")]
+        yield from linear(f"{a}.attention.query_key_value", *qkv, bias=config.has_bias("qkv"), heads=config.n_head)
+        yield from linear(f"{a}.attention.dense", f"{b}.attention.project", bias=config.has_bias("attention_output"))
+        yield from linear(f"{a}.post_attention_layernorm", f"{b}.mlp_norm", bias=True)
+        yield from linear(f"{a}.mlp.dense_h_to_4h", f"{b}.mlp.up", bias=True)
+        yield from linear(f"{a}.mlp.dense_4h_to_h", f"{b}.mlp.project", bias=True)
+    yield from linear("gpt_neox.final_layer_norm", "norm", bias=True)
+
+
+GPT_NEOX = Family(
+    model_type="gpt_neox",
+    architecture="GPTNeoXForCausalLM",
+    fixed={"norm": "layernorm", "position": "rope", "qk_norm": False, "bias": True},
+    parts=(
+        *SIZES,
+        Heads(key_value=None, head_dim=None),
+        Setting("norm_eps", "layer_norm_eps", "number", 1e-5),
+        Activation("hidden_act", PLAIN, "gelu"),
+        Rope(theta="rotary_emb_base", partial="rotary_pct", default_partial=0.25),
+        Flag("parallel_residual", "use_parallel_residual", default=True),
+        Biases("attention_bias", ATTENTION_BIASES, default=True),
+    ),
+    tensors=_tensors,
+    head="embed_out.weight",
+    dropouts=("hidden_dropout", "attention_dropout"),
+    all_dropouts=True,
+    harmless=("is_decoder",),
+    only={name: (0.0,) for name in ("attention_probs_dropout_prob", "hidden_dropout_prob")},
+)

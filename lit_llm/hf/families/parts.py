@@ -1,0 +1,170 @@
+"""Parts of families: settings that have one key in config.json, heads, activations and biases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from lit_llm.hf.fields import Fields
+from lit_llm.models.config import MODEL_DOMAINS
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.number_domain import Domain
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A number with a key of its own."""
+
+    ours: str
+    theirs: str
+    kind: Literal["required size", "size", "number"] = "required size"
+    default: Any = None
+    """The value of transformers if the key is missing."""
+    nullable: bool = False
+    """Whether null is a value of its own, and not the default."""
+    resolved: Callable[[GPTConfig], Any] | None = None
+    """The value to write, if null here means another value."""
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        if self.kind == "required size":
+            return {self.ours: fields.size(self.theirs)}
+        default = None if self.nullable and fields.has(self.theirs) else self.default
+        if self.kind == "size":
+            return {self.ours: fields.optional_size(self.theirs, default)}
+        return {self.ours: fields.number(self.theirs, default, MODEL_DOMAINS[self.ours])}
+
+    def write(self, config: GPTConfig) -> dict[str, Any]:
+        return {self.theirs: getattr(config, self.ours) if self.resolved is None else self.resolved(config)}
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """A number whose inverse is the key's value."""
+
+    ours: str
+    theirs: str
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        domain = MODEL_DOMAINS[self.ours]
+        return {self.ours: 1.0 / fields.number(self.theirs, 1.0, Domain(1.0 / domain.high, domain.high))}
+
+    def write(self, config: GPTConfig) -> dict[str, Any]:
+        return {self.theirs: 1.0 / getattr(config, self.ours)}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """True or false."""
+
+    ours: str
+    theirs: str
+    default: bool
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        return {self.ours: fields.flag(self.theirs, self.default)}
+
+    def write(self, config: GPTConfig) -> dict[str, Any]:
+        return {self.theirs: getattr(config, self.ours)}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Numbers and width of heads, and the model's width."""
+
+    query: str = "num_attention_heads"
+    key_value: str | None = "num_key_value_heads"
+    """None: as many as query heads."""
+    head_dim: str | None = "head_dim"
+    """None: width / heads."""
+    width: str = "hidden_size"
+    default_head_dim: int | None = None
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        n_head, n_embd = fields.size(self.query), fields.size(self.width)
+        kv = n_head if self.key_value is None else fields.optional_size(self.key_value, n_head)
+        head_dim = None if self.head_dim is None else fields.optional_size(self.head_dim, self.default_head_dim)
+        return {
+            "n_head": n_head,
+            "n_embd": n_embd,
+            "n_kv_head": None if kv == n_head else kv,
+            "head_dim": None if head_dim is not None and head_dim * n_head == n_embd else head_dim,
+        }
+
+    def write(self, config: GPTConfig) -> dict[str, Any]:
+        content = {self.query: config.n_head, self.width: config.n_embd}
+        if self.key_value is not None:
+            content[self.key_value] = config.kv_heads
+        if self.head_dim is not None:
+            content[self.head_dim] = config.resolved_head_dim
+        return content
+
+
+GATED: dict[str, tuple[str, str | None]] = {
+    "silu": ("swiglu", None),
+    "gelu": ("geglu", "none"),
+    "gelu_pytorch_tanh": ("geglu", "tanh"),
+    "gelu_new": ("geglu", "tanh"),
+    # relu(Wx)² = relu(Wx)·(Wx) is a ReLU-gated MLP whose gate and up matrices are equal.
+    "relu": ("relu2", None),
+}
+"""Activation → (`mlp`, `gelu_approximate`), of an MLP with a gate."""
+PLAIN: dict[str, tuple[str, str | None]] = {
+    "gelu_new": ("gelu", "tanh"),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
+    "gelu_fast": ("gelu", "tanh"),
+    "gelu": ("gelu", "none"),
+    "relu2": ("relu2", None),
+}
+"""Activation → (`mlp`, `gelu_approximate`), of an MLP of two matrices."""
+_DEFAULTS = {"gelu": "tanh", "geglu": "none"}
+"""`mlp` → `gelu_approximate`, if that is null."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The activation of the MLP."""
+
+    theirs: str
+    known: dict[str, tuple[str, str | None]]
+    default: str
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        mlp, approximate = self.known[fields.only(self.theirs, tuple(self.known), self.default)]
+        return {"mlp": mlp, "gelu_approximate": None if approximate == _DEFAULTS.get(mlp) else approximate}
+
+    def write(self, config: GPTConfig) -> dict[str, Any]:
+        wanted = config.mlp, config.resolved_gelu_approximate if config.mlp in _DEFAULTS else None
+        names = (self.default, *self.known)
+        return {self.theirs: next((name for name in names if self.known[name] == wanted), self.default)}
+
+
+Bias: TypeAlias = Literal["qkv", "attention_output", "mlp", "norm"]
+
+
+@dataclass(frozen=True)
+class Biases:
+    """One key for the biases of some parts. A bias that is missing here is exported as zero."""
+
+    theirs: str
+    ours: tuple[Bias, ...]
+    default: bool = False
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        return dict.fromkeys((f"{part}_bias" for part in self.ours), fields.flag(self.theirs, self.default))
+
+    def write(self, config: GPTConfig) -> dict[str, Any]:
+        return {self.theirs: any(config.has_bias(part) for part in self.ours)}
+
+
+ATTENTION_BIASES: tuple[Bias, ...] = ("qkv", "attention_output")
+
+
+def attention_scale(config: GPTConfig) -> float:
+    """The factor of the attention scores."""
+    return config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+
+
+def embedding_scale(config: GPTConfig) -> float:
+    """The factor of the embeddings."""
+    return 1.0 if config.embedding_scale is None else config.embedding_scale

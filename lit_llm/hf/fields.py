@@ -1,0 +1,104 @@
+"""The keys of a parsed config.json: each is checked when it is read, and keys that nobody read are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lit_llm.number_domain import Domain
+
+LARGEST = 2**28
+"""No size of a model in use comes near it, and the product of two fits the index of a tensor."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of JSON is a finite number. An integer may be too large for a float."""
+    return type(value) in (int, float) and abs(value) < 1e300
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value of JSON is a whole number from 1 to `LARGEST`."""
+    return type(value) is int and 1 <= value <= LARGEST
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value of JSON is null, false or empty. 0 is a number, though it equals false in Python."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it."""
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:50]}…"
+
+
+class Fields:
+    """The keys of a config.json, and the problems found in them."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        self.read: set[str] = set()
+        """Every key that was asked for."""
+        self._problems: dict[str, None] = {}
+
+    @property
+    def problems(self) -> list[str]:
+        """One sentence each, without repetitions: two parts of a family may read the same key."""
+        return list(self._problems)
+
+    def refuse(self, problem: str) -> None:
+        self._problems[problem] = None
+
+    def size(self, name: str) -> int:
+        """The value of a required key, which must be a whole number from 1 to `LARGEST`."""
+        if self.raw(name) is None:
+            self.refuse(f"'{name}' is missing")
+            return 1
+        return self.optional_size(name, 1)
+
+    def optional_size(self, name: str, default: Any) -> Any:
+        """The value of an optional key, a whole number from 1 to `LARGEST`; `default` if it is missing or null."""
+        return self._checked(name, default, f"a whole number from 1 to {LARGEST:,}", is_size)
+
+    def number(self, name: str, default: Any, domain: Domain | None = None) -> Any:
+        """The value of an optional key, a finite number, in `domain` if one is given."""
+        value = self._checked(name, default, "a finite number", is_number)
+        if domain is None or domain.accepts(value):
+            return value
+        self.refuse(f"'{name}' is {shown(value)}, but must be {domain.rule(value)}")
+        return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        """The value of an optional key, true or false."""
+        value: bool = self._checked(name, default, "true or false", lambda value: isinstance(value, bool))
+        return value
+
+    def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
+        """The value of an optional key, of which lit_llm supports only `known` values."""
+        return self._checked(
+            name, default, " or ".join("null" if k is None else repr(k) for k in known), lambda value: value in known
+        )
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """The value of an optional key, an object; empty if it is missing or null."""
+        value: dict[str, Any] = self._checked(name, {}, "an object", lambda value: isinstance(value, dict))
+        return value
+
+    def raw(self, name: str) -> Any:
+        """The unchecked value of a key; None if it is missing."""
+        self.read.add(name)
+        return self.content.get(name)
+
+    def has(self, name: str) -> bool:
+        """Whether the key is there, be it null."""
+        self.read.add(name)
+        return name in self.content
+
+    def _checked(self, name: str, default: Any, rule: str, accepts: Callable[[Any], bool]) -> Any:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if not accepts(value):
+            self.refuse(f"'{name}' is {shown(value)}, but lit_llm supports only {rule}")
+            return default
+        return value

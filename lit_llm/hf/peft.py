@@ -1,0 +1,226 @@
+"""Adapters as the package peft stores them: adapter_config.json and adapter_model.safetensors.
+
+peft names the layers of transformers. Several of ours can be one of theirs (GPT-2's c_attn, Phi-3's qkv_proj). Their adapters
+then form one of blocks: A stacks ours, B is block diagonal. The other way, each of ours takes A and its own rows of B. Both are
+exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_llm.errors import UserError
+from lit_llm.hf.fields import shown
+from lit_llm.hf.optional_packages import safetensors
+from lit_llm.hf.read import read_json
+from lit_llm.hf.tensor_map import Link
+from lit_llm.hf.write import save_tensors, write_json
+from lit_llm.models.lora import LoRAConfig
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_MUST_BE: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "lora_bias": (False, None),
+    "use_dora": (False, None),
+    "use_qalora": (False, None),
+    "modules_to_save": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, []),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    "megatron_config": (None,),
+}
+"""Keys whose other values change what an adapter computes, or which tensors it has. Others concern training."""
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
+
+
+def write_adapter(
+    adapters: Mapping[str, Tensor],
+    lora: LoRAConfig,
+    table: list[Link],
+    shapes: Mapping[str, torch.Size],
+    folder: Path,
+    dtype: torch.dtype | None = None,
+) -> int:
+    """Write an adapter that peft loads onto the model of transformers; returns the number of its layers.
+
+    Args:
+        adapters: `blocks.….lora_a` (r, i) and `….lora_b` (o, r) by name.
+        table: the tensors of the base model.
+        shapes: of our weights by name.
+        dtype: of the written tensors; None: unchanged.
+    """
+    tensors: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
+    for link in _matrices(table):
+        layers = [name.removesuffix("weight") for name in link.ours]
+        adapted = [layer for layer in layers if f"{layer}lora_a" in adapters]
+        if not adapted:
+            continue
+        theirs, rank = link.theirs.removesuffix(".weight"), lora.rank * len(adapted)
+        columns = []  # of each of our layers: (o, rank), zero outside the block of its own A
+        for layer in layers:
+            part = torch.zeros(shapes[f"{layer}weight"][0], rank)
+            if layer in adapted:
+                start = adapted.index(layer) * lora.rank
+                part[:, start : start + lora.rank] = adapters[f"{layer}lora_b"]
+            columns.append(part)
+        both = {
+            "A": torch.cat([adapters[f"{layer}lora_a"] for layer in adapted]),
+            "B": replace(link, transposed=False).join(columns),
+        }
+        for name, tensor in both.items():
+            tensors[f"{_PREFIX}{theirs}.lora_{name}.weight"] = tensor.to(dtype or tensor.dtype).contiguous()
+        ranks[theirs] = rank
+    patterns = {name: rank for name, rank in ranks.items() if rank != lora.rank}
+    every = [link.theirs.removesuffix(".weight") for link in table if link.theirs.endswith(".weight")]
+    content = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "bias": "none",
+        "fan_in_fan_out": any(link.transposed for link in table),
+        "target_modules": shortest_endings(ranks, every),
+        "rank_pattern": patterns,
+        "alpha_pattern": {name: lora.scale * rank for name, rank in patterns.items()},
+    }
+    write_json(content, folder / CONFIG)
+    save_tensors(tensors, folder / WEIGHTS)
+    return len(ranks)
+
+
+def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Size]) -> tuple[LoRAConfig, dict[str, Tensor]]:
+    """The settings and tensors of our adapters from a folder of peft.
+
+    Layers of a lower rank than others, and blocks that are left out, are filled up with zeros. Other scales become part of B.
+
+    Args:
+        table: the tensors of the base model.
+        shapes: of our weights by name.
+
+    Raises:
+        UserError: the folder is not such an adapter, or adapts what is not a linear layer of a block.
+    """
+    content = read_json(folder / CONFIG)
+    problems = [
+        f"'{key}' is {shown(content[key])}, but only {shown(known[0])} can be imported"
+        for key, known in _MUST_BE.items()
+        if key in content and content[key] not in known
+    ]
+    if "peft_type" not in content:
+        problems.append("'peft_type' is missing")
+    _refuse(problems, folder / CONFIG)
+    theirs = _tensors(folder / WEIGHTS)
+    found: dict[str, tuple[Tensor, Tensor, float]] = {}  # our layer → A, B, scale
+    for link in _matrices(table):
+        name = link.theirs.removesuffix(".weight")
+        a, b = (theirs.pop(f"{_PREFIX}{name}.lora_{part}.weight", None) for part in "AB")
+        if a is None and b is None:
+            continue
+        parts = [shapes[ours] for ours in link.ours]
+        outputs, inputs = sum(part[0] for part in parts), parts[0][1]
+        if a is None or b is None or a.shape[1:] != (inputs,) or b.shape != (outputs, a.shape[0]):
+            problems.append(f"{name} needs lora_A (r, {inputs}) and lora_B ({outputs}, r)")
+            continue
+        scale = _scale(content, name, a.shape[0], problems)
+        pieces = replace(link, transposed=False).split(b, [torch.Size((part[0], a.shape[0])) for part in parts])
+        for ours, piece in zip(link.ours, pieces, strict=True):
+            layer = ours.removesuffix("weight")
+            if layer in found and not (torch.equal(found[layer][0], a) and torch.equal(found[layer][1], piece)):
+                problems.append(f"{name} must have the adapter of its gate or up matrix, because 'hidden_act' is relu")
+            found[layer] = a, piece, scale
+    left = [name.removeprefix(_PREFIX) for name in theirs]
+    problems += [f"{name} adapts no linear layer in a block of the base model" for name in left]
+    if not found and not problems:
+        problems.append("it has no tensors")
+    _refuse(problems, folder / WEIGHTS)
+    every = [name.removesuffix("weight") for name in shapes if name.startswith("blocks.") and len(shapes[name]) == 2]
+    kinds = {_kind(layer) for layer in found}
+    rank, scale = max(a.shape[0] for a, *_ in found.values()), next(iter(found.values()))[2]
+    adapters = {}
+    for layer, (a, b, own) in found.items():
+        missing = rank - a.shape[0]
+        adapters[f"{layer}lora_a"] = torch.nn.functional.pad(a, (0, 0, 0, missing)).clone()
+        adapters[f"{layer}lora_b"] = torch.nn.functional.pad(b if own == scale else b * (own / scale), (0, missing)).clone()
+    for layer in every:
+        if _kind(layer) in kinds and layer not in found:  # peft can adapt some blocks only
+            adapters[f"{layer}lora_a"] = torch.zeros(rank, shapes[f"{layer}weight"][1])
+            adapters[f"{layer}lora_b"] = torch.zeros(shapes[f"{layer}weight"][0], rank)
+    targets = shortest_endings(sorted(kinds), sorted({_kind(layer) for layer in every}))
+    dropout = content.get("lora_dropout")
+    return LoRAConfig(rank, scale * rank, targets, float(dropout) if isinstance(dropout, int | float) else 0.0), adapters
+
+
+def shortest_endings(chosen: Iterable[str], every: list[str]) -> list[str]:
+    """The shortest endings, by whole components, that name the chosen layers and no other."""
+    chosen = list(chosen)
+    endings: list[str] = []
+    for name in chosen:
+        parts = name.split(".")
+        for start in range(len(parts) - 1, -1, -1):
+            ending = ".".join(parts[start:])
+            if all(each in chosen for each in every if each == ending or each.endswith(f".{ending}")):
+                endings.append(ending)
+                break
+    return list(dict.fromkeys(endings))
+
+
+def _kind(layer: str) -> str:
+    """`blocks.3.mlp.up.` → `mlp.up`."""
+    return layer.removesuffix(".").split(".", 2)[2]
+
+
+def _matrices(table: list[Link]) -> list[Link]:
+    """The linear layers of the blocks."""
+    norms = ("_norm.weight",)
+    return [
+        link
+        for link in table
+        if link.theirs.endswith(".weight") and link.ours[0].startswith("blocks.") and not link.ours[0].endswith(norms)
+    ]
+
+
+def _scale(content: dict[str, Any], name: str, rank: int, problems: list[str]) -> float:
+    """alpha / rank of one layer, or alpha / √rank with rsLoRA."""
+    alpha = content.get("lora_alpha", 8)
+    patterns = content.get("alpha_pattern") or {}
+    if isinstance(patterns, dict):
+        alpha = next((value for key, value in patterns.items() if name == key or name.endswith(f".{key}")), alpha)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < 1e9:
+        problems.append(f"'lora_alpha' is {shown(alpha)}, but must be a number above 0")
+        return 1.0
+    return float(alpha) / (math.sqrt(rank) if content.get("use_rslora") else rank)
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise UserError(f"{file.parent} has no {WEIGHTS} (--from)")
+    safetensors()
+    try:
+        found: dict[str, Tensor] = safetensors().torch.load_file(file)
+    except Exception as error:  # the library raises many types for damaged files
+        raise UserError(f"{file} cannot be read: {error}") from error
+    return found
+
+
+def _refuse(problems: list[str], file: Path) -> None:
+    if problems:
+        more = [f"… and {len(problems) - 5} more"] if len(problems) > 5 else []
+        raise UserError("\n".join([*(f"{file}: {problem}" for problem in problems[:5]), *more]))

@@ -1,0 +1,45 @@
+"""The form of conversations, beside the shards that are written in it: what a run needs to answer in the same form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from lit_llm.disk import write_text
+from lit_llm.errors import UserError
+from lit_llm.ingest.chat.template import CHAT_TEMPLATE_FILE
+
+_GENERATION = "generation_config.json"
+
+
+class ChatForm(NamedTuple):
+    """How conversations were written."""
+
+    template: str
+    """Jinja."""
+    end_of_turn_id: int | None
+    """The id with which an answer ends; None if an answer ends with its text."""
+
+    def write(self, folder: Path) -> None:
+        """Write ``chat_template.jinja`` and ``generation_config.json``, as Hugging Face folders have them."""
+        write_text(folder / CHAT_TEMPLATE_FILE, self.template)
+        write_text(folder / _GENERATION, json.dumps({"eos_token_id": self.end_of_turn_id}) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> ChatForm | None:
+        """The form of the shards in ``folder``; None if they are no conversations.
+
+        Raises:
+            UserError: A file of it is missing or damaged.
+        """
+        if not (folder / CHAT_TEMPLATE_FILE).is_file():
+            return None
+        try:
+            stop = json.loads((folder / _GENERATION).read_text(encoding="utf-8"))["eos_token_id"]
+            return cls((folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8"), stop)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder / _GENERATION} does not say how an answer ends, as prepare wrote it: restore it, or prepare the data "
+                "again."
+            ) from error

@@ -1,0 +1,113 @@
+"""A chat template, and where it is found: a file of its own, or the files of a Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_llm.errors import UserError
+from lit_llm.tokenizers import Tokenizer
+
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+AUTO = "auto"
+
+_CONFIG, _SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A Jinja template and the special tokens that it can name. Small, so that it can be sent to other processes."""
+
+    name: str
+    """Its file, for messages."""
+    text: str
+    special_tokens: dict[str, str]
+    """Such as "eos_token" → "</s>"."""
+
+    @classmethod
+    def find(
+        cls,
+        setting: str,
+        folder: Path,
+        tokenizer: Tokenizer,
+        *,
+        mend: str = "name a file with one (--data.chat_template FILE.jinja)",
+    ) -> ChatTemplate:
+        """The template of a setting.
+
+        Args:
+            setting: "auto" for the tokenizer's own, else a file.
+            folder: where the tokenizer's files are.
+            mend: what a user does about a tokenizer without a template.
+
+        Raises:
+            UserError: There is no template, or its file cannot be read.
+        """
+        tokens = _special_tokens(folder, tokenizer)
+        if setting != AUTO:
+            file = Path(setting).expanduser()
+            return cls(setting, _read(file, f"Chat template {setting} cannot be read"), tokens)
+        if (folder / CHAT_TEMPLATE_FILE).is_file():
+            file = folder / CHAT_TEMPLATE_FILE
+            return cls(str(file), _read(file, f"{file} cannot be read"), tokens)
+        for file in (folder / "chat_template.json", folder / _CONFIG):
+            found = _object(file).get("chat_template")
+            if isinstance(found, list):  # several, by name
+                found = next(
+                    (one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None
+                )
+            if isinstance(found, str):
+                return cls(str(file), found, tokens)
+        raise UserError(f"The tokenizer in {folder} has no chat template: {mend}.")
+
+    @property
+    def marks_answers(self) -> bool:
+        """Whether it says what the assistant writes, with {% generation %}."""
+        return _MARK.search(self.text) is not None
+
+    def identity(self) -> str:
+        """Differs if a conversation can be written differently. A template that asks for the date differs every day."""
+        day = str(datetime.date.today()) if "strftime_now" in self.text else ""
+        content = json.dumps([self.text, self.special_tokens, day], sort_keys=True)
+        return f"chat-{hashlib.sha256(content.encode()).hexdigest()}"
+
+
+def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
+    """Those that the tokenizer's files name. The ends of documents are known without them."""
+    tokens = {}
+    for name, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
+        if token is not None:
+            tokens[name] = tokenizer.decode([token])
+    for file in (folder / _SPECIAL, folder / _CONFIG):
+        content = _object(file)
+        for name in _TOKEN_NAMES:
+            token = content.get(name)
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                tokens[name] = token
+    return tokens
+
+
+def _read(file: Path, problem: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{problem}: {error.strerror or error} (--data.chat_template).") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{problem}: it is not UTF-8 (--data.chat_template).") from error
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """The content of a JSON file; empty if there is none. These files are optional, and not ours."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,278 @@
+"""Exact attention in blocks: windows and documents in O(T) memory, with gradients, as one operator.
+
+What a position may see is contiguous: from the start of its document, or of its window, to itself. So the positions are cut
+into blocks of queries, each with its range of keys. A block is computed by torch's flash kernel for CPUs, or from scores
+(`attention_scores`) where that kernel lacks something. Saved for the backward pass: queries, keys, values, output, logsumexp.
+
+Shape letters: B sequences, H query heads, K key/value heads, T queries, S keys, h head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
+
+from lit_llm._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
+from lit_llm.models.attention_scores import Place, Scores
+from lit_llm.models.dropout import WeightDrops
+
+BAND = 64  # queries of a block that needs a mask: fewer make more calls, more compute scores that the mask removes
+SHORT = 32  # documents of up to this many positions in all share a block
+
+
+@dataclass(frozen=True)
+class Block:
+    """Queries first…end-1 of some sequences, which see only keys start…end-1.
+
+    Attributes:
+        sequences: of the batch.
+        causal: the queries are the keys, and each sees all keys up to itself. False: a mask says what they see.
+        shared: several documents have a part in the block, or may have.
+    """
+
+    sequences: slice
+    first: int
+    end: int
+    start: int
+    causal: bool
+    shared: bool = False
+
+    def places(self, begin: int) -> tuple[Place, Place]:
+        """Indices of the queries in (B, H, T, h), whose first position is `begin`, and of the keys in (B, K, S, h)."""
+        queries, keys = slice(self.first - begin, self.end - begin), slice(self.start, self.end)
+        return (self.sequences, slice(None), queries), (self.sequences, slice(None), keys)
+
+    def mask(self, window: int | None, documents: Tensor | None, device: torch.device) -> Tensor:
+        """Bool (queries, keys), or (B', 1, queries, keys) with documents: True where attention is allowed."""
+        offset = self.first - self.start
+        allowed = torch.ones(self.end - self.first, self.end - self.start, dtype=torch.bool, device=device).tril_(offset)
+        if window is not None:
+            allowed.triu_(offset - window + 1)
+        if documents is None:
+            return allowed
+        seen, asking = documents[self.sequences, self.start : self.end], documents[self.sequences, self.first : self.end]
+        return allowed & (asking[:, :, None] == seen[:, None, :])[:, None]
+
+
+def blocks(
+    batch: int, queries: int, keys: int, window: int | None, documents: Tensor | None, *, flash: bool
+) -> Iterator[Block]:
+    """Cut the last `queries` of `keys` positions into blocks.
+
+    Args:
+        documents: (B, S) document numbers. On an accelerator their boundaries stay unread: that would wait for the device.
+        flash: the kernel knows causal attention, and skips what it hides. So blocks without a mask may be long.
+    """
+    first = keys - queries
+    if documents is None or documents.device.type != "cpu":
+        for block in _run(slice(0, batch), 0, keys, first, window, flash=flash):
+            yield replace(block, shared=documents is not None)
+        return
+    for sequence in range(batch):
+        rows = slice(sequence, sequence + 1)
+        ends = (documents[sequence].diff().nonzero().flatten() + 1).tolist()
+        start = short = 0  # of the document; of the short documents before it, which share a block
+        for end in [*ends, keys]:
+            if end - short > SHORT:
+                if short < start:
+                    yield from _merged(rows, short, start, first)
+                short = start
+            if end - start > SHORT:
+                yield from _run(rows, start, end, first, window, flash=flash)
+                short = end
+            start = end
+        if short < keys:
+            yield from _merged(rows, short, keys, first)
+
+
+def _merged(sequences: slice, start: int, end: int, first: int) -> Iterator[Block]:
+    if end > first:
+        yield Block(sequences, max(start, first), end, start, causal=False, shared=True)
+
+
+def _run(sequences: slice, start: int, end: int, first: int, window: int | None, *, flash: bool) -> Iterator[Block]:
+    """Blocks of the positions start…end-1, which see no position before `start`."""
+    a = max(start, first)
+    if flash and a == start:
+        b = end if window is None else min(end, start + window)  # the window does not hide anything yet
+        yield Block(sequences, a, b, start, causal=True)
+        a = b
+    while a < end:
+        b = min(a + BAND, end)
+        yield Block(sequences, a, b, start if window is None else max(start, a - window + 1), causal=False)
+        a = b
+
+
+class _Masks:
+    """Additive masks of the blocks of one call. Bands have equal masks, so the last one is kept."""
+
+    def __init__(self, window: int | None, documents: Tensor | None, like: Tensor) -> None:
+        self.window, self.documents, self.like = window, documents, like
+        self.key: tuple[int, int] | None = None
+        self.last = like
+
+    def of(self, block: Block) -> Tensor | None:
+        """None if the block needs no mask: it is causal, or a single query that sees all its keys."""
+        if block.causal or (block.end - block.first == 1 and not block.shared):
+            return None
+        key = (block.end - block.first, block.end - block.start)
+        if block.shared or key != self.key:
+            allowed = block.mask(self.window, self.documents if block.shared else None, self.like.device)
+            self.last = self.like.new_zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+            self.key = None if block.shared else key
+        return self.last
+
+
+def forward_in_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor | None,
+    sinks: Tensor | None,
+    rows: Tensor | None,
+    head_numbers: Tensor | None,
+    columns: Tensor | None,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
+    from_scores: bool,
+) -> tuple[Tensor, Tensor]:
+    """Attention of (B, H, T, h) queries, and the logsumexp of their scores, (B, H, T). Arguments as in `attention.attend`.
+
+    Args:
+        rows, head_numbers, columns: of `dropout.WeightDrops`, whose rate is `dropout`. None: nothing is dropped.
+        from_scores: compute from scores in plain torch, not by the flash kernel for CPUs.
+    """
+    batch, heads, length, width = q.shape
+    q, k, v = _rows_are_dense(q), _rows_are_dense(k), _rows_are_dense(v)
+    # In memory (B, T, H, h), as torch's kernels write it: joining the heads is then a view.
+    out = q.new_empty(batch, length, heads, width).transpose(1, 2)
+    logsumexp = torch.empty(batch, heads, length, dtype=_accumulator(q), device=q.device)
+    drops = None
+    if rows is not None and head_numbers is not None and columns is not None:
+        drops = WeightDrops(dropout, rows, head_numbers, columns)
+    scores = Scores(scale, softcap, drops) if from_scores else None
+    masks, begin = _Masks(window, documents, logsumexp if from_scores else q), k.size(2) - length
+    for block in blocks(batch, length, k.size(2), window, documents, flash=not from_scores):
+        queries, keys = block.places(begin)
+        mask = masks.of(block)
+        if scores is None:
+            y, lse = CPU_ATTENTION(q[queries], k[keys], v[keys], 0.0, block.causal, attn_mask=mask, scale=scale)
+        else:
+            y, lse = scores.forward(q[queries], k[keys], v[keys], mask, (queries, keys))
+        if sinks is not None:
+            with_sink = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+            y, lse = y * (lse - with_sink).exp()[..., None], with_sink
+        out[queries], logsumexp[queries] = y, lse
+    return out, logsumexp
+
+
+def backward_in_blocks(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    documents: Tensor | None,
+    sinks: Tensor | None,
+    rows: Tensor | None,
+    head_numbers: Tensor | None,
+    columns: Tensor | None,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
+    from_scores: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys, values and sinks. A sink only enlarges the logsumexp, so the kernels need not know it."""
+    length, begin = q.size(2), k.size(2) - q.size(2)
+    q, k, v, gradient = _rows_are_dense(q), _rows_are_dense(k), _rows_are_dense(v), _rows_are_dense(gradient)
+    q_gradient = _empty_like_heads(q, q.dtype)
+    # Several blocks add to a key: in the wide type, so that their order costs no precision.
+    k_gradient, v_gradient = _empty_like_heads(k, _accumulator(k)).zero_(), _empty_like_heads(v, _accumulator(v)).zero_()
+    drops = None
+    if rows is not None and head_numbers is not None and columns is not None:
+        drops = WeightDrops(dropout, rows, head_numbers, columns)
+    scores = Scores(scale, softcap, drops) if from_scores else None
+    masks = _Masks(window, documents, logsumexp if from_scores else q)
+    for block in blocks(q.size(0), length, k.size(2), window, documents, flash=not from_scores):
+        queries, keys = block.places(begin)
+        mask, tensors = masks.of(block), (gradient[queries], q[queries], k[keys], v[keys], out[queries], logsumexp[queries])
+        if scores is None:
+            found = CPU_ATTENTION_BACKWARD(*tensors, 0.0, block.causal, attn_mask=mask, scale=scale)
+        else:
+            found = scores.backward(*tensors, mask, (queries, keys))
+        q_gradient[queries] = found[0]
+        k_gradient[keys] += found[1]
+        v_gradient[keys] += found[2]
+    sink_gradient = q.new_empty(0)
+    if sinks is not None:
+        share = (sinks.to(logsumexp.dtype)[:, None] - logsumexp).exp()  # (B, H, T): probability of the sink
+        moved = (gradient.to(logsumexp.dtype) * out).sum(-1)
+        sink_gradient = -(share * moved).sum((0, 2)).to(sinks.dtype)
+    return q_gradient, k_gradient.to(k.dtype), v_gradient.to(v.dtype), sink_gradient
+
+
+def _rows_are_dense(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _accumulator(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _empty_like_heads(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, heads, T, h) uninitialised, in memory (B, T, heads, h)."""
+    batch, heads, length, width = x.shape
+    return torch.empty(batch, length, heads, width, dtype=dtype, device=x.device).transpose(1, 2)
+
+
+# Operators of their own, so that compiled graphs, recomputation and traced memory see one call with what it returns.
+block_attention = torch.library.custom_op("lit_llm::attention", forward_in_blocks, mutates_args=())
+block_attention_backward = torch.library.custom_op("lit_llm::attention_backward", backward_in_blocks, mutates_args=())
+
+
+@block_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, documents, sinks, *settings):  # type: ignore[no-untyped-def]
+    return _empty_like_heads(q, q.dtype), torch.empty(q.shape[:3], dtype=_accumulator(q), device=q.device)
+
+
+@block_attention_backward.register_fake
+def _(gradient, q, k, v, out, logsumexp, documents, sinks, *settings):  # type: ignore[no-untyped-def]
+    made = [_empty_like_heads(x, x.dtype) for x in (q, k, v)]
+    return *made, q.new_empty(0) if sinks is None else torch.empty_like(sinks)
+
+
+def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    q, k, v, documents, sinks, rows, head_numbers, columns, *ctx.settings = inputs
+    ctx.save_for_backward(q, k, v, *output, documents, sinks, rows, head_numbers, columns)
+
+
+def _backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
+    saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at each access
+    *gradients, of_sinks = block_attention_backward(gradient, *saved, *ctx.settings)
+    return *gradients, None, None if saved[6] is None else of_sinks, *(None,) * 8
+
+
+block_attention.register_autograd(_backward, setup_context=_save)
+
+
+@register_flop_formula(torch.ops.lit_llm.attention)
+def _(q, k, v, documents, sinks, rows, head_numbers, columns, window, *_, **__):  # type: ignore[no-untyped-def]
+    """Of shapes. A query meets `window` keys. Documents are counted as one: their lengths are not in the shapes."""
+    return sdpa_flop_count(q, _met(k, window), _met(v, window))
+
+
+@register_flop_formula(torch.ops.lit_llm.attention_backward)
+def _(gradient, q, k, v, out, logsumexp, documents, sinks, rows, head_numbers, columns, window, *_, **__):  # type: ignore[no-untyped-def]
+    return sdpa_backward_flop_count(gradient, q, _met(k, window), _met(v, window))
+
+
+def _met(shape: torch.Size, window: int | None) -> tuple[int, ...]:
+    return *shape[:2], shape[2] if window is None else min(shape[2], window), shape[3]

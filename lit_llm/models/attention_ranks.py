@@ -1,0 +1,80 @@
+"""Attention of ranks that share a sequence: what they exchange before and after it.
+
+gather: every rank gathers all keys and values. So anything that `attend` knows works: windows, documents, grouped queries.
+heads: an exchange gives each rank all positions of H / n heads, and another one returns the result (Jacobs et al. 2023,
+arXiv 2309.14509). A rank sends (n - 1) / n of 2·B·T·K·h values a layer to gather, or of 2·B·T·(H + K)·h / n values to exchange.
+The backward pass sends as much again.
+
+Shape letters: B sequences, T positions, n ranks, t = T / n positions of a rank, H query heads, K key/value heads, h head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_llm._torch import all_gather_rows, exchange_rows
+from lit_llm.models.sequence_shard import SequenceShard
+
+
+def gather_sequence(k: Tensor, v: Tensor, shard: SequenceShard) -> tuple[Tensor, Tensor]:
+    """Keys and values of all positions in the order of the sequence: (B, K, t, h) twice → (B, K, T, h) twice.
+
+    One all-gather of both. The backward pass is a reduce-scatter: an exchange in the tensors' dtype, with sums in fp32.
+    """
+    return _GatherSequence.apply(k, v, shard)
+
+
+class _GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, k: Tensor, v: Tensor, shard: SequenceShard) -> tuple[Tensor, Tensor]:
+        ctx.shard = shard
+        pairs = zip(*(x.chunk(len(shard.chunks), dim=2) for x in (k, v)), strict=True)
+        mine = torch.stack([x for pair in pairs for x in pair])  # (2 · chunks, B, K, c, h): keys, values of each chunk
+        rows = all_gather_rows(mine, shard.ranks, shard.group).unbind()
+        held = shard.chunks_by_rank
+        k, v = (torch.cat([rows[2 * held.index(i) + which] for i in range(len(held))], dim=2) for which in (0, 1))
+        return k, v
+
+    @staticmethod
+    def backward(ctx: Any, k_gradient: Tensor, v_gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        shard = ctx.shard
+        pairs = list(zip(*(x.chunk(shard.multiple, dim=2) for x in (k_gradient, v_gradient)), strict=True))
+        sent = torch.stack([x for i in shard.chunks_by_rank for x in pairs[i]])  # (n · 2 · chunks, B, K, c, h)
+        received = exchange_rows(sent, shard.ranks, shard.group).unflatten(0, (shard.ranks, -1))  # (n, 2 · chunks, …)
+        # Each rank has rounded its part to the compute dtype. The sum is rounded once more, whatever the number of ranks.
+        total = received.sum(dim=0, dtype=torch.promote_types(received.dtype, torch.float32)).to(received.dtype)
+        k, v = (torch.cat(total[which::2].unbind(), dim=2) for which in (0, 1))  # (B, K, t, h)
+        return k, v, None
+
+
+def attend_by_heads(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, shard: SequenceShard) -> Tensor:
+    """Attention of H / n heads over all positions: (B, H, t, h), (B, K, t, h) twice → (B, H, t, h).
+
+    Args:
+        attend: attention of this rank's heads, (B, H / n, T, h), (B, K / n, T, h) twice → (B, H / n, T, h).
+    """
+    n = shard.ranks
+    sizes = [x.size(1) // n for x in (q, k, v)]
+    sent = torch.cat([x.unflatten(1, (n, -1)) for x in (q, k, v)], dim=2).movedim(1, 0)  # (n, B, (H + 2K) / n, t, h)
+    received = _Exchange.apply(sent, shard)  # rows are ranks' positions
+    whole = received.movedim(0, 2).flatten(2, 3)  # (B, (H + 2K) / n, T, h)
+    y = attend(*whole.split(sizes, dim=1))
+    returned = _Exchange.apply(y.unflatten(2, (n, -1)).movedim(2, 0), shard)  # (n, B, H / n, t, h), rows are ranks' heads
+    return returned.movedim(0, 1).flatten(1, 2)
+
+
+class _Exchange(torch.autograd.Function):
+    """Row i of (n, …) goes to rank i, and row i of the result comes from rank i. Backward takes the same ways back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, shard: SequenceShard) -> Tensor:
+        ctx.shard = shard
+        return exchange_rows(rows, shard.ranks, shard.group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return exchange_rows(gradient, ctx.shard.ranks, ctx.shard.group), None

@@ -1,0 +1,45 @@
+"""The key/value cache of text generation.
+
+Shape letters: B sequences, T new positions, S positions so far, K key/value heads, h ``head_dim``.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lit_llm.models.config import GPTConfig
+
+
+class LayerCache:
+    """Keys and values of one layer, (B, K, capacity, h), filled from position 0."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.length = capacity, 0
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store (B, K, T, h) new keys and values; return all so far as (B, K, S, h) views."""
+        if self.keys is None or self.values is None:
+            shape = (k.size(0), k.size(1), self.capacity, k.size(3))
+            self.keys, self.values = k.new_empty(shape), v.new_empty(shape)
+        end = self.length + k.size(2)
+        self.keys[:, :, self.length : end] = k
+        self.values[:, :, self.length : end] = v
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+class KVCache:
+    """One `LayerCache` per block, so that generation computes each position once. All positions are one document.
+
+    Args:
+        capacity: maximum number of positions. None: block_size, which is up to 131,072 in imported models.
+    """
+
+    def __init__(self, config: GPTConfig, capacity: int | None = None) -> None:
+        self.layers = [LayerCache(config.block_size if capacity is None else capacity) for _ in range(config.n_layer)]
+
+    @property
+    def length(self) -> int:
+        return self.layers[0].length

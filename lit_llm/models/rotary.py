@@ -1,0 +1,194 @@
+"""Rotary position embeddings (RoPE, Su et al. 2021), and the ways to scale their frequencies to a longer context.
+
+Shape letters: T positions, h ``head_dim``, r rotated dimensions of a head (``partial_rotary_factor`` * h).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_llm.models.documents import Places
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosine and sine of the rotary angles, (T, r/2) fp32 each, or (B, 1, T, r/2) if sequences have documents."""
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate queries or keys, half-split: the pair (i, i + r/2) is turned by its position's angle.
+
+    Args:
+        x: (B, heads, T, h). Dimensions from r on are kept.
+        cos, sin: a `Rotation`.
+    """
+    half = cos.size(-1)
+    first, second, kept = x.split((half, half, x.size(-1) - 2 * half), dim=-1)  # (B, heads, T, r/2) twice, (…, h - r)
+    parts = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat((*parts, kept) if kept.size(-1) else parts, dim=-1).to(x.dtype)
+
+
+class RotaryTable(nn.Module):
+    """Cosines and sines of all positions of one kind of layer.
+
+    Args:
+        positions: number of positions, T.
+        rotated: r, even.
+        theta: base of the frequencies.
+        scaling: `GPTConfig.rope_scaling`.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, positions: int, rotated: int, theta: float, scaling: dict[str, Any] | None) -> None:
+        super().__init__()
+        self.theta, self.scaling = theta, scaling
+        # LongRoPE has one table for short sequences and one for long ones.
+        self.short_context = None
+        if scaling is not None and scaling.get("rope_type") == "longrope":
+            self.short_context = scaling["original_max_position_embeddings"]
+        tables = 1 if self.short_context is None else 2
+        self.register_buffer("cos", torch.empty(tables, positions, rotated // 2, dtype=torch.float32), persistent=False)
+        self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
+
+    def forward(self, start: int, end: int, places: Places | None = None) -> Rotation:
+        """Cosines and sines of the positions from `start` to `end`, (end - start, r/2) each.
+
+        Args:
+            places: of (B, T) positions within documents instead: (B, 1, T, r/2). Each document is rotated as if it were alone.
+        """
+        if places is not None:
+            long = 0 if self.short_context is None else (places.lengths > self.short_context).long()  # (B, T)
+            return self.cos[long, places.positions][:, None], self.sin[long, places.positions][:, None]
+        table = 1 if self.short_context is not None and end > self.short_context else 0
+        return self.cos[table, start:end], self.sin[table, start:end]
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Compute the tables. Required after `to_empty`."""
+        tables, positions, half = self.cos.shape
+        device = self.cos.device
+        unscaled = self.theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)  # (r/2,)
+        position = torch.arange(positions, device=device, dtype=torch.float32)  # (T,)
+        for table in range(tables):
+            frequency, amplitude = scale_frequencies(unscaled, self.theta, self.scaling, positions=positions, long=table == 1)
+            angle = torch.outer(position, frequency)  # (T, r/2)
+            self.cos[table] = angle.cos().mul_(amplitude)
+            self.sin[table] = angle.sin().mul_(amplitude)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryTable:
+        # `model.to(torch.bfloat16)` must not round the tables: position 4,001 would get the angle of 4,000.
+        super()._apply(fn, recurse)
+        if self.cos.dtype != torch.float32:
+            self.cos, self.sin = self.cos.float(), self.sin.float()
+            if not self.cos.is_meta:
+                self.fill()
+        return self
+
+
+def scale_frequencies(
+    frequency: Tensor, theta: float, scaling: dict[str, Any] | None, *, positions: int, long: bool
+) -> tuple[Tensor, float]:
+    """Scaled rotary frequencies, and the factor of cosines and sines, which scales the scores by its square.
+
+    Args:
+        frequency: (r/2,) radians per position.
+        theta: their base.
+        scaling: `GPTConfig.rope_scaling`.
+        positions: longest context of the model.
+        long: LongRoPE's factors of sequences longer than the original context.
+    """
+    if scaling is None:
+        return frequency, 1.0
+    values = {key: value for key, value in scaling.items() if key != "rope_type"}
+    kind = scaling.get("rope_type", "llama3")
+    if kind == "linear":  # position interpolation (Chen et al. 2023)
+        return frequency / values["factor"], 1.0
+    if kind == "llama3":
+        return _llama3(frequency, **values), 1.0
+    if kind == "yarn":
+        return _yarn(frequency, theta, **values)
+    return _longrope(frequency, positions, long, **values)
+
+
+def _llama3(
+    frequency: Tensor,
+    *,
+    factor: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    original_max_position_embeddings: float,
+) -> Tensor:
+    """Llama 3.1's frequencies for a context `factor` times the original one (Grattafiori et al. 2024, released code).
+
+    A frequency with more than `high_freq_factor` turns in the original context is kept. One with fewer than `low_freq_factor`
+    turns is divided by `factor`. In between, the two are interpolated linearly in the number of turns.
+    """
+    turns = frequency * original_max_position_embeddings / (2 * math.pi)  # (r/2,)
+    kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
+    return frequency * (kept + (1 - kept) / factor)
+
+
+def _yarn(
+    frequency: Tensor,
+    theta: float,
+    *,
+    factor: float,
+    original_max_position_embeddings: float,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    attention_factor: float | None = None,
+    truncate: bool = True,
+) -> tuple[Tensor, float]:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071).
+
+    Frequencies with more than `beta_fast` turns in the original context are kept. Those with fewer than `beta_slow` turns are
+    divided by `factor`. In between, the two are interpolated linearly in the index of the frequency.
+
+    Args:
+        attention_factor: factor of cosines and sines. None: 0.1 ln(factor) + 1.
+        truncate: round the two indices outwards, as the released code does.
+    """
+    half = frequency.numel()
+
+    def index(turns: float) -> float:
+        """The index whose frequency makes so many turns in the original context."""
+        return half * math.log(original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
+
+    first, last = index(beta_fast), index(beta_slow)
+    if truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * half - 1)
+    last = last if last > first else first + 0.001  # a step instead of a ramp
+    divided = ((torch.arange(half, device=frequency.device) - first) / (last - first)).clamp(0, 1)
+    if attention_factor is None:
+        attention_factor = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    return frequency * (1 - divided) + frequency / factor * divided, attention_factor
+
+
+def _longrope(
+    frequency: Tensor,
+    positions: int,
+    long: bool,
+    *,
+    original_max_position_embeddings: float,
+    short_factor: list[float],
+    long_factor: list[float],
+    factor: float | None = None,
+    attention_factor: float | None = None,
+) -> tuple[Tensor, float]:
+    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): a divisor for each frequency, found by search.
+
+    Args:
+        factor: length of the context relative to the original one. None: as the model's.
+        attention_factor: factor of cosines and sines. None: sqrt(1 + ln(factor) / ln(original context)).
+    """
+    divisors = torch.tensor(long_factor if long else short_factor, device=frequency.device, dtype=torch.float32)  # (r/2,)
+    if attention_factor is None:
+        factor = positions / original_max_position_embeddings if factor is None else factor
+        attention_factor = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original_max_position_embeddings))
+    return frequency / divisors, attention_factor

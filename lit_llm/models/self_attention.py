@@ -1,0 +1,82 @@
+"""Causal self-attention: projections, norms and rotary embedding around `attention.attend`.
+
+Shape letters: B sequences, T positions in the input, S positions in the keys, d ``n_embd``, H query heads, K key/value heads,
+h ``head_dim``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lit_llm.dtensor import local_part
+from lit_llm.models.attention import Visibility, attend
+from lit_llm.models.cache import LayerCache
+from lit_llm.models.config import GPTConfig
+from lit_llm.models.dropout import Drops, apply_linear, drop_weights
+from lit_llm.models.norms import make_rms_norm
+from lit_llm.models.rotary import Rotation, rotate
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped key/value heads."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.head_dim = config.resolved_head_dim
+        self.dropout, self.scale, self.softcap = config.dropout, config.attention_scale, config.attention_softcap
+        self.norm_heads = config.qk_norm_width == "head"
+        self.first_head = 0  # the number of this rank's first query head
+        d, heads, kv = config.n_embd, config.n_head * self.head_dim, config.kv_heads * self.head_dim
+        # Three matrices, not one fused matrix: Muon orthogonalises each, and tensor parallelism splits each by heads.
+        self.query = nn.Linear(d, heads, bias=config.has_bias("qkv"))
+        self.key = nn.Linear(d, kv, bias=config.has_bias("qkv"))
+        self.value = nn.Linear(d, kv, bias=config.has_bias("qkv"))
+        self.project = nn.Linear(heads, d, bias=config.has_bias("attention_output"))
+        self.query_norm = self.key_norm = None
+        if config.qk_norm:
+            self.query_norm = make_rms_norm(config, self.head_dim if self.norm_heads else heads)
+            self.key_norm = make_rms_norm(config, self.head_dim if self.norm_heads else kv)
+        self.sinks = nn.Parameter(torch.empty(config.n_head)) if config.attention_sinks else None
+
+    def forward(
+        self, x: Tensor, rotation: Rotation | None, see: Visibility, cache: LayerCache | None, drops: Drops | None = None
+    ) -> Tensor:
+        """(B, T, d) → (B, T, d).
+
+        Args:
+            rotation: cos and sin of the rotary angles. None: no rotary embedding.
+            see: what each position attends to.
+            cache: keys and values of the positions before these; extended in place.
+            drops: what is dropped. None: nothing.
+        """
+        q = self._heads(apply_linear(self.query, x, drops), self.query_norm)  # (B, H, T, h)
+        k = self._heads(apply_linear(self.key, x, drops), self.key_norm)  # (B, K, T, h)
+        v = self._heads(apply_linear(self.value, x, drops), None)
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
+        q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast the norms return fp32; attention runs in the compute dtype
+        if cache is not None:
+            k, v = cache.append(k, v)
+        keys = k.size(2) if see.shard is None else k.size(2) * see.shard.ranks
+        y = attend(
+            q,
+            k,
+            v,
+            see=see,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else local_part(self.sinks),
+            drops=drop_weights(drops, self.dropout, q.size(1), keys, first_head=self.first_head),
+        )  # (B, H, T, h)
+        return apply_linear(self.project, y.transpose(1, 2).flatten(2), drops)  # (B, T, H·h) → (B, T, d)
+
+    def _heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        """Split a projection into heads and normalise it: (B, T, heads·h) → (B, heads, T, h)."""
+        if norm is not None and not self.norm_heads:
+            x = norm(x)
+        # The number of heads is inferred: under tensor parallelism each rank holds a part of them.
+        x = x.unflatten(-1, (-1, self.head_dim))  # (B, T, heads, h)
+        if norm is not None and self.norm_heads:
+            x = norm(x)
+        return x.transpose(1, 2)

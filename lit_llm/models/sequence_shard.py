@@ -1,0 +1,52 @@
+"""Which positions a rank computes when ranks share each sequence (context parallelism).
+
+Letters: n ranks, T positions, a multiple of `SequenceShard.multiple`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+ContextAttention = Literal["gather", "heads"]
+"""gather: each rank gathers all keys and values. heads: during attention each rank has all positions of a part of the heads."""
+
+
+class SequenceShard(NamedTuple):
+    """States that ranks share each sequence: all load the same batch, and each computes T / n of its positions.
+
+    gather: the sequence has 2n chunks, and rank r has chunks r and 2n - 1 - r. A position attends to those before it, so a late
+    chunk costs more than an early one. Every such pair costs the same. heads: rank r has chunk r of n.
+    """
+
+    group: str
+    """Name of the ranks' process group."""
+    ranks: int
+    rank: int
+    kind: ContextAttention = "gather"
+
+    @property
+    def multiple(self) -> int:
+        """What T must be a multiple of."""
+        return self.ranks * len(self.chunks)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Numbers of this rank's chunks, ascending."""
+        return self.chunks_of(self.rank)
+
+    def chunks_of(self, rank: int) -> tuple[int, ...]:
+        """Numbers of a rank's chunks, ascending."""
+        return (rank, 2 * self.ranks - 1 - rank) if self.kind == "gather" else (rank,)
+
+    @property
+    def chunks_by_rank(self) -> list[int]:
+        """Numbers of all chunks: those of rank 0, then those of rank 1, and so on."""
+        return [chunk for rank in range(self.ranks) for chunk in self.chunks_of(rank)]
+
+    def take(self, x: Tensor, dim: int = 1) -> Tensor:
+        """This rank's part of a tensor with T positions along `dim`: T / n positions, in ascending order."""
+        parts = x.chunk(self.multiple, dim)
+        return torch.cat([parts[chunk] for chunk in self.chunks], dim)

@@ -1,0 +1,201 @@
+"""Matrices that the ranks of a mesh hold in parts: each whole on its owner rank, and its update back in parts.
+
+Parts travel along one dimension of the mesh after the other, the last one first: with tensor parallelism, within a machine
+before between machines. Only groups of the matrices' own mesh are used, so pipeline stages do not wait for each other.
+Along replicated dimensions ("rows" of equal replicas) the parts need not travel to an owner, because its row has them all.
+Its update goes to the other rows in parts, from each rank to its counterparts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate
+
+from lit_llm._torch import box_at
+from lit_llm.buffer_sizes import MUON_BATCH_NUMEL
+from lit_llm.optim.owners import owners, turns
+
+Coordinate: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Shape (r, c) and placements of a distributed matrix."""
+
+    shape: tuple[int, ...]
+    placements: tuple[Placement, ...]
+
+    def box(self, mesh_shape: tuple[int, ...], at: Coordinate) -> tuple[slice, ...]:
+        """Rows and columns of the rank at a coordinate."""
+        return _box(self, mesh_shape, at)
+
+    def numel(self, mesh_shape: tuple[int, ...], at: Coordinate) -> int:
+        """Elements of the part of the rank at a coordinate."""
+        rows, columns = self.box(mesh_shape, at)
+        return (rows.stop - rows.start) * (columns.stop - columns.start)
+
+
+@lru_cache(maxsize=65536)
+def _box(matrix: Matrix, mesh_shape: tuple[int, ...], at: Coordinate) -> tuple[slice, ...]:
+    size, offset = box_at(matrix.shape, mesh_shape, at, matrix.placements)
+    return tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))
+
+
+@dataclass(frozen=True)
+class _Hop:
+    """One all-to-all along a dimension: (matrix, whose part) to and from each peer on the way to the owners."""
+
+    group: dist.ProcessGroup
+    sent: list[list[tuple[int, Coordinate]]]
+    received: list[list[tuple[int, Coordinate]]]
+
+
+class Turn:
+    """Matrices that their owners orthogonalise at the same time. All ranks of the mesh call its methods.
+
+    Attributes:
+        rows: the numbers of this turn's matrices by row of replicas, in an order that is equal on all ranks.
+        row: this rank's.
+        mine: the matrices of this rank's row.
+    """
+
+    def __init__(self, mesh: DeviceMesh, matrices: Sequence[Matrix], numbers: Sequence[int], owners: Sequence[int]) -> None:
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None, "only ranks of the mesh hold its parameters"
+        self._mesh, self._matrices, self._at = mesh, matrices, tuple(coordinate)
+        self._replicated = [
+            d for d, placement in enumerate(matrices[0].placements) if isinstance(placement, Replicate) and mesh.size(d) > 1
+        ]
+        self._owner = {i: _coordinate(owners[i], tuple(mesh.shape)) for i in numbers}
+        by_row: dict[Coordinate, list[int]] = defaultdict(list)
+        for i in numbers:
+            by_row[self._row(self._owner[i])].append(i)
+        self.rows = dict(sorted(by_row.items()))
+        self.row = self._row(self._at)
+        self.mine = self.rows.get(self.row, [])
+        self._hops = self._plan_hops()
+
+    def _row(self, at: Coordinate) -> Coordinate:
+        return tuple(at[d] for d in self._replicated)
+
+    def _plan_hops(self) -> list[_Hop]:
+        shape, at, hops = tuple(self._mesh.shape), self._at, list[_Hop]()
+        before: list[int] = []  # dimensions along which the parts have travelled
+        for d in reversed(range(len(shape))):
+            if d in self._replicated or shape[d] == 1:  # dimensions of one rank have no group
+                continue
+            # Before this hop a rank has the parts of all ranks along `before`, of matrices whose owner it matches there.
+            near = [i for i in self.mine if all(self._owner[i][k] == at[k] for k in before)]
+            sources = [range(shape[k]) if k in before else [at[k]] for k in range(len(shape))]
+            sent, received = [], []
+            for peer in range(shape[d]):
+                sent.append([(i, s) for i in near if self._owner[i][d] == peer for s in itertools.product(*sources)])
+                theirs = [[peer] if k == d else source for k, source in enumerate(sources)]
+                received.append([(i, s) for i in near if self._owner[i][d] == at[d] for s in itertools.product(*theirs)])
+            hops.append(_Hop(self._mesh.get_group(d), sent, received))
+            before.append(d)
+        return hops
+
+    def gather(self, parts: dict[int, Tensor], like: Tensor) -> dict[int, Tensor]:
+        """The whole matrices (r, c) that this rank owns, from each rank's parts of the matrices in `mine`.
+
+        Args:
+            parts: flat. The dict is emptied, so that their memory is free as soon as they are sent.
+            like: empty, with the dtype and the device of the parts, for ranks without any.
+        """
+        held = {(i, self._at): parts.pop(i) for i in self.mine}
+        for hop in self._hops:
+            held = self._exchange(hop.group, hop.sent, hop.received, held, like)
+        pieces: dict[int, list[tuple[Coordinate, Tensor]]] = defaultdict(list)
+        for (i, source), piece in held.items():
+            pieces[i].append((source, piece))
+        whole = {}
+        for i, placed in pieces.items():
+            rows, columns = self._matrices[i].shape
+            wide = placed[0][1].new_empty(min(rows, columns), max(rows, columns))
+            whole[i] = wide.mT if rows > columns else wide  # in the order of memory that the iteration needs
+            for source, piece in placed:
+                box = self._matrices[i].box(tuple(self._mesh.shape), source)
+                target = whole[i][box]
+                target.copy_(piece.view(target.shape))
+        return whole
+
+    def scatter(self, whole: dict[int, Tensor], like: Tensor) -> dict[int, Tensor]:
+        """This rank's parts of the matrices in `mine`, flat, from the whole ones that each rank owns. Empties `whole`."""
+        shape = tuple(self._mesh.shape)
+        everywhere = [[self._at[d]] if d in self._replicated else range(n) for d, n in enumerate(shape)]
+        held = {}
+        for i in list(whole):
+            matrix = whole.pop(i)
+            for to in itertools.product(*everywhere):
+                held[i, to] = matrix[self._matrices[i].box(shape, to)].flatten()
+            del matrix
+        for hop in reversed(self._hops):
+            held = self._exchange(hop.group, hop.received, hop.sent, held, like)
+        return {i: held[i, self._at] for i in self.mine}
+
+    def share(self, row: Coordinate, parts: dict[int, Tensor], like: Tensor) -> list[Tensor]:
+        """Parts of the matrices of a row, flat, on all rows: from each rank of that row to its counterparts.
+
+        Args:
+            parts: of the matrices in `mine`. Those of this row are taken out.
+        """
+        own = [parts.pop(i) for i in self.rows[row]] if row == self.row else []
+        if not self._replicated:
+            return own
+        sizes = [self._matrices[i].numel(tuple(self._mesh.shape), self._at) for i in self.rows[row]]
+        buffer = torch.cat(own) if own else like.new_empty(sum(sizes))
+        del own
+        for step, d in enumerate(self._replicated):
+            later = range(step + 1, len(self._replicated))
+            if all(self._at[self._replicated[k]] == row[k] for k in later):
+                dist.broadcast(buffer, group=self._mesh.get_group(d), group_src=row[step])
+        return list(buffer.split(sizes))
+
+    def _exchange(
+        self,
+        group: dist.ProcessGroup,
+        to: list[list[tuple[int, Coordinate]]],
+        come: list[list[tuple[int, Coordinate]]],
+        held: dict[tuple[int, Coordinate], Tensor],
+        like: Tensor,
+    ) -> dict[tuple[int, Coordinate], Tensor]:
+        shape = tuple(self._mesh.shape)
+
+        def sizes(keys: list[tuple[int, Coordinate]]) -> list[int]:
+            return [self._matrices[i].numel(shape, source) for i, source in keys]
+
+        arriving = [key for keys in come for key in keys]
+        sent = torch.cat([like, *(held[key] for keys in to for key in keys)])  # `like` is empty
+        held.clear()
+        received = like.new_empty(sum(sizes(arriving)))
+        if self.mine:  # else nothing travels in this row
+            dist.all_to_all_single(
+                received, sent, [sum(sizes(keys)) for keys in come], [sum(sizes(keys)) for keys in to], group=group
+            )
+        return dict(zip(arriving, received.split(sizes(arriving)), strict=True))
+
+
+def turns_of(mesh: DeviceMesh, matrices: Sequence[Matrix]) -> list[Turn]:
+    """The turns of matrices on one mesh that are replicated along the same dimensions."""
+    chosen = owners([matrix.shape for matrix in matrices], mesh.size())
+    sizes = [rows * columns for rows, columns in (matrix.shape for matrix in matrices)]
+    return [Turn(mesh, matrices, numbers, chosen) for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL)]
+
+
+def _coordinate(rank: int, shape: tuple[int, ...]) -> Coordinate:
+    found = []
+    for size in reversed(shape):
+        rank, at = divmod(rank, size)
+        found.append(at)
+    return tuple(reversed(found))

@@ -1,0 +1,382 @@
+"""The memory and FLOPs of one micro-batch, from traces of the model.
+
+Blocks of one kind allocate the same, so one of each kind is traced, besides the first and the last. Sizes are linear in the
+number of sequences, so two numbers are traced, and any other follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from lit_llm.buffer_sizes import SOFTMAX_NUMEL
+from lit_llm.models.config import GPTConfig
+from lit_llm.plan.parameters import Key, stored_bytes, weights_of
+from lit_llm.plan.pipeline import StageShare, weights_of_stages
+
+if TYPE_CHECKING:  # imports torch
+    from lit_llm.models.lora import LoRAConfig
+    from lit_llm.plan.trace import Body, Numerics, Segment
+
+KINDS = ("activations", "loss head", "gradients", "weight copies")
+_TRACED_SEQUENCES = (2, 3)
+_MOST_BLOCKS = 16
+"""Blocks of the loss's softmax beyond which fewer rows are traced."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The settings that determine the memory of a micro-batch on one rank.
+
+    Attributes:
+        sequences: B.
+        length: T, tokens of a sequence. None: `model.block_size`. Tables of positions have that size in any case.
+        parameter_bytes: bytes per element of the weights (4 = fp32 masters).
+        compute_bytes: bytes per element in matrix products; below `parameter_bytes` under autocast.
+        chunk_size: tokens whose logits exist at the same time. None: all.
+        checkpointing: "none", "full", "attention", "cheap", or a number k as a string: every k-th block.
+        cuda: use the kernels of a GPU, not of a CPU.
+        tensor_parallel: ranks that split heads, hidden width and vocabulary, and the positions between the matrices.
+        shard_gradients: ranks that share the gradients.
+        gradients_exist: gradients of an earlier micro-batch exist, and this one is accumulated into them.
+        context: ranks that share each sequence.
+        gathers_keys: these ranks gather keys and values. Otherwise they exchange positions for heads.
+        stages: of a rank of a pipeline. Empty: the whole model.
+        micro_batches: of an optimizer step, which a pipeline has at the same time.
+        narrow_weights: FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them.
+    """
+
+    model: GPTConfig
+    sequences: int
+    parameter_bytes: int = 4
+    compute_bytes: int = 4
+    chunk_size: int | None = None
+    z_loss: bool = False
+    checkpointing: str = "none"
+    cuda: bool = False
+    tensor_parallel: int = 1
+    shard_gradients: int = 1
+    gradients_exist: bool = False
+    lora: LoRAConfig | None = None
+    length: int | None = None
+    context: int = 1
+    gathers_keys: bool = True
+    stages: tuple[StageShare, ...] = ()
+    micro_batches: int = 1
+    narrow_weights: bool = False
+
+    @property
+    def whole_length(self) -> int:
+        """Tokens of a sequence."""
+        return self.length or self.model.block_size
+
+    @property
+    def local_length(self) -> int:
+        """Tokens of a sequence on this rank, padded: one chunk, or two of equal size if keys are gathered."""
+        chunks = 2 if self.gathers_keys and self.context > 1 else 1
+        return chunks * -(-self.whole_length // (chunks * self.context))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on this rank."""
+        return self.sequences * self.local_length
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Forward and backward of one micro-batch, without weights and optimizer state.
+
+    Earlier gradients are included: those being accumulated, or those of the previous step, which Lightning frees only after
+    the forward pass.
+
+    Attributes:
+        peaks: live bytes by kind at the peak of each phase: "forward"; "loss head", forward and backward, with the
+            backward of the last norm; "backward".
+        written: all bytes that operations allocate, which is the write traffic to memory.
+        matmul_flops, attention_flops: that kernels execute, as torch's FlopCounterMode counts them.
+    """
+
+    peaks: dict[str, dict[str, int]]
+    written: int
+    matmul_flops: int
+    attention_flops: int
+
+    @property
+    def flops(self) -> int:
+        return self.matmul_flops + self.attention_flops
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a segment does: live bytes by kind at its end and at its peak, relative to its begin."""
+
+    end: tuple[int, ...]
+    peak: tuple[int, ...]
+    written: int
+    flops: tuple[int, int]
+
+
+def micro_batch(step: Step) -> MicroBatch:
+    """Memory and FLOPs of a micro-batch. The first call for a model takes tenths of a second."""
+    return _micro_batch(Key(step))
+
+
+@lru_cache(maxsize=4096)
+def _micro_batch(key: Key) -> MicroBatch:
+    step: Step = key.value
+    model, shard = step.model, step.shard_gradients
+    traced, kinds = representatives(_kinds_of_blocks(step))
+    body = _body(step, traced)
+
+    def stays(gradient: int) -> int:
+        return 0 if step.gradients_exist else gradient // shard
+
+    forward, backward = (
+        [_change(segment, stays, step.narrow_weights) for segment in part] for part in (body.forward, body.backward)
+    )
+    gathered = _gathered_keys(step)
+    blocks = [_with_activations(forward[1 + i], gathered, step.context) for i in kinds]
+    backward_blocks = [_with_activations(backward[-2 - i], -gathered, step.context) for i in kinds]
+    head = _head(step, body)
+    weights = weights_of(model, step.lora, step.tensor_parallel)
+    if step.stages:
+        weights = weights_of_stages(weights, step.stages)
+    held = stored_bytes(weights, step.parameter_bytes, trainable=True) // shard
+    run = _Run()
+    activations = KINDS.index("activations")
+    in_step = step.micro_batches if step.stages else 1
+    run.live[activations] = in_step * 2 * step.sequences * step.whole_length * 8  # ids and targets
+    run.live[KINDS.index("gradients")] = held
+    stages = step.stages or (StageShare(0, model.n_layer, first=True, last=True, in_flight=1),)
+    for stage in stages:  # between forward and backward, except for the micro-batch that is played
+        inner = blocks[stage.start : stage.stop]
+        kept = [forward[0]] * stage.first + inner + [forward[-1]] * stage.last
+        for kind in range(len(KINDS)):
+            run.live[kind] += max(0, stage.in_flight - 1) * sum(change.end[kind] for change in kept)
+        if step.stages:  # torch's buffers for inputs and gradients of outputs, one for each micro-batch
+            moved = step.tokens // step.tensor_parallel * model.n_embd * step.parameter_bytes
+            run.live[activations] += in_step * moved * ((not stage.first) + (not stage.last))
+    for stage in stages:
+        run.play("forward", [forward[0]] * stage.first + blocks[stage.start : stage.stop] + [forward[-1]] * stage.last)
+        if stage.last:
+            run.play("loss head", head[:1])
+        if not step.gradients_exist:  # zero_grad, between forward and backward
+            run.live[KINDS.index("gradients")] -= held
+        if stage.last:
+            run.play("loss head", [*head[1:], backward[0]])
+        run.play("backward", backward_blocks[stage.start : stage.stop][::-1] + [backward[-1]] * stage.first)
+    return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1])
+
+
+def _gathered_keys(step: Step) -> int:
+    """Bytes of the keys and values of other ranks that a block keeps for its backward pass."""
+    recomputed = step.checkpointing in ("full", "attention")
+    if step.context == 1 or not step.gathers_keys or recomputed:
+        return 0
+    heads = step.model.kv_heads // step.tensor_parallel
+    others = step.local_length * (step.context - 1)
+    return 2 * step.sequences * others * heads * step.model.resolved_head_dim * step.compute_bytes
+
+
+def _with_activations(change: _Change, more: int, context: int) -> _Change:
+    """A block's change with gathered keys, whose attention sees `context` times the traced positions."""
+    if context == 1:
+        return change
+    at = KINDS.index("activations")
+
+    def moved(live: tuple[int, ...], by: int) -> tuple[int, ...]:
+        return tuple(size + (by if kind == at else 0) for kind, size in enumerate(live))
+
+    flops = change.flops[0], change.flops[1] * context
+    return _Change(moved(change.end, more), moved(change.peak, max(more, 0)), change.written, flops)
+
+
+class _Run:
+    """Plays changes one after the other."""
+
+    def __init__(self) -> None:
+        self.live = [0] * len(KINDS)
+        self.peaks: dict[str, dict[str, int]] = {}
+        self.written = 0
+        self.flops = [0, 0]
+
+    def play(self, phase: str, changes: Sequence[_Change]) -> None:
+        for change in changes:
+            peak = [a + b for a, b in zip(self.live, change.peak, strict=True)]
+            if sum(peak) > sum(self.peaks.get(phase, {}).values()):
+                self.peaks[phase] = dict(zip(KINDS, peak, strict=True))
+            self.live = [a + b for a, b in zip(self.live, change.end, strict=True)]
+            self.written += change.written
+            self.flops = [a + b for a, b in zip(self.flops, change.flops, strict=True)]
+
+
+def _change(segment: Segment, stays: Callable[[int], int], narrow_weights: bool) -> _Change:
+    live, total, most, written, flops = [0] * len(KINDS), 0, 0, 0, [0, 0]
+    peak = tuple(live)
+    for kind, amount in segment:
+        if kind >= len(KINDS):
+            flops[kind - len(KINDS)] += amount
+            continue
+        if narrow_weights and kind == KINDS.index("weight copies"):
+            continue
+        if kind == KINDS.index("gradients"):
+            amount = stays(amount)
+        elif amount > 0:
+            written += amount
+        live[kind] += amount
+        total += amount
+        if total > most:
+            most, peak = total, tuple(live)
+    return _Change(tuple(live), peak, written, (flops[0], flops[1]))
+
+
+def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """(layers to trace, for each layer the place in them): the first, the last, and one of each kind in between."""
+    last = len(kinds) - 1
+    between = {kind: i for i, kind in reversed(list(enumerate(kinds))) if 0 < i < last}
+    traced = sorted({0, last, *between.values()})
+    return traced, [traced.index(i if i in (0, last) else between[kind]) for i, kind in enumerate(kinds)]
+
+
+def _kinds_of_blocks(step: Step) -> list[Any]:
+    every = step.checkpointing
+    return [
+        (repr(step.model.layer(i)), every.isdigit() and i % int(every) == 0)  # its settings, and whether it is recomputed
+        for i in range(step.model.n_layer)
+    ]
+
+
+# -- traces, cached ---------------------------------------------------------------------------------------------------
+
+
+def _numerics(parameter_bytes: int, compute_bytes: int, cuda: bool) -> Numerics:
+    import torch
+
+    from lit_llm.plan.trace import Numerics
+
+    dtypes = {4: torch.float32, 2: torch.bfloat16}
+    return Numerics(dtypes[parameter_bytes], dtypes[compute_bytes], cuda)
+
+
+def _body(step: Step, layers: list[int]) -> Body:
+    """The body's trace, from those of two numbers of sequences if these do the same operations."""
+    from lit_llm.plan.trace import Body
+
+    mode = int(step.checkpointing) if step.checkpointing.isdigit() else step.checkpointing
+    model, lora, length = Key(step.model), Key(step.lora), step.local_length
+    numerics = _numerics(step.parameter_bytes, step.compute_bytes, step.cuda)
+
+    def at(sequences: int) -> Body:
+        return _traced_body(model, lora, tuple(layers), mode, numerics, sequences, length, step.tensor_parallel)
+
+    few, more = (at(sequences) for sequences in _TRACED_SEQUENCES)
+    if step.sequences in _TRACED_SEQUENCES or not few.does_the_same(more):
+        return at(step.sequences)
+    further = step.sequences - _TRACED_SEQUENCES[0]
+
+    def extended(first: list[Segment], second: list[Segment]) -> list[Segment]:
+        return [
+            [(kind, a + further * (b - a)) for (kind, a), (_, b) in zip(one, two, strict=True)]
+            for one, two in zip(first, second, strict=True)
+        ]
+
+    forward, backward = extended(few.forward, more.forward), extended(few.backward, more.backward)
+    return Body(forward, backward, few.hidden_dtype, few.head_is_trainable)
+
+
+@lru_cache(maxsize=256)
+def _traced_body(
+    model: Key,
+    lora: Key,
+    layers: tuple[int, ...],
+    checkpointing: Any,
+    numerics: Any,
+    sequences: int,
+    length: int,
+    tensor_parallel: int,
+) -> Body:
+    from lit_llm.plan.trace import trace_body
+
+    return trace_body(
+        model.value,
+        lora.value,
+        layers,
+        checkpointing,
+        numerics,
+        sequences=sequences,
+        length=length,
+        tensor_parallel=tensor_parallel,
+    )
+
+
+def _head(step: Step, body: Body) -> list[_Change]:
+    """Forward and backward of the loss. The chunked loss is linear in its rows and in those of a chunk."""
+    from lit_llm.plan.model import local_config
+
+    model = local_config(step.model, step.tensor_parallel)
+    rows = step.tokens
+    # A split vocabulary always uses the chunked loss, with one chunk if no size is set.
+    chunk = step.chunk_size if step.tensor_parallel == 1 else step.chunk_size or rows
+    numerics = _numerics(step.parameter_bytes, step.compute_bytes, step.cuda)
+    block = max(1, SOFTMAX_NUMEL // model.padded_vocab_size)  # rows of its softmax
+
+    def at(rows: int, chunk: int | None) -> list[_Change]:
+        # A tied matrix is gathered as the embedding needs it.
+        narrow = step.narrow_weights and not model.tie_embeddings
+        options = (step.z_loss, body.hidden_dtype, body.head_is_trainable, narrow)
+        return _traced_head(Key(model), numerics, rows, chunk, *options)
+
+    if chunk is None or rows <= _MOST_BLOCKS * block:
+        return at(rows, chunk)
+    chunk = min(chunk, rows)
+    if chunk <= 2 * block:  # many chunks: linear in the whole chunks, besides the rows of the last one
+        rest = rows % chunk
+        few, more = at(2 * chunk + rest, chunk), at(3 * chunk + rest, chunk)
+        return [_extended(a, b, rows // chunk - 2) for a, b in zip(few, more, strict=True)]
+    few, of_rows, of_chunk = at(4 * block, 2 * block), at(6 * block, 2 * block), at(6 * block, 3 * block)
+    found = []
+    for a, b, c in zip(few, of_rows, of_chunk, strict=True):
+        more_rows = _extended(a, b, (rows / block - 4) / 2)
+        more_chunk = _extended(b, c, chunk / block - 2)
+        found.append(_added(more_rows, more_chunk, b))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _traced_head(
+    model: Key, numerics: Any, rows: int, chunk_size: int | None, z_loss: bool, hidden_dtype: Any, trainable: bool, narrow: bool
+) -> list[_Change]:
+    from lit_llm.plan.trace import trace_head
+
+    segments = trace_head(
+        model.value,
+        numerics,
+        rows=rows,
+        chunk_size=chunk_size,
+        z_loss=z_loss,
+        hidden_dtype=hidden_dtype,
+        trainable=trainable,
+    )
+    return [_change(segment, lambda gradient: gradient, narrow) for segment in segments]
+
+
+def _numbers(change: _Change) -> list[int]:
+    return [*change.end, *change.peak, change.written, *change.flops]
+
+
+def _change_of(numbers: Sequence[float]) -> _Change:
+    n, whole = len(KINDS), [round(number) for number in numbers]
+    return _Change(tuple(whole[:n]), tuple(whole[n : 2 * n]), whole[2 * n], (whole[-2], whole[-1]))
+
+
+def _extended(first: _Change, second: _Change, times: float) -> _Change:
+    """`first` plus `times` the difference to `second`."""
+    return _change_of([a + times * (b - a) for a, b in zip(_numbers(first), _numbers(second), strict=True)])
+
+
+def _added(first: _Change, second: _Change, shared: _Change) -> _Change:
+    """first + second - shared."""
+    numbers = zip(_numbers(first), _numbers(second), _numbers(shared), strict=True)
+    return _change_of([a + b - c for a, b, c in numbers])

@@ -1,0 +1,105 @@
+"""The model that a plan counts or traces: built without memory, with some of its blocks, or with one rank's part of each.
+
+The part of a tensor-parallel rank is a model of what `lit_llm.distributed.tensor_parallel` does to sizes, without a process
+group. A rank has 1 / ranks of the heads, of the hidden width and of the vocabulary. It keeps T / ranks positions of the
+residual stream, gathers all T before attention, MLP and loss, and keeps its positions of their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from lit_llm.models.config import GPTConfig
+from lit_llm.models.gpt import GPT
+
+if TYPE_CHECKING:
+    from lit_llm.models.lora import LoRAConfig
+
+
+def build(config: GPTConfig, lora: LoRAConfig | None) -> GPT:
+    """The model on the meta device, with the adapters of `lora`."""
+    with torch.device("meta"):
+        model = GPT(config)
+        if lora is not None:
+            from lit_llm.models.lora import apply_lora
+
+            apply_lora(model, lora)
+    return model
+
+
+def with_layers(config: GPTConfig, layers: Sequence[int]) -> GPTConfig:
+    """The configuration with only the given layers, in this order."""
+    settings = [config.layer(i) for i in layers]
+    patterns = {name: [getattr(layer, name) for layer in settings] for name in config.layers or {}}
+    return replace(config, n_layer=len(layers), layers=patterns or None)
+
+
+def local_config(config: GPTConfig, ranks: int) -> GPTConfig:
+    """The model of one of `ranks` ranks. `GPTConfig.block_size` stays: each rank sees all positions."""
+    if ranks == 1:
+        return config
+    return replace(
+        config,
+        n_head=config.n_head // ranks,
+        n_kv_head=config.kv_heads // ranks,
+        head_dim=config.resolved_head_dim,
+        mlp_width=config.hidden_width // ranks,
+        vocab_size=config.padded_vocab_size // ranks,
+        pad_vocab_to=1,
+        eos_id=None if config.eos_id is None else 0,
+    )
+
+
+def split_positions(model: GPT, ranks: int) -> None:
+    """Split the positions of the residual stream, by hooks on the modules that change its length."""
+
+    def scatter(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        return _Scatter.apply(output, ranks)
+
+    def gather(module: Any, inputs: Any) -> Any:
+        return _Gather.apply(inputs[0], ranks), *inputs[1:]
+
+    model.embedding.register_forward_hook(scatter)
+    if model.positions is not None:
+        model.positions.register_forward_hook(scatter)
+    for block in model.blocks:
+        for module in (block.attention, block.mlp):
+            module.register_forward_pre_hook(gather)  # type: ignore[union-attr]
+            module.register_forward_hook(scatter)  # type: ignore[union-attr]
+    model.norm.register_forward_hook(lambda module, inputs, output: _Gather.apply(output, ranks))
+
+
+def _resized(x: Tensor, length: int) -> Tensor:
+    return torch.empty((x.size(0), length, *x.shape[2:]), dtype=x.dtype, device=x.device)
+
+
+class _Gather(Function):
+    """(B, T / ranks, d) → (B, T, d)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return _resized(x, x.size(1) * ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _resized(gradient, gradient.size(1) // ctx.ranks), None
+
+
+class _Scatter(Function):
+    """(B, T, d) → (B, T / ranks, d)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return _resized(x, x.size(1) // ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _resized(gradient, gradient.size(1) * ctx.ranks), None

@@ -1,0 +1,239 @@
+"""What a micro-batch allocates, frees and computes: the real model and loss, run forward and backward on tensors without data.
+
+The body (all but the loss) and the loss head are traced apart, so that a body serves every chunk size and a head every mode of
+activation checkpointing. Between them, the last hidden states and two gradients are handed over: one trace counts their
+allocation, the other their release.
+
+Weights, buffers and the batch are not counted. A gradient that a parameter receives is freed and becomes an event GRADIENTS,
+because its shard may stay, or it may be added to an earlier one.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
+from lit_llm.models.config import GPTConfig
+from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
+from lit_llm.plan.cuda import CudaKernels
+from lit_llm.plan.model import build, local_config, split_positions, with_layers
+from lit_llm.plan.recorder import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Event, Recorder, Sized, sized
+
+Segment = list[Event]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Types of weights and matrix products, and the device whose kernels run."""
+
+    weights: torch.dtype
+    products: torch.dtype
+    cuda: bool
+
+    @contextmanager
+    def record(self, recorder: Recorder) -> Iterator[None]:
+        """Record what runs within."""
+        with ExitStack() as stack:
+            stack.enter_context(without_garbage_collection())
+            stack.enter_context(recorder)
+            if self.weights != self.products:
+                stack.enter_context(torch.autocast("cpu", self.products, cache_enabled=False))
+            if self.cuda:
+                stack.enter_context(CudaKernels(recorder))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            yield
+
+
+@dataclass(frozen=True)
+class Body:
+    """The forward and the backward pass without the loss.
+
+    Attributes:
+        forward: segments of what precedes the blocks, of each block, and of what follows them.
+        backward: the same in the order of execution: last norm, last block, …, first block, embedding.
+        hidden_dtype: of what the loss gets.
+        head_is_trainable: the loss returns a gradient of the output matrix.
+    """
+
+    forward: list[Segment]
+    backward: list[Segment]
+    hidden_dtype: torch.dtype
+    head_is_trainable: bool
+
+    def does_the_same(self, other: Body) -> bool:
+        """Whether the two have the same events but for their amounts."""
+        mine, theirs = ([[[kind for kind, _ in s] for s in part] for part in (b.forward, b.backward)] for b in (self, other))
+        return mine == theirs
+
+
+def trace_body(
+    config: GPTConfig,
+    lora: Any,
+    layers: Sequence[int],
+    checkpointing: str | int,
+    numerics: Numerics,
+    *,
+    sequences: int,
+    length: int,
+    tensor_parallel: int,
+) -> Body:
+    """Trace a model of only the given `layers` of `config`, in this order, on `sequences` of `length` tokens."""
+    model = build(local_config(with_layers(config, layers), tensor_parallel), lora)
+    recorder = Recorder(cuda=numerics.cuda)
+    for block, layer in zip(model.blocks, layers, strict=True):
+        if numerics.cuda:
+            for module in (block.attention, block):
+                CudaKernels(recorder).around(module)  # type: ignore[arg-type]
+        if recomputes(checkpointing, layer):
+            recompute_block(block, checkpointing, preserve_rng_state=False)
+    if tensor_parallel > 1:
+        split_positions(model, tensor_parallel)
+    _without_data(model, numerics.weights, recorder)
+    shape = (sequences, length)
+    ids, targets = (sized(*shape, dtype=torch.int64) for _ in range(2))
+    recorder.exclude((ids, targets))
+    model.blocks[0].register_forward_pre_hook(lambda module, inputs: _mark(recorder, inputs[0]))
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, inputs, output: _mark(recorder, output))
+    seen: list[Any] = []
+
+    def head(hidden: Tensor, weight: Tensor, targets: Tensor, **_: Any) -> LossSums:
+        seen.extend((hidden.dtype, weight.requires_grad))
+        loss = _Head.apply(hidden, weight, recorder)
+        recorder.hand_over(hidden)
+        recorder.begin()  # "backward"
+        return LossSums(loss, loss, loss)
+
+    with numerics.record(recorder):
+        torch.autograd.backward(model(ids, targets, loss=head).loss)
+    forward = len(layers) + 2
+    backward = recorder.segments[forward:]
+    backward += [[] for _ in range(forward - len(backward))]  # frozen weights before the first adapter get no gradients
+    return Body(recorder.segments[:forward], backward, *seen)
+
+
+def trace_head(
+    config: GPTConfig,
+    numerics: Numerics,
+    *,
+    rows: int,
+    chunk_size: int | None,
+    z_loss: bool,
+    hidden_dtype: torch.dtype,
+    trainable: bool,
+) -> tuple[Segment, Segment]:
+    """Trace the loss of `rows` tokens: the events of its forward and of its backward pass."""
+    recorder = Recorder(cuda=numerics.cuda)
+    recorder.kind = LOSS_HEAD
+    d = config.n_embd
+    hidden_leaf = sized(rows, d, dtype=hidden_dtype, requires_grad=True)
+    weight_leaf = sized(config.padded_vocab_size, d, dtype=numerics.weights, requires_grad=trainable)
+    targets = sized(rows, dtype=torch.int64)
+    recorder.exclude((hidden_leaf, weight_leaf, targets))
+    recorder.weights.add(id(weight_leaf.meta.untyped_storage()))
+    assert config.vocab_size is not None
+    loss: Callable[..., LossSums] = partial(cross_entropy, z_loss=1.0 if z_loss else 0.0)
+    if chunk_size is not None:
+        loss = partial(chunked_cross_entropy, z_loss=1.0 if z_loss else 0.0, chunk_size=chunk_size)
+    with numerics.record(recorder):
+        hidden, weight = _Received.apply(hidden_leaf, weight_leaf, recorder)
+        total = loss(hidden, weight, targets, vocab_size=config.vocab_size, softcap=config.logit_softcap).loss
+        del hidden, weight
+        recorder.begin()
+        torch.autograd.backward(total)
+        del total
+    forward, backward = recorder.segments
+    return forward, backward
+
+
+def _without_data(model: nn.Module, dtype: torch.dtype, recorder: Recorder) -> None:
+    """Replace parameters and buffers by tensors without data, and let each gradient become an event."""
+    if dtype != torch.float32:
+        model.to(dtype)
+    made: dict[int, Sized] = {}
+    for module in model.modules():
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            is_weight = isinstance(tensor, nn.Parameter)
+            if id(tensor) not in made:
+                made[id(tensor)] = sized(*tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad)
+            delattr(module, name)
+            setattr(module, name, made[id(tensor)])
+            if is_weight:
+                recorder.weights.add(id(made[id(tensor)].meta.untyped_storage()))
+    recorder.exclude(made.values())
+    for tensor in made.values():
+        if tensor.requires_grad:
+            tensor.register_post_accumulate_grad_hook(partial(_accumulated, recorder))
+
+
+def _accumulated(recorder: Recorder, parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    size = parameter.grad.numel() * parameter.grad.element_size()
+    parameter.grad = None
+    recorder.add(GRADIENTS, size)
+
+
+def _mark(recorder: Recorder, stream: Tensor) -> None:
+    """Begin a segment where a block ends, in the forward and in the backward pass."""
+    recorder.begin()
+    if stream.requires_grad:
+        stream.register_hook(lambda gradient: recorder.begin())
+
+
+class _Head(Function):
+    """Stands for the loss in the trace of the body: keeps nothing, and returns gradients that `trace_head` allocates."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, recorder: Recorder) -> Tensor:
+        ctx.recorder, ctx.of = recorder, [(tuple(x.shape), x.dtype) for x in (hidden, weight)]
+        return recorder.receive((1,), torch.float32, None)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return *(
+            ctx.recorder.receive(shape, dtype, LOSS_HEAD) if needed else None
+            for (shape, dtype), needed in zip(ctx.of, ctx.needs_input_grad[:2], strict=True)
+        ), None
+
+
+class _Received(Function):
+    """Stands for the body in the trace of the head: the release of `hidden` is counted, that of its gradient is not."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, recorder: Recorder) -> tuple[Tensor, Tensor]:
+        ctx.recorder = recorder
+        ctx.set_materialize_grads(False)
+        passed = weight.view_as(weight)
+        if not ctx.needs_input_grad[1]:  # frozen: the loss computes no gradient of it
+            ctx.mark_non_differentiable(passed)
+        return recorder.receive(hidden.shape, hidden.dtype, ACTIVATIONS), passed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, None]:
+        for gradient in gradients:
+            if gradient is not None:
+                ctx.recorder.hand_over(gradient)
+        return None, None, None
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Selective recomputation leaves cycles, which keep tensors until Python collects them. In a step it rarely does."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,89 @@
+"""Where the processes of a run are, and which of them is behind when none goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+UNANSWERED = "does not answer (stopped, dead, or its machine is lost)"
+
+
+class Place(NamedTuple):
+    """Where a process is."""
+
+    beat: int
+    hooks: int
+    collectives: int
+    moves: int
+    """Changes of the main thread's line, in code of `_MOVING` and before training."""
+    step: int
+    micro_batch: int
+    hook: str
+    line: str
+    waits: bool
+    """The main thread is in torch.distributed, or in the backward pass, which also waits for others."""
+    collective: str | None = None
+    """The latest collective, once nothing has gone on for a while."""
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        return self.hooks, self.collectives, self.moves
+
+    def __str__(self) -> str:
+        where = f"step {self.step}, micro-batch {self.micro_batch}, {self.hook}, at {self.line}"
+        return where if self.collective is None else f"{where}, after {self.collective}"
+
+
+@dataclass
+class Judge:
+    """Finds out that a run makes no progress, and which rank is behind. Clocks of other machines do not matter.
+
+    Args:
+        silence: seconds without a beat after which a process does not answer.
+    """
+
+    timeout: float
+    silence: float
+    now: Callable[[], float] = time.monotonic
+    places: dict[int, Place] = field(default_factory=dict)
+    _heard: dict[int, float] = field(default_factory=dict)
+    _moved: float | None = None
+
+    def hear(self, rank: int, place: Place) -> None:
+        """Take a published place of a rank."""
+        before, now = self.places.get(rank), self.now()
+        if before is None or place.beat != before.beat:
+            self._heard[rank] = now
+        if before is None or place.progress != before.progress:
+            self._moved = now
+        self.places[rank] = place
+
+    def silent(self, rank: int) -> bool:
+        """Whether a process does not answer."""
+        return rank in self._heard and self.now() - self._heard[rank] > self.silence
+
+    def verdict(self) -> tuple[int, str] | None:
+        """The rank that is behind, and a sentence, if no rank has made progress for the timeout."""
+        if self._moved is None or self.now() - self._moved < self.timeout:
+            return None
+        # Processes that wait for others are ahead of the one that they wait for.
+        rank = min(self.places, key=lambda r: (not self.silent(r), *_order(self.places[r]), r))
+        place = self.places[rank]
+        if self.silent(rank):
+            what = f"rank {rank} {UNANSWERED}; it was last in {place}"
+        elif place.waits and len({_order(each) for each in self.places.values()}) == 1:
+            what = f"no rank is behind the others, all wait in {place}"
+        else:
+            what = f"rank {rank} is behind, in {place}"
+        return rank, no_progress(self.timeout, what)
+
+
+def no_progress(timeout: float, what: str) -> str:
+    """The sentence that ends a run."""
+    return f"the run has made no progress for {timeout:g} s: {what} (--hang_timeout)"
+
+
+def _order(place: Place) -> tuple[int, bool, int]:
+    return place.hooks, place.waits, place.collectives

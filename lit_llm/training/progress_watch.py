@@ -1,0 +1,241 @@
+"""A run whose ranks wait for each other for ever ends on all of them, and names the rank that is behind.
+
+Each process publishes where it is, every few seconds, from a thread: the hooks of training that it has passed, the collectives
+that it has begun, and the line of its main thread. Rank 0 compares. If no rank goes on for `timeout` seconds, it publishes the
+verdict, which ends every process. If rank 0 itself is silent, the others say so.
+
+Nothing here runs in a training step, apart from counting hooks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_llm._torch import collectives_begun, flight_record, last_collective
+from lit_llm.training.lost_peer import is_lost_peer
+from lit_llm.training.progress_judge import UNANSWERED, Judge, Place, no_progress
+
+INTERVAL = 1.0
+"""Most seconds between two beats."""
+_LIBRARIES = (f"{os.sep}torch{os.sep}", f"{os.sep}lightning{os.sep}", f"{os.sep}threading.py", f"{os.sep}contextlib.py")
+_MOVING = ("_dynamo", "_inductor", "_functorch", "checkpoint", "serialization.py")
+"""Parts of the paths of code that works for minutes between two hooks: there, a main thread that moves makes progress."""
+
+
+class ProgressWatch(Callback):
+    """Ends every process of a run that makes no progress, with one sentence that names the rank which is behind.
+
+    Slow validation, checkpoints, compilation and loading are progress as long as hooks, collectives or their code go on.
+
+    Contract:
+        setup: connects and starts the threads, with several processes. A collective.
+        hooks of batches, steps, validation and checkpoints: count them.
+        on_exception: says in the store of the process group that this process has failed.
+        teardown: stops the threads.
+        State: none.
+
+    Args:
+        timeout: seconds without progress.
+        folder: for the record of the latest collectives of each rank, once the run has been ended.
+        exit_code: of this process then.
+    """
+
+    def __init__(self, timeout: float, folder: Path, exit_code: Callable[[Trainer], int]) -> None:
+        self.timeout, self.folder, self.exit_code = timeout, folder, exit_code
+        self.interval = min(INTERVAL, timeout / 4)
+        self._ended = threading.Event()
+        self._store: dist.Store | None = None
+        self._key, self._rank, self._ranks, self._code = "", 0, 1, 1
+        self._beats = self._hooks = self._moves = self._step = self._micro_batch = 0
+        self._hook, self._lines, self._names_store = "setup", "", False
+        self._progress, self._still = (0, 0, 0), 0  # beats without progress of this process
+        self._heard_of_0 = time.monotonic()
+
+    # -- where this process is ------------------------------------------------------------------------------------------
+
+    def _pass(self, trainer: Trainer, hook: str, batch_idx: int | None = None) -> None:
+        self._hooks += 1
+        self._hook, self._step = hook, trainer.global_step
+        if batch_idx is not None:
+            self._micro_batch = batch_idx
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._pass(trainer, "forward", batch_idx)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
+        self._pass(trainer, "backward")
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        self._pass(trainer, "optimizer step")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._pass(trainer, "end of the micro-batch")
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._pass(trainer, "validation", batch_idx)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pass(trainer, "end of validation")
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._pass(trainer, "checkpoint")
+
+    def place(self) -> Place:
+        """Where this process is. Called by one thread."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        stack = _stack(frame)
+        lines = " ".join(f"{id(each.f_code)}:{each.f_lasti}" for each in stack)
+        moving = self._hook in ("setup", "checkpoint") or any(part in f.f_code.co_filename for f in stack for part in _MOVING)
+        if moving and lines != self._lines:
+            self._moves += 1
+        self._lines, self._beats = lines, self._beats + 1
+        progress = self._hooks, collectives_begun(), self._moves
+        self._still = self._still + 1 if progress == self._progress else 0
+        self._progress = progress
+        waits = any(f"torch{os.sep}distributed" in f.f_code.co_filename for f in stack[:4])
+        waits = waits or any(f.f_code.co_name == "_engine_run_backward" for f in stack[:4])
+        return Place(
+            self._beats,
+            *progress,
+            self._step,
+            self._micro_batch,
+            self._hook,
+            _line(stack),
+            waits,
+            last_collective() if self._still * self.interval > self.timeout / 2 else None,
+        )
+
+    # -- the processes ------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return
+        key = trainer.strategy.broadcast(uuid.uuid4().hex)  # a store may outlive a run, as torchrun's does
+        with contextlib.suppress(RuntimeError, KeyError):  # the group was made without a TCP store
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store = dist.TCPStore(address, port, timeout=timedelta(seconds=30), wait_for_workers=False)
+            self._key, self._rank, self._ranks = key, dist.get_rank(), dist.get_world_size()
+            self._names_store = "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
+            self._code, self._hook, self._store, self._ended = self.exit_code(trainer), "setup", store, threading.Event()
+            self._heard_of_0 = time.monotonic()
+            store.set(self._of(self._rank), json.dumps(self.place()))  # so that the others know of this process from now on
+            for target in (self._exchange, self._listen_for_0)[: 1 if self._rank == 0 else 2]:
+                threading.Thread(target=target, args=(self._ended,), name="progress-watch", daemon=True).start()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._store is not None and not is_lost_peer(exception):
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"{self._key}/failed", str(self._rank))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._ended.set()
+        self._store = None
+
+    def _exchange(self, ended: threading.Event) -> None:
+        """Publish where this process is; rank 0 judges, the others read its verdict."""
+        store = self._store
+        assert store is not None
+        judge = Judge(self.timeout, silence=max(3 * self.interval, 1.0))
+        ranks = range(self._ranks) if self._rank == 0 else (0,)
+        while not ended.wait(self.interval):
+            place = self.place()
+            with contextlib.suppress(RuntimeError):  # the process that has the store is gone, or does not answer
+                store.set(self._of(self._rank), json.dumps(place))
+                for rank, heard in self._read(store, ranks).items():
+                    before = judge.places.get(rank)
+                    judge.hear(rank, heard)
+                    if rank == 0 and (before is None or before.beat != heard.beat):
+                        self._heard_of_0 = time.monotonic()
+                if self._rank == 0 and (found := judge.verdict()) is not None:
+                    store.set(f"{self._key}/verdict", json.dumps(found))
+                if store.check([f"{self._key}/verdict"]):
+                    behind, sentence = json.loads(store.get(f"{self._key}/verdict"))
+                    self._end(behind, sentence, ended)
+
+    def _listen_for_0(self, ended: threading.Event) -> None:
+        """In a thread of its own, because a store in a process that has been stopped never answers."""
+        made, since = (-1, -1), time.monotonic()
+        while not ended.wait(self.interval):
+            now, passed = time.monotonic(), (self._hooks, collectives_begun())
+            if passed != made:
+                made, since = passed, now
+            if min(now - self._heard_of_0, now - since) > self.timeout + 2 * self.interval:
+                self._end(0, no_progress(self.timeout, f"rank 0 {UNANSWERED}"), ended)
+
+    def _end(self, behind: int, sentence: str, ended: threading.Event) -> None:
+        if ended.is_set():
+            return
+        os.write(2, f"error: rank {self._rank}: {sentence}\n".encode())
+        with contextlib.suppress(OSError):
+            self.folder.joinpath(f"collectives-rank-{self._rank}.json").write_bytes(flight_record())
+        if self._rank == behind:
+            faulthandler.dump_traceback(file=2, all_threads=True)
+        if self._rank == 0:
+            ended.wait(3 * self.interval)  # the others read the verdict from this process
+        os._exit(self._code)
+
+    # -- a rank that has died ---------------------------------------------------------------------------------------------
+
+    def lost_rank(self) -> int | None:
+        """After gloo's error for a lost connection: the rank that has failed or is silent. Takes a few seconds."""
+        store = self._store
+        if store is None:
+            return None
+        try:
+            if store.check([f"{self._key}/failed"]):
+                return int(store.get(f"{self._key}/failed"))
+            before = self._read(store, range(self._ranks))
+            time.sleep(2.5 * self.interval)
+            after = self._read(store, range(self._ranks))
+        except RuntimeError:
+            return 0 if self._names_store and self._rank != 0 else None
+        silent = [rank for rank, place in before.items() if after[rank].beat == place.beat and rank != self._rank]
+        return silent[0] if len(silent) == 1 else None
+
+    def _of(self, rank: int) -> str:
+        return f"{self._key}/{rank}"
+
+    def _read(self, store: dist.Store, ranks: Any) -> dict[int, Place]:
+        """The places of those ranks that have published one."""
+        there = list(ranks)
+        if not store.check([self._of(rank) for rank in there]):  # in one request, as soon as all have
+            there = [rank for rank in there if store.check([self._of(rank)])]
+        values = store.multi_get([self._of(rank) for rank in there]) if there else []
+        return {rank: Place(*json.loads(value)) for rank, value in zip(there, values, strict=True)}
+
+
+def _stack(frame: FrameType | None) -> list[FrameType]:
+    """A frame and its callers."""
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _line(stack: list[FrameType]) -> str:
+    """The innermost line that is not a library's, and what it has called."""
+    if not stack:
+        return "an unknown line"
+    own = next((f for f in stack if not any(part in f.f_code.co_filename for part in _LIBRARIES)), stack[0])
+    line = f"{Path(own.f_code.co_filename).name}:{own.f_lineno} in {own.f_code.co_name}"
+    return line if own is stack[0] else f"{stack[0].f_code.co_name} called by {line}"

@@ -1,0 +1,77 @@
+"""Ranks hash the shards of a checkpoint together. What they find is remembered in the checkpoint, until it is repaired."""
+
+import json
+import random
+
+import pytest
+import torch
+from saved import checkpoint, flip, step_path
+
+from lit_llm.checkpoint import format
+from lit_llm.checkpoint.shared_verification import share, verify_shards_together
+from lit_llm.errors import UserError
+
+SHARD = "shard-00000-of-00001.pt"
+
+
+def save_shards(folder, *steps):
+    for step in steps:
+        parts = {"state_dict.a": {"offset": [0, 0], "part": torch.full((50, 40), float(step))}}
+        placeholder = {"sharded tensor": "state_dict.a", "shape": [50, 40], "dtype": "float32"}
+        format.write(checkpoint(step, state_dict={"a": placeholder}), step_path(folder, step), parts=parts)
+
+
+def test_every_shard_is_in_one_share_and_shares_are_nearly_equal():
+    rng = random.Random(0)
+    for _ in range(200):
+        ranks, count = rng.randint(1, 9), rng.randint(0, 20)
+        sizes = {f"shard-{i:05d}": rng.randint(0, 100) for i in range(count)}
+        shares = [share(sizes, rank, ranks) for rank in range(ranks)]
+        assert [name for each in shares for name in each] == list(sizes)  # consecutive, and none twice
+        if count == ranks:
+            assert shares == [[name] for name in sizes]  # the ranks' own, whatever their sizes
+        else:
+            largest = max(sizes.values(), default=0)
+            assert max(sum(sizes[name] for name in each) for each in shares) <= sum(sizes.values()) / ranks + largest
+
+
+def test_a_damaged_shard_is_found_at_the_load_and_passed_by_at_the_next_start(tmp_path):
+    save_shards(tmp_path, 1, 2)
+    newest, before = step_path(tmp_path, 2), step_path(tmp_path, 1)
+    flip(newest / SHARD, 8 * 1500)
+    assert format.newest_good(tmp_path, shards=False) == (newest, [])  # nobody has read the shard yet
+    assert format.read_values(newest)["global_step"] == 2
+    with pytest.raises(UserError) as caught:
+        verify_shards_together(newest)
+    found = f"checkpoint {newest} is damaged: the contents of {SHARD} have changed since it was written"
+    assert str(caught.value) == f"{found}. --resume auto takes the checkpoint before it from now on"
+    record = newest / "damaged.json"
+    assert json.loads(record.read_text()) == {"problem": f"the contents of {SHARD} have changed since it was written"}
+    said = f"{found} (damaged.json remembers it, --resume {newest} checks it again)."
+    assert format.newest_good(tmp_path, shards=False) == (before, [said])
+    assert format.verify(newest) == f"{found}." and record.exists()
+    flip(newest / SHARD, 8 * 1500)  # repaired
+    assert format.verify(newest) is None and not record.exists()
+    assert format.newest_good(tmp_path, shards=False) == (newest, [])
+
+
+def test_sizes_and_what_is_not_a_shard_are_checked_at_once(tmp_path):
+    save_shards(tmp_path, 1, 2, 3)
+    with open(step_path(tmp_path, 3) / SHARD, "ab") as file:
+        file.write(b"x")
+    flip(step_path(tmp_path, 2) / "checkpoint.pt", 8 * 200)
+    best, said = format.newest_good(tmp_path, shards=False)
+    assert best == step_path(tmp_path, 1)
+    assert "it was written with" in said[0] and "checkpoint.pt have changed" in said[1]
+
+
+def test_a_record_that_cannot_be_written_or_read_is_no_traceback(tmp_path):
+    save_shards(tmp_path, 1)
+    path = step_path(tmp_path, 1)
+    (path / "damaged.json").write_text("[" * 5000)
+    assert format.newest_good(tmp_path, shards=False) == (path, [])
+    (path / "damaged.json").unlink()
+    (path / SHARD).unlink()
+    (path / "damaged.json").mkdir()
+    with pytest.raises(UserError, match=rf"{SHARD} is missing. That cannot be recorded there .*--resume PATH"):
+        verify_shards_together(path)

@@ -1,0 +1,112 @@
+"""`clean` on the command line: what it prints, mistakes before anything runs, and its output as the input of others."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from clean.clean_runs import write
+
+from lit_llm.__main__ import main
+from lit_llm.clean.datatrove_script import datatrove_script
+from lit_llm.ingest.listing import list_sources
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raw").mkdir()
+    write(tmp_path / "raw/a.jsonl", ["one two", "one  two", "three", None])
+    return tmp_path
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    code = main(["clean", *words])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_the_output_is_what_prepare_reads_and_the_table_says_what_is_gone(project, capsys):
+    code, out, _ = run(capsys, "--data.paths", "raw", "--exact_duplicates", "true", "--out", "cleaned")
+    assert code == 0 and sorted(os.listdir()) == ["cleaned", "cleaned.log", "raw"]
+    rows = {line.split()[0]: line.split()[1:3] for line in out.splitlines()[1:4]}
+    assert rows == {"read": ["3", "0.00"], "exact_duplicates": ["-1", "0.00"], "kept": ["2", "0.00"]}
+    assert "skipped: 1 records without text" in out
+    assert out.splitlines()[-1] == "samples of what was removed: cleaned/removed.jsonl"
+    assert [Path(source.path).name for source in list_sources("cleaned", flag="--data.paths")[0]] == ["part-00000.jsonl"]
+    assert [json.loads(line) for line in Path("cleaned/part-00000.jsonl").read_text().splitlines()] == [
+        {"text": "one two", "source": "raw/a.jsonl:1"},
+        {"text": "three", "source": "raw/a.jsonl:3"},
+    ]
+
+
+def test_a_run_without_steps_says_so_and_unchanged_documents_are_not_counted(project, capsys, without_worker):
+    Path("raw/b.txt").write_text("x = 1\n")
+    code, out, err = run(capsys, "--data.paths", "raw", "--out", "copied")
+    assert code == 0 and "removed" not in out
+    (note,) = (line for line in err.splitlines() if line.startswith("note: "))
+    assert note.startswith("note: No step is on, so every document is copied as it is: switch one on (--fix_encoding, ")
+    assert note.endswith("--exact_duplicates, --near_duplicates).")
+    code, out, err = run(capsys, "--data.paths", "raw", "--normalise", "true", "--out", "cleaned")
+    assert code == 0 and "changed" not in out and "removed" not in out and "note: " not in err
+    assert json.loads(Path("cleaned/part-00000.jsonl").read_text().splitlines()[-1])["text"] == "x = 1\n"
+
+
+MISTAKES = {
+    "--near_duplicates 0.1": "near_duplicates is 0.1, but must lie between 0.3 and 1: for copies with more changes use a",
+    "--near_duplicates 5": "near_duplicates is 5.0, but must lie between 0.3 and 1 (--near_duplicates).",
+    "--near_duplicates nan": "near_duplicates is nan, but must lie between 0.3 and 1",
+    "--near_duplicates 0.7 --near_ngram 0": "near_ngram is 0, but must lie between 1 and 50 (--near_ngram)",
+    "--near_duplicates 0.7 --near_permutations 8": "near_permutations is 8, but must lie between 16 and 1024",
+    "--near_ngram 3": "near_ngram is 3, but near_duplicates is off: switch it on (--near_duplicates)",
+    "--emit_datatrove x.py": "emit_datatrove is x.py, but near_duplicates is off",
+    "--near_duplicates 0.7 --emit_datatrove raw/a.jsonl": "raw/a.jsonl exists already: give another name (--emit_datatrove)",
+    "--normalise yes": "--normalise is 'yes', it must be true or false",
+    "--workers 0": "workers is 0, but must be at least 1 (--workers)",
+    "--normalize true": "unknown flag --normalize; did you mean --normalise?",
+    "--data.format xml": "format is 'xml', but must be auto, text",
+    "--data.text_key body": "raw/a.jsonl line 1 has no key 'body', it has text: name the key",
+    "--config none.yaml": "none.yaml cannot be read: No such file or directory (--config)",
+    "--out raw/cleaned": "raw/cleaned lies in raw, which is read: give a folder outside of it (--out)",
+    "--out raw": "raw",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(project, capsys, words, without_worker):
+    given = ["--data.paths", "raw", "--out", "cleaned", *words.split()]
+    code, _, err = run(capsys, *given)
+    said = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert code == 2 and len(said) == 1 and MISTAKES[words] in said[0], err
+    assert set(os.listdir()) <= {"raw", "cleaned.log"} and os.listdir("raw") == ["a.jsonl"]
+
+
+def test_paths_without_documents_and_a_missing_package_are_sentences(project, capsys, monkeypatch, without_worker):
+    code, _, err = run(capsys, "--out", "cleaned")
+    assert (code, err) == (2, "error: No documents: give files, folders, globs or URLs (--data.paths).\n")
+    code, _, err = run(capsys, "--data.paths", "nothing/*", "--out", "cleaned")
+    assert (code, err) == (2, "error: No non-empty file matches nothing/* (--data.paths).\n")
+    write(project / "raw/a.jsonl", [None, ""])
+    code, _, err = run(capsys, "--data.paths", "raw", "--out", "cleaned")
+    assert code == 2 and "error: None of 0 documents is left: use fewer or weaker rules." in err
+    monkeypatch.setitem(sys.modules, "rensa", None)
+    code, _, err = run(capsys, "--data.paths", "raw", "--near_duplicates", "0.7", "--out", "cleaned")
+    assert (code, err) == (2, "error: near_duplicates needs the package rensa: pip install 'lit_llm[clean]'.\n")
+
+
+def test_a_script_for_datatrove_has_the_same_parameters(project, capsys, without_worker):
+    words = ("--data.paths", "raw", "--near_duplicates", "0.8", "--near_ngram", "3", "--emit_datatrove", "near.py")
+    code, out, _ = run(capsys, *words, "--out", "cleaned")
+    assert code == 0 and "python near.py --tasks 1" in out
+    text = Path("near.py").read_text()
+    assert text == datatrove_script(Path("cleaned"), threshold=0.8, ngram=3, permutations=128)
+    (config,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and "n_grams=" in ast.unparse(node))
+    values = {one.arg: ast.literal_eval(one.value) for one in config.keywords if one.arg != "norm_config"}
+    buckets, hashes = values["num_buckets"], values["hashes_per_bucket"]
+    assert values["n_grams"] == 3 and buckets * hashes <= 128
+    assert 0.5 <= 1 - (1 - 0.8**hashes) ** buckets < 0.7  # of the pairs at the threshold
+    assert json.loads(Path("cleaned/report.json").read_text())["kept"]["documents"] == 3  # nothing is removed here

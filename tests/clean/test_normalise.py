@@ -1,0 +1,56 @@
+"""One way of writing text: against examples written by hand, and Python's own tables of Unicode."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+
+from lit_llm.clean.encoding import FixEncoding
+from lit_llm.clean.normalise import normalise
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("e\u0301", "\u00e9"),
+        ("a\r\nb\rc\u2028d\u2029e\x85f", "a\nb\nc\nd\ne\nf"),
+        ("a\x00b\x1bc\x7fd\u0085\ufeffe\x0cf", "abcd\nef"),
+        ("  def f():  \n\tx\u00a0\n", "  def f():\n\tx\n"),
+        ("\n\n a\n \n\t\n\n\nb\n", " a\n\nb\n"),
+        ("def f():\n    return 1\n", "def f():\n    return 1\n"),
+        ("a\r\n \n\x00\n", "a\n"),
+        ("\ufb01 \u00b2 a\u00a0b \U0001f600", "\ufb01 \u00b2 a\u00a0b \U0001f600"),
+        (" \n\t\r\n", ""),
+    ],
+)
+def test_examples(text, expected):
+    assert normalise(text) == expected
+
+
+def test_each_character_between_letters():
+    for code in [*range(0x3000), *range(0x3000, 0x110000, 97), 0xFEFF, 0xFFFE, 0xFFFF]:
+        if not 0xD800 <= code < 0xE000:
+            character = chr(code)
+            category = unicodedata.category(character)
+            if character in "\n\r\x85" or category in ("Zl", "Zp"):
+                expected = "\n"
+            elif (category == "Cc" and character != "\t") or character in "\ufeff\ufffe\uffff":
+                expected = ""
+            else:
+                expected = unicodedata.normalize("NFC", f"a{character}b")[1:-1] if category[0] != "M" else None
+            if expected is not None and unicodedata.normalize("NFC", f"a{character}b")[0] == "a":
+                assert normalise(f"a{character}b") == f"a{expected}b", hex(code)
+
+
+def test_it_changes_nothing_the_second_time():
+    text = "a \r\n\r\n\r\n\x00\r\nb\u0301  \u2028\u2028\u2028 c"
+    assert normalise(normalise(text)) == normalise(text)
+
+
+def test_text_of_the_wrong_encoding_is_repaired_and_other_text_stays():
+    fix = FixEncoding()
+    russian, japanese = "\u041f\u0440\u0438\u0432\u0435\u0442", "\u6771\u4eac\u306f\u5927\u304d\u3044"
+    for text in ("caf\u00e9 \u2014 \u201cquoted\u201d", russian, japanese, "plain"):
+        assert fix(text) == text
+        assert fix(text.encode().decode("latin-1")) == text

@@ -1,0 +1,28 @@
+"""A folder as `prepare` writes it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lit_llm.data import Bytes
+from lit_llm.ingest.manifest import Manifest, SplitInfo
+from lit_llm.ingest.shards import ShardWriter
+
+VOCABULARY = Bytes().vocab_size  # 257: 256 bytes and the end of a document
+SPLITS = {"train": np.arange(200) % 250, "val": np.arange(100, 130), "test": np.arange(40)}
+
+
+def prepared(folder, splits=SPLITS, *, shard_tokens=64, tokenizer=None, identity="bytes", vocab_size=VOCABULARY, **ids):
+    """A folder as `prepare` writes it."""
+    folder.mkdir(exist_ok=True)
+    written = {}
+    for name, tokens in splits.items():
+        with ShardWriter(folder, name, vocab_size=vocab_size, shard_tokens=shard_tokens) as writer:
+            writer.write(np.asarray(tokens))
+            writer.end_document()
+        shards = tuple(writer.shards)
+        written[name] = SplitInfo(1, writer.tokens, writer.tokens, 4, 10, writer.tokens_blake2b, shards)
+    ids = {"bos_id": None, "eos_id": 256} | ids
+    Manifest(identity, vocab_size, **ids, splits=written).write(folder)
+    (tokenizer or Bytes()).save(folder)
+    return folder

@@ -1,0 +1,106 @@
+"""LoRA on two gloo processes, compared with one: DDP, FSDP2, tensor parallelism, and their checkpoints."""
+
+import json
+from pathlib import Path
+
+import layouts
+import pytest
+import torch
+from launch import run_ranks
+
+from lit_llm.checkpoint.format import read
+
+SCRIPT = Path(layouts.__file__)
+KINDS = {
+    "modern": {"model": "modern", "settings": {"mlp": "swiglu"}, "lora": {"rank": 3, "alpha": 12.0}},
+    "gpt2": {"model": "gpt2", "lora": {"rank": 4, "targets": ["query", "project"]}},  # biases, a tied head
+}
+LAYOUTS = {"ddp": "ddp", "fsdp2": {"shard": 2}, "tp": {"shard": 1, "tensor_parallel": 2}}
+
+
+def recipe(kind: str, **more) -> dict:
+    return {**KINDS[kind], "init_from": f"{kind}/step-00000008.ckpt", "parameters": True, **more}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A text, and a folder of base weights for each kind."""
+    folder = tmp_path_factory.mktemp("lora")
+    (folder / "text.txt").write_text(layouts.TEXT)
+    for kind, settings in KINDS.items():
+        layouts.train(folder, to=kind, **{key: value for key, value in settings.items() if key != "lora"})
+    return folder
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_and_their_checkpoints_cross(folder):
+    alone = {kind: layouts.train(folder, **recipe(kind)) for kind in KINDS}
+    narrow = layouts.train(folder, **recipe("modern", precision="bf16-true"))
+    jobs = {f"{kind} / {name}": recipe(kind, strategy=layout) for kind in KINDS for name, layout in LAYOUTS.items()}
+    full = {"activation_checkpointing": "full"}
+    jobs |= {
+        "modern / recomputed": recipe("modern", strategy=LAYOUTS["fsdp2"], compute=full),
+        "modern / recomputed tp": recipe("modern", strategy=LAYOUTS["tp"], compute=full),
+        "modern / saved": recipe("modern", strategy=LAYOUTS["fsdp2"], save_at=4, to="sharded", sharded=True),
+        "modern / saved tp": recipe("modern", strategy=LAYOUTS["tp"], save_at=4, to="whole"),
+        "narrow / fsdp2": recipe("modern", strategy=LAYOUTS["fsdp2"], precision="bf16-true"),
+        "narrow / tp": recipe("modern", strategy=LAYOUTS["tp"], precision="bf16-true"),
+        "narrow / ddp": recipe("modern", strategy="ddp", precision="bf16-true"),
+    }
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    reports = run_ranks(SCRIPT, 2, folder, folder / "jobs.json", timeout=400)
+    for name in jobs:
+        expected = narrow if "narrow" in name else alone[name.partition(" / ")[0]]
+        # bf16 rounds to 2^-8, and ranks round other parts of the sums.
+        tolerance = 5e-3 if "narrow" in name else 2e-5
+        for report in reports:
+            for key in ("train/loss", "grad/norm"):
+                looser = 10 if key == "grad/norm" else 1
+                assert report[name][key] == pytest.approx(expected[key], rel=looser * tolerance), (name, key)
+            assert report[name]["val/loss"] == pytest.approx(expected["val/loss"], rel=tolerance), name
+            for parameter, value in report[name]["parameters"].items():
+                assert value.dtype == expected["parameters"][parameter].dtype, (name, parameter)
+                if "lora" not in parameter:
+                    assert torch.equal(value, expected["parameters"][parameter]), (name, parameter)
+                elif "narrow" not in name:
+                    assert torch.allclose(value, expected["parameters"][parameter], atol=2e-4), (name, parameter)
+    # The state of the optimizer is that of adapters, and is split over the ranks.
+    for kind in KINDS:
+        held = sum(report[f"{kind} / fsdp2"]["state bytes"] for report in reports)
+        assert held == pytest.approx(alone[kind]["state bytes"], rel=0.05), kind
+    for place in ("sharded", "whole"):
+        saved = read(folder / place / "step-00000004.ckpt")
+        assert all("lora" in name for name in saved["state_dict"]) and saved["lora"]["rank"] == 3
+        continued = layouts.train(folder, resume=f"{place}/step-00000004.ckpt", **recipe("modern"))
+        assert continued["steps"] == [5, 6, 7, 8]
+        assert continued["train/loss"] == pytest.approx(alone["modern"]["train/loss"][4:], rel=2e-5)
+    # The merged weights of a LoRA run, of which each rank computes its part, start another.
+    more = {"modern / onward": recipe("modern", strategy=LAYOUTS["fsdp2"]) | {"init_from": "sharded/step-00000008.ckpt"}}
+    (folder / "jobs.json").write_text(json.dumps(more))
+    onward = run_ranks(SCRIPT, 2, folder, folder / "jobs.json")[0]["modern / onward"]
+    expected = layouts.train(folder, **(recipe("modern") | {"init_from": "sharded/step-00000008.ckpt"}))
+    assert onward["train/loss"] == pytest.approx(expected["train/loss"], rel=2e-5)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_with_adapters_compute_the_same(folder):
+    plain, compiled = (layouts.train(folder, steps=3, **recipe("modern", compute={"compile": c})) for c in (False, True))
+    assert compiled["train/loss"] == pytest.approx(plain["train/loss"], rel=2e-6)
+
+
+@pytest.mark.slow
+def test_dropout_of_adapters_works_on_every_layout(folder):
+    """Tensor-parallel ranks share their samples, and drop what one process drops."""
+    jobs = {
+        name: recipe("modern", strategy=layout, lora={"rank": 3, "dropout": 0.3}, steps=4) for name, layout in LAYOUTS.items()
+    }
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    reports = run_ranks(SCRIPT, 2, folder, folder / "jobs.json")
+    without = layouts.train(folder, **recipe("modern", lora={"rank": 3}, steps=4))
+    alone = layouts.train(folder, **recipe("modern", lora={"rank": 3, "dropout": 0.3}, steps=4))
+    assert reports[0]["tp"]["train/loss"] == pytest.approx(alone["train/loss"], rel=2e-5)
+    for name in jobs:
+        assert reports[0][name]["train/loss"] == reports[1][name]["train/loss"], name
+        assert reports[0][name]["train/loss"][0] == pytest.approx(without["train/loss"][0], rel=2e-6), "B is zero"
+        assert reports[0][name]["train/loss"][3] != pytest.approx(without["train/loss"][3], rel=1e-5)
+        assert all(torch.equal(reports[1][name]["parameters"][p], v) for p, v in reports[0][name]["parameters"].items())

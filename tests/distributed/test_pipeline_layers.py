@@ -1,0 +1,205 @@
+"""Which layers and ranks the stages of a pipeline have, and the sentences about what cannot work."""
+
+import re
+from itertools import combinations, pairwise, product
+from types import SimpleNamespace
+
+import pytest
+from lightning.pytorch import Trainer
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+from lit_llm.cli.preflight import callback_problems, epoch_problem, layout, micro_batch_problems
+from lit_llm.data import TextFiles
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
+from lit_llm.distributed.pipeline_problems import clip_problem
+from lit_llm.errors import UserError
+from lit_llm.models.custom import Architecture
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.loss import LossConfig
+
+
+def slowest(counts: list[int]) -> int:
+    """The layers of the slowest stage, with embedding and head as one layer each."""
+    return max(counts[0] + 1, *counts[1:-1], counts[-1] + 1)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("n_layer", [4, 5, 7, 9])
+def test_layers_follow_each_other_and_no_other_cut_has_a_faster_slowest_stage(n_layer, stages):
+    layers = PipelineLayout(stages).layers(n_layer)
+    assert [i for stage in layers for i in stage] == list(range(n_layer))
+    cuts = [(0, *inner, n_layer) for inner in combinations(range(1, n_layer), stages - 1)]
+    every = [[b - a for a, b in pairwise(cut)] for cut in cuts]
+    assert slowest([len(stage) for stage in layers]) == min(map(slowest, every))
+
+
+def test_of_126_layers_on_16_ranks_the_first_and_the_last_stage_have_one_less():
+    """As Llama 3 405B was trained (arXiv 2407.21783, section 3.3.2)."""
+    assert [len(stage) for stage in PipelineLayout(16).layers(126)] == [7, *[8] * 14, 7]
+
+
+def test_given_numbers_of_layers_are_kept_and_the_rest_is_balanced():
+    def counts(**given):
+        return [len(stage) for stage in PipelineLayout(4, **given).layers(12)]
+
+    assert counts(layers_first=1) == [1, 4, 4, 3]
+    assert counts(layers_first=2, layers_last=2) == [2, 4, 4, 2]
+    assert counts(layers_last=6) == [1, 2, 3, 6]
+    assert PipelineLayout(2, layers_first=3).layers(12) == [range(3), range(3, 12)]
+
+
+def test_stages_go_round_the_ranks_or_there_and_back():
+    assert [PipelineLayout(4, "interleaved1f1b").stages_of(rank) for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert PipelineLayout(2, "interleaved1f1b", stages_per_rank=3).stages_of(1) == [1, 3, 5]
+    assert [PipelineLayout(4, "zbv").stages_of(rank) for rank in range(4)] == [[0, 7], [1, 6], [2, 5], [3, 4]]
+
+
+@pytest.mark.parametrize("schedule", KINDS)
+def test_micro_batches_are_refused_when_torch_refuses_them(schedule):
+    for ranks in (2, 3, 4):
+        layout = PipelineLayout(ranks, schedule)
+        stages = [
+            SimpleNamespace(num_stages=layout.stages, stage_index=i, group_size=ranks, group_rank=0, submod=None)
+            for i in layout.stages_of(0)
+        ]
+        for count in range(1, 14):
+            try:
+                kind = KINDS[schedule]
+                get_schedule_class(kind.torch_name)(stages[0] if kind.stages == 1 else stages, count)
+            except ValueError:
+                refused = True
+            else:
+                refused = False
+            assert layout.runs(count) != refused, (ranks, count)
+
+
+MODEL = {"n_layer": 4, "vocab_size": 300}
+
+
+def problems(model=None, architecture=None, compute=None, precision="32-true", loss=None, **strategy):
+    config = GPTConfig(**{**MODEL, **(model or {})})
+    given = {"shard": 1, **strategy}
+    world = given.get("pipeline", 1) * given["shard"] * given.get("tensor_parallel", 1)
+    return layout(MeshStrategy(**given), world, config, architecture, compute, precision, loss)[1]
+
+
+REFUSED = [
+    (
+        {"pipeline": 8},
+        "has 8 stages of at least one layer, but model.n_layer is 4 (--model.n_layer 8, or --trainer",
+    ),
+    ({"pipeline": 4, "schedule": "interleaved1f1b"}, "--trainer.strategy.pipeline 2 --trainer.strategy.shard auto, or "),
+    (
+        {"pipeline": 3, "layers_first": 3},
+        "leave 1 layer for 2 other stages, but each needs one (--trainer.strategy.layers_first 2,",
+    ),
+    (
+        {"pipeline": 2, "layers_first": 4},
+        "leave no layer for one other stage, which needs one (--trainer.strategy.layers_first 3",
+    ),
+    ({"pipeline": 2, "layers_first": 1, "layers_last": 2}, "are 3 layers on the only two stages, but model.n_layer is 4 ("),
+    ({"pipeline": 2, "precision": "16-mixed"}, "do not share a loss scale (--trainer.precision bf16-mixed)"),
+    ({"pipeline": 2, "schedule": "zbv", "compute": ComputeConfig(compile=True)}, "(--trainer.strategy.schedule 1f1b or"),
+    ({"pipeline": 2, "schedule": "zbv", "loss": LossConfig(chunk_size=8)}, "--loss.chunk_size null"),
+    (
+        {"pipeline": 2, "schedule": "zbv", "compute": ComputeConfig(activation_checkpointing="cheap")},
+        "--compute.activation_checkpointing full",
+    ),
+    ({"pipeline": 2, "schedule": "zbv", "tensor_parallel": 2}, "--trainer.strategy.tensor_parallel 1"),
+    ({"pipeline": 2, "schedule": "zbv", "shard": 2, "reshard_after_forward": True}, "reshard_after_forward false"),
+    ({"pipeline": 2, "schedule": "zbv", "model": {"tie_embeddings": True}}, "--model.tie_embeddings false"),
+    ({"pipeline": 2, "architecture": Architecture("mine.LSTM")}, "mine.LSTM cannot be cut between its layers"),
+]
+
+
+@pytest.mark.parametrize(("settings", "sentence"), REFUSED, ids=[sentence[:30] for _, sentence in REFUSED])
+def test_what_cannot_work_is_one_sentence_with_what_does(settings, sentence):
+    found = problems(**settings)
+    assert len(found) == 1 and sentence in found[0]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved1f1b", "zbv"])
+def test_every_proposed_flag_for_layers_works(schedule):
+    """Read the flags of each sentence, apply them, and cut again."""
+    given = [None, 1, 2, 3, 6]
+    seen = 0
+    for ranks, n_layer, first, last in product((2, 3, 4), (2, 4, 5, 9), given, given):
+        layout = PipelineLayout(ranks, schedule, layers_first=first, layers_last=last)
+        for sentence in layout.layer_problems(n_layer):
+            for flags in sentence[sentence.index("(") + 1 : -1].split(", or "):
+                words = flags.replace("--trainer.strategy.", "").split()
+                changes = dict(zip(words[::2], [int(w) if w.isdecimal() else w for w in words[1::2]], strict=True))
+                if changes.pop("shard", "auto") == "auto" and "--config" not in changes:
+                    changed = {name: None if value == "null" else value for name, value in changes.items()}
+                    layers = changed.pop("--model.n_layer", n_layer)
+                    other = layout._replace(**{"ranks" if name == "pipeline" else name: v for name, v in changed.items()})
+                    assert ranks % other.ranks == 0 and other.layer_problems(layers) == [], sentence
+                    assert [len(stage) for stage in other.layers(layers)]
+                    seen += 1
+    assert seen > 50
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved1f1b", "dualpipev"])
+def test_every_proposed_batch_works(schedule):
+    for ranks, copies, micro, count in product((2, 4), (1, 3), (None, 1, 4), (1, 2, 5, 7)):
+        layout, batch = PipelineLayout(ranks, schedule), count * copies * (micro or 4)
+        sentence = layout.batch_problem(batch, micro, copies)
+        if sentence is None:
+            continue
+        mends = sentence.split(": ")[1].split(", or ")
+        for words in mends:
+            sizes = [int(size) for size in re.findall(r"(?<= )\d+", words.partition("batch of")[2])] or [batch]
+            found = re.search(r"--data.micro_batch_size (\d+)", words)
+            other = layout._replace(schedule="gpipe") if "gpipe" in words else layout
+            for size in sizes:
+                assert other.batch_problem(size, int(found[1]) if found else micro, copies) is None, sentence
+        assert len(mends) >= 1
+
+
+def test_what_works_is_not_refused():
+    assert problems(pipeline=4) == []
+    assert problems(pipeline=2, schedule="interleaved1f1b", shard=2, compute=ComputeConfig(compile=True)) == []
+    assert problems(pipeline=2, schedule="zbv", shard=2) == []
+    assert problems(pipeline=2, layers_first=1, layers_last=3) == []
+    assert problems(pipeline=2, precision="bf16-mixed", model={"tie_embeddings": True}) == []
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    with pytest.raises(UserError, match=r"but schedule 1f1b has 1 \(--trainer.strategy.stages_per_rank 1, or"):
+        MeshStrategy(pipeline=2, stages_per_rank=2)
+    with pytest.raises(UserError, match="schedule is 2f2b, but must be one of gpipe, 1f1b"):
+        MeshStrategy(pipeline=2, schedule="2f2b")  # type: ignore[arg-type]
+
+
+def test_a_step_with_too_few_micro_batches_is_refused_before_the_run():
+    data = TextFiles(paths=[], micro_batch_size=2, global_batch_size=8)
+    strategy = MeshStrategy(pipeline=4, shard=2)
+    assert micro_batch_problems(strategy, data, 1) == []
+    (problem,) = micro_batch_problems(strategy, data, 2)
+    assert problem.endswith(
+        "needs at least 4 micro-batches in a step, but it has 2: use a batch of 16 sequences (--data.global_batch_size), "
+        "or --data.micro_batch_size 1, or --trainer.strategy.schedule gpipe"
+    )
+    assert micro_batch_problems(MeshStrategy(shard=2), data, 2) == []
+
+
+@pytest.mark.parametrize(("limit", "said"), [(5, "--trainer.limit_train_batches 4"), (1, "--trainer.limit_train_batches null")])
+def test_an_epoch_that_leaves_too_few_micro_batches_for_its_last_step_is_refused(limit, said):
+    data = TextFiles(paths=["x"], global_batch_size=8, micro_batch_size=2)
+    trainer = SimpleNamespace(strategy=MeshStrategy(pipeline=2, shard=1), limit_train_batches=limit)
+    assert said in epoch_problem(trainer, data, 1)
+    for fits in (8, 6, 1.0):  # micro-batches of an epoch: 2 left are as many as the stages
+        trainer.limit_train_batches = fits
+        assert epoch_problem(trainer, data, 1) is None
+
+
+def test_the_trainer_does_not_clip_each_stage_by_its_own_norm():
+    assert "--gradient_norm.clip 0.5" in clip_problem(2, 0.5)
+    assert clip_problem(1, 0.5) is None and clip_problem(2, None) is None
+    strategy = MeshStrategy(pipeline=2, shard=1)
+    trainer = Trainer(accelerator="cpu", strategy=strategy, devices=2, gradient_clip_val=0.5, logger=False)
+    with pytest.raises(UserError, match="clip"):
+        strategy.setup(trainer)
+    assert any("gradient_clip_val is 0.5" in problem for problem in callback_problems(trainer))

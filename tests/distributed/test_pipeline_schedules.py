@@ -1,0 +1,94 @@
+"""Every schedule, alone and with FSDP2, context and tensor parallelism, compared with one process; most for 20 steps."""
+
+import layouts
+import pytest
+from test_strategies import make, run
+
+MODERN = {"settings": {"n_layer": 4}}
+TWO = {
+    "gpipe": {"strategy": {"schedule": "gpipe"}, "model": "gpt2", "loss": {"chunk_size": 24, "z_loss": 1e-3}},
+    "1f1b": {"strategy": {"schedule": "1f1b"}, "model": "olmo", "settings": {"dropout": 0.2}},
+    "interleaved1f1b": {
+        "strategy": {"schedule": "interleaved1f1b"},
+        "model": "llama",
+        "settings": {"n_layer": 5},
+        "packed": True,
+    },
+    "zbv": {"strategy": {"schedule": "zbv"}, **MODERN, "optimizer": "MuonAdamW", "ignoring": True},
+    "dualpipev": {"strategy": {"schedule": "dualpipev"}, **MODERN, "model": "gemma"},
+    "three stages a rank": {
+        "strategy": {"schedule": "interleaved1f1b", "stages_per_rank": 3, "layers_first": 2},
+        "settings": {"n_layer": 8},
+        "steps": 3,
+    },
+    "recomputed": {
+        "strategy": {},
+        "compute": {"activation_checkpointing": "cheap"},
+        "settings": {"dropout": 0.2},
+        "model": "gpt2",
+        "steps": 3,
+    },
+    "an epoch ends within a step": {"strategy": {}, "ignoring": True, "steps": 3, "limit_train_batches": 19},
+    "zbv, recomputed": {
+        "strategy": {"schedule": "zbv"},
+        **MODERN,
+        "compute": {"activation_checkpointing": "full"},
+        "steps": 3,
+    },
+}
+FOUR = {
+    "1f1b of four": {"strategy": {"pipeline": 4}, "model": "gemma", "settings": {"n_layer": 5}},
+    "fsdp2": {"strategy": {"shard": 2}, "model": "gpt2", "ignoring": True},
+    "fsdp2, interleaved": {
+        "strategy": {"shard": 2, "schedule": "interleaved1f1b"},
+        **MODERN,
+        "optimizer": "MuonAdamW",
+        "steps": 4,
+    },
+    "fsdp2, zbv": {"strategy": {"shard": 2, "schedule": "zbv"}, **MODERN, "steps": 4},
+    "context, packed": {"strategy": {"context": 2}, "model": "llama", "packed": True, "steps": 4},
+    "tensor parallel": {"strategy": {"tensor_parallel": 2}, "model": "gpt2", "settings": {"dropout": 0.2}},
+    "tensor parallel, interleaved": {
+        "strategy": {"tensor_parallel": 2, "schedule": "interleaved1f1b"},
+        **MODERN,
+        "steps": 3,
+    },
+}
+EIGHT = {
+    "shard x tensor x pipeline": {
+        "strategy": {"shard": 2, "tensor_parallel": 2},
+        "model": "gpt2",
+        "optimizer": "MuonAdamW",
+        "ignoring": True,
+    },
+}
+
+
+def jobs_of(cells: dict) -> dict:
+    return {
+        name: {"steps": 20, **job, "strategy": {"shard": 1, "pipeline": 2, **job["strategy"]}, "micro_batch_size": 1}
+        for name, job in cells.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "cells"), [(2, TWO), (4, FOUR), (8, EIGHT)], ids=["2", "4", "8"])
+def test_losses_and_norms_equal_one_process(tmp_path, ranks, cells):
+    jobs = jobs_of(cells)
+    found = run(make(tmp_path), ranks, jobs)
+    wrong = []
+    for name, job in jobs.items():
+        alone = layouts.train(tmp_path, **{key: value for key, value in job.items() if key != "strategy"})
+        loss, norm = (worst(found[name][key], alone[key]) for key in ("train/loss", "grad/norm"))
+        # Norms after the first step belong to weights that differ by rounding, which Adam amplifies near zero.
+        first = worst(found[name]["grad/norm"][:1], alone["grad/norm"][:1])
+        val = worst([found[name]["val/loss"]], [alone["val/loss"]])
+        sources = [worst(found[name]["sources"][source], losses) for source, losses in alone["sources"].items()]
+        print(f"{ranks} ranks, {name}: loss {loss:.1e}, first norm {first:.1e}, norms {norm:.1e}, validation {val:.1e}")
+        if max(loss, first, val, *sources, 0) > 1e-6 or norm > 5e-5:
+            wrong.append((name, loss, first, norm, val, sources))
+    assert not wrong
+
+
+def worst(ours: list[float], reference: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, reference, strict=True))

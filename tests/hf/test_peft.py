@@ -1,0 +1,177 @@
+"""Adapters to and from the package peft: equal logits both ways, exact tensors, and refusals."""
+
+import json
+from pathlib import Path
+
+import folders
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, Phi3Config
+
+from lit_llm.__main__ import main
+from lit_llm.checkpoint import format
+from lit_llm.checkpoint.adapters import base_record
+from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.load_model import load_model
+from lit_llm.commands.import_hf import import_folder
+from lit_llm.hf.peft import shortest_endings
+from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
+
+TOLERANCE = 1e-5  # of logits with a standard deviation above 1: sums in another order, in fp32
+LAST = "checkpoints/last.ckpt"
+MORE = {
+    "phi3": lambda: Phi3Config(**folders.SIZE, pad_token_id=0),
+    "pythia": lambda: GPTNeoXConfig(
+        **{key: value for key, value in folders.SIZE.items() if key != "num_key_value_heads"}, rotary_pct=0.5
+    ),
+}
+ATTENTION = {"gpt2": ["c_attn"], "phi3": ["qkv_proj"], "pythia": ["query_key_value"], "llama": ["q_proj", "v_proj"]}
+MLP = {"gpt2": ["c_fc", "mlp.c_proj"], "phi3": ["gate_up_proj"], "pythia": ["dense_4h_to_h"], "llama": ["down_proj"]}
+
+
+def built(family: str):
+    torch.manual_seed(0)
+    config = (MORE.get(family) or folders.THEIRS[family])()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    folders.randomise(model)
+    return model.eval()
+
+
+def logits(model, theirs: bool) -> torch.Tensor:
+    ids = folders.ids(2, 23)
+    with torch.no_grad():
+        return (model(ids).logits if theirs else model(ids)).float()
+
+
+def base_of(family: str, folder: Path) -> Path:
+    """hf/ and its import runs/base in a folder."""
+    built(family).save_pretrained(folder / "hf")
+    import_folder(folder / "hf", folder / "runs/base")
+    return folder / "runs/base"
+
+
+def check_import(family: str, folder: Path, **settings) -> dict:
+    base_of(family, folder)
+    torch.manual_seed(4)
+    theirs = get_peft_model(built(family), LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
+    for name, parameter in theirs.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    theirs.save_pretrained(folder / "adapter")
+    assert main(["import", "--from", str(folder / "adapter"), "--init_from", str(folder / "runs/base"), "--out",
+                 str(folder / "runs/adapter")]) == 0  # fmt: skip
+    expected = logits(theirs, True)
+    assert expected.std() > 1 and (expected - logits(built(family), True)).abs().max() > 0.1, "the adapter matters"
+    difference = (logits(load_model(folder / "runs/adapter" / LAST), False) - expected).abs().max()
+    assert difference < TOLERANCE * expected.abs().max(), difference
+    return read(folder / "runs/adapter" / LAST)
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, marks=[] if f == "gpt2" else pytest.mark.slow) for f in ATTENTION])
+def test_an_adapter_of_peft_gives_the_same_logits_here_and_goes_back(family, tmp_path):
+    saved = check_import(family, tmp_path, r=3, lora_alpha=12, target_modules=ATTENTION[family] + MLP[family])
+    assert saved["lora"]["rank"] == 3 and saved["lora"]["alpha"] == 12
+    assert all("lora" in name for name in saved["state_dict"])
+    out = tmp_path / "back"
+    assert main(["export", "--run", str(tmp_path / "runs/adapter"), "--out", str(out), "--adapter"]) == 0
+    back = PeftModel.from_pretrained(built(family), out).eval()
+    before = PeftModel.from_pretrained(built(family), tmp_path / "adapter").eval()
+    torch.testing.assert_close(logits(back, True), logits(before, True), atol=2 * TOLERANCE, rtol=2 * TOLERANCE)
+    if family == "llama":  # no layer of theirs is several of ours: the same tensors, bit for bit
+        one, other = load_file(out / "adapter_model.safetensors"), load_file(tmp_path / "adapter/adapter_model.safetensors")
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"r": 4, "target_modules": ["q_proj", "o_proj"], "use_rslora": True},
+        {"r": 4, "target_modules": ["q_proj", "up_proj"], "rank_pattern": {"up_proj": 2}, "alpha_pattern": {"q_proj": 5}},
+        {"r": 2, "target_modules": ["k_proj"], "layers_to_transform": [1]},
+    ],
+)
+def test_other_ranks_scales_and_layers_of_peft_are_exact(settings, tmp_path):
+    check_import("llama", tmp_path, lora_alpha=7, **settings)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=[] if f == "phi3" else pytest.mark.slow) for f in ("phi3", "gpt2", "pythia", "llama", "qwen3")],
+)
+@pytest.mark.parametrize("targets", [None, ["query", "mlp.project"]])
+def test_an_adapter_trained_here_gives_the_same_logits_in_peft_and_merged(family, targets, tmp_path):
+    base = base_of(family, tmp_path)
+    content = read(base / LAST)
+    lora = LoRAConfig(rank=3, alpha=9.0, targets=targets)
+    torch.manual_seed(5)
+    model = GPT(GPTConfig(**content["model_config"]))
+    model.load_state_dict({name.removeprefix("model."): t for name, t in content["state_dict"].items()})
+    apply_lora(model, lora)
+    reset_adapters(model)
+    for name, parameter in model.named_parameters():
+        if name.endswith("lora_b"):
+            torch.nn.init.normal_(parameter, std=0.2)
+    adapters = {f"model.{name}": p.detach() for name, p in model.named_parameters() if "lora" in name}
+    saved = {**content, "state_dict": adapters, "lora": vars(lora), "base": base_record(base / LAST), "global_step": 1}
+    format.write(saved, tmp_path / "runs/tuned" / LAST)
+    expected = logits(model.eval(), False)
+    bound = TOLERANCE * float(expected.abs().max())
+    run = ["export", "--run", str(tmp_path / "runs/tuned"), "--out"]
+    assert main([*run, str(tmp_path / "adapter"), "--adapter"]) == 0
+    theirs = PeftModel.from_pretrained(built(family), tmp_path / "adapter").eval()
+    assert (logits(theirs, True) - expected).abs().max() < bound
+    assert sum(p.numel() for name, p in theirs.named_parameters() if "lora" in name and p.any()) > 0
+    assert main([*run, str(tmp_path / "merged")]) == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager").eval()
+    assert (logits(merged, True) - expected).abs().max() < bound
+    assert (logits(load_model(tmp_path / "runs/tuned" / LAST), False) - expected).abs().max() < bound
+
+
+def test_the_shortest_endings_name_the_chosen_layers_and_no_other():
+    every = [f"h.{i}.{name}" for i in range(2) for name in ("attn.q", "attn.proj", "mlp.proj")]
+    assert shortest_endings(["h.0.attn.q", "h.1.attn.q"], every) == ["q"]
+    assert shortest_endings(["h.0.mlp.proj", "h.1.mlp.proj"], every) == ["mlp.proj"]
+    assert shortest_endings(["h.1.attn.q"], every) == ["1.attn.q"]
+
+
+REFUSED = {
+    "use_dora": (True, "'use_dora' is True, but only False can be imported"),
+    "bias": ("all", "'bias' is 'all', but only 'none' can be imported"),
+    "peft_type": ("IA3", "'peft_type' is 'IA3', but only 'LORA' can be imported"),
+    "modules_to_save": (["lm_head"], "'modules_to_save' is ['lm_head'], but only None can be imported"),
+    "lora_alpha": (-1, "'lora_alpha' is -1, but must be a number above 0"),
+}
+
+
+@pytest.mark.slow
+def test_adapters_that_do_not_fit_are_refused(tmp_path, capsys):
+    base = base_of("llama", tmp_path)
+    theirs = get_peft_model(built("llama"), LoraConfig(r=2, target_modules=["q_proj"]))
+    theirs.save_pretrained(tmp_path / "adapter")
+    words = ["import", "--from", str(tmp_path / "adapter"), "--out", str(tmp_path / "runs/new"), "--init_from"]
+
+    def refused(*arguments: str) -> str:
+        capsys.readouterr()
+        assert main([*arguments]) == 2
+        assert not (tmp_path / "runs/new").exists()
+        return capsys.readouterr().err
+
+    file = tmp_path / "adapter/adapter_config.json"
+    good = json.loads(file.read_text())
+    for key, (value, expected) in REFUSED.items():
+        file.write_text(json.dumps({**good, key: value}))
+        assert expected in refused(*words, str(base)), key
+    file.write_text(json.dumps(good))
+    assert "is an adapter: name the run folder of its base weights (--init_from)" in refused(*words[:-1])
+    assert "is not an adapter" in refused("import", "--from", str(tmp_path / "hf"), *words[3:], str(base))
+    assert "holds a whole model and no adapter" in refused("export", "--run", str(base), "--out", words[4], "--adapter")
+    (tmp_path / "other").mkdir()
+    other = base_of("gpt2", tmp_path / "other")
+    assert "self_attn.q_proj.lora_A.weight adapts no linear layer in a block of the base model" in refused(*words, str(other))
+    head = get_peft_model(built("llama"), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    head.save_pretrained(tmp_path / "adapter")
+    assert "lm_head.lora_A.weight adapts no linear layer in a block" in refused(*words, str(base))

@@ -1,0 +1,138 @@
+"""Masks of conversations: against transformers' assistant mask, and against masks made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ingest import chat_templates
+from ingest.chat_templates import CONVERSATIONS, TEMPLATES, messages, tool_conversation, write_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from lit_llm.errors import UserError
+from lit_llm.ingest.chat import ChatEncoder, ChatTemplate
+from lit_llm.tokenizers import TokenizerJSON
+
+
+@pytest.fixture(scope="module")
+def tokenizer_of(tmp_path_factory):
+    made = {}
+
+    def make(name):
+        kind = (chat_templates.KIND.get(name), tuple(chat_templates.SPECIAL[name]))
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(name)
+            write_tokenizer(name, folder)
+            made[kind] = folder
+        tokens = {
+            key: names[name]
+            for key, names in (("bos_token", chat_templates.BOS), ("eos_token", chat_templates.EOS))
+            if name in names
+        }
+        return made[kind], tokens
+
+    return make
+
+
+def encoded(folder, text, tokens, conversation):
+    encoder = ChatEncoder(TokenizerJSON(str(folder)), ChatTemplate("it.jinja", text, tokens))
+    return encoder.encode(json.dumps(conversation).encode(), where="it")
+
+
+QUICK = ("chatml", "gemma", "mistral")
+"""A plain template, one that refuses roles, and one without a prompt for answers."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TEMPLATES])
+def test_ids_and_masks_are_those_of_transformers(name, tokenizer_of):
+    folder, tokens = tokenizer_of(name)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **tokens)
+    conversations = [messages(each) for each in CONVERSATIONS if name != "gemma" or each != "system"]
+    if name == "qwen":
+        conversations.append(tool_conversation())
+    for conversation in conversations:
+        expected = theirs.apply_chat_template(
+            conversation, chat_template=chat_templates.marked(name), return_dict=True, return_assistant_tokens_mask=True
+        )
+        for text in (chat_templates.marked(name), chat_templates.unmarked(name)):  # found without marks too
+            found = encoded(folder, text, tokens, conversation)
+            assert found.ids.tolist() == expected["input_ids"]
+            assert found.mask.tolist() == expected["assistant_masks"]
+        assert 0 < sum(expected["assistant_masks"]) < len(expected["input_ids"])
+
+
+def test_the_answer_is_learned_from_its_first_token_to_the_end_of_turn(tokenizer_of):
+    # Written by hand. One place too late, and "It" is not learned (as in torchtitan #2755); one too early, and the prompt is.
+    folder, tokens = tokenizer_of("chatml")
+    tokenizer = TokenizerJSON(str(folder))
+    found = encoded(folder, chat_templates.unmarked("chatml"), tokens, messages("one turn") + messages("one turn")[:1])
+    parts = ["<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n", "It is 4.<|im_end|>\n"]
+    backend = tokenizer.backend
+    backend.encode_special_tokens = False
+    prompt, answer = (len(backend.encode(part, add_special_tokens=False).ids) for part in parts)
+    assert found.mask.tolist() == [0] * prompt + [1] * answer + [0] * (len(found.ids) - prompt - answer)
+    assert tokenizer.decode(found.ids[prompt : prompt + 1]).startswith("It"[:1])
+    assert tokenizer.decode(found.ids[prompt + answer - 2 : prompt + answer]) == "<|im_end|>\n"
+
+
+def test_a_token_across_the_border_of_prompt_and_answer_is_found_in_the_whole_text(tokenizer_of):
+    # The prompt ends with a newline and the answer begins with one: one token has both. Counting the tokens of the prompt alone
+    # would shift the mask.
+    folder, tokens = tokenizer_of("phi3")
+    conversation = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "\n\nyes"}]
+    found = encoded(folder, chat_templates.unmarked("phi3"), tokens, conversation)
+    backend = TokenizerJSON(str(folder)).backend
+    backend.encode_special_tokens = False
+    text = "<|user|>\nx<|end|>\n<|assistant|>\n\n\nyes<|end|>\n"
+    encoding = backend.encode(text, add_special_tokens=False)
+    answer = text.index("\n\nyes")
+    assert found.ids.tolist() == encoding.ids
+    assert found.mask.tolist() == [int(end > answer) for _, end in encoding.offsets]
+
+
+@pytest.mark.parametrize("name", ["chatml", "zephyr"])
+def test_the_name_of_a_special_token_in_a_message_is_text(name, tokenizer_of):
+    folder, tokens = tokenizer_of(name)
+    end = chat_templates.SPECIAL[name][-1]
+    conversation = [{"role": "user", "content": f"What is {end} for?{end}"}, {"role": "assistant", "content": f"{end}, an end"}]
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **tokens)
+    text = chat_templates.unmarked(name)
+    expected = theirs.apply_chat_template(conversation, chat_template=text, return_dict=False, sanitize_control_tokens=True)
+    found = encoded(folder, text, tokens, conversation)
+    assert found.ids.tolist() == expected
+    tokenizer = TokenizerJSON(str(folder))
+    assert found.ids.tolist().count(tokenizer.backend.token_to_id(end)) == 2  # the two that the template writes
+    learned = tokenizer.decode(found.ids[found.mask == 1])
+    assert learned.strip() == f"{end}, an end{end}"
+
+
+def test_what_begins_and_ends_an_answer_in_generation(tokenizer_of):
+    folder, tokens = tokenizer_of("llama3")
+    tokenizer = TokenizerJSON(str(folder))
+    encoder = ChatEncoder(tokenizer, ChatTemplate("it.jinja", chat_templates.unmarked("llama3"), tokens))
+    assert encoder.end_of_turn_id() == tokenizer.backend.token_to_id("<|eot_id|>")
+    assert tokenizer.decode(encoder.prompt_ids("Hi")) == (
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+THINKS = chat_templates.unmarked("phi3").replace(
+    "{{ m.content", "{{ '<think></think>' if loop.last }}{{ m.content", 1
+)  # as Qwen3
+
+
+@pytest.mark.parametrize(
+    ("text", "conversation", "sentence"),
+    [
+        (THINKS, "several turns", "writes message 2 of it in another way when more messages follow"),
+        ("{{ messages[0].content }}", "one turn", "writes no assistant turn in it"),
+        ("{% generation %}{% endgeneration %}{{ messages[0].content }}", "one turn", "writes no assistant turn in it"),
+        (chat_templates.marked("gemma"), "system", "cannot write it: no system role"),
+        ("{% for m in messages %}\n\n{{ m.content } }}", "one turn", "cannot write it: unexpected '}' in line 3 of it."),
+        ("{% for m in messages %}", "one turn", "cannot write it: Unexpected end of template"),
+    ],
+)
+def test_a_template_that_does_not_tell_the_answers_is_refused(text, conversation, sentence, tokenizer_of):
+    folder, tokens = tokenizer_of("chatml")
+    with pytest.raises(UserError, match=f"it.jinja {sentence}"):
+        encoded(folder, text, tokens, messages(conversation))

@@ -1,0 +1,109 @@
+"""Layouts whose bytes the plan predicts and a dry run of each counts: for a test, and for benchmarks/collective_bytes.py."""
+
+import json
+import os
+import sys
+import traceback
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Callback
+
+from lit_llm.callbacks import GradientNorm
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.loss import LossConfig
+from lit_llm.optim import MuonAdamW
+from lit_llm.plan import Optimizer, RunSettings, find
+from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.rank_traffic import bytes_of_rank
+from lit_llm.plan.settings import layout_from_strategy
+from lit_llm.training.dry_run import Batch, Cluster, DryRun
+from lit_llm.training.language_model import LanguageModel
+
+SEQUENCES, LENGTH, MICRO_BATCHES, VOCABULARY = 2, 64, 2, 512
+MODEL: dict[str, Any] = {
+    "n_layer": 2,
+    "n_head": 4,
+    "n_kv_head": 2,
+    "n_embd": 64,
+    "block_size": LENGTH,
+    "vocab_size": VOCABULARY,
+}
+EACH_TIME = {"reshard_after_forward": True, "reduce_each_micro_batch": True}
+
+
+class Case(NamedTuple):
+    """`ranks`: those that are counted; with Muon all, because only their mean is known in advance."""
+
+    world: int
+    strategy: dict[str, Any]
+    precision: str = "32-true"
+    model: dict[str, Any] = {}  # noqa: RUF012
+    muon: bool = False
+    ranks: tuple[int, ...] = (0,)
+
+
+CASES = {
+    "FSDP2, each time": Case(4, EACH_TIME),
+    "FSDP2, each time, bf16-mixed": Case(4, EACH_TIME, "bf16-mixed"),
+    "FSDP2, auto, bf16-mixed": Case(4, {}, "bf16-mixed"),
+    "HSDP": Case(4, {"replicate": 2}),
+    "tensor parallel": Case(2, {"tensor_parallel": 2}, model={"position": "learned"}),
+    "tensor parallel, bf16-mixed": Case(4, {"tensor_parallel": 4}, "bf16-mixed", {"n_kv_head": 4}),
+    "pipeline, tied": Case(2, {"pipeline": 2}, model={"tie_embeddings": True}, ranks=(0, 1)),
+    "context, gather": Case(2, {"context": 2}, "bf16-mixed"),
+    "context, heads": Case(2, {"context": 2, "context_attention": "heads"}, "bf16-mixed"),
+    "Muon": Case(2, {}, muon=True, ranks=(0, 1)),
+    "shard x tensor x pipeline": Case(8, {"pipeline": 2, "tensor_parallel": 2}, "bf16-mixed", ranks=(0, 4)),
+}
+
+
+def planned(case: Case) -> list[float]:
+    """Bytes that each of the case's ranks sends in a step, by the plan."""
+    path = f"{MeshStrategy.__module__}.MeshStrategy"
+    layout = layout_from_strategy({"class_path": path, "init_args": case.strategy}, case.world, 8)
+    settings = RunSettings(
+        GPTConfig(**{**MODEL, **case.model}),
+        Optimizer("MuonAdamW") if case.muon else Optimizer("AdamW", fused=True),
+        1,
+        SEQUENCES * MICRO_BATCHES * layout.data_parallel,
+        SEQUENCES,
+        case.precision,
+        layout=layout,
+    )
+    settings = resolved(settings, find("a100-80gb"))  # the memory that a dry run assumes
+    stages = case.world // layout.pipeline.ranks
+    found = [sum(bytes_of_rank(settings, rank // stages, cuda=True).values()) for rank in case.ranks]
+    return [sum(found) / len(found)] if case.muon else found
+
+
+def counted(case: Case) -> list[float]:
+    """The same, counted in a step of the real code. Each rank runs in a process of its own, as a dry run must."""
+    found = [sum(sent for *_, sent in _dry_run(case, rank)) for rank in case.ranks]
+    return [sum(found) / len(found)] if case.muon else found
+
+
+def _dry_run(case: Case, rank: int) -> list[tuple[str, str, float]]:
+    """(dimension, kind, bytes sent)."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            optimizer: Any = MuonAdamW if case.muon else partial(torch.optim.AdamW, fused=True)
+            model = LanguageModel(GPTConfig(**{**MODEL, **case.model}), optimizer, LossConfig(), ComputeConfig())
+            callbacks: list[Callback] = [GradientNorm(1.0)]
+            batch, strategy = Batch(SEQUENCES, LENGTH, MICRO_BATCHES, VOCABULARY), MeshStrategy(**case.strategy)
+            run = DryRun(Cluster(1, case.world), batch, model, strategy, case.precision, callbacks, {}, True).rank(rank)
+            os.write(writing, json.dumps([(row.dimension, row.kind, row.sent) for row in run.collectives]).encode())
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, f"the dry run of {case} failed"
+    return json.loads(text)

@@ -1,0 +1,60 @@
+"""What FSDP2 keeps whole by `auto`, on the planned hardware."""
+
+from dataclasses import replace
+
+import pytest
+
+from lit_llm.models.config import GPTConfig
+from lit_llm.plan import Optimizer, RunSettings, find, make_plan
+from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.rank_traffic import communicated_bytes
+from lit_llm.plan.report import markdown
+from lit_llm.plan.settings import layout_from_strategy
+
+D, LAYERS, ROWS = 64, 2, 512
+MODEL = GPTConfig(
+    n_layer=LAYERS, n_head=4, n_embd=D, block_size=64, vocab_size=ROWS, mlp_width=256, qk_norm=False, tie_embeddings=False
+)
+VECTORS = (2 * LAYERS + 1) * D
+LINEAR = LAYERS * (4 * D * D + (3 if "glu" in MODEL.mlp else 2) * D * 256) + ROWS * D
+WEIGHTS = LINEAR + ROWS * D + VECTORS
+
+
+def run(devices=4, precision="bf16-mixed", **strategy):
+    path = "lit_llm.distributed.mesh_strategy.MeshStrategy"
+    layout = layout_from_strategy({"class_path": path, "init_args": strategy}, devices, 8)
+    return RunSettings(MODEL, Optimizer("AdamW", fused=True), 1, 32, 2, precision, layout=layout)
+
+
+def hardware(device_bytes):
+    return replace(find("h100-sxm"), memory_gb=device_bytes / 1e9)
+
+
+def kept(settings, device_bytes):
+    layout = resolved(settings, hardware(device_bytes)).layout
+    return not layout.reshard, layout.reduce_once
+
+
+def test_auto_keeps_what_takes_at_most_an_eighth_of_the_memory():
+    gathered, gradients = 2 * LINEAR + 4 * (ROWS * D + VECTORS), 4 * WEIGHTS  # linear layers in bf16, the rest in fp32
+    assert kept(run(), 8 * gradients + 8) == (True, True)
+    assert kept(run(), 8 * gradients - 8) == kept(run(), 8 * gathered + 8) == (True, False)
+    assert kept(run(), 8 * gathered - 8) == (False, False)
+    assert kept(run(precision="32-true"), 8 * gradients - 8) == (False, False)  # whole weights are fp32, too
+    assert kept(run(reshard_after_forward=True, reduce_each_micro_batch=False), 1e12) == (False, True)
+    assert kept(run(pipeline=2), 1) == (True, True)
+    unknown = resolved(run(), find("cpu")).layout
+    assert unknown.reshard and not unknown.reduce_once
+
+
+def test_the_choice_is_planned_and_printed():
+    small, large = (make_plan(run(), hardware(size)) for size in (3e8 / 1e2, 80e9))
+    sent = [communicated_bytes(plan.settings, cuda=True)["weights gathered, gradients scattered"] for plan in (small, large)]
+    blocks, others = 2 * (LINEAR - ROWS * D) + 4 * (VECTORS - D), 2 * ROWS * D + 4 * (ROWS * D + D)
+    assert sent[0] == 3 / 4 * 4 * (2 * blocks + others + 4 * WEIGHTS)  # in each of four micro-batches
+    assert sent[1] == 3 / 4 * (blocks + others + 4 * WEIGHTS)
+    assert "gathers weights once a step, reduces gradients once a step" in markdown(large)
+    assert "gathers weights twice a micro-batch, reduces gradients after each micro-batch" in markdown(small)
+    frees = [run(reshard_after_forward=True, reduce_each_micro_batch=value) for value in (True, False)]
+    each, once = (make_plan(settings, hardware(80e9)).memory.parts["communication buffers"] for settings in frees)
+    assert once - each == pytest.approx(4 * WEIGHTS, rel=0.2)
