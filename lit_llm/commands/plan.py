@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import re
+import shutil
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -150,7 +151,8 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     elif own.markdown:
         print(markdown(plan, planned.rate()), end="")
     else:
-        Console(file=sys.stdout).print(render(plan, planned.rate()))
+        console = Console(file=sys.stdout)
+        console.print(render(plan, planned.rate(), width=console.width))
     return 0
 
 
@@ -214,10 +216,12 @@ def _compare(
     best = sweep.cheapest(found, max_memory_gb=own.max_memory, deadline_hours=own.deadline) if limited else None
     shown = found if own.sweep else [v for v in found if v is best]  # without --sweep, only the chosen one is of interest
     if own.json:
-        rows = [{"values": v.values, "problem": v.problem or None, "plan": as_dict(v.plan) if v.plan else None} for v in shown]
-        print(json.dumps({"variants": rows, "cheapest": best.values if best else None}, indent=2))
+        raw = [{"values": v.values, "problem": v.problem or None, "plan": as_dict(v.plan) if v.plan else None} for v in shown]
+        print(json.dumps({"variants": raw, "cheapest": best.values if best else None}, indent=2))
     else:
-        print(table_rows([*axes, *sweep.HEADER], [sweep.row(v) for v in shown], as_markdown=own.markdown), end="")
+        width = shutil.get_terminal_size((0, 0)).columns or None  # a file gets each row in one line
+        rows = [sweep.row(v) for v in shown]
+        print(table_rows([*axes, *sweep.HEADER], rows, as_markdown=own.markdown, width=width), end="")
         for problem in dict.fromkeys(v.problem for v in shown if v.problem):
             print(f"no plan: {problem}")
         if best is not None:

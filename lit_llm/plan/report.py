@@ -1,20 +1,27 @@
-"""A plan as one page: tables for a terminal, or Markdown. For JSON, see `json_output`."""
+"""A plan as one page: text for a terminal, or Markdown. For JSON, see `json_output`.
+
+Estimates have two significant digits, counts all of them.
+"""
 
 from __future__ import annotations
 
+import itertools
+import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lit_llm.plan import checkpoints, compute, mixture
 from lit_llm.plan.memory import BYTES, RESERVED_GB
+from lit_llm.plan.numbers import count, duration, money_range, percent, size, two_digits
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.plan import ASSUMED_MFU, Plan
 from lit_llm.plan.rank_traffic import communicated_bytes
 from lit_llm.plan.schedule import sparkline
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.text import Text
 
 
 _REPEATED = f": beyond about {mixture.MANY_EPOCHS}, repeated data help less (Muennighoff et al. 2023)"
@@ -30,7 +37,7 @@ class Section:
 
 
 def sections(plan: Plan, rate: Callable[[int], float] | None = None) -> list[Section]:
-    """The sections of the page.
+    """The sections of the page. Text has a no-break space where a line must not end.
 
     Args:
         rate: the learning rate of an optimizer step, for the sparkline.
@@ -47,29 +54,37 @@ def sections(plan: Plan, rate: Callable[[int], float] | None = None) -> list[Sec
     return [section for section in found if section.rows]
 
 
-def render(plan: Plan, rate: Callable[[int], float] | None = None) -> RenderableType:
-    """Tables for rich's console."""
-    from rich.console import Group
-    from rich.table import Table
+def render(plan: Plan, rate: Callable[[int], float] | None = None, *, width: int = 80) -> Text:
+    """The page for rich's console, in lines of at most `width`."""
+    from rich.text import Text
 
-    tables = []
+    text = Text()
     for section in sections(plan, rate):
-        table = Table(
-            title=section.title,
-            title_justify="left",
-            show_header=bool(section.header),
-            box=None,
-            padding=(0, 1),
-            title_style="bold",
-        )
-        first, *others = section.header or ("", "")
-        table.add_column(first, style="cyan", no_wrap=True)
-        for name in others:
-            table.add_column(name, overflow="fold")
-        for row in section.rows:
-            table.add_row(*row)
-        tables.append(table)
-    return Group(*tables)
+        text.append(f"{section.title}\n", style="bold")
+        if section.header:
+            table = table_rows(section.header, section.rows, as_markdown=False, width=width - 1)
+            text.append(textwrap.indent(table, " "))
+            continue
+        beside = min(_LABEL, max(len(label) for label, _ in section.rows))
+        for label, value in section.rows:
+            pairs = itertools.zip_longest(_lines(label, beside), _lines(value, width - beside - 3), fillvalue="")
+            for left, right in pairs:
+                text.append(f" {left:<{beside}}  " if right else f" {left}", style="cyan")
+                text.append(f"{right}\n")
+    text.rstrip()
+    return text
+
+
+_NO_BREAK = "\u00a0"
+_LABEL = 24
+"""Width of the longest label that is not wrapped."""
+_UNIT = re.compile(r"(?<=[\d,]) (?=(?:[TBMk]|[GM]i?B|bytes|TFLOP/s|days|h|min|m?s|µs)\b)")
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """Wrap a text, but not between a number and its unit."""
+    lines = textwrap.wrap(_UNIT.sub(_NO_BREAK, text), max(width, 16), break_on_hyphens=False)
+    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
 def markdown(plan: Plan, rate: Callable[[int], float] | None = None) -> str:
@@ -78,7 +93,7 @@ def markdown(plan: Plan, rate: Callable[[int], float] | None = None) -> str:
     for section in sections(plan, rate):
         table = table_rows(section.header or ("", ""), section.rows, as_markdown=True)
         parts.append(f"**{section.title}**\n\n{table}")
-    return "\n".join(parts)
+    return "\n".join(parts).replace(_NO_BREAK, " ")
 
 
 # -- sections ---------------------------------------------------------------------------------------------------------
@@ -188,7 +203,7 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
         largest = plan.largest_micro_batch
         rows.append(("largest micro-batch", f"{largest} sequences" if largest else "none, not even one sequence fits"))
     if plan.next_steps:
-        switches = [f"{flag} (-{saved / 1e9:.2f} GB)" for flag, saved in plan.next_steps]
+        switches = [f"{flag.replace(' ', _NO_BREAK)} (-{saved / 1e9:.2f}{_NO_BREAK}GB)" for flag, saved in plan.next_steps]
         rows.append(("to save memory", "; ".join(switches)))
     return rows
 
@@ -213,9 +228,9 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     hours = plan.run_seconds * settings.layout.devices / 3600
     speed = ", assuming the speed of the final batch throughout" if settings.ramp else ""
     rows += [
-        ("speed", f"MFU {mfu:.1%} ({plan.options.mfu_origin}) of {plan.peak_tflops:g} TFLOP/s dense{again}"),
-        ("step", f"{duration(times.step)}, {settings.tokens_per_step / times.step:,.0f} tokens/s"),
-        ("run", f"{duration(plan.run_seconds)} on {devices(plan)} = {hours:,.1f} device-hours{speed}"),
+        ("speed", f"MFU {percent(mfu)} ({plan.options.mfu_origin}) of {plan.peak_tflops:g} TFLOP/s dense{again}"),
+        ("step", f"{duration(times.step)}, {two_digits(settings.tokens_per_step / times.step)} tokens/s"),
+        ("run", f"about {duration(plan.run_seconds)} on {devices(plan)} = {two_digits(hours)} device-hours{speed}"),
     ]
     if plan.usd:
         low, high = plan.usd
@@ -224,7 +239,7 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
             if plan.options.price_usd_hour is not None
             else "at the assumed price range of the hardware table"
         )
-        rows.append(("cost", f"${low:,.2f} {source}" if low == high else f"${low:,.2f} to ${high:,.2f} {source}"))
+        rows.append(("cost", f"about {money_range(low, high)} {source}"))
     causes = {"compute": times.compute, "memory": times.memory, "communication": times.communication, "data": times.data}
     parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
     rows.append(("limit", f"{times.limit} (per step: {', '.join(parts)})"))
@@ -246,12 +261,12 @@ def _communication(plan: Plan) -> list[tuple[str, str]]:
     if rows and times.communication is not None:
         rows.append(("time", f"{duration(times.communication)} per step, {duration(times.exposed)} of it not overlapped"))
         if plan.efficiency is not None:
-            rows.append(("scaling efficiency", f"{plan.efficiency:.1%}"))
+            rows.append(("scaling efficiency", percent(plan.efficiency)))
     layout = settings.layout.pipeline
     if layout.ranks > 1:
         share = bubble(layout, settings.accumulation)
         how = f"{layout.ranks} ranks, schedule {layout.schedule}, {settings.accumulation} micro-batches"
-        rows.append(("pipeline bubble", f"{share:.1%} with {how}"))
+        rows.append(("pipeline bubble", f"{percent(share)} with {how}"))
     if plan.options.slowest_rank > 1:
         rows.append(("slowest rank", f"{plan.options.slowest_rank:g} x the mean: every step waits for it"))
     return rows
@@ -260,16 +275,16 @@ def _communication(plan: Plan) -> list[tuple[str, str]]:
 def _upkeep(plan: Plan) -> list[tuple[str, str]]:
     settings = plan.settings
     interval = checkpoints.young_interval_seconds(plan.save_seconds, plan.mtbf_seconds)
+    between = two_digits(plan.mtbf_seconds / 3600)
     lost = checkpoints.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds)
-    steps = f" = {max(1, round(interval / plan.times.step)):,} steps" if plan.times.step else ""
+    steps = f" = {two_digits(max(1.0, interval / plan.times.step), whole=True)} steps" if plan.times.step else ""
     given = "" if plan.options.mtbf_hours else ", assuming 50,000 device-hours"
     rows = [
         ("checkpoint", f"weights and optimizer state, {size(plan.checkpoint_bytes)}, {duration(plan.save_seconds)} to write"),
         *([("background copy", f"{size(plan.copy_bytes)} of host memory on each machine")] if plan.copy_bytes else []),
         (
             "best interval",
-            f"{duration(interval)}{steps} by Young's rule for {plan.mtbf_seconds / 3600:,.0f} h between failures{given}: "
-            f"{lost:.2%} lost",
+            f"{duration(interval)}{steps} by Young's rule for {between} h between failures{given}: {percent(lost)} lost",
         ),
     ]
     if settings.save_every:
@@ -277,7 +292,7 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
         if plan.times.step:
             seconds = settings.save_every * plan.times.step
             share = checkpoints.overhead_fraction(plan.save_seconds, seconds, plan.mtbf_seconds)
-            every += f" = {duration(seconds)}: {share:.2%} lost"
+            every += f" = {duration(seconds)}: {percent(share)} lost"
         kept = min(settings.keep_last + 1, -(-settings.steps // settings.save_every))
         rows.append(("configured", f"{every}; keeps up to {kept} = {size(kept * plan.checkpoint_bytes)}"))
     if settings.validate_every:
@@ -287,12 +302,12 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
             text += f" over {count(tokens)} tokens"
         if plan.validation_seconds is not None and plan.run_seconds:
             share = plan.validation_seconds * plan.validations / plan.run_seconds
-            text += f", {duration(plan.validation_seconds)} each: {share:.1%} of the training time"
+            text += f", {duration(plan.validation_seconds)} each: {percent(share)} of the training time"
         rows.append(("validation", text))
     return rows
 
 
-# -- numbers as text --------------------------------------------------------------------------------------------------
+# -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def devices(plan: Plan) -> str:
@@ -300,45 +315,34 @@ def devices(plan: Plan) -> str:
     return f"{plan.settings.layout.devices} x {plan.hardware.name}"
 
 
-def count(number: float) -> str:
-    """For example "1.56 B", "124 M", "17 k"."""
-    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.3g} {unit}"
-    return f"{number:.3g}"
+def table_rows(header: Sequence[str], rows: Sequence[Sequence[str]], *, as_markdown: bool, width: int | None = None) -> str:
+    """A table as text: Markdown, or columns aligned with spaces.
 
-
-def size(number: float) -> str:
-    """Bytes as GB (1e9) and GiB, or as MB below 0.1 GB."""
-    if number < 1e8:
-        return f"{number / 1e6:.1f} MB"
-    return f"{number / 1e9:.2f} GB ({number / 2**30:.2f} GiB)"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in a readable unit."""
-    if seconds <= 0:
-        return "0 s"
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.3g} µs"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.1f} min"
-    if seconds < 48 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.2f} days ({seconds / 3600:,.1f} h)"
-
-
-def table_rows(header: Sequence[str], rows: Sequence[Sequence[str]], *, as_markdown: bool) -> str:
-    """A table as text: Markdown, or columns aligned with spaces."""
+    Args:
+        width: of a line of text. Longer headers are wrapped, and a row that is still too long goes on below, indented.
+    """
     if as_markdown:
-        lines = [header, ["---"] * len(header), *rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-    widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
-    return (
-        "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in (header, *rows))
-        + "\n"
-    )
+        marked = [header, ["---"] * len(header), *rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in marked) + "\n"
+
+    def widths(cells: Sequence[Sequence[str]]) -> list[int]:
+        return [max(map(len, column)) for column in zip(*cells, strict=True)]
+
+    head: list[Sequence[str]] = [header]
+    if width is not None and sum(widths([header, *rows])) + 2 * len(header) - 2 > width:
+        head = [*itertools.zip_longest(*(re.split(r"(?<=[_-])| ", name) for name in header), fillvalue="")]
+    bands: list[list[tuple[int, int]]] = [[]]
+    used = 0
+    for column, each in enumerate(widths([*head, *rows])):
+        if width is not None and bands[-1] and used + each > width:
+            bands.append([])
+            used = 4
+        bands[-1].append((column, each))
+        used += each + 2
+    text = []
+    for block in (head, *([row] for row in rows)):
+        for band in bands:
+            indent = "" if band is bands[0] else "    "
+            lines = [indent + "  ".join(row[column].ljust(each) for column, each in band) for row in block]
+            text += [line.rstrip() for line in lines if line.strip() or len(head) == 1]
+    return "\n".join(text) + "\n"

@@ -10,8 +10,8 @@ from typing import Any
 from lit_llm.errors import UserError
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.numbers import duration, money_range, two_digits
 from lit_llm.plan.plan import Options, Plan, make_plan
-from lit_llm.plan.report import duration
 from lit_llm.plan.settings import CHECKPOINTING, STRATEGIES, RunSettings, canonical_precision, layout_from_strategy
 
 MOST = 10_000_000
@@ -119,14 +119,14 @@ def row(variant: Variant) -> list[str]:
         return [*cells, *["?"] * 6]
     settings = plan.settings
     hours = plan.run_seconds * settings.layout.devices / 3600
-    money = f"{plan.usd[0]:,.0f}–{plan.usd[1]:,.0f}" if plan.usd else "?"
-    speed = f"{settings.tokens_per_step / plan.times.step:,.0f}"
+    money = money_range(*plan.usd) if plan.usd else "?"
+    speed = two_digits(settings.tokens_per_step / plan.times.step)
     return [
         *cells,
         duration(plan.times.step),
         speed,
         duration(plan.run_seconds),
-        f"{hours:,.1f}",
+        two_digits(hours),
         money,
         plan.times.limit or "?",
     ]

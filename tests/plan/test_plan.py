@@ -11,8 +11,9 @@ from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.memory import RESERVED_GB
 from lit_llm.plan.mixture import PlannedPhase, PlannedSource
+from lit_llm.plan.numbers import count, duration, money, money_range, percent, size, two_digits
 from lit_llm.plan.plan import ASSUMED_MFU, peak_memory
-from lit_llm.plan.report import count, duration, markdown, sections, size
+from lit_llm.plan.report import markdown, render, sections, table_rows
 from lit_llm.plan.settings import canonical_precision, devices_of, from_recipe, layout_from_strategy
 
 MODEL = GPTConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257, mlp="gelu", tie_embeddings=True)
@@ -286,10 +287,43 @@ def test_numbers_read_well():
         "50 µs",
         "250 ms",
         "90 s",
-        "10.0 min",
+        "10 min",
         "2.0 h",
-        "4.54 days (109.0 h)",
+        "4.5 days",
     ]
+    assert [two_digits(x) for x in (0, 0.01234, 0.996, 9.96, 97_177, 5e6)] == ["0", "0.012", "1.0", "10", "97,000", "5,000,000"]
+    assert [money(x) for x in (0.7512, 8_918, 9_960, 129_437.42, 999_600, 1.25e9)] == [
+        "$0.75",
+        "$8,900",
+        "$10k",
+        "$130k",
+        "$1.0M",
+        "$1.2B",
+    ]
+    assert money_range(129_437.42, 318_000) == "$130k to $320k" and money_range(3.01, 2.99) == "$3.0"
+    assert [percent(x) for x in (0.00164, 0.4, 0.9999)] == ["0.16%", "40%", "100%"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_page_keeps_to_the_width_and_numbers_to_their_units(width):
+    settings = run(layout=layout_from_strategy("fsdp2", 64, 8), micro_batch=1, validate_every=100, save_every=200)
+    lines = render(make_plan(settings, find("l4")), lambda step: step / 1000, width=width).plain.splitlines()
+    assert max(map(len, lines)) <= width and all(line == line.rstrip() for line in lines)
+    words = [line.split() for line in lines]
+    assert not [word for word in words if word[0] in ("GB", "MB", "M", "B", "bytes", "h", "days", "s")]
+
+
+def test_a_wide_table_goes_on_below():
+    rows = [["8", "none", "28.19"], ["64", "full", "7.10"]]
+    header = ["devices", "activation_checkpointing", "memory GB"]
+    assert table_rows(header, rows, as_markdown=False, width=80).splitlines()[1] == "8        none                      28.19"
+    assert table_rows(header, rows, as_markdown=False, width=30).splitlines() == [
+        "devices  activation_    memory",
+        "         checkpointing  GB",
+        "8        none           28.19",
+        "64       full           7.10",
+    ]
+    assert table_rows(header, rows, as_markdown=False, width=26).splitlines()[2:4] == ["    memory", "    GB"]
 
 
 # -- sweeps -----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from lit_llm.commands.plan import split
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.plan import Plan, find, make_plan
-from lit_llm.plan.report import duration
+from lit_llm.plan.numbers import duration
 from lit_llm.plan.smallest import smallest
 from lit_llm.runs.run_folder import default_run_dir
 

@@ -1,0 +1,64 @@
+"""Numbers as text."""
+
+from __future__ import annotations
+
+import math
+
+
+def two_digits(number: float, *, whole: bool = False) -> str:
+    """Two significant digits without an exponent, for example "0.016", "2.0", "97,000".
+
+    Args:
+        whole: no decimals.
+    """
+    if not number:
+        return "0"
+    for _ in range(2):  # 9.96 becomes 10.0, and that 10
+        decimals = 1 - math.floor(math.log10(abs(number)))
+        number = round(number, decimals)
+    return f"{number:,.{0 if whole else max(0, decimals)}f}"
+
+
+def money(usd: float) -> str:
+    """For example "$0.75", "$8,900", "$130k", "$1.2M"."""
+    for limit, factor, unit in ((1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if usd >= limit * 0.995:
+            return f"${two_digits(usd / factor)}{unit}"
+    return f"${two_digits(usd)}"
+
+
+def money_range(low: float, high: float) -> str:
+    """For example "$130k to $320k"."""
+    return money(low) if money(low) == money(high) else f"{money(low)} to {money(high)}"
+
+
+def percent(share: float) -> str:
+    """For example "0.16%", "97%"."""
+    return f"{two_digits(100 * share)}%"
+
+
+def count(number: float) -> str:
+    """For example "1.56 B", "124 M", "17 k"."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g} {unit}"
+    return f"{number:.3g}"
+
+
+def size(number: float) -> str:
+    """Bytes as GB (1e9) and GiB, or as MB below 0.1 GB."""
+    if number < 1e8:
+        return f"{number / 1e6:.1f} MB"
+    return f"{number / 1e9:.2f} GB ({number / 2**30:.2f} GiB)"
+
+
+_UNITS = ((1e-3, 1e-6, "µs"), (1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (48 * 3600, 3600, "h"))
+"""Limit, factor and name."""
+
+
+def duration(seconds: float) -> str:
+    """Two digits in a readable unit, for example "250 ms", "3.7 days"."""
+    if seconds <= 0:
+        return "0 s"
+    factor, unit = next(((factor, unit) for limit, factor, unit in _UNITS if seconds < limit), (86400, "days"))
+    return f"{two_digits(seconds / factor)} {unit}"
