@@ -219,7 +219,7 @@ def _compare(
         raw = [{"values": v.values, "problem": v.problem or None, "plan": as_dict(v.plan) if v.plan else None} for v in shown]
         print(json.dumps({"variants": raw, "cheapest": best.values if best else None}, indent=2))
     else:
-        width = shutil.get_terminal_size((0, 0)).columns or None  # a file gets each row in one line
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None  # a file gets each row in one line
         rows = [sweep.row(v) for v in shown]
         print(table_rows([*axes, *sweep.HEADER], rows, as_markdown=own.markdown, width=width), end="")
         for problem in dict.fromkeys(v.problem for v in shown if v.problem):
