@@ -95,10 +95,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes of one rank. `parts` add up to `total`; `moment` names the phase of the step in which the peak occurs."""
+    """Peak bytes of one rank. `parts` add up to `total`; `moment` names the phase of the step in which the peak occurs.
+
+    Attributes:
+        moments: `parts` at the peak of each phase of `steps`, and then of the optimizer step.
+        steps: micro-batches that differ in memory, in their order.
+    """
 
     parts: dict[str, int]
     moment: str
+    moments: tuple[tuple[str, dict[str, int]], ...] = ()
+    steps: tuple[Step, ...] = ()
 
     @property
     def total(self) -> int:
@@ -199,8 +206,8 @@ def _of_rank(
     )
     moments: list[tuple[str, dict[str, int]]] = []
     gradients_exist = (True,) if stages else (False, True)[: 1 if accumulation == 1 else 2]
-    for exist in gradients_exist:
-        made = micro_batch(replace(step, gradients_exist=exist))
+    steps = tuple(replace(step, gradients_exist=exist) for exist in gradients_exist)
+    for made in map(micro_batch, steps):
         for moment, peak in made.peaks.items():
             buffers = _buffers(weights, layout, weight_bytes, compute_bytes, moment)
             if layout.reduce_once and accumulation > 1 and layout.divisor("parameters") > 1:
@@ -221,8 +228,9 @@ def _of_rank(
     last = {"gradients": 0 if offload else gradients, "optimizer work": 0 if offload else work}
     buffers = _buffers(weights, layout, weight_bytes, compute_bytes, "optimizer step")
     moments.append(("optimizer step", last | {"communication buffers": buffers}))
-    moment, adds = max(moments, key=lambda m: sum(m[1].values()))
-    return Memory({name: size for name, size in (stays | adds).items() if size}, moment)
+    every = tuple((moment, {name: size for name, size in (stays | adds).items() if size}) for moment, adds in moments)
+    moment, parts = max(every, key=lambda m: sum(m[1].values()))
+    return Memory(parts, moment, every, steps)
 
 
 def _buffers(weights: tuple[Weight, ...], layout: Layout, weight_bytes: int, compute_bytes: int, moment: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_llm.buffer_sizes import SOFTMAX_NUMEL
 from lit_llm.models.config import GPTConfig
@@ -46,6 +46,7 @@ class Step:
         stages: of a rank of a pipeline. Empty: the whole model.
         micro_batches: of an optimizer step, which a pipeline has at the same time.
         narrow_weights: FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them.
+        timeline: return all operations, not only the peaks.
     """
 
     model: GPTConfig
@@ -66,6 +67,7 @@ class Step:
     stages: tuple[StageShare, ...] = ()
     micro_batches: int = 1
     narrow_weights: bool = False
+    timeline: bool = False
 
     @property
     def whole_length(self) -> int:
@@ -84,6 +86,15 @@ class Step:
         return self.sequences * self.local_length
 
 
+class Operation(NamedTuple):
+    """A block, the embedding, the last norm or the loss, forward or backward."""
+
+    phase: str
+    live: dict[str, int]
+    """Bytes by kind at its peak."""
+    flops: int
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Forward and backward of one micro-batch, without weights and optimizer state.
@@ -96,12 +107,14 @@ class MicroBatch:
             backward of the last norm; "backward".
         written: all bytes that operations allocate, which is the write traffic to memory.
         matmul_flops, attention_flops: that kernels execute, as torch's FlopCounterMode counts them.
+        timeline: of each operation, if they are wanted.
     """
 
     peaks: dict[str, dict[str, int]]
     written: int
     matmul_flops: int
     attention_flops: int
+    timeline: tuple[Operation, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -167,7 +180,8 @@ def _micro_batch(key: Key) -> MicroBatch:
         if stage.last:
             run.play("loss head", [*head[1:], backward[0]])
         run.play("backward", backward_blocks[stage.start : stage.stop][::-1] + [backward[-1]] * stage.first)
-    return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1])
+    timeline = tuple(run.timeline) if step.timeline else ()
+    return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline)
 
 
 def _gathered_keys(step: Step) -> int:
@@ -199,12 +213,14 @@ class _Run:
     def __init__(self) -> None:
         self.live = [0] * len(KINDS)
         self.peaks: dict[str, dict[str, int]] = {}
+        self.timeline: list[Operation] = []
         self.written = 0
         self.flops = [0, 0]
 
     def play(self, phase: str, changes: Sequence[_Change]) -> None:
         for change in changes:
             peak = [a + b for a, b in zip(self.live, change.peak, strict=True)]
+            self.timeline.append(Operation(phase, dict(zip(KINDS, peak, strict=True)), sum(change.flops)))
             if sum(peak) > sum(self.peaks.get(phase, {}).values()):
                 self.peaks[phase] = dict(zip(KINDS, peak, strict=True))
             self.live = [a + b for a, b in zip(self.live, change.end, strict=True)]
