@@ -40,16 +40,28 @@ PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
     # https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306 (SXM5, then PCIe)
     (r"NVIDIA H100 80GB HBM3", 989.0, 494.5, 67.0),
     (r"NVIDIA H100 PCIe", 756.0, 378.0, 51.0),
+    # The 96 GB variant, limited to 500 W. Its peak is not published: here that of H100 NVL (nvidia.com/en-us/data-center/h100)
+    (r"NVIDIA H100", 835.0, 417.5, 60.0),
     # https://nvdam.widen.net/s/nb5zzzsjdf/hpc-datasheet-sc23-h200-datasheet-3002446
     (r"NVIDIA H200", 989.0, 494.5, 67.0),
     # https://resources.nvidia.com/en-us-dgx-systems/dgx-b200-datasheet (one of eight; sources differ on tf32 and fp32)
     (r"NVIDIA B200", 2250.0, None, None),
+    # https://www.nvidia.com/en-us/data-center/dgx-b300/ (one of eight)
+    (r"NVIDIA B300", 2250.0, None, None),
+    # https://www.nvidia.com/en-us/data-center/tesla-t4/ (fp16; this GPU has no bf16)
+    (r"Tesla T4", 65.0, None, 8.1),
+    # https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf
+    (r"NVIDIA A10G", 70.0, 35.0, 31.5),
     # https://resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet
     (r"NVIDIA L4", 121.0, 60.0, 30.3),
     # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf, appendix A
     (r"NVIDIA GeForce RTX 4090", 165.2, 82.6, 82.6),
+    # https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf, appendix A
+    (r"NVIDIA GeForce RTX 5090", 209.5, 104.8, 104.8),
     # https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf
     (r"AMD Instinct MI300X( OAM)?", 1307.4, 653.7, 163.4),
+    # https://www.amd.com/en/products/accelerators/instinct/mi300/mi325x.html
+    (r"AMD Instinct MI325X( OAM)?", 1307.4, 653.7, 163.4),
 )
 
 # Profiler actions that are not part of a training step. Other callbacks may announce long work as SAMPLES.

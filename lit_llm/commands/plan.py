@@ -30,8 +30,8 @@ def _own_flags() -> OwnFlags:
         description="The budget of a run before it starts. Takes every flag of `fit` (--config …), and these:",
     )
     add = parser.add_argument
-    add("--hardware", metavar="NAME", help="a name of the table in lit_llm/plan/hardware.yaml, or auto: measure this machine. "
-        "Default: this machine, unmeasured.")  # fmt: skip
+    add("--hardware", metavar="NAME", help="a name of the table in lit_llm/plan/hardware.yaml, a YAML file with the "
+        "same keys, or auto: measure this machine. Default: this machine, unmeasured.")  # fmt: skip
     add("--devices", type=int, metavar="N", help="devices in all. Default: the recipe's trainer.devices x num_nodes.")
     add("--mfu", type=float, metavar="F", help="useful FLOP/s over the dense peak. Default: 0.4, an assumption.")
     add("--price", type=float, metavar="USD", help="per device-hour. Default: the table's range.")

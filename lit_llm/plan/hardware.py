@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lit_llm.errors import UserError
 from lit_llm.yaml_reading import read_yaml_file
@@ -43,6 +45,10 @@ class Hardware:
     def is_gpu(self) -> bool:
         return not self.device_name.startswith("cpu")
 
+    def multiplies(self, precision: str) -> bool:
+        """Whether its matrix units, if any, multiply in a Trainer precision: those before Ampere lack bf16."""
+        return not precision.startswith("bf16") or self.compute_capability is None or self.compute_capability >= 8
+
     def peak_for(self, precision: str, matmul_precision: str = "highest", *, float8: bool = False) -> float | None:
         """Dense matrix-product peak in TFLOP/s under a Trainer precision, or None if unknown.
 
@@ -52,29 +58,86 @@ class Hardware:
         if float8:
             return self.peak_tflops["fp8"]
         if precision.startswith(("bf16", "16")):
-            return self.peak_tflops["bf16"]
+            return self.peak_tflops["bf16"] if self.multiplies(precision) else None
         if precision == "32-true":
             return self.peak_tflops["fp32" if matmul_precision == "highest" or not self.is_gpu else "tf32"]
         return None
 
 
+_PEAKS = ("bf16", "tf32", "fp32", "fp8")
+
+
 @cache
 def table() -> dict[str, Hardware]:
     """All devices of hardware.yaml, by name."""
-    entries = read_yaml_file(TABLE)
-    found = {}
-    for name, entry in entries.items():
-        price = entry.pop("price_usd_hour")
-        found[name] = Hardware(name=name, price_usd_hour=None if price is None else (price[0], price[1]), **entry)
-    return found
+    return {name: _device(name, entry) for name, entry in read_yaml_file(TABLE).items()}
+
+
+def _device(name: str, entry: dict[str, Any]) -> Hardware:
+    price = entry["price_usd_hour"]
+    return Hardware(**{"name": name, **entry, "price_usd_hour": None if price is None else (price[0], price[1])})
+
+
+def from_file(path: Path) -> Hardware:
+    """A user's own device: a YAML file with the keys of an entry of hardware.yaml. It is called as the file.
+
+    Raises:
+        UserError: the file cannot be read, a key is unknown or missing, or a value is not of its kind.
+    """
+    flag = "(--hardware)"
+    try:
+        entry = read_yaml_file(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error} {flag}.") from None
+    wanted = [field.name for field in fields(Hardware) if field.name != "name"]
+    if not isinstance(entry, dict):
+        raise UserError(f"{path} must have the keys {', '.join(wanted)} {flag}.")
+    unknown, missing = [key for key in entry if key not in wanted], [key for key in wanted if key not in entry]
+    if unknown or missing:
+        lists = [("unknown", unknown), ("missing", missing)]
+        said = " and ".join(f"{what} {', '.join(map(str, keys))}" for what, keys in lists if keys)
+        raise UserError(f"{path} has {said}; its keys are those of an entry of lit_llm/plan/hardware.yaml {flag}.")
+    for key, value in entry.items():
+        if not _is_valid(key, value):
+            raise UserError(f"{path}: {key} is {value!r}, but must be {_KINDS.get(key, 'a number above 0, or null')} {flag}.")
+    return _device(path.stem, entry)
+
+
+_KINDS = {
+    "source": "a text",
+    "device_name": "a text, cpu for processors",
+    "compute_capability": "a whole number above 0, or null",
+    "devices_per_node": "a whole number above 0",
+    "peak_tflops": f"numbers above 0, or null, for {', '.join(_PEAKS)}",
+    "price_usd_hour": "two numbers above 0, the lower one first, or null",
+}
+
+
+def _is_valid(key: str, value: Any) -> bool:
+    def number(x: Any) -> bool:
+        return isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf
+
+    if key in ("source", "device_name"):
+        return isinstance(value, str) and bool(value)
+    if key == "peak_tflops":
+        return isinstance(value, dict) and set(value) == set(_PEAKS) and all(x is None or number(x) for x in value.values())
+    if key == "devices_per_node":
+        return isinstance(value, int) and number(value)
+    if value is None:
+        return True
+    if key == "price_usd_hour":
+        return isinstance(value, list) and len(value) == 2 and all(map(number, value)) and value[0] <= value[1]
+    return number(value) and (key != "compute_capability" or isinstance(value, int))
 
 
 def find(name: str) -> Hardware:
-    """The device called `name`.
+    """The device called `name`, or the one that a file `name` describes if it ends in .yaml or .yml.
 
     Raises:
-        UserError: the device is not in the table. The message lists the known names, closest first.
+        UserError: the device is not in the table. The message lists the known names, closest first. Or the file is wrong.
     """
+    if name.endswith((".yaml", ".yml")):
+        return from_file(Path(name))
     known = table()
     if name in known:
         return known[name]
@@ -84,4 +147,6 @@ def find(name: str) -> Hardware:
         return not other.startswith(wanted), -difflib.SequenceMatcher(None, wanted, other).ratio()
 
     near = sorted(known, key=distance)
-    raise UserError(f"Unknown hardware {name!r}. Use --hardware auto to measure this machine, or one of: {', '.join(near)}.")
+    raise UserError(
+        f"Unknown hardware {name!r}. Use --hardware auto to measure this machine, a YAML file, or one of: {', '.join(near)}."
+    )

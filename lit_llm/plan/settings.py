@@ -90,6 +90,7 @@ class RunSettings:
     precision: str = "32-true"
     matmul_precision: str = "highest"
     float8: bool = False
+    compile: bool = False
     layout: Layout = field(default_factory=Layout)
     chunk_size: int | None = None
     z_loss: bool = False
@@ -257,6 +258,7 @@ def from_recipe(
         precision=precision,
         matmul_precision=compute.get("matmul_precision") or "highest",
         float8=bool(compute.get("float8")),
+        compile=bool(compute.get("compile")),
         layout=layout,
         chunk_size=loss.get("chunk_size"),
         z_loss=bool(loss.get("z_loss")),

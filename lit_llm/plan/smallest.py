@@ -49,7 +49,8 @@ def smallest(settings: RunSettings) -> Smallest | None:
         needed = peak_memory(alone, cuda=False).total
         if needed <= CPU_GB * 1e9:
             return Smallest(known["cpu"], 1, (), needed)
-    found = [each for hardware in known.values() if hardware.is_gpu and (each := _fewest(alone, hardware))]
+    able = [hardware for hardware in known.values() if hardware.is_gpu and hardware.multiplies(settings.precision)]
+    found = [each for hardware in able if (each := _fewest(alone, hardware))]
     return min(found, key=_cost, default=None)
 
 

@@ -370,5 +370,5 @@ def test_what_cannot_be_swept_is_refused(words, said):
 
 
 def test_unknown_hardware_lists_what_is_known_nearest_first():
-    with pytest.raises(ValueError, match=r"Unknown hardware 'H100'\. Use --hardware auto .* one of: h100-(sxm|pcie), .*cpu"):
+    with pytest.raises(ValueError, match=r"Unknown hardware 'H100'\. Use --hardware auto .* one of: h100-\w+, .*cpu"):
         find("H100")

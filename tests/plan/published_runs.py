@@ -1,0 +1,94 @@
+"""The runs of lit_llm/plan/published.yaml as settings of a plan: for tests, and for benchmarks/published_*.py."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lit_llm.plan
+from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.models.config import GPTConfig
+from lit_llm.plan import Hardware, Layout, Optimizer, RunSettings, find
+from lit_llm.yaml_reading import read_yaml_file
+
+FILE = Path(lit_llm.plan.__file__).with_name("published.yaml")
+_BLOCKS: dict[str, dict[str, Any]] = {
+    "gpt2": {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False},
+    "llama": {"mlp": "swiglu", "qk_norm": False},
+    "relu2": {},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A published run: what it trained where, and what was measured. `memory_kind`: "reserved" or "allocated"."""
+
+    group: str
+    name: str
+    source: str
+    hardware: Hardware
+    settings: RunSettings
+    tokens_per_second: float
+    memory_gib: float | None
+    memory_kind: str | None
+    async_tp: bool
+    fused_attention: bool
+
+    def __str__(self) -> str:
+        run = self.settings
+        kernels = "float8" if run.float8 else "compiled" if run.compile else "eager"
+        return f"{self.group}: {self.name}, {run.layout.devices} x {self.hardware.name}, T {run.sequence_length}, {kernels}"
+
+
+@functools.cache
+def runs() -> tuple[Run, ...]:
+    """All runs of the file."""
+    raw = read_yaml_file(FILE)
+    return tuple(
+        _run(raw["models"], {key: value for key, value in group.items() if key != "rows"} | row, group["name"])
+        for group in raw["groups"]
+        for row in group["rows"]
+    )
+
+
+def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> Run:
+    shape = dict(models[row["model"]])
+    layout = _layout(row["mesh"], row.get("shards", "parameters"), row.get("schedule", "1f1b"))
+    micro_batch, accumulation = row["sequences"], row.get("accumulation", 1)
+    settings = RunSettings(
+        GPTConfig(**{**_BLOCKS[shape.pop("base")], **shape, "block_size": row["length"]}),
+        Optimizer(row["optimizer"], fused=True),
+        steps=100,
+        global_batch=micro_batch * accumulation * layout.data_parallel,
+        micro_batch=micro_batch,
+        precision=row["precision"],
+        float8=row.get("float8", False),
+        compile=row.get("compile", False),
+        layout=layout,
+        chunk_size=8192 if row.get("loss") == "chunked" else None,
+        checkpointing=row.get("checkpointing", "none"),
+    )
+    return Run(
+        group,
+        row["name"],
+        row["source"],
+        find(row["hardware"]),
+        settings,
+        row["tokens_per_second"],
+        row.get("memory_gib"),
+        row.get("memory_kind"),
+        row.get("async_tp", False),
+        row.get("fused_attention", True),
+    )
+
+
+def _layout(mesh: dict[str, int], shards: str, schedule: str) -> Layout:
+    sizes = {name: mesh.get(name, 1) for name in ("replicate", "shard", "context", "tensor_parallel")}
+    ranks = mesh.get("pipeline", 1)
+    split = shards if sizes["shard"] * sizes["context"] > 1 else "nothing"
+    name = "single" if not mesh else "ddp" if split == "nothing" else "zero1" if split == "optimizer" else "mesh"
+    in_pipeline = ranks > 1
+    pipeline = PipelineLayout(ranks, schedule if in_pipeline else "1f1b")
+    return Layout(name, shards=split, reshard=not in_pipeline, reduce_once=in_pipeline, pipeline=pipeline, **sizes)

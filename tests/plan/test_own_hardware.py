@@ -1,0 +1,63 @@
+"""A device from a user's YAML file: `--hardware FILE.yaml`, and `hardware=FILE.yaml` in a sweep."""
+
+import pytest
+
+from lit_llm.errors import UserError
+from lit_llm.plan import find
+from lit_llm.yaml_reading import dump_yaml
+
+OWN = {
+    "source": "measured",
+    "device_name": "NVIDIA H100",
+    "compute_capability": 9,
+    "peak_tflops": {"bf16": 700.0, "tf32": None, "fp32": 60, "fp8": 1400.0},
+    "memory_gb": 96,
+    "memory_gbps": 2400,
+    "node_gbps": 450,
+    "network_gbps": None,
+    "devices_per_node": 4,
+    "price_usd_hour": [1.5, 1.5],
+}
+
+
+def test_a_file_with_the_keys_of_the_table_is_a_device(tmp_path):
+    path = tmp_path / "my-h100-96gb.yaml"
+    path.write_text(dump_yaml(OWN))
+    found = find(str(path))
+    assert {key: getattr(found, key) for key in OWN} == {**OWN, "price_usd_hour": (1.5, 1.5)}
+    assert (found.name, found.is_gpu, found.peak_for("bf16-mixed")) == ("my-h100-96gb", True, 700.0)
+    path.write_text(dump_yaml({**OWN, "price_usd_hour": None, "device_name": "cpu"}))
+    assert not find(str(path)).is_gpu and find(str(path)).price_usd_hour is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"memory": 80}, "has unknown memory; its keys are those of an entry"),
+        ({"memory_gb": ...}, "has missing memory_gb; its keys"),
+        ({"memory_gb": ..., "ram": 1, "vram": 2}, "has unknown ram, vram and missing memory_gb; its keys"),
+        ({"memory_gb": "80 GB"}, "memory_gb is '80 GB', but must be a number above 0, or null"),
+        ({"memory_gb": float("inf")}, "memory_gb is inf, but must be a number"),
+        ({"memory_gbps": 0}, "memory_gbps is 0, but must be a number above 0"),
+        ({"devices_per_node": 2.5}, "devices_per_node is 2.5, but must be a whole number above 0"),
+        ({"compute_capability": True}, "compute_capability is True, but must be a whole number"),
+        ({"price_usd_hour": [3, 2]}, "price_usd_hour is [3, 2], but must be two numbers above 0, the lower one first"),
+        ({"peak_tflops": {"bf16": 1}}, "must be numbers above 0, or null, for bf16, tf32, fp32, fp8"),
+        ({"device_name": 5}, "device_name is 5, but must be a text"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_sentence(change, said, tmp_path):
+    path = tmp_path / "own.yml"
+    path.write_text(dump_yaml({key: value for key, value in (OWN | change).items() if value is not ...}))
+    with pytest.raises(UserError) as refusal:
+        find(str(path))
+    text = str(refusal.value)
+    assert said in text and text.startswith(f"{path}") and text.endswith("(--hardware).") and "\n" not in text
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    for name, content in (("none.yaml", None), ("list.yaml", "[1, 2]"), ("broken.yaml", "a: [")):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=r"(?s)\.yaml.*\(--hardware\)\.$"):
+            find(str(tmp_path / name))
