@@ -6,15 +6,18 @@ import argparse
 import difflib
 import json
 import re
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
+from lit_llm.cli.new_output import REPLACE_HELP, new_file
 from lit_llm.cli.number_domains import PLAN_FLAGS, flag_problems
-from lit_llm.cli.own_flags import OwnFlags
+from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.hardware import Hardware
@@ -62,6 +65,8 @@ def _own_flags() -> OwnFlags:
     add("--calibrate", action="store_true", help="run a few real steps here and print predicted against measured.")
     add("--json", action="store_true", help="all figures, raw, units in their names.")
     add("--markdown", action="store_true", help="the page as Markdown.")
+    add("--html", metavar="FILE", help="also write a page with pictures of memory, time, and pipeline or sweep.")
+    add("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     return parser
 
 
@@ -81,7 +86,10 @@ def split(arguments: list[str]) -> Request:
     """
     parser = _own_flags()
     own, recipe = parser.split(arguments)
+    own.command = shlex.join(["python", "-m", "lit_llm", "plan", *arguments])
     problems = flag_problems(PLAN_FLAGS, own)
+    if own.html is not None and own.calibrate:
+        problems.append("--calibrate has no page: leave out --html, or plan in a second command")
     flags = re.findall(r"--[a-z_-]+", parser.format_usage())
     for argument in recipe:
         flag = argument.partition("=")[0]
@@ -146,6 +154,10 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     if axes or own.max_memory is not None or own.deadline is not None:
         return _compare(axes or sweep.DEFAULT, settings, planned.strategy, hardware, options, own)
     plan = make_plan(settings, hardware, options)
+    if own.html is not None:
+        from lit_llm.plan.page import plan_page
+
+        _write(plan_page(plan, own.command, planned.rate()), own)
     if own.json:
         print(json.dumps(as_dict(plan), indent=2))
     elif own.markdown:
@@ -154,6 +166,11 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
         console = Console(file=sys.stdout)
         console.print(render(plan, planned.rate(), width=console.width))
     return 0
+
+
+def _write(page: str, own: argparse.Namespace) -> None:
+    with new_file(Path(own.html), replace=own.replace, flag="--html") as file:
+        file.write_text(page, encoding="utf-8")
 
 
 def _overridden(own: argparse.Namespace, axes: dict[str, list[str]]) -> list[str]:
@@ -214,6 +231,10 @@ def _compare(
     found = list(sweep.variants(axes, settings, strategy, hardware, options))
     limited = own.max_memory is not None or own.deadline is not None
     best = sweep.cheapest(found, max_memory_gb=own.max_memory, deadline_hours=own.deadline) if limited else None
+    if own.html is not None:
+        from lit_llm.plan.page import sweep_page
+
+        _write(sweep_page(found, best, own.command), own)
     shown = found if own.sweep else [v for v in found if v is best]  # without --sweep, only the chosen one is of interest
     if own.json:
         raw = [{"values": v.values, "problem": v.problem or None, "plan": as_dict(v.plan) if v.plan else None} for v in shown]

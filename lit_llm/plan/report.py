@@ -51,7 +51,11 @@ def sections(plan: Plan, rate: Callable[[int], float] | None = None) -> list[Sec
         Section("Communication", _communication(plan)),
         Section("Checkpoints and validation", _upkeep(plan)),
     ]
-    return [section for section in found if section.rows]
+    return [
+        Section(each.title, [(row[0], *(_UNIT.sub(_NO_BREAK, text) for text in row[1:])) for row in each.rows], each.header)
+        for each in found
+        if each.rows
+    ]
 
 
 def render(plan: Plan, rate: Callable[[int], float] | None = None, *, width: int = 80) -> Text:
@@ -63,7 +67,7 @@ def render(plan: Plan, rate: Callable[[int], float] | None = None, *, width: int
         text.append(f"{section.title}\n", style="bold")
         if section.header:
             table = table_rows(section.header, section.rows, as_markdown=False, width=width - 1)
-            text.append(textwrap.indent(table, " "))
+            text.append(textwrap.indent(table.replace(_NO_BREAK, " "), " "))
             continue
         beside = min(_LABEL, max(len(label) for label, _ in section.rows))
         for label, value in section.rows:
@@ -82,8 +86,7 @@ _UNIT = re.compile(r"(?<=[\d,]) (?=(?:[TBMk]|[GM]i?B|bytes|TFLOP/s|days|h|min|m?
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """Wrap a text, but not between a number and its unit."""
-    lines = textwrap.wrap(_UNIT.sub(_NO_BREAK, text), max(width, 16), break_on_hyphens=False)
+    lines = textwrap.wrap(text, max(width, 16), break_on_hyphens=False)
     return [line.replace(_NO_BREAK, " ") for line in lines]
 
 

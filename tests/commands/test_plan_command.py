@@ -312,6 +312,21 @@ def test_a_sweep_is_a_table_and_a_limit_picks_from_it(folder, capsys):
     assert code == 0 and "--deadline overrides --devices 4: comparing 1, 2, 4, 8, 16, 32, 64 devices" in err
 
 
+def test_a_page_is_written_beside_what_is_printed_and_replaced_only_if_asked(folder, capsys):
+    base = ["plan", "--config", "tiny.yaml", "--hardware", "a100-80gb", "--html", "pages/plan.html"]
+    code, out, _ = run(capsys, *base, "--json")
+    page = (folder / "pages" / "plan.html").read_text()
+    assert code == 0 and json.loads(out) and page.startswith("<!DOCTYPE html>") and "tiny.yaml" in page
+    code, out, err = run(capsys, *base, "--sweep", "devices=1,2")
+    assert code == 2 and not out and "pages/plan.html exists already" in err and "(--html)" in err
+    code, out, _ = run(capsys, *base, "--sweep", "devices=1,2", "--replace", "true")
+    assert code == 0 and out.startswith("devices") and "Pareto front" in (folder / "pages" / "plan.html").read_text()
+    code, _, err = run(capsys, *base[:-1], "pages", "--calibrate")
+    assert (
+        code == 2 and "--calibrate has no page" in err and sorted(p.name for p in (folder / "pages").iterdir()) == ["plan.html"]
+    )
+
+
 @pytest.mark.parametrize("ns_dtype", ["auto", "bfloat16"])
 def test_calibration_measures_what_it_predicted(folder, capsys, ns_dtype):
     flags = ["--config", "tiny.yaml", "--model.n_embd", "64", "--optimizer.ns_dtype", ns_dtype]

@@ -1,0 +1,199 @@
+"""The parts of the page: the document with its style, tables, legends, and pictures in SVG.
+
+Places are percentages of a picture's width and height, so it fits any screen while text keeps its size.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+STYLE = """
+:root { color-scheme: light dark; --page: #fff; --text: #1c2128; --soft: #59636e; --line: #d5dae0; --panel: #f5f7f9;
+  --bad: #b42318; --good: #18794e;
+  --c0: #3b6fb5; --c1: #8fb4e0; --c2: #2f9068; --c3: #9dd3b4; --c4: #b07cc6; --c5: #6f54a8; --c6: #e8973c; --c7: #cf4a5a;
+  --c8: #8b929b; }
+@media (prefers-color-scheme: dark) { :root { --page: #14171c; --text: #e6e9ed; --soft: #a3adb8; --line: #353c45;
+  --panel: #1d2229; --bad: #ff8a80; --good: #62d29b; --c0: #5b8fd6; --c1: #35557f; --c2: #3fae80; --c3: #2b6149; --c4: #c493d8;
+  --c5: #8d73c7; --c6: #e59a47; --c7: #e0606f; --c8: #747d88; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--page); color: var(--text);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .3rem; }
+p, figcaption { margin: .2rem 0 .6rem; color: var(--soft); } code { overflow-wrap: anywhere; font-size: .85rem; }
+.flag { display: inline-block; }
+figure { margin: 0; } .key { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0 0; padding: 0; list-style: none; }
+.key li { flex: 1 1 8rem; background: var(--panel); border-radius: .5rem; padding: .5rem .7rem; color: var(--soft); }
+.key b { display: block; font-size: 1.15rem; color: var(--text); } .key .bad b { color: var(--bad); }
+.key .good b { color: var(--good); }
+.legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin: .5rem 0; padding: 0; list-style: none; font-size: .85rem; }
+.legend i { display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .4em; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-top: 1px solid var(--line); }
+th { font-weight: 600; } td + td { font-variant-numeric: tabular-nums; } details { margin: .5rem 0; }
+.pairs th { width: 11rem; color: var(--soft); font-weight: 400; } .pairs td { overflow-wrap: anywhere; }
+@media (max-width: 30rem) { .pairs th, .pairs td { display: block; width: auto; padding-right: 0; }
+  .pairs td { border: 0; padding-top: 0; } }
+summary { cursor: pointer; color: var(--soft); font-size: .85rem; }
+.plot { margin: 1.2rem .3rem 0 3.6rem; } .plot > svg { display: block; width: 100%; overflow: visible; }
+svg text { font-size: 12px; fill: var(--soft); } svg .grid { stroke: var(--line); }
+svg .strong { fill: var(--text); paint-order: stroke;
+  stroke: var(--page); stroke-width: 3px; }
+svg .limit { stroke: var(--bad); stroke-dasharray: 5 4; stroke-width: 1.5; } svg .box { stroke: var(--page); stroke-width: .6; }
+svg .idle { fill: var(--panel); } svg .front { stroke: var(--text); stroke-dasharray: 2 3; fill: none; }
+svg .number { font-size: 10px; fill: #fff; } svg .out { fill: none; stroke: var(--c8); opacity: .7; }
+"""
+
+
+class Bar(NamedTuple):
+    """A stretch of a lane from `start` to `stop`, with a colour of the style and a short text inside."""
+
+    start: float
+    stop: float
+    color: int
+    title: str
+    text: str = ""
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A whole file. It needs nothing else."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
+    )
+
+
+def unbroken(text: str) -> str:
+    """A text whose flags are not broken at their hyphens."""
+    return re.sub(r"\(?--[\w.=,/-]+[);,]*", r'<span class="flag">\g<0></span>', escape(text))
+
+
+def heading(text: str) -> str:
+    """The heading of a section."""
+    return f"<h2>{escape(text)}</h2>"
+
+
+def keys(figures: Sequence[tuple[str, str, str]]) -> str:
+    """The most important figures: (label, value, "good", "bad" or "")."""
+    items = (f'<li class="{kind}">{escape(label)}<b>{escape(value)}</b></li>' for label, value, kind in figures)
+    return f'<ul class="key">{"".join(items)}</ul>'
+
+
+def pairs(rows: Sequence[tuple[str, ...]]) -> str:
+    """A table of labels and texts."""
+    cells = "".join(f'<tr><th scope="row">{escape(label)}</th><td>{unbroken(text)}</td></tr>' for label, text in rows)
+    return f'<table class="pairs">{cells}</table>'
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str = "") -> str:
+    """A table, which opens by `summary` if there is one."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    found = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f"<details><summary>{escape(summary)}</summary>{found}</details>" if summary else found
+
+
+def legend(entries: Iterable[tuple[int, str]]) -> str:
+    """Colours and what they mean."""
+    items = (f'<li><i style="background:var(--c{color})"></i>{escape(text)}</li>' for color, text in entries)
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def figure(caption: str, picture: str, below: str = "") -> str:
+    """A picture with its caption."""
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{picture}{below}</figure>"
+
+
+def plot(label: str, height: int, shapes: Iterable[str], *, below: int = 20) -> str:
+    """A picture of the whole width, with room for `below` pixels of text."""
+    drawn = "".join(shapes)
+    return (
+        f'<div class="plot" style="padding-bottom:{below}px"><svg role="img" aria-label="{escape(label)}" height="{height}">'
+        f"{drawn}</svg></div>"
+    )
+
+
+def areas(columns: Sequence[tuple[float, Sequence[float]]], colors: Sequence[int], top: float) -> str:
+    """Stacked values from left to right, each for a width."""
+    whole = sum(width for width, _ in columns)
+    found = []
+    for layer in range(len(colors)):
+        upper, lower, x = [], [], 0.0
+        for width, values in columns:
+            low, high = (1000 * (1 - sum(values[: layer + each]) / top) for each in (0, 1))
+            for at in (x, x + width):
+                upper.append(f"{1000 * at / whole:.1f} {high:.1f}")
+                lower.append(f"{1000 * at / whole:.1f} {low:.1f}")
+            x += width
+        path = f"M{'L'.join(upper + lower[::-1])}Z"
+        found.append(f'<path d="{path}" fill="var(--c{colors[layer]})"/>')
+    return f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">{"".join(found)}</svg>'
+
+
+def lanes(label: str, rows: Sequence[tuple[str, Sequence[Bar]]], end: float, ticks: Sequence[tuple[float, str]]) -> str:
+    """Bars on lanes over time."""
+    pitch = max(8, min(30, 420 // len(rows)))
+    every = -(-14 // pitch)  # lanes for a line of text
+    shapes = []
+    for i, (name, bars) in enumerate(rows):
+        y, height = i * pitch + 1, pitch - 2
+        shapes.append(f'<rect class="idle" x="0" y="{y}" width="100%" height="{height}"/>')
+        for bar in bars:
+            x, width = 100 * bar.start / end, 100 * (bar.stop - bar.start) / end
+            shapes.append(
+                f'<rect class="box" x="{x:.3f}%" y="{y}" width="{width:.3f}%" height="{height}" fill="var(--c{bar.color})">'
+                f"<title>{escape(bar.title)}</title></rect>"
+            )
+            if bar.text:
+                shapes.append(text(x + width / 2, f"{y + height / 2:g}", bar.text, anchor="middle", kind="number", dy=4))
+        if i % every == 0:
+            shapes.append(text("-6", f"{y + height / 2:g}", name, anchor="end", dy=4))
+    height = len(rows) * pitch
+    for value, name in ticks:
+        place = 100 * value / end
+        shapes.append(text(place, 100.0, name, anchor=anchor(place), dy=15))
+    return plot(label, height, shapes)
+
+
+def text(x: float | str, y: float | str, said: str, *, anchor: str = "start", kind: str = "", dy: float = 0) -> str:
+    """A text at percentages of the picture, or at pixels as strings; `dy` pixels further down."""
+    where = " ".join(f'{name}="{v if isinstance(v, str) else f"{v:.2f}%"}"' for name, v in (("x", x), ("y", y)))
+    return f'<text class="{kind}" {where} dy="{dy:g}" text-anchor="{anchor}">{escape(said)}</text>'
+
+
+def anchor(place: float) -> str:
+    """The end of a text that must not leave a picture."""
+    return "start" if place < 12 else "end" if place > 88 else "middle"
+
+
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    """A line between two places."""
+    return f'<line class="{kind}" x1="{x1:.2f}%" y1="{y1:.2f}%" x2="{x2:.2f}%" y2="{y2:.2f}%"/>'
+
+
+def ticks(top: float) -> list[float]:
+    """At most six round numbers from 0 to `top`."""
+    step = 10.0 ** math.floor(math.log10(top / 5))
+    step *= next(factor for factor in (1, 2, 5, 10) if top / (step * factor) < 6)
+    return [step * i for i in range(int(top / step) + 1)]
+
+
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Up to `most` round numbers within a range of a logarithmic axis."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        found = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+        if len(found) <= most:
+            break
+    return few(found, most)
+
+
+def few(found: list[T], most: int) -> list[T]:
+    """At most so many of them, evenly."""
+    return found[:: max(1, -(-len(found) // most))]
