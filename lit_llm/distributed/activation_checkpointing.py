@@ -31,7 +31,7 @@ def recompute_block(block: nn.Module, mode: str | int, *, preserve_rng_state: bo
     if mode == "attention":
         _recompute(block.attention, preserve_rng_state=preserve_rng_state)  # type: ignore[arg-type]
     elif mode == "cheap":
-        keep = partial(create_selective_checkpoint_contexts, _keep_expensive)
+        keep = partial(create_selective_checkpoint_contexts, keep_expensive)
         _recompute(block, preserve_rng_state=preserve_rng_state, context_fn=keep)
     else:
         _recompute(block, preserve_rng_state=preserve_rng_state)
@@ -62,6 +62,7 @@ _EXPENSIVE_NAMES = {
 }
 
 
-def _keep_expensive(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def keep_expensive(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """The policy of mode cheap: keep the results of matrix products, attention and communication."""
     kept = operator.name().split(".")[0] in _EXPENSIVE_NAMES
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -79,6 +79,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "memory_per_rank": {
             "bytes_by_part": memory.parts,
             "total_bytes": memory.total,
+            "reserved_bytes": memory.reserved,
             "moment": memory.moment,
             "capacity_bytes": plan.capacity_bytes,
             "fits": plan.fits,

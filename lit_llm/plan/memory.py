@@ -13,6 +13,7 @@ from lit_llm.plan.micro_batch import Step, micro_batch
 from lit_llm.plan.optimizer import Optimizer, matrix_shapes, state_bytes, work_bytes
 from lit_llm.plan.parameters import Weight, gathered_bytes, reduced_bytes, stored_bytes, weights_of
 from lit_llm.plan.pipeline import StageShare, shares, weights_of_stages
+from lit_llm.plan.reserved import Pools, groups, pools_of, reserved_bytes
 
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
@@ -24,9 +25,6 @@ BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matri
     "bf16-true": (2, 2),
     "16-true": (2, 2),
 }
-RESERVED_GB = 1.0
-"""GPU memory taken by the driver context, library workspaces and fragmentation. An assumption."""
-
 _NO_PIPELINE = PipelineLayout(1)
 
 
@@ -100,16 +98,36 @@ class Memory:
     Attributes:
         moments: `parts` at the peak of each phase of `steps`, and then of the optimizer step.
         steps: micro-batches that differ in memory, in their order.
+        reserved: what CUDA's allocator takes from the device for it. None on a CPU.
     """
 
     parts: dict[str, int]
     moment: str
     moments: tuple[tuple[str, dict[str, int]], ...] = ()
     steps: tuple[Step, ...] = ()
+    reserved: int | None = None
 
     @property
     def total(self) -> int:
         return sum(self.parts.values())
+
+    @property
+    def needed(self) -> int:
+        """Bytes that the device must have: on a GPU, those reserved."""
+        return self.total if self.reserved is None else self.reserved
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Bytes that FSDP2 and DDP add in a phase of the step, by the stream that they are allocated on.
+
+    Attributes:
+        own: on the stream that computes: gathered weights, whole gradients, DDP's buckets.
+        sent: on the streams that gather and reduce.
+    """
+
+    own: int
+    sent: int = 0
 
 
 def memory_per_rank(
@@ -126,6 +144,7 @@ def memory_per_rank(
     checkpointing: str = "none",
     cuda: bool = True,
     lora: LoRAConfig | None = None,
+    compiled: bool = False,
 ) -> Memory:
     """Peak memory of training on one rank, by part. With a pipeline: of the rank that needs most.
 
@@ -136,6 +155,7 @@ def memory_per_rank(
         precision: a Trainer precision, a key of BYTES.
         chunk_size: tokens whose logits exist at the same time. None: the whole micro-batch.
         checkpointing: "none", "full", "attention", "cheap", or a number k as a string for every k-th block.
+        compiled: the blocks are compiled.
     """
     layout = layout or Layout()
     per_rank = [
@@ -153,10 +173,11 @@ def memory_per_rank(
             checkpointing=checkpointing,
             cuda=cuda,
             lora=lora,
+            compiled=compiled,
         )
         for rank in range(layout.pipeline.ranks)
     ]
-    return max(per_rank, key=lambda memory: memory.total)
+    return max(per_rank, key=lambda memory: memory.needed)
 
 
 def _of_rank(
@@ -174,6 +195,7 @@ def _of_rank(
     checkpointing: str,
     cuda: bool,
     lora: LoRAConfig | None,
+    compiled: bool,
 ) -> Memory:
     weight_bytes, compute_bytes = BYTES[precision]
     tp, weights = layout.tensor_parallel, weights_of(model, lora, layout.tensor_parallel)
@@ -203,16 +225,17 @@ def _of_rank(
         stages=stages,
         micro_batches=accumulation,
         narrow_weights=layout.divisor("parameters") > 1 and compute_bytes < weight_bytes,
+        compiled=compiled,
     )
-    moments: list[tuple[str, dict[str, int]]] = []
+    moments: list[tuple[str, dict[str, int], Buffers, int]] = []
     gradients_exist = (True,) if stages else (False, True)[: 1 if accumulation == 1 else 2]
     steps = tuple(replace(step, gradients_exist=exist) for exist in gradients_exist)
     for made in map(micro_batch, steps):
         for moment, peak in made.peaks.items():
             buffers = _buffers(weights, layout, weight_bytes, compute_bytes, moment)
             if layout.reduce_once and accumulation > 1 and layout.divisor("parameters") > 1:
-                buffers += reduced_bytes(weights)  # whole, until the last micro-batch
-            moments.append((moment, peak | {"communication buffers": buffers}))
+                buffers = replace(buffers, own=buffers.own + reduced_bytes(weights))  # whole, until the last micro-batch
+            moments.append((moment, peak, buffers, _unusable(made.peaks) if moment == "loss head" else 0))
     if optimizer.name == "MuonAdamW":
         dimensions, rows = layout.owners
         work = muon.work_bytes(
@@ -227,37 +250,47 @@ def _of_rank(
         work = work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
     last = {"gradients": 0 if offload else gradients, "optimizer work": 0 if offload else work}
     buffers = _buffers(weights, layout, weight_bytes, compute_bytes, "optimizer step")
-    moments.append(("optimizer step", last | {"communication buffers": buffers}))
-    every = tuple((moment, {name: size for name, size in (stays | adds).items() if size}) for moment, adds in moments)
+    moments.append(("optimizer step", last, buffers, 0))
+    every = tuple(
+        (moment, {name: size for name, size in (stays | adds | {"communication buffers": by.own + by.sent}).items() if size})
+        for moment, adds, by, _ in moments
+    )
     moment, parts = max(every, key=lambda m: sum(m[1].values()))
-    return Memory(parts, moment, every, steps)
+    reserved = None
+    if cuda:
+        pools = Pools() if layout.divisor("parameters") == 1 else pools_of(weights, layout, weight_bytes, compute_bytes)
+        reserved = reserved_bytes(stored + state, [(adds, by.own + unusable) for _, adds, by, unusable in moments], pools)
+    return Memory(parts, moment, every, steps, reserved)
 
 
-def _buffers(weights: tuple[Weight, ...], layout: Layout, weight_bytes: int, compute_bytes: int, moment: str) -> int:
+def _unusable(peaks: dict[str, dict[str, int]]) -> int:
+    """What blocks freed in the forward pass, and the loss cannot use: its buffers are larger than theirs."""
+    return max(0, peaks["forward"]["activations"] - peaks["loss head"]["activations"])
+
+
+def _buffers(weights: tuple[Weight, ...], layout: Layout, weight_bytes: int, compute_bytes: int, moment: str) -> Buffers:
     """Bytes of communication buffers in one phase of the step.
 
     DDP: one bucketed copy of the gradients, throughout. FSDP2: unsharded weights, linear layers' in the compute dtype, and
-    gradients. The root group (last norm and
-    head, or the tied embedding) stays unsharded from its first use to the end of the backward pass, with its gradients.
+    gradients. The root group stays unsharded from its first use to the end of the backward pass, with its gradients.
     Blocks in memory: the current one, the prefetched ones, and one receive buffer. In the backward pass, add the unsharded
     gradients of one block and the copy that is sent.
     """
     if layout.divisor("parameters") == 1:
         copied = layout.bucket_copies and layout.data_parallel > 1
-        return stored_bytes(weights, weight_bytes, trainable=True) if copied else 0
+        return Buffers(stored_bytes(weights, weight_bytes, trainable=True) if copied else 0)
     if moment == "optimizer step":
-        return 0
-    blocks = tuple(weight for weight in weights if weight.times)
-    tied = layout.pipeline.ranks == 1 and not any(weight.part == "output head" for weight in weights)
-    root = tuple(w for w in weights if not w.times and (tied or w.part != "token embedding"))
+        return Buffers(0)
+    block, root, _ = groups(weights, layout)
     kept = sum(gathered_bytes(root if layout.reshard else weights, weight_bytes, compute_bytes))
     if moment == "loss head":
-        return kept
-    count = next(weight.times for weight in blocks)
+        return Buffers(kept)
+    gathered, sent = sum(gathered_bytes(block, weight_bytes, compute_bytes)), 0
     if layout.reshard:
-        kept += (2 + layout.prefetch) * sum(gathered_bytes(blocks, weight_bytes, compute_bytes)) // count
+        kept, sent = kept + gathered, (1 + layout.prefetch) * gathered
     if moment == "forward":
-        return kept
+        return Buffers(kept, sent)
     # The gradient of a tied embedding waits for its second part. The trace holds it.
     gradients = stored_bytes(tuple(w for w in root if w.part != "token embedding"), weight_bytes, trainable=True)
-    return kept + gradients + 2 * stored_bytes(blocks, weight_bytes, trainable=True) // count
+    reduced = stored_bytes(block, weight_bytes, trainable=True)
+    return Buffers(kept + gradients + reduced, sent + reduced)

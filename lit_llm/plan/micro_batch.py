@@ -46,6 +46,7 @@ class Step:
         stages: of a rank of a pipeline. Empty: the whole model.
         micro_batches: of an optimizer step, which a pipeline has at the same time.
         narrow_weights: FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them.
+        compiled: the blocks are compiled.
         timeline: return all operations, not only the peaks.
     """
 
@@ -67,6 +68,7 @@ class Step:
     stages: tuple[StageShare, ...] = ()
     micro_batches: int = 1
     narrow_weights: bool = False
+    compiled: bool = False
     timeline: bool = False
 
     @property
@@ -285,7 +287,7 @@ def _body(step: Step, layers: list[int]) -> Body:
     numerics = _numerics(step.parameter_bytes, step.compute_bytes, step.cuda)
 
     def at(sequences: int) -> Body:
-        return _traced_body(model, lora, tuple(layers), mode, numerics, sequences, length, step.tensor_parallel)
+        return _traced_body(model, lora, tuple(layers), mode, numerics, sequences, length, step.tensor_parallel, step.compiled)
 
     few, more = (at(sequences) for sequences in _TRACED_SEQUENCES)
     if step.sequences in _TRACED_SEQUENCES or not few.does_the_same(more):
@@ -312,6 +314,7 @@ def _traced_body(
     sequences: int,
     length: int,
     tensor_parallel: int,
+    compiled: bool,
 ) -> Body:
     from lit_llm.plan.trace import trace_body
 
@@ -324,6 +327,7 @@ def _traced_body(
         sequences=sequences,
         length=length,
         tensor_parallel=tensor_parallel,
+        compiled=compiled,
     )
 
 

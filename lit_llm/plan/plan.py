@@ -9,7 +9,7 @@ from lit_llm.errors import UserError
 from lit_llm.plan import checkpoints, communication, compute
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.kept_whole import resolved
-from lit_llm.plan.memory import BYTES, RESERVED_GB, Memory, memory_per_rank
+from lit_llm.plan.memory import BYTES, Memory, memory_per_rank
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import matrix_shapes, state_bytes
 from lit_llm.plan.parameters import gathered_bytes, parameters, reduced_bytes, stored_bytes, weights_of
@@ -22,6 +22,7 @@ from lit_llm.plan.rank_traffic import (
     tensor_parallel_sizes,
     weights_of_rank,
 )
+from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.schedule import Phase, phases
 from lit_llm.plan.settings import RunSettings
 
@@ -201,7 +202,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     asked, settings = settings, resolved(settings, hardware)
     capacity = None if hardware.memory_gb is None else usable_bytes(hardware)
     memory = peak_memory(settings, cuda=hardware.is_gpu)
-    fits = None if capacity is None else memory.total <= capacity
+    fits = None if capacity is None else memory.needed <= capacity
     peak = hardware.peak_for(settings.precision, settings.matmul_precision, float8=settings.float8)
     schedule = settings.schedule
     return Plan(
@@ -238,9 +239,9 @@ def _attention_problem(settings: RunSettings, hardware: Hardware) -> str | None:
 
 
 def usable_bytes(hardware: Hardware) -> float:
-    """Capacity of a device without what a GPU's driver reserves. The capacity must be known."""
+    """Capacity of a device without the context of a GPU's driver. The capacity must be known."""
     assert hardware.memory_gb is not None
-    return (hardware.memory_gb - (RESERVED_GB if hardware.is_gpu else 0)) * 1e9
+    return (hardware.memory_gb - (CONTEXT_GB if hardware.is_gpu else 0)) * 1e9
 
 
 def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
@@ -259,6 +260,7 @@ def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
         checkpointing=settings.checkpointing,
         cuda=cuda,
         lora=settings.lora,
+        compiled=settings.compile,
     )
 
 
@@ -270,7 +272,7 @@ def largest_micro_batch(settings: RunSettings, hardware: Hardware, options: Opti
     while low < high:
         middle = (low + high) // 2
         tried = replace(settings, micro_batch=sizes[middle])
-        if peak_memory(tried, cuda=hardware.is_gpu).total <= capacity_bytes:
+        if peak_memory(tried, cuda=hardware.is_gpu).needed <= capacity_bytes:
             low = middle + 1
         else:
             high = middle
@@ -327,10 +329,10 @@ def next_steps(
         tried.append(("--trainer.strategy.cpu_offload true", replace(settings, layout=offloaded)))
     found = []
     for flag, changed in tried:
-        total = peak_memory(resolved(changed, hardware), cuda=hardware.is_gpu).total
-        if total < memory.total * 0.99:
-            found.append((flag, memory.total - total))
-            if capacity_bytes is not None and memory.total > capacity_bytes >= total:
+        needed = peak_memory(resolved(changed, hardware), cuda=hardware.is_gpu).needed
+        if needed < memory.needed * 0.99:
+            found.append((flag, memory.needed - needed))
+            if capacity_bytes is not None and memory.needed > capacity_bytes >= needed:
                 break
     return found
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lit_llm.plan import checkpoints, compute, mixture
-from lit_llm.plan.memory import BYTES, RESERVED_GB
+from lit_llm.plan.memory import BYTES
 from lit_llm.plan.numbers import count, duration, money_range, percent, size, two_digits
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.plan import ASSUMED_MFU, Plan
 from lit_llm.plan.rank_traffic import communicated_bytes
+from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.schedule import sparkline
 
 if TYPE_CHECKING:
@@ -199,9 +200,11 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
     memory = plan.memory
     rows = [(name, size(n)) for name, n in memory.parts.items()]
     rows.append(("total", size(memory.total)))
+    if memory.reserved is not None:
+        rows.append(("reserved", f"{size(memory.reserved)} by CUDA's allocator"))
     if plan.capacity_bytes is not None:
         verdict = "fits" if plan.fits else "DOES NOT FIT"
-        reserved = f", {RESERVED_GB:g} GB of it reserved for the driver" if plan.hardware.is_gpu else ""
+        reserved = f", {CONTEXT_GB:g} GB of it for the driver" if plan.hardware.is_gpu else ""
         rows.append(("capacity", f"{plan.hardware.name}: {size(plan.capacity_bytes)}{reserved}: {verdict}"))
         largest = plan.largest_micro_batch
         rows.append(("largest micro-batch", f"{largest} sequences" if largest else "none, not even one sequence fits"))

@@ -68,7 +68,7 @@ def _fewest(alone: RunSettings, hardware: Hardware) -> Smallest | None:
         for flags, tried in _variants(replace(alone, layout=layout)):
             if tried.problems():
                 continue
-            needed = peak_memory(resolved(tried, hardware), cuda=True).total
+            needed = peak_memory(resolved(tried, hardware), cuda=True).needed
             if needed <= usable_bytes(hardware):
                 sharding = ("--config strategy/fsdp2",) if n > 1 else ()
                 return Smallest(hardware, n, sharding + flags, needed)

@@ -94,13 +94,13 @@ def cheapest(found: list[Variant], *, max_memory_gb: float | None, deadline_hour
         plan = variant.plan
         if plan is None or plan.fits is False:
             continue
-        if max_memory_gb is not None and plan.memory.total > max_memory_gb * 1e9:
+        if max_memory_gb is not None and plan.memory.needed > max_memory_gb * 1e9:
             continue
         if deadline_hours is not None and (plan.run_seconds is None or plan.run_seconds > deadline_hours * 3600):
             continue
         devices = plan.settings.layout.devices
         cost = plan.usd[0] if plan.usd else (plan.run_seconds or 0.0) * devices
-        fitting.append(((cost, devices, plan.memory.total), variant))
+        fitting.append(((cost, devices, plan.memory.needed), variant))
     return min(fitting, key=lambda item: item[0])[1] if fitting else None
 
 
@@ -113,7 +113,7 @@ def row(variant: Variant) -> list[str]:
     if plan is None:
         return [*variant.values.values(), *["–"] * len(HEADER)]
     fits = {True: "yes", False: "NO", None: "?"}[plan.fits]
-    cells = [*variant.values.values(), f"{plan.memory.total / 1e9:.2f}", fits]
+    cells = [*variant.values.values(), f"{plan.memory.needed / 1e9:.2f}", fits]
     cells.append("?" if plan.largest_micro_batch is None else str(plan.largest_micro_batch))
     if plan.run_seconds is None or plan.times.step is None:
         return [*cells, *["?"] * 6]

@@ -25,6 +25,7 @@ from torch.autograd import Function
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
+from lit_llm.plan.compiled import keep_as_compiled
 from lit_llm.plan.cuda import CudaKernels
 from lit_llm.plan.model import build, local_config, split_positions, with_layers
 from lit_llm.plan.recorder import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Event, Recorder, Sized, sized
@@ -49,7 +50,7 @@ class Numerics:
             if self.weights != self.products:
                 stack.enter_context(torch.autocast("cpu", self.products, cache_enabled=False))
             if self.cuda:
-                stack.enter_context(CudaKernels(recorder))
+                stack.enter_context(CudaKernels())
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             yield
@@ -87,16 +88,24 @@ def trace_body(
     sequences: int,
     length: int,
     tensor_parallel: int,
+    compiled: bool,
 ) -> Body:
-    """Trace a model of only the given `layers` of `config`, in this order, on `sequences` of `length` tokens."""
+    """Trace a model of only the given `layers` of `config`, in this order, on `sequences` of `length` tokens.
+
+    Args:
+        compiled: the blocks are compiled.
+    """
     model = build(local_config(with_layers(config, layers), tensor_parallel), lora)
     recorder = Recorder(cuda=numerics.cuda)
     for block, layer in zip(model.blocks, layers, strict=True):
         if numerics.cuda:
             for module in (block.attention, block):
-                CudaKernels(recorder).around(module)  # type: ignore[arg-type]
-        if recomputes(checkpointing, layer):
+                CudaKernels.around(module)  # type: ignore[arg-type]
+        recomputed = recomputes(checkpointing, layer)
+        if recomputed and not (compiled and checkpointing == "cheap"):
             recompute_block(block, checkpointing, preserve_rng_state=False)
+        if compiled and (not recomputed or checkpointing in ("cheap", "attention")):
+            keep_as_compiled(block, recorder, inputs=checkpointing != "cheap")
     if tensor_parallel > 1:
         split_positions(model, tensor_parallel)
     _without_data(model, numerics.weights, recorder)

@@ -9,11 +9,11 @@ from lit_llm.data.mixture_order import Phase, smallest_quotas
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.memory import RESERVED_GB
 from lit_llm.plan.mixture import PlannedPhase, PlannedSource
 from lit_llm.plan.numbers import count, duration, money, money_range, percent, size, two_digits
 from lit_llm.plan.plan import ASSUMED_MFU, peak_memory
 from lit_llm.plan.report import markdown, render, sections, table_rows
+from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.settings import canonical_precision, devices_of, from_recipe, layout_from_strategy
 
 MODEL = GPTConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257, mlp="gelu", tie_embeddings=True)
@@ -232,14 +232,14 @@ def test_recomputation_costs_time_and_not_mfu():
 def test_a_run_that_does_not_fit_gets_flags_that_save_memory():
     settings = run(micro_batch=64, chunk_size=None, precision="32-true")
     plan = make_plan(settings, find("l4"))
-    capacity = (24 - RESERVED_GB) * 1e9
+    capacity = (24 - CONTEXT_GB) * 1e9
     assert plan.fits is False and plan.memory.total > capacity
     assert plan.next_steps[0][0].startswith("--loss.chunk_size")
     largest = plan.largest_micro_batch
     assert 0 < largest < 64 and 64 % largest == 0
     for micro, fits in ((largest, True), (2 * largest, False)):
         changed = run(micro_batch=micro, chunk_size=None, precision="32-true")
-        assert (peak_memory(changed, cuda=True).total <= capacity) is fits
+        assert (peak_memory(changed, cuda=True).needed <= capacity) is fits
     for flag, saved in plan.next_steps:
         assert saved > 0, flag
 

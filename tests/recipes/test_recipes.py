@@ -134,7 +134,7 @@ def test_the_header_says_what_plan_says(name, tmp_path, monkeypatch):
     command = re.search(r"  plan  python -m lit_llm plan (.*?)  memory  ", text)[1]
     cli, plan = planned(command.split())
     assert cli.config.run_dir is None and f"--config {name}" in command
-    assert f"{plan.memory.total / 1e9:.{1 if plan.hardware.is_gpu else 2}f} GB" == facts["memory"] and plan.fits is not False
+    assert f"{plan.memory.needed / 1e9:.{1 if plan.hardware.is_gpu else 2}f} GB" == facts["memory"] and plan.fits is not False
     if plan.run_seconds is not None:
         assert facts["time"] == duration(plan.run_seconds) and "at an assumed MFU of 40 %" in text
 
