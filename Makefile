@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
 STAMP  := $(VENV)/.installed
 
-.PHONY: quickstart test test-all soak lint clean install
+.PHONY: quickstart test test-slow test-all soak lint clean install
 .DEFAULT_GOAL := help
 
 help:            ## show the targets
@@ -31,6 +31,9 @@ WORKERS ?= 2
 
 test: install    ## unit tests and one case of each distributed or kill claim, in WORKERS=2 processes (minutes)
 	$(PYTEST) -n $(WORKERS) -m "not slow and not soak"
+
+test-slow: install ## what `make test` leaves out, without the soak tests
+	$(PYTEST) -n $(WORKERS) -m "slow and not soak"
 
 test-all: install ## every test except the soak tests
 	$(PYTEST) -n $(WORKERS) -m "not soak"

@@ -99,10 +99,11 @@ def launches_ranks() -> None:
 def end_with_launcher() -> None:
     """If this process was launched as a further rank: end it `SECONDS` after its launcher at the latest.
 
-    A rank that waits for another one notices its end at once, and says so. A rank that waits for something else does not.
+    A rank that waits for another one notices its end at once, and says so. A rank that waits for something else does not,
+    and a rank that connects for the first time may wait half an hour. The launcher may have ended before this call.
     """
-    launcher = os.getppid()
-    if os.environ.get(_LAUNCHER) == str(launcher):
+    launcher = int(os.environ.get(_LAUNCHER, "0"))
+    if launcher and (launcher == os.getppid() or not _is_running(launcher)):
         threading.Thread(target=_end_after, args=(launcher,), name="launcher-watch", daemon=True).start()
 
 
@@ -114,6 +115,19 @@ def _end_after(launcher: int) -> None:
     for pid in _children():
         _kill(pid)
     os._exit(1)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process runs. One that has ended and was not waited for (a zombie) does not."""
+    with contextlib.suppress(OSError):  # no such process, or no /proc
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _children() -> list[int]:

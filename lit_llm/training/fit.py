@@ -32,7 +32,7 @@ from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, holds_run, set_aside
 from lit_llm.tokenizers import TOKENIZER_FILE
 from lit_llm.training.ending import not_finite, reason_for_end, require_monitors, unsaved
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.lost_peer import PeerWatch, is_lost_peer
+from lit_llm.training.lost_peer import PeerWatch, is_lost_peer, is_port_in_use
 from lit_llm.training.progress_watch import ProgressWatch
 
 
@@ -154,6 +154,9 @@ def _train(
                 f"run folder {run_dir} cannot be written: {error.strerror}; make room on the disk, or choose another folder "
                 "(--run_dir DIR)"
             ) from None
+        if is_port_in_use(error):
+            port = os.environ.get("MASTER_PORT")
+            raise UserError(f"port {port} is in use by another process; choose another one (MASTER_PORT=N)") from None
         if not is_lost_peer(error):
             raise
         last = run_dir / CHECKPOINTS / "last.ckpt"

@@ -34,9 +34,14 @@ def is_lost_peer(error: BaseException) -> bool:
     NCCL does not raise one: its watchdog ends the process.
     """
     if isinstance(error, dist.DistNetworkError):
-        return True
+        return not is_port_in_use(error)
     message = str(error)
     return isinstance(error, RuntimeError) and "gloo/transport" in message and any(text in message for text in _LOST)
+
+
+def is_port_in_use(error: BaseException) -> bool:
+    """Whether `error` says that rank 0 cannot listen on MASTER_PORT, because another process does."""
+    return isinstance(error, dist.DistNetworkError) and "EADDRINUSE" in str(error)
 
 
 def release_waiting_ranks() -> None:

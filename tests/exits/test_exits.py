@@ -229,3 +229,22 @@ def test_processes_that_lightning_starts_do_not_stay_behind(folder, rank, kind):
                 os.killpg(process.pid, signal.SIGKILL)
     said = (folder / f"{name}.log").read_text()
     assert "KeyError: 'broken'" in said
+
+
+@pytest.mark.parametrize("launcher", ["gone", "not waited for", "somebody else's"])
+def test_a_rank_whose_launcher_ended_before_it_looked_ends_too(launcher):
+    """Rank 0 may end while rank 1 still imports. A process whose environment names a running one is somebody else's child."""
+    other = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdin is not None and other.stdout is not None
+    if launcher != "somebody else's":
+        other.stdin.close()
+        other.stdout.read()  # until it ends: a zombie from now on
+    if launcher == "gone":
+        other.wait()
+    script = "import time; from lit_llm.cli import bounded_exit as b; b.SECONDS = 0.1; b.end_with_launcher(); time.sleep(1)"
+    env = {**os.environ, "LIT_LLM_LAUNCHER": str(other.pid), "PYTHONPATH": str(Path(__file__).parents[2])}
+    ended = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    other.kill()
+    other.wait()
+    assert ended.returncode == (launcher != "somebody else's")
+    assert ended.returncode == ended.stderr.count(f"process {other.pid}, which launched this rank, has ended")

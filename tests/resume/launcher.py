@@ -162,6 +162,8 @@ def serve() -> None:
         order = json.loads(line)
         if "wait" in order:
             answer = wait_for(order["wait"], order["timeout"])
+            if not exists(order["wait"][0]):  # nothing of the run is left: another group may get its number from now on
+                groups.discard(order["wait"][0])
         else:
             pids: list[int] = []
             for rank in range(order["ranks"]):
@@ -178,6 +180,14 @@ def serve() -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+
+
+def exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def wait_for(pids: list[int], timeout: float) -> dict[str, Any]:

@@ -37,16 +37,27 @@ class Slow(Callback):
 
 
 def start(*command: str, cwd: Path) -> subprocess.Popen:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(cwd)]), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(cwd)]),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
     command = (sys.executable, *command)
     return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def wait_for(process: subprocess.Popen, line: str) -> None:
+    """Returns when a line of the output contains `line`. After 5 minutes all processes print their stacks and end."""
     assert process.stdout is not None
-    for printed in process.stdout:
-        if line in printed:
-            return
+    overdue = threading.Timer(300, os.killpg, [process.pid, signal.SIGABRT])
+    overdue.start()
+    try:
+        for printed in process.stdout:
+            if line in printed:
+                return
+    finally:
+        overdue.cancel()
     raise AssertionError(f"the process ended without printing {line!r}")
 
 

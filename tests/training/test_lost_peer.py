@@ -2,14 +2,16 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from ports import free_port
 
-from lit_llm.training.lost_peer import is_lost_peer
+from lit_llm.training.lost_peer import is_lost_peer, is_port_in_use
 
 DIES = """
 import os, signal
@@ -103,3 +105,28 @@ def test_the_real_error_of_gloo_is_recognised_and_no_other(tmp_path):
     )
     assert not is_lost_peer(ValueError("gloo/transport: Connection closed by peer"))
     assert not is_lost_peer(RuntimeError("Connection closed by peer"))  # of something else
+
+
+def test_the_real_error_of_a_port_in_use_is_recognised_and_is_no_lost_peer():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(dist.DistNetworkError) as refused:
+            dist.TCPStore("127.0.0.1", other.getsockname()[1], is_master=True, wait_for_workers=False)
+    assert is_port_in_use(refused.value) and not is_lost_peer(refused.value)
+    assert not is_port_in_use(OSError("EADDRINUSE"))
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_named(folder):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        root = str(Path(__file__).parents[2])
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": root}
+        command = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml", "--trainer.devices", "2"]
+        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.count("error: ") == 1
+    assert f"error: port {port} is in use by another process; choose another one (MASTER_PORT=N)" in ended.stderr
