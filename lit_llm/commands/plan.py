@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
+from lit_llm.cli.lean_start import import_lightning, without_garbage_collection
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
 from lit_llm.cli.number_domains import PLAN_FLAGS, flag_problems
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
@@ -106,10 +107,12 @@ def main(words: list[str]) -> int:
         _own_flags().print_help()
         return 0
     request = split(words)
-    return launch("fit", request.recipe, lambda arguments: _run(request.own, arguments))
+    with without_garbage_collection():
+        return launch("fit", request.recipe, lambda arguments: _run(request.own, arguments))
 
 
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
+    import_lightning()
     from rich.console import Console
 
     from lit_llm.cli.planned_recipe import PlannedRecipe
