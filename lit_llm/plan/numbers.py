@@ -49,7 +49,7 @@ def size(number: float) -> str:
     """Bytes as GB (1e9) and GiB, or as MB below 0.1 GB."""
     if number < 1e8:
         return f"{number / 1e6:.1f} MB"
-    return f"{number / 1e9:.2f} GB ({number / 2**30:.2f} GiB)"
+    return f"{number / 1e9:,.2f} GB ({number / 2**30:,.2f} GiB)"
 
 
 _UNITS = ((1e-3, 1e-6, "µs"), (1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (48 * 3600, 3600, "h"))

@@ -187,10 +187,8 @@ def ticks(top: float) -> list[float]:
 def log_ticks(low: float, high: float, most: int) -> list[float]:
     """Up to `most` round numbers within a range of a logarithmic axis."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for factors in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
-        found = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
-        if len(found) <= most:
-            break
+    found = [factor * 10.0**power for power in powers for factor in (1, 1.5, 2, 3, 5, 7)]
+    found = [each for each in found if low <= each <= high]
     return few(found, most)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from lit_llm.plan.memory import Memory
@@ -11,15 +12,9 @@ from lit_llm.plan.page import html
 from lit_llm.plan.plan import Plan, usable_bytes
 
 PARTS = (
-    "weights",
-    "optimizer state",
-    "gradients",
-    "weight copies",
-    "communication buffers",
-    "optimizer work",
-    "activations",
+    "weights", "optimizer state", "gradients", "weight copies", "communication buffers", "optimizer work", "activations",
     "loss head",
-)
+)  # fmt: skip
 """From the bottom up, in the order of the colours; further ones are on top."""
 _OPTIMIZER_WIDTH = 0.06
 _LEAST_WIDTH = 0.004
@@ -30,14 +25,13 @@ def timeline(memory: Memory) -> list[Operation]:
     found, moments = [], iter(memory.moments)
     for step in memory.steps:
         made = micro_batch(replace(step, timeline=True))
-        beside = {}
+        beside = {phase: Counter(next(moments)[1]) for phase in made.peaks}
         for phase, peak in made.peaks.items():
-            _, parts = next(moments)
-            beside[phase] = {name: parts.get(name, 0) - peak.get(name, 0) for name in {**parts, **peak}}
+            beside[phase].subtract(peak)
         for operation in made.timeline:
-            more = beside[operation.phase]
-            live = {name: operation.live.get(name, 0) + more.get(name, 0) for name in {**more, **operation.live}}
-            found.append(operation._replace(live=live))
+            live = Counter(operation.live)
+            live.update(beside[operation.phase])
+            found.append(operation._replace(live=dict(live)))
     return found + [Operation(phase, parts, 0) for phase, parts in moments]
 
 
@@ -49,7 +43,7 @@ def memory_figure(plan: Plan) -> str:
     colors = [PARTS.index(name) if name in PARTS else len(PARTS) for name in names]
     widths = _widths(operations)
     peak, limit = memory.total, None if plan.capacity_bytes is None else usable_bytes(plan.hardware)
-    top = 1.08 * (max(peak, limit) if limit is not None and limit < 2.5 * peak else peak)
+    top = 1.08 * (max(memory.needed, limit) if limit is not None and limit < 2.5 * peak else memory.needed)
     columns = [(width, [o.live.get(name, 0) for name in names]) for width, o in zip(widths, operations, strict=True)]
     unit, factor = ("GB", 1e9) if top >= 1e9 else ("MB", 1e6)
     shapes = []
@@ -60,23 +54,20 @@ def memory_figure(plan: Plan) -> str:
     shapes += _phases(operations, widths, memory)
     place = max(range(len(operations)), key=lambda i: sum(operations[i].live.values()))
     at, high = 100 * (sum(widths[:place]) + widths[place] / 2), 100 * (1 - peak / top)
-    shapes.append(f'<circle cx="{at:.2f}%" cy="{high:.2f}%" r="3.5" fill="var(--text)"/>')
-    said = f"peak {peak / factor:.3g} {unit}"
-    shapes.append(html.text(at, high, said, anchor=html.anchor(at), kind="strong", dy=-7))
     where = "the rank that needs most" if plan.settings.layout.devices > 1 else "the device"
     caption = f"A step on {where}, operation by operation. "
     caption += "Widths are shares of the FLOPs; the update has a fixed one. Sizes are those at the peak."
     if plan.settings.layout.pipeline.ranks > 1:
         caption += " The pipeline is drawn at the micro-batch for which the rank holds the most activations."
+    if memory.reserved is not None:
+        caption += " CUDA's allocator reserves more than it has allocated."
+        shapes += _level(memory.reserved, top, f"reserved {memory.reserved / factor:.3g} {unit}", "front", 99.5)
     if limit is not None and limit <= top:
-        shapes.append(html.line(0, 100 * (1 - limit / top), 100, 100 * (1 - limit / top), "limit"))
-        shapes.append(
-            html.text(0.5, f"{100 * (1 - limit / top):.2f}%", f"usable {limit / factor:.3g} {unit}").replace(
-                "<text", '<text dy="-5"', 1
-            )
-        )
+        shapes += _level(limit, top, f"usable {limit / factor:.3g} {unit}", "limit", 0.5)
     elif limit is not None:
         caption += f" The device has {size(limit)}, above the picture."
+    shapes.append(f'<circle cx="{at:.2f}%" cy="{high:.2f}%" r="3.5" fill="var(--text)"/>')
+    shapes.append(html.text(at, high, f"peak {peak / factor:.3g} {unit}", anchor=html.anchor(at), kind="strong", dy=-7))
     picture = html.plot(f"Memory of a step, peak {size(peak)}", 260, shapes, below=42)
     shown = html.legend(
         (color, f"{name} {memory.parts.get(name, 0) / factor:.3g} {unit}") for color, name in zip(colors, names, strict=True)
@@ -86,6 +77,12 @@ def memory_figure(plan: Plan) -> str:
     every = [[f"{i + 1}. {o.phase}", *_cells(o.live, names)] for i, o in enumerate(operations)]
     tables = html.table(header, rows, summary="Phases in bytes") + html.table(header, every, summary="Operations in bytes")
     return html.figure(caption, picture, shown + tables)
+
+
+def _level(size: float, top: float, said: str, kind: str, x: float) -> list[str]:
+    """A line across the picture, and what it is."""
+    y = 100 * (1 - size / top)
+    return [html.line(0, y, 100, y, kind), html.text(x, y, said, anchor=html.anchor(x), kind="strong", dy=-5)]
 
 
 def _widths(operations: list[Operation]) -> list[float]:

@@ -90,20 +90,9 @@ def _orders(layout: PipelineLayout, micro_batches: int) -> list[list[list[Task]]
         return [[[task] for task in _of_one_stage(layout, rank, micro_batches)] for rank in range(layout.ranks)]
     from torch.distributed.pipelining.schedules import get_schedule_class
 
-    ranks = {stage: layout.rank_of(stage) for stage in range(layout.stages)}
     stages: list[Any] = [  # what torch reads of a stage to order its actions; a real one needs processes
         SimpleNamespace(
-            stage_index=stage,
-            num_stages=layout.stages,
-            group_rank=0,
-            group_size=layout.ranks,
-            stage_index_to_group_rank=ranks,
-            has_backward=True,
-            submod=None,
-            group=None,
-            device="cpu",
-            is_first=stage == 0,
-            is_last=stage == layout.stages - 1,
+            stage_index=stage, num_stages=layout.stages, group_rank=0, group_size=layout.ranks, has_backward=True, submod=None
         )
         for stage in layout.stages_of(0)
     ]

@@ -14,18 +14,11 @@ from lit_llm.plan.plan import Plan
 from lit_llm.plan.rank_traffic import fullest_stage
 
 COLORS = {
-    "forward": 0,
-    "recomputation": 1,
-    "backward": 2,
-    "gradients of inputs": 2,
-    "gradients of weights": 3,
-    "optimizer": 5,
-    "exposed communication": 7,
-    "hidden communication": 4,
-    "pipeline bubble": 8,
-    "slowest rank": 6,
-}
+    "forward": 0, "recomputation": 1, "backward": 2, "gradients of inputs": 2, "gradients of weights": 3, "optimizer": 5,
+    "exposed communication": 7, "hidden communication": 4, "pipeline bubble": 8, "slowest rank": 6,
+}  # fmt: skip
 MOST_BOXES = 6000
+"""Of a picture."""
 _MOST_DRAWN = 12
 """Micro-batches."""
 
@@ -92,16 +85,13 @@ def _whole(plan: Plan) -> str:
         rows.append(("network", sent))
     caption = f"A step of {duration(times.step)} by cause. "
     caption += f"Its {count} micro-batches are drawn {'one by one' if drawn > 1 else 'together'}. " if count > 1 else ""
-    caption += (
-        "Communication is drawn in one piece; hidden communication overlaps with computing." if times.communication else ""
-    )
+    caption += "Communication is drawn in one piece; hidden communication overlaps with computing." * bool(times.communication)
     marks = [(0.0, "0"), (times.step / 2, duration(times.step / 2)), (times.step, duration(times.step))]
     picture = html.lanes(f"A step of {duration(times.step)}", rows, times.step, marks)
     entries = html.legend((COLORS[name], f"{name} {duration(seconds)}") for name, seconds in shown.items())
     cells = [[name, f"{seconds:.6g}", percent(seconds / times.step)] for name, seconds in shown.items()]
-    return html.figure(
-        caption, picture, entries + html.table(["cause", "seconds", "of the step"], cells, summary="Seconds by cause")
-    )
+    below = html.table(["cause", "seconds", "of the step"], cells, summary="Seconds by cause")
+    return html.figure(caption, picture, entries + below)
 
 
 def _pipeline(plan: Plan) -> str:
@@ -114,21 +104,10 @@ def _pipeline(plan: Plan) -> str:
             drawn += 1
     boxes = played(layout, drawn)
     end = max(box.stop for box in boxes)
-    numbered = end <= 40
-    rows = []
-    for rank in range(layout.ranks):
-        own = [box for box in boxes if box.rank == rank]
-        bars = [
-            Bar(
-                box.start,
-                box.stop,
-                COLORS[box.task.kind],
-                f"{box.task.kind}, micro-batch {box.task.micro_batch + 1}, stage {box.task.stage + 1}",
-                str(box.task.micro_batch + 1) if numbered else "",
-            )
-            for box in own
-        ]
-        rows.append((f"rank {rank}", bars))
+    rows: list[tuple[str, list[Bar]]] = [(f"rank {rank}", []) for rank in range(layout.ranks)]
+    for rank, (kind, stage, number), start, stop in boxes:
+        said = f"{kind}, micro-batch {number + 1}, stage {stage + 1}"
+        rows[rank][1].append(Bar(start, stop, COLORS[kind], said, str(number + 1) if end <= 40 else ""))
     share, formula = idle_share(boxes), bubble(layout, drawn)
     caption = f"Schedule {layout.schedule}: {layout.ranks} ranks, {layout.stages} stages, {count} micro-batches"
     caption += f", of which {drawn} are drawn" if drawn != count else ""
@@ -140,16 +119,9 @@ def _pipeline(plan: Plan) -> str:
     picture = html.lanes(f"Pipeline with schedule {layout.schedule}, {percent(share)} idle", rows, end, marks)
     kinds = [kind for kind in DURATION if any(box.task.kind == kind for box in boxes)]
     cells = []
-    for rank in range(layout.ranks):
-        busy = sum(box.stop - box.start for box in boxes if box.rank == rank)
-        cells.append(
-            [
-                f"rank {rank}",
-                ", ".join(str(s + 1) for s in layout.stages_of(rank)),
-                percent(busy / end),
-                percent(1 - busy / end),
-            ]
-        )
+    for rank, (name, bars) in enumerate(rows):
+        busy = sum(bar.stop - bar.start for bar in bars) / end
+        cells.append([name, ", ".join(str(stage + 1) for stage in layout.stages_of(rank)), percent(busy), percent(1 - busy)])
     below = html.legend((COLORS[kind], kind) for kind in kinds)
     return html.figure(caption, picture, below + html.table(["rank", "stages", "busy", "idle"], cells, summary="Ranks"))
 

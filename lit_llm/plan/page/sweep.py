@@ -40,8 +40,7 @@ def points_of(found: Sequence[Variant]) -> list[Point]:
     priced = all(plan.usd for _, plan in timed)
     points = []
     for variant, plan in timed:
-        assert plan.run_seconds is not None
-        hours = plan.run_seconds / 3600
+        hours = (plan.run_seconds or 0.0) / 3600
         cost = plan.usd[0] if priced and plan.usd else hours * plan.settings.layout.devices
         points.append(Point(variant, hours, cost, plan.fits is not False))
     return points
@@ -86,9 +85,8 @@ def sweep_figure(found: Sequence[Variant], best: Variant | None) -> str:
     chosen = "<p>* the cheapest that fits, within the limits.</p>" if any(p.variant is best for p in front) else ""
     shown = html.table(["front", "time", "cost", "settings"], listed)
     entries = html.legend([(0, "fits"), (7, "Pareto front"), (8, "does not fit")])
-    return html.figure(
-        caption, html.plot("Time against cost", 320, shapes, below=42), entries + shown + chosen + every + problems
-    )
+    picture = html.plot("Time against cost", 320, shapes, below=42)
+    return html.figure(caption, picture, entries + shown + chosen + every + problems)
 
 
 def _axes(points: Sequence[Point], *, priced: bool) -> tuple[list[str], _Place]:
