@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -30,9 +30,11 @@ foreach_lerp_ = torch._foreach_lerp_
 foreach_mul_ = torch._foreach_mul_
 foreach_sign_ = torch._foreach_sign_
 
-# The kernels of attention on a CPU, for which FlopCounterMode has no formula.
+# The kernels of attention and of LSTM layers on a CPU, for which FlopCounterMode has no formula.
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+CPU_LSTM = torch.ops.aten.mkldnn_rnn_layer
+CPU_LSTM_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward
 
 # A tensor of any size without data, whose operations a dispatch mode sees: for the planner's trace.
 DispatchMode = TorchDispatchMode
@@ -41,6 +43,29 @@ no_torch_function = torch._C._disabled_torch_function_impl
 CAST = torch.ops.aten._to_copy
 LOG_SOFTMAX = torch.ops.aten._log_softmax
 LOCAL_SCALAR = torch.ops.aten._local_scalar_dense  # of Tensor.item
+
+
+def draws_random_numbers(operator: Any) -> bool:
+    """Whether the results of an operator differ between calls."""
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def written_arguments(operator: Any, args: Sequence[Any], options: dict[str, Any]) -> list[Any]:
+    """The arguments that an operator writes to."""
+    found = []
+    for i, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(args[i] if i < len(args) else options.get(argument.name))
+    return found
+
+
+def put_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Replace a parameter or buffer of a module by any tensor."""
+    kind = module._parameters if name in module._parameters else module._buffers
+    kind[name] = tensor  # type: ignore[assignment]
+    if isinstance(module, nn.RNNBase):  # holds its weights twice
+        module._flat_weights = [getattr(module, each) for each in module._flat_weights_names]
+
 
 HYBRID_SHARD_GRAD_OP = ShardingStrategy._HYBRID_SHARD_ZERO2  # of FSDP1: within a node, weights not freed after forward
 

@@ -85,9 +85,14 @@ def run_rank(arguments: Arguments, rank: int, *, in_full: bool = False) -> RankR
 
 def _dry_run(planned: PlannedRecipe) -> DryRun:
     """Raises:
-    UserError: a strategy that a dry run cannot follow.
+    UserError: a strategy or a model that a dry run cannot follow.
     """
     built, settings = planned.built, planned.settings()
+    if built.architecture is not None:
+        raise UserError(
+            f"a dry run works with lit_llm's GPT only, not with {built.architecture.class_path}: use python -m lit_llm plan "
+            "(--dry_run)"
+        )
     config = planned.config.trainer
     cluster = Cluster(config.num_nodes or 1, devices_of(config.devices, 1))
     strategy = trainer_settings(built.recipe, without=("logger", "callbacks", "profiler", "plugins"))["strategy"]

@@ -13,6 +13,7 @@ from lit_llm.cli.dataset_size import data_facts, with_packing
 from lit_llm.cli.parse import Recipe, parse
 from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.plan.custom_config import custom_config
 from lit_llm.plan.settings import RunSettings, from_recipe
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_plan
 from lit_llm.runs.run_folder import default_run_dir
@@ -68,10 +69,8 @@ class PlannedRecipe:
         compute = built.parts["compute"]
         if compute.compile or compute.float8:
             self.notes.append("memory is planned without compile and float8, which need less (--compute.compile, .float8)")
-        if built.architecture is not None:
-            raise UserError(
-                f"only lit_llm's GPT can be planned, not {built.architecture.class_path}; try it with `check` (--architecture)"
-            )
+            if built.architecture is not None:
+                self.notes.append(f"{built.architecture.class_path} is planned as eager code in time, too")
         facts, vocab_size = data_facts(data, missing=bool(built.missing_data))
         if built.missing_data:
             facts = replace(facts, origin=f"unknown: {' '.join(built.missing_data)}")
@@ -119,7 +118,7 @@ class PlannedRecipe:
         if model.vocab_size is None and vocab_size is None:
             vocab_size = VOCABULARY
             self.notes.append(f"the vocabulary is unknown, GPT-2's {VOCABULARY:,} is assumed (--model.vocab_size)")
-        return replace(model, vocab_size=model.vocab_size or vocab_size)
+        return custom_config(replace(model, vocab_size=model.vocab_size or vocab_size), self.built.architecture)
 
     def rate(self) -> Callable[[int], float] | None:
         """The schedule as a function of the step, with a peak of 1.

@@ -22,7 +22,7 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.pipeline_problems import clip_problem, pipeline_problems
 from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
 from lit_llm.errors import UserError
-from lit_llm.models.custom import Architecture
+from lit_llm.models.custom import Architecture, layout_problems
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 
@@ -58,11 +58,8 @@ def layout(
     except UserError as error:
         return None, [str(error)]
     found, tensor_parallel = _unused_settings(strategy), sizes.tensor_parallel
-    if architecture is not None and tensor_parallel > 1:
-        found.append(
-            f"tensor_parallel={tensor_parallel} works with lit_llm's GPT only, not with {architecture.class_path}; use shards "
-            "instead (--trainer.strategy.tensor_parallel 1, --config recipes/strategy/fsdp2.yaml)"
-        )
+    if architecture is not None:
+        found += layout_problems(architecture.class_path, tensor_parallel, sizes.context)
     elif model is not None and not model.problems() and tensor_parallel > 1:
         problem = tensor_parallel_problem(model, tensor_parallel)
         found += [problem] if problem else []
@@ -76,12 +73,7 @@ def layout(
         loss.chunk_size if loss else None,
         reshards=strategy.reshard_after_forward is True,
     )
-    if architecture is not None and sizes.context > 1:
-        found.append(
-            f"context={sizes.context} works with lit_llm's GPT only, not with {architecture.class_path}; use shards instead "
-            "(--trainer.strategy.context 1, --config recipes/strategy/fsdp2.yaml)"
-        )
-    elif model is not None and not model.problems() and sizes.context > 1:
+    if architecture is None and model is not None and not model.problems() and sizes.context > 1:
         found += context_problems(model, sizes, strategy.context_attention)
     return sizes.data_parallel, found
 

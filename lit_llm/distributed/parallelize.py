@@ -21,7 +21,7 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
 from lit_llm.errors import UserError
-from lit_llm.models.custom import CustomModel
+from lit_llm.models.custom import CustomModel, blocks_problem
 from lit_llm.models.gpt import GPT
 
 
@@ -44,12 +44,8 @@ def parallelize(
             "float8": compute.float8,
         }
         if names := [f"compute.{name}" for name, wanted in asked.items() if wanted]:
-            verb = "need" if len(names) > 1 else "needs"
-            class_path = model.architecture.class_path  # type: ignore[union-attr]  # a GPT has at least one block
-            raise UserError(
-                f"{' and '.join(names)} {verb} the model's blocks, but {class_path} has none: name the nn.ModuleList of its "
-                f"layers `blocks`, or remove --{names[0]}"
-            )
+            assert isinstance(model, CustomModel)  # a GPT has at least one block
+            raise UserError(blocks_problem(model.architecture.class_path, names))
     if isinstance(model, GPT):
         if problem := attention_problem(model.config, compute.attention, device):
             raise UserError(problem)

@@ -80,8 +80,8 @@ class Architecture:
             )
         return found
 
-    def build(self, vocab_size: int) -> nn.Module:
-        """Build the module on the CPU.
+    def build(self, vocab_size: int, device: str = "cpu") -> nn.Module:
+        """Build the module.
 
         Raises:
             UserError: as `load`; or if the class does not accept the arguments.
@@ -93,7 +93,7 @@ class Architecture:
             raise UserError(
                 f"architecture {self.class_path} does not accept its init_args: {error} (--architecture)."
             ) from None
-        with torch.device("cpu"):
+        with torch.device(device):
             return cls(vocab_size=vocab_size, **self.init_args)
 
     def problems(self, model: GPTConfig, chunk_size: int | None, compute: ComputeConfig) -> list[str]:
@@ -124,21 +124,51 @@ class Architecture:
                     f"(--model.{setting.name} {_as_flag(setting.default)})"
                 )
         if chunk_size is not None:
-            found.append(
-                f"loss.chunk_size is {chunk_size}, but {self.class_path} returns all logits at once: only lit_llm's GPT "
-                "supports chunks (--loss.chunk_size null)"
-            )
+            found.append(chunk_problem(self.class_path, chunk_size))
         if compute.activation_checkpointing == "attention":
-            found.append(
-                f"compute.activation_checkpointing attention supports lit_llm's GPT, not "
-                f"{self.class_path} (--compute.activation_checkpointing full, cheap or a number)"
-            )
+            found.append(attention_checkpointing_problem(self.class_path))
         if compute.attention != "auto":
             found.append(
                 f"compute.attention is {compute.attention}, but {self.class_path} computes attention itself "
                 "(--compute.attention auto)"
             )
         return found
+
+
+def chunk_problem(class_path: str, chunk_size: int) -> str:
+    """Why the loss of a custom model is not computed in chunks."""
+    return (
+        f"loss.chunk_size is {chunk_size}, but {class_path} returns all logits at once: only lit_llm's GPT "
+        "supports chunks (--loss.chunk_size null)"
+    )
+
+
+def attention_checkpointing_problem(class_path: str) -> str:
+    """Why the attention of a custom model is not recomputed alone."""
+    return (
+        f"compute.activation_checkpointing attention supports lit_llm's GPT, not "
+        f"{class_path} (--compute.activation_checkpointing full, cheap or a number)"
+    )
+
+
+def blocks_problem(class_path: str, names: list[str]) -> str:
+    """Why settings of blocks do not apply to a model without them."""
+    verb = "need" if len(names) > 1 else "needs"
+    return (
+        f"{' and '.join(names)} {verb} the model's blocks, but {class_path} has none: name the nn.ModuleList of its "
+        f"layers `blocks`, or remove --{names[0]}"
+    )
+
+
+def layout_problems(class_path: str, tensor_parallel: int, context: int) -> list[str]:
+    """Why these ranks cannot share a custom model, one sentence each."""
+    sizes = {"tensor_parallel": tensor_parallel, "context": context}
+    return [
+        f"{name}={size} works with lit_llm's GPT only, not with {class_path}; use shards "
+        f"instead (--trainer.strategy.{name} 1, --config recipes/strategy/fsdp2.yaml)"
+        for name, size in sizes.items()
+        if size > 1
+    ]
 
 
 def class_problem(key: str, value: Any) -> str | None:
@@ -165,12 +195,12 @@ class CustomModel(nn.Module):
 
     vocabulary_shards = None  # no tensor parallelism
 
-    def __init__(self, config: GPTConfig, architecture: Architecture) -> None:
+    def __init__(self, config: GPTConfig, architecture: Architecture, device: str = "cpu") -> None:
         super().__init__()
         if config.vocab_size is None:
             raise UserError("model.vocab_size is null, and there is no data to take it from (--model.vocab_size)")
         self.config, self.architecture, self.vocab_size = config, architecture, config.vocab_size
-        self.network = architecture.build(config.vocab_size)
+        self.network = architecture.build(config.vocab_size, device)
         blocks = getattr(self.network, "blocks", None)
         if blocks is not None and not isinstance(blocks, nn.ModuleList):
             raise UserError(

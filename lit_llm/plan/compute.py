@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lit_llm.models.config import GPTConfig
+from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.parameters import parameters
 
 if TYPE_CHECKING:
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
 CONVENTION = (
     "6 N_matmul + 12 L H h min(T, window), full attention, recomputation not counted; with lora 4 N_matmul + 6 N_adapters"
 )
+
+
+CUSTOM_CONVENTION = "FLOPs of matrix products, convolutions and attention that kernels execute, recomputation not counted"
+
+
+def convention(model: GPTConfig) -> str:
+    """What counts as useful FLOPs of this model."""
+    return CUSTOM_CONVENTION if isinstance(model, CustomConfig) else CONVENTION
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,13 @@ def flops_per_token(model: GPTConfig, lora: LoRAConfig | None = None, length: in
 
     `length` None: the block size of the model.
     With `lora`, frozen matrices need no gradients of their own: 4 FLOPs per parameter instead of 6.
+    Of a custom model: those that its kernels execute, counted in a trace. What a causal mask leaves is unknown.
     """
+    if isinstance(model, CustomConfig):
+        from lit_llm.plan import custom
+
+        matmul, attention = custom.flops_per_token(model, length)
+        return FlopsPerToken(matmul, attention, attention)
     length = length or model.block_size
     matmul = model.flops_per_token(0)
     attention = model.flops_per_token(length) - matmul

@@ -18,6 +18,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     known_loss = settings.tokens > 0
     return {
         "parameters": {"total": plan.parameters, "by_part": plan.parts, "trained": plan.trained_parameters},
+        "notes": list(plan.memory.notes),
         "batch": {
             "global_sequences": settings.global_batch,
             "micro_sequences": settings.sequences,
@@ -81,13 +82,14 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "total_bytes": memory.total,
             "reserved_bytes": memory.reserved,
             "moment": memory.moment,
+            "activations_known": memory.is_known,
             "capacity_bytes": plan.capacity_bytes,
             "fits": plan.fits,
             "largest_micro_batch": plan.largest_micro_batch,
             "next": [{"switch": flag, "saves_bytes": saved} for flag, saved in plan.next_steps],
         },
         "compute": {
-            "convention": compute.CONVENTION,
+            "convention": compute.convention(settings.model),
             "flops_per_token": plan.flops.total,
             "flops_per_token_matmul": plan.flops.matmul,
             "flops_per_token_attention": plan.flops.attention,

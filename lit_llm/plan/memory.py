@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import muon
+from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.micro_batch import Step, micro_batch
 from lit_llm.plan.optimizer import Optimizer, matrix_shapes, state_bytes, work_bytes
 from lit_llm.plan.parameters import Weight, gathered_bytes, reduced_bytes, stored_bytes, weights_of
@@ -99,6 +100,8 @@ class Memory:
         moments: `parts` at the peak of each phase of `steps`, and then of the optimizer step.
         steps: micro-batches that differ in memory, in their order.
         reserved: what CUDA's allocator takes from the device for it. None on a CPU.
+        notes: what is unknown or assumed of a custom model, one sentence each.
+        is_known: False: activations are not counted.
     """
 
     parts: dict[str, int]
@@ -106,6 +109,8 @@ class Memory:
     moments: tuple[tuple[str, dict[str, int]], ...] = ()
     steps: tuple[Step, ...] = ()
     reserved: int | None = None
+    notes: tuple[str, ...] = ()
+    is_known: bool = True
 
     @property
     def total(self) -> int:
@@ -207,6 +212,10 @@ def _of_rank(
     state = 0 if offload else int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
     gradients = stored_bytes(weights, weight_bytes, trainable=True) // layout.divisor("gradients")
     stays = {"weights": stored, "optimizer state": state}
+    if isinstance(model, CustomConfig):
+        from lit_llm.plan import custom
+
+        stays["buffers"] = custom.buffer_bytes(model, weight_bytes)
     step = Step(
         model,
         sequences,
@@ -224,7 +233,9 @@ def _of_rank(
         gathers_keys=layout.context_attention == "gather",
         stages=stages,
         micro_batches=accumulation,
-        narrow_weights=layout.divisor("parameters") > 1 and compute_bytes < weight_bytes,
+        narrow_weights=layout.divisor("parameters") > 1
+        and compute_bytes < weight_bytes
+        and not isinstance(model, CustomConfig),
         compiled=compiled,
     )
     moments: list[tuple[str, dict[str, int], Buffers, int]] = []
@@ -260,7 +271,7 @@ def _of_rank(
     if cuda:
         pools = Pools() if layout.divisor("parameters") == 1 else pools_of(weights, layout, weight_bytes, compute_bytes)
         reserved = reserved_bytes(stored + state, [(adds, by.own + unusable) for _, adds, by, unusable in moments], pools)
-    return Memory(parts, moment, every, steps, reserved)
+    return Memory(parts, moment, every, steps, reserved, made.notes, made.is_known)
 
 
 def _unusable(peaks: dict[str, dict[str, int]]) -> int:

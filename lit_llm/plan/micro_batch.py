@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_llm.buffer_sizes import SOFTMAX_NUMEL
 from lit_llm.models.config import GPTConfig
+from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.parameters import Key, stored_bytes, weights_of
 from lit_llm.plan.pipeline import StageShare, weights_of_stages
 
@@ -110,6 +111,8 @@ class MicroBatch:
         written: all bytes that operations allocate, which is the write traffic to memory.
         matmul_flops, attention_flops: that kernels execute, as torch's FlopCounterMode counts them.
         timeline: of each operation, if they are wanted.
+        notes: what is unknown or assumed, one sentence each. Only of custom models.
+        is_known: False: a custom model cannot be traced, so there are only gradients.
     """
 
     peaks: dict[str, dict[str, int]]
@@ -117,6 +120,8 @@ class MicroBatch:
     matmul_flops: int
     attention_flops: int
     timeline: tuple[Operation, ...] = ()
+    notes: tuple[str, ...] = ()
+    is_known: bool = True
 
     @property
     def flops(self) -> int:
@@ -141,6 +146,10 @@ def micro_batch(step: Step) -> MicroBatch:
 @lru_cache(maxsize=4096)
 def _micro_batch(key: Key) -> MicroBatch:
     step: Step = key.value
+    if isinstance(step.model, CustomConfig):
+        from lit_llm.plan import custom
+
+        return custom.micro_batch(step)
     model, shard = step.model, step.shard_gradients
     traced, kinds = representatives(_kinds_of_blocks(step))
     body = _body(step, traced)
@@ -182,6 +191,26 @@ def _micro_batch(key: Key) -> MicroBatch:
         if stage.last:
             run.play("loss head", [*head[1:], backward[0]])
         run.play("backward", backward_blocks[stage.start : stage.stop][::-1] + [backward[-1]] * stage.first)
+    timeline = tuple(run.timeline) if step.timeline else ()
+    return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline)
+
+
+def played(step: Step, segments: Sequence[tuple[str, Segment]]) -> MicroBatch:
+    """A micro-batch of a model that was traced as a whole: its phases, and the segment of each, in their order."""
+    shard, gradients = step.shard_gradients, KINDS.index("gradients")
+
+    def stays(gradient: int) -> int:
+        return 0 if step.gradients_exist else gradient // shard
+
+    held = stored_bytes(weights_of(step.model), step.parameter_bytes, trainable=True) // shard
+    run = _Run()
+    run.live[KINDS.index("activations")] = 2 * step.tokens * 8  # ids and targets
+    run.live[gradients] = held
+    last = len(segments) // 2
+    for i, (phase, segment) in enumerate(segments):
+        if i == last and not step.gradients_exist:  # zero_grad, between forward and backward
+            run.live[gradients] -= held
+        run.play(phase, [_change(segment, stays, step.narrow_weights)])
     timeline = tuple(run.timeline) if step.timeline else ()
     return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline)
 

@@ -6,13 +6,15 @@ They are those of the built model, of which one block is built, without memory; 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.models.config import GPTConfig
+from lit_llm.plan.custom_config import CustomConfig
 
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
@@ -38,9 +40,10 @@ class Weight:
     """A parameter.
 
     Attributes:
-        part: one of PARTS.
+        part: one of PARTS; of a custom model, a child of the module.
         group: the optimizer's (`lit_llm.optim.parameter_groups`). None: frozen.
         times: number of blocks that have it; 0 outside of the blocks, where it exists once.
+        own_bytes: of an element in fp32 precision, where the model itself chooses the type.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Weight:
     part: str
     group: str | None
     times: int = 0
+    own_bytes: int = 4
 
     @property
     def copies(self) -> int:
@@ -60,7 +64,7 @@ class Weight:
 
     def itemsize(self, parameter_bytes: int) -> int:
         """Bytes of an element, where most weights have `parameter_bytes`: adapters stay in fp32."""
-        return 4 if self.part == "adapters" else parameter_bytes
+        return self.own_bytes if parameter_bytes == 4 or self.part == "adapters" else parameter_bytes
 
 
 def weights_of(model: GPTConfig, lora: LoRAConfig | None = None, ranks: int = 1) -> tuple[Weight, ...]:
@@ -74,6 +78,10 @@ def _weights(model: Key, lora: Key, ranks: int) -> tuple[Weight, ...]:
     from lit_llm.plan.model import build, local_config, with_layers
 
     config: GPTConfig = model.value
+    if isinstance(config, CustomConfig):
+        from lit_llm.plan import custom
+
+        return custom.weights(config)
     built = build(with_layers(local_config(config, ranks), [0]), lora.value)
     groups = {id(p): str(group["name"]) for group in parameter_groups(built) for p in group["params"]}
     return tuple(
@@ -103,7 +111,7 @@ def parameters(model: GPTConfig, lora: LoRAConfig | None = None) -> dict[str, in
     found = Counter[str]()
     for weight in weights_of(model, lora):
         found[weight.part] += weight.total
-    return {part: found[part] for part in PARTS if found[part]}
+    return {part: found[part] for part in dict.fromkeys((*PARTS, *found)) if found[part]}
 
 
 def total_parameters(model: GPTConfig, lora: LoRAConfig | None = None, ranks: int = 1) -> int:
@@ -118,6 +126,15 @@ def total_parameters(model: GPTConfig, lora: LoRAConfig | None = None, ranks: in
 def stored_bytes(weights: tuple[Weight, ...], parameter_bytes: int, *, trainable: bool = False) -> int:
     """Bytes of the weights, or of those that get gradients and optimizer state."""
     return sum(w.total * w.itemsize(parameter_bytes) for w in weights if w.group is not None or not trainable)
+
+
+def blocks_apart(weights: tuple[Weight, ...]) -> list[tuple[Weight, ...]]:
+    """The weights of each block, once; of equal blocks, one."""
+    found: dict[str, list[Weight]] = {}
+    for weight in weights:
+        if block := re.match(r"(network\.)?blocks\.\d+", weight.name):
+            found.setdefault(block[0], []).append(replace(weight, times=1))
+    return [tuple(block) for block in found.values()]
 
 
 def gathered_bytes(weights: tuple[Weight, ...], parameter_bytes: int, compute_bytes: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from lit_llm.errors import UserError
 from lit_llm.plan import checkpoints, communication, compute
+from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.kept_whole import resolved
 from lit_llm.plan.memory import BYTES, Memory, memory_per_rank
@@ -140,8 +141,9 @@ class Plan:
 
     @property
     def trained_parameters(self) -> int:
-        """All, or with adapters only these."""
-        return self.parameters if self.settings.lora is None else self.parts["adapters"]
+        """Those that get gradients."""
+        weights = weights_of(self.settings.model, self.settings.lora)
+        return sum(weight.total for weight in weights if weight.group is not None)
 
     @property
     def state_bytes(self) -> float:
@@ -203,6 +205,8 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     capacity = None if hardware.memory_gb is None else usable_bytes(hardware)
     memory = peak_memory(settings, cuda=hardware.is_gpu)
     fits = None if capacity is None else memory.needed <= capacity
+    if fits and not memory.is_known:
+        fits = None
     peak = hardware.peak_for(settings.precision, settings.matmul_precision, float8=settings.float8)
     schedule = settings.schedule
     return Plan(
@@ -211,8 +215,8 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
         options,
         memory,
         fits,
-        None if capacity is None else largest_micro_batch(settings, hardware, options, capacity),
-        next_steps(asked, hardware, options, memory, capacity),
+        largest_micro_batch(settings, hardware, options, capacity) if capacity is not None and memory.is_known else None,
+        next_steps(asked, hardware, options, memory, capacity) if memory.is_known else [],
         step_times(settings, hardware, options, peak),
         compute.flops_per_token(settings.model, settings.lora, settings.length),
         peak,
@@ -295,7 +299,8 @@ def next_steps(
     """
     layout, tried = settings.layout, []
     chunk = 8192 if settings.sequences * settings.sequence_length > 8192 else 1024
-    if settings.chunk_size is None and settings.model.padded_vocab_size >= 8192:
+    is_custom = isinstance(settings.model, CustomConfig)
+    if settings.chunk_size is None and settings.model.padded_vocab_size >= 8192 and not is_custom:
         tried.append((f"--loss.chunk_size {chunk}", replace(settings, chunk_size=chunk)))
     if settings.precision == "32-true":
         tried.append(("--trainer.precision bf16-mixed", replace(settings, precision="bf16-mixed")))
@@ -323,7 +328,9 @@ def next_steps(
     order = ("none", "cheap", "attention", "full")
     if settings.checkpointing in order:
         for mode in order[order.index(settings.checkpointing) + 1 :]:
-            tried.append((f"--compute.activation_checkpointing {mode}", replace(settings, checkpointing=mode)))
+            changed = replace(settings, checkpointing=mode)
+            if not (is_custom and changed.problems()):
+                tried.append((f"--compute.activation_checkpointing {mode}", changed))
     if layout.shards == "parameters" and not layout.cpu_offload:
         offloaded = replace(layout, cpu_offload=True)
         tried.append(("--trainer.strategy.cpu_offload true", replace(settings, layout=offloaded)))
@@ -350,7 +357,7 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options, peak
     executed, plain = (
         micro_batch(run.step(cuda=hardware.is_gpu)).flops for run in (settings, replace(settings, checkpointing="none"))
     )
-    again = executed / plain
+    again = executed / plain if plain else 1.0  # unknown of some custom models
     computing = None
     if peak_tflops is not None:
         computing = compute.seconds_at_mfu(flops, peak_tflops, options.mfu or ASSUMED_MFU) * again

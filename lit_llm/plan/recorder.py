@@ -7,6 +7,7 @@ neither a variable of the program nor autograd holds it.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from lit_llm._torch import (
     CAST,
     CPU_ATTENTION,
     CPU_ATTENTION_BACKWARD,
+    CPU_LSTM,
+    CPU_LSTM_BACKWARD,
     LOCAL_SCALAR,
     LOG_SOFTMAX,
     DispatchMode,
@@ -28,6 +31,7 @@ from lit_llm._torch import (
     no_torch_function,
 )
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
+from lit_llm.plan.constants import Constants, without_masks
 
 ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, MATMUL, ATTENTION = range(6)
 """Kinds of events: bytes of memory, and FLOPs. GRADIENTS are those that a parameter receives."""
@@ -37,10 +41,44 @@ Event = tuple[int, int]
 
 aten = torch.ops.aten
 
+
+def _lstm_flop(x: Any, input_weight: Any, hidden_weight: Any, *_: Any, **__: Any) -> int:
+    return 2 * x[0] * x[1] * (math.prod(input_weight) + math.prod(hidden_weight))
+
+
+def _lstm_workspace(args: list[Any]) -> Tensor:
+    """What oneDNN's LSTM layer keeps for its backward pass, whose size torch's own rule leaves out.
+
+    Gates twice, states of layer and iteration, cells, and biases, in padded rows and whole pages: as torch 2.13 allocates on
+    x86.
+    """
+    x, width, train = args[0], args[10], args[15]
+    size, steps, batch = x.element_size(), x.size(0), x.size(1)
+    states = 2 * (steps + 1) * batch * _padded(max(width, x.size(2)), size)
+    rows = steps * batch
+    parts = (rows * _padded(4 * width, size), rows * 4 * width, states, states, states, rows * _padded(width, size), 4 * width)
+    total = sum(-(-part * size // 4096) * 4096 for part in parts) if train else 0
+    return torch.empty(total, dtype=torch.uint8, device="meta")
+
+
+def _lstm_work(x: Tensor, weights: list[Tensor]) -> int:
+    """Temporary bytes of the same: packed weights, and the gates once."""
+    gates, size = weights[0].size(0), x.element_size()
+    return size * (sum(w.size(1) for w in weights) * _padded(gates, size) + x.size(0) * x.size(1) * gates + gates)
+
+
+def _padded(n: int, size: int) -> int:
+    """Elements of a row of oneDNN: whole cache lines, and one more where rows would fall on the same ones."""
+    n = -(-n * size // 64) * 64 // size
+    return n + 64 // size if n % 256 == 0 else n
+
+
 FLOPS: dict[Any, Any] = {  # of operators that torch's counter does not know; functions of shapes, like its own
     CPU_ATTENTION: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
     CPU_ATTENTION_BACKWARD: lambda grad, q, k, v, *_, **__: sdpa_backward_flop_count(grad, q, k, v),
     aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
+    CPU_LSTM: _lstm_flop,
+    CPU_LSTM_BACKWARD: lambda *args, **__: 2 * _lstm_flop(*args),
 }
 _OF_VALUES: dict[Any, Callable[..., Any]] = {  # what depends on values: a seed is any number
     LOCAL_SCALAR: lambda x: 0,
@@ -51,9 +89,10 @@ _ELEMENTWISE = {aten.add, aten.add_, aten.sub, aten.mul, aten.mul_, aten.div}
 
 
 class Sized(Tensor):
-    """A tensor without data: `meta` has its sizes."""
+    """A tensor without data: `meta` has its sizes. `value` has its data, where these are known (`Constants`)."""
 
     meta: Tensor
+    value: Tensor | None = None
 
     @staticmethod
     def __new__(cls, meta: Tensor, requires_grad: bool = False) -> Sized:
@@ -76,9 +115,30 @@ class Sized(Tensor):
         raise AssertionError(f"{operator} outside a Recorder")
 
 
+def _value_of(tensor: Tensor) -> Tensor | None:
+    return tensor.value if isinstance(tensor, Sized) else tensor
+
+
+def _keep(made: Any, values: Any) -> None:
+    """Keep the values of results."""
+    if isinstance(made, Sized):
+        made.value = values
+    elif isinstance(made, (list, tuple)) and values is not None:
+        for one, value in zip(made, values, strict=True):
+            _keep(one, value)
+
+
 def sized(*shape: int, dtype: torch.dtype, requires_grad: bool = False) -> Sized:
     """A tensor without data, made outside of a Recorder."""
     return Sized(torch.empty(*shape, dtype=dtype, device="meta"), requires_grad)
+
+
+class Undetermined(Exception):
+    """What a module does depends on more than sizes. The message is the end of a sentence."""
+
+
+class TooManyOperations(Exception):
+    """A trace would take long."""
 
 
 class Recorder(DispatchMode):
@@ -87,12 +147,24 @@ class Recorder(DispatchMode):
     Attributes:
         segments: a list of events for each part of the program; `begin` starts the next one.
         kind: of storages that are allocated from now on.
-        copies_weights: casts of these storages are copies of weights.
+        weights: casts of these storages are copies of weights.
+        operators: names of those that have run. Only with `most`.
+
+    Args:
+        most: operations of a module that may do anything. Beyond them, `TooManyOperations`. None: of lit_llm's own code, where
+            values never matter.
+
+    Raises:
+        Undetermined: with `most`, an operation depends on values, or has no rule for sizes.
     """
 
-    def __init__(self, *, cuda: bool) -> None:
+    def __init__(self, *, cuda: bool, most: int | None = None) -> None:
         super().__init__()
         self.cuda = cuda
+        self.most = most
+        self.operators: set[str] = set()
+        self.constants = Constants(_value_of)
+        self.operations = 0
         self.segments: list[list[Event]] = [[]]
         self.kind = ACTIVATIONS
         self.weights: set[int] = set()
@@ -138,10 +210,16 @@ class Recorder(DispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = operator.overloadpacket
+        if self.most is not None:
+            self._count(packet)
         if packet in _OF_VALUES:
-            return _OF_VALUES[packet](*args)
-        if packet is aten.index and args[1][0].dtype == torch.bool:
-            return Sized(args[0].meta.new_empty(0))  # ids out of range, of which there are none
+            return self._value(packet, *args)
+        if packet is aten.index and any(isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1]):
+            if self.most is None:
+                return Sized(args[0].meta.new_empty(0))  # ids out of range, of which there are none
+            args = without_masks(args, self.constants)
+            if args is None:
+                raise Undetermined("it selects elements by a mask, so sizes depend on the data")
         inputs: dict[int, Sized] = {}
         on_meta = [_unwrapped(a, inputs) for a in args]
         options = {key: _unwrapped(value, inputs) for key, value in (kwargs or {}).items()}
@@ -153,9 +231,16 @@ class Recorder(DispatchMode):
         key = (self.cuda, operator, *(_spec(a) for a in on_meta), *((name, _spec(a)) for name, a in options.items()))
         known = _RESULTS.get(key)
         if known is None:
-            result = operator(*on_meta, **options)
+            try:
+                result = operator(*on_meta, **options)
+                depends_on_values = False
+            except NotImplementedError:
+                result, depends_on_values = self._from_values(operator, args, kwargs or {}), True
+            if packet is CPU_LSTM:
+                result = (*result[:3], _lstm_workspace(on_meta))
             known = _Result.of(result, packet, on_meta, options, inputs, cuda=self.cuda)
-            _RESULTS[key] = known
+            if not depends_on_values:
+                _RESULTS[key] = known
         else:
             result = known.again() if known.tensors else operator(*on_meta, **options)
         if known.flops:
@@ -168,7 +253,31 @@ class Recorder(DispatchMode):
         wrapped = self._wrapped(result, inputs, kind)
         if known.work:
             self.add(kind, -known.work)
+        if self.most is not None:
+            _keep(wrapped, self.constants.run(operator, args, kwargs or {}, [wrapped]))
         return wrapped
+
+    def _count(self, packet: Any) -> None:
+        assert self.most is not None
+        self.operators.add(packet.__name__)
+        self.operations += 1
+        if self.operations > self.most:
+            raise TooManyOperations
+
+    def _value(self, packet: Any, tensor: Tensor) -> Any:
+        if self.most is None:
+            return _OF_VALUES[packet](tensor)
+        value = self.constants.of(tensor)
+        if value is None:
+            raise Undetermined("it reads a value of a tensor (Tensor.item; bool, int or float of a tensor)")
+        return value.item()
+
+    def _from_values(self, operator: Any, args: Any, options: dict[str, Any]) -> Any:
+        """The results on the meta device, where sizes depend on values."""
+        known = None if self.most is None else self.constants.run(operator, args, options)
+        if known is None:
+            raise Undetermined(f"the sizes of what {operator.overloadpacket} returns are not known without data")
+        return _unwrapped(known, {})
 
     def _wrapped(self, result: Any, inputs: dict[int, Sized], kind: int) -> Any:
         if isinstance(result, Tensor):
@@ -236,6 +345,8 @@ def _work_bytes(packet: Any, args: list[Any], inputs: list[Tensor], result: Any,
         return _work_inside(backward_in_blocks, args)
     if cuda:
         return 0
+    if packet in (CPU_LSTM, CPU_LSTM_BACKWARD):
+        return _lstm_work(args[0], args[1:3])
     if packet in _ELEMENTWISE and len(inputs) == 2 and inputs[0].dtype != inputs[1].dtype:
         wide = result.element_size()
         return sum(x.numel() * wide for x in inputs if x.element_size() < wide and x.ndim)

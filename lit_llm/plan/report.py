@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lit_llm.plan import checkpoints, compute, mixture
+from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.memory import BYTES
 from lit_llm.plan.numbers import count, duration, money_range, percent, size, two_digits
 from lit_llm.plan.pipeline import bubble
@@ -105,6 +106,8 @@ def markdown(plan: Plan, rate: Callable[[int], float] | None = None) -> str:
 
 def _model(plan: Plan) -> list[tuple[str, str]]:
     model = plan.settings.model
+    if isinstance(model, CustomConfig):
+        return _custom_model(plan, model)
     parts = ", ".join(f"{name} {count(n)}" for name, n in plan.parts.items())
     heads = f"{model.n_head} heads" + (f" ({model.kv_heads} key/value)" if model.kv_heads != model.n_head else "")
     kind = (
@@ -116,6 +119,16 @@ def _model(plan: Plan) -> list[tuple[str, str]]:
     trained = plan.trained_parameters
     share = f", of which {trained:,} are trained ({trained / plan.parameters:.2%})" if plan.settings.lora else ""
     return [("parameters", f"{plan.parameters:,}{share}"), ("by part", parts), ("shape", f"{kind}, vocabulary {vocabulary}")]
+
+
+def _custom_model(plan: Plan, model: CustomConfig) -> list[tuple[str, str]]:
+    frozen = plan.parameters - plan.trained_parameters
+    return [
+        ("parameters", f"{plan.parameters:,}" + (f", of which {frozen:,} are frozen" if frozen else "")),
+        ("by part", ", ".join(f"{name} {count(n)}" for name, n in plan.parts.items())),
+        ("class", f"{model.architecture.class_path}, context {model.block_size}, vocabulary {model.vocab_size:,}"),
+        *(("note", note) for note in plan.memory.notes),
+    ]
 
 
 def _run(plan: Plan, rate: Callable[[int], float] | None) -> list[tuple[str, str]]:
@@ -199,15 +212,16 @@ def _mixture(plan: Plan) -> list[tuple[str, ...]]:
 def _memory(plan: Plan) -> list[tuple[str, str]]:
     memory = plan.memory
     rows = [(name, size(n)) for name, n in memory.parts.items()]
-    rows.append(("total", size(memory.total)))
-    if memory.reserved is not None:
+    rows.append(("total", size(memory.total) if memory.is_known else f"at least {size(memory.total)}: activations are unknown"))
+    if memory.reserved is not None and memory.is_known:
         rows.append(("reserved", f"{size(memory.reserved)} by CUDA's allocator"))
     if plan.capacity_bytes is not None:
-        verdict = "fits" if plan.fits else "DOES NOT FIT"
+        verdict = {True: "fits", False: "DOES NOT FIT", None: "unknown whether it fits"}[plan.fits]
         reserved = f", {CONTEXT_GB:g} GB of it for the driver" if plan.hardware.is_gpu else ""
         rows.append(("capacity", f"{plan.hardware.name}: {size(plan.capacity_bytes)}{reserved}: {verdict}"))
         largest = plan.largest_micro_batch
-        rows.append(("largest micro-batch", f"{largest} sequences" if largest else "none, not even one sequence fits"))
+        if largest is not None:
+            rows.append(("largest micro-batch", f"{largest} sequences" if largest else "none, not even one sequence fits"))
     if plan.next_steps:
         switches = [f"{flag.replace(' ', _NO_BREAK)} (-{saved / 1e9:.2f}{_NO_BREAK}GB)" for flag, saved in plan.next_steps]
         rows.append(("to save memory", "; ".join(switches)))
@@ -216,12 +230,16 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
 
 def _time(plan: Plan) -> list[tuple[str, str]]:
     settings, times, flops = plan.settings, plan.times, plan.flops
-    rows = [
-        (
-            "FLOPs per token",
+    if isinstance(settings.model, CustomConfig):
+        counted = "counted in a trace" if plan.memory.is_known else "assumed: six per parameter"
+        per_token = f"{flops.total:.4g} ({counted})"
+    else:
+        per_token = (
             f"{flops.total:.4g} = 6 N {flops.matmul:.4g} + attention {flops.attention:.4g} (full; causal: "
-            f"{flops.attention_causal:.4g})",
-        ),
+            f"{flops.attention_causal:.4g})"
+        )
+    rows = [
+        ("FLOPs per token", per_token),
         ("FLOPs", f"{flops.total * settings.tokens_per_step:.4g} per step, {flops.total * settings.tokens:.4g} in total"),
     ]
     if times.step is None or plan.run_seconds is None or plan.peak_tflops is None:

@@ -7,10 +7,10 @@ parts of what was reduced.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lit_llm.plan.parameters import Weight, gathered_bytes, reduced_bytes, stored_bytes
+from lit_llm.plan.parameters import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
 
 if TYPE_CHECKING:
     from lit_llm.plan.memory import Layout
@@ -51,9 +51,9 @@ def pools_of(weights: tuple[Weight, ...], layout: Layout, weight_bytes: int, com
 
 
 def groups(weights: tuple[Weight, ...], layout: Layout) -> list[tuple[Weight, ...]]:
-    """What FSDP2 gathers at a time: a block, the root (last norm and head, or a tied embedding), and other embeddings."""
+    """What FSDP2 gathers at a time: the largest block, the root (last norm and head, or a tied embedding), and other embeddings."""
     tied = layout.pipeline.ranks == 1 and not any(weight.part == "output head" for weight in weights)
-    block = tuple(replace(weight, times=1) for weight in weights if weight.times)
+    block = max(blocks_apart(weights), key=lambda each: stored_bytes(each, 4), default=())
     root = tuple(w for w in weights if not w.times and (tied or w.part != "token embedding"))
     return [block, root, tuple(w for w in weights if not w.times and w not in root)]
 

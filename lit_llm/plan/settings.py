@@ -13,6 +13,7 @@ from lit_llm.errors import UserError
 from lit_llm.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.models.attention_kernel import AttentionKernel
 from lit_llm.models.config import GPTConfig
+from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.memory import BYTES, Layout
 from lit_llm.plan.micro_batch import Step
 from lit_llm.plan.mixture import Phases
@@ -158,7 +159,11 @@ class RunSettings:
         return sequences_before(self.stages, step) * self.sequence_length
 
     def problems(self) -> list[str]:
-        """One sentence for each size that does not divide. Batch sizes get the message that `fit` prints."""
+        """One sentence for each size that does not divide. Batch sizes get the message that `fit` prints.
+
+        Raises:
+            UserError: a custom model cannot be built.
+        """
         found = []
         model, tp, dp = self.model, self.layout.tensor_parallel, self.layout.data_parallel
         split = {
@@ -168,7 +173,9 @@ class RunSettings:
             "block_size": model.block_size,
             "padded vocabulary": model.padded_vocab_size,
         }
-        if self.sequence_length != model.block_size:
+        if isinstance(model, CustomConfig):
+            split = {}
+        elif self.sequence_length != model.block_size:
             split["data.block_size"] = self.sequence_length
         for name, value in split.items():
             if value % tp:
@@ -178,7 +185,13 @@ class RunSettings:
         pipeline = self.layout.pipeline
         layout = self.layout
         sizes = MeshSizes(pipeline.ranks, layout.replicate, layout.shard, layout.context, layout.tensor_parallel)
-        if sizes.context > 1:
+        architecture = None
+        if isinstance(model, CustomConfig):
+            from lit_llm.plan import custom  # imports torch
+
+            architecture = model.architecture
+            found += custom.problems(self)
+        elif sizes.context > 1:
             from lit_llm.distributed.context_parallel import context_problems  # imports torch
 
             found += context_problems(model, sizes, layout.context_attention)
@@ -188,7 +201,7 @@ class RunSettings:
             found += [
                 *pipeline.problems(),
                 *pipeline_problems(
-                    *(pipeline, sizes, model, None, None, self.precision, self.chunk_size),
+                    *(pipeline, sizes, model, architecture, None, self.precision, self.chunk_size),
                     reshards=layout.reshard and sizes.data_parallel * sizes.context > 1,
                 ),
             ]

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from lit_llm._torch import put_tensor
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
@@ -108,7 +109,7 @@ def trace_body(
             keep_as_compiled(block, recorder, inputs=checkpointing != "cheap")
     if tensor_parallel > 1:
         split_positions(model, tensor_parallel)
-    _without_data(model, numerics.weights, recorder)
+    without_data(model, numerics.weights, recorder)
     shape = (sequences, length)
     ids, targets = (sized(*shape, dtype=torch.int64) for _ in range(2))
     recorder.exclude((ids, targets))
@@ -166,18 +167,19 @@ def trace_head(
     return forward, backward
 
 
-def _without_data(model: nn.Module, dtype: torch.dtype, recorder: Recorder) -> None:
+def without_data(model: nn.Module, dtype: torch.dtype, recorder: Recorder) -> None:
     """Replace parameters and buffers by tensors without data, and let each gradient become an event."""
     if dtype != torch.float32:
         model.to(dtype)
     made: dict[int, Sized] = {}
     for module in model.modules():
-        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            is_weight = isinstance(tensor, nn.Parameter)
+        own = dict.fromkeys(dict(module.named_parameters(recurse=False, remove_duplicate=False)), True)
+        own |= dict.fromkeys(dict(module.named_buffers(recurse=False, remove_duplicate=False)), False)
+        for name, is_weight in own.items():
+            tensor = getattr(module, name)
             if id(tensor) not in made:
                 made[id(tensor)] = sized(*tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad)
-            delattr(module, name)
-            setattr(module, name, made[id(tensor)])
+            put_tensor(module, name, made[id(tensor)])
             if is_weight:
                 recorder.weights.add(id(made[id(tensor)].meta.untyped_storage()))
     recorder.exclude(made.values())

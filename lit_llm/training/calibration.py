@@ -1,7 +1,6 @@
 """Measures what `plan` predicts: parameters, peak memory, FLOPs by torch's counter, and seconds per step on this machine.
 
-The predicted time uses speeds fitted to four smaller versions of the recipe: half the layers, half the sequences, half the
-context, and all three halved.
+The predicted time uses speeds fitted to four smaller versions of the recipe (`smaller_versions`).
 """
 
 from __future__ import annotations
@@ -23,12 +22,14 @@ from lit_llm.callbacks.gradient_norm_and_clipping import scale_, total_norm
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallelize import parallelize
 from lit_llm.errors import UserError
+from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
-from lit_llm.models.loss import LossConfig, chunked_cross_entropy, cross_entropy
+from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
 from lit_llm.optim import parameter_groups
 from lit_llm.plan import muon
 from lit_llm.plan.compute import flops_per_token
+from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.memory import Layout
 from lit_llm.plan.micro_batch import micro_batch
@@ -86,14 +87,19 @@ class TrainingStep:
         loss = loss or LossConfig()
         self.device = device or torch.device("cpu")
         self.accumulation = accumulation
-        with torch.device("meta"):
-            self.model = GPT(model)
-            if lora is not None:
-                apply_lora(self.model, lora)
-        parallelize(self.model, compute or ComputeConfig(), self.device)
-        self.model.to_empty(device=self.device)
-        self.model.init_weights()
-        reset_adapters(self.model)
+        self.model: GPT | CustomModel
+        if isinstance(model, CustomConfig):
+            self.model = CustomModel(model, model.architecture).to(self.device)
+            parallelize(self.model, compute or ComputeConfig(), self.device)
+        else:
+            with torch.device("meta"):
+                self.model = GPT(model)
+                if lora is not None:
+                    apply_lora(self.model, lora)
+            parallelize(self.model, compute or ComputeConfig(), self.device)
+            self.model.to_empty(device=self.device)
+            self.model.init_weights()
+            reset_adapters(self.model)
         if precision.endswith("-true") and precision != "32-true":
             self.model.to(torch.bfloat16 if precision == "bf16-true" else torch.float16)
         self.autocast: Callable[[], AbstractContextManager] = nullcontext
@@ -101,7 +107,8 @@ class TrainingStep:
             dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float16
             self.autocast = partial(torch.autocast, self.device.type, dtype=dtype, cache_enabled=False)  # as in Lightning
         self.optimizer = optimizer(parameter_groups(self.model))
-        self.loss = partial(cross_entropy, z_loss=loss.z_loss)
+        whole = cross_entropy_of_logits if isinstance(model, CustomConfig) else cross_entropy
+        self.loss: Callable[..., LossSums] = partial(whole, z_loss=loss.z_loss)
         if loss.chunk_size is not None:
             self.loss = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
         assert model.vocab_size is not None
@@ -152,6 +159,8 @@ class TrainingStep:
             return torch.cuda.max_memory_allocated(self.device)
         self.optimizer.zero_grad()  # so that the log contains the gradients' allocations
         stays = sum(t.numel() * t.element_size() for t in self.model.parameters())
+        if isinstance(self.model, CustomModel):
+            stays += sum(t.numel() * t.element_size() for t in self.model.buffers())
         stays += sum(
             t.numel() * t.element_size()
             for state in self.optimizer.state.values()
@@ -278,7 +287,10 @@ def compare(
 
 
 def smaller_versions(settings: RunSettings) -> list[RunSettings]:
-    """Four versions: half the layers, half the sequences, half the context, all three halved. One micro-batch each."""
+    """Four versions: half the layers, half the sequences, half the context, all three halved. One micro-batch each.
+
+    Of a custom model: half the sequences, half the context, both, and a quarter of the context.
+    """
     layers, sequences = max(1, settings.model.n_layer // 2), max(1, settings.sequences // 2)
     length, short = settings.sequence_length, max(1, settings.sequence_length // 2)
 
@@ -286,6 +298,9 @@ def smaller_versions(settings: RunSettings) -> list[RunSettings]:
         model = with_layers(settings.model, range(n_layer))
         return replace(settings, model=model, length=length, micro_batch=size, global_batch=size)
 
+    if isinstance(settings.model, CustomConfig):
+        kinds = ((length, sequences), (short, settings.sequences), (short, sequences), (max(1, short // 2), settings.sequences))
+        return [replace(settings, length=tokens, micro_batch=size, global_batch=size) for tokens, size in kinds]
     n_layer, size = settings.model.n_layer, settings.sequences
     changes = (
         (layers, length, size),

@@ -37,6 +37,8 @@ from lit_llm.models.lora import LoRAConfig, apply_lora, flops_saved, is_adapter,
 from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
 from lit_llm.optim import MuonAdamW, parameter_groups
 from lit_llm.optim.stage_optimizer import optimizer_of_stage
+from lit_llm.plan.compute import flops_per_token
+from lit_llm.plan.custom_config import custom_config
 from lit_llm.runs.prompt_start import PROMPT_START
 from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256
 from lit_llm.training.metrics import BitsPerByte, Perplexity
@@ -237,13 +239,13 @@ class LanguageModel(L.LightningModule):
     def flops_per_token(self) -> float | None:
         """Training FLOPs per token of the data's sequences, see `GPTConfig.flops_per_token` and `flops_saved`.
 
-        None for a custom architecture.
+        Of a custom architecture, those of its kernels, or six per parameter (`lit_llm.plan.custom`).
         """
+        length = getattr(getattr(self.trainer, "datamodule", None), "block_size", None)
         if self.architecture is not None:
-            return None
+            return flops_per_token(custom_config(self.config, self.architecture), length=length).total
         model = self.whole_model
         assert isinstance(model, GPT)
-        length = getattr(getattr(self.trainer, "datamodule", None), "block_size", None)
         return self.config.flops_per_token(length) - flops_saved(model)
 
     def on_fit_start(self) -> None:

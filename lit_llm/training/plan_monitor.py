@@ -14,6 +14,7 @@ from lit_llm.callbacks._lightning import accumulates
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError
+from lit_llm.plan.custom_config import custom_config
 from lit_llm.plan.memory import Layout, memory_per_rank
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.plan import ASSUMED_MFU
@@ -107,14 +108,12 @@ def predicted_bytes(trainer: Trainer, module: LightningModule) -> int:
     compute = module.compute_config
     if compute.compile or compute.float8:
         raise UserError("the planner does not support compute.compile or compute.float8")
-    if module.architecture is not None:
-        raise UserError(f"the planner does not support the architecture {module.architecture.class_path}")
     layout = layout_of_trainer(trainer)
     group = trainer.optimizers[0].param_groups
     fused = all(g.get("fused") for g in group)
     sequences = data.micro_batch_size or data.global_batch_size // layout.data_parallel
-    return memory_per_rank(
-        module.config,
+    memory = memory_per_rank(
+        custom_config(module.config, module.architecture),
         sequences=sequences,
         length=data.block_size,
         accumulation=trainer.accumulate_grad_batches,
@@ -131,7 +130,10 @@ def predicted_bytes(trainer: Trainer, module: LightningModule) -> int:
         checkpointing=str(compute.activation_checkpointing),
         cuda=trainer.strategy.root_device.type == "cuda",
         lora=module.lora,
-    ).total
+    )
+    if not memory.is_known:
+        raise UserError("; ".join(memory.notes))
+    return memory.total
 
 
 def layout_of_trainer(trainer: Trainer) -> Layout:

@@ -1,6 +1,7 @@
 """A model of the user's in a recipe: the same numbers as a loop written by hand, and everything else that a run can do."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,11 @@ from lit_llm.checkpoint.format import read
 from lit_llm.data import TextFiles
 from lit_llm.models.custom import Architecture, CustomModel
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.loss import LossConfig
 from lit_llm.optim import parameter_groups
+from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.tokenizers import Bytes
+from lit_llm.training.calibration import TrainingStep
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(200))
 STEPS, RATE, DECAY, Z_LOSS = 6, 0.01, 0.1, 1e-3
@@ -97,13 +101,21 @@ def test_it_trains_as_a_loop_by_hand_does(folder):
     assert losses[-1] < losses[0] - 0.5  # it learns, or equality would say little
 
 
-def test_flops_are_six_per_parameter_and_memory_is_not_planned(folder):
+def test_flops_are_those_of_its_matrix_products_and_memory_is_planned(folder):
     assert fit() == 0
-    parameters = sum(p.numel() for p in LSTMModel(257, width=24).parameters())
+    products = sum(
+        p.numel() for name, p in LSTMModel(257, width=24).named_parameters() if p.ndim == 2 and "embedding" not in name
+    )
     speed, mfu = curve("runs/own", "throughput/tokens_per_second"), curve("runs/own", "throughput/mfu")
-    assert {step: mfu[step] / speed[step] for step in mfu} == pytest.approx(dict.fromkeys(mfu, 6 * parameters / 1e12), rel=1e-5)
+    assert {step: mfu[step] / speed[step] for step in mfu} == pytest.approx(dict.fromkeys(mfu, 6 * products / 1e12), rel=1e-5)
     tags = EventAccumulator("runs/own").Reload().Tags()
-    assert "plan/peak_gb" not in tags["scalars"] and "samples/0/text_summary" in tags["tensors"]
+    assert "samples/0/text_summary" in tags["tensors"]
+    config = CustomConfig(vocab_size=257, block_size=16, architecture=Architecture("custom_models.LSTMModel", {"width": 24}))
+    step = TrainingStep(
+        config, partial(torch.optim.AdamW, lr=0.01), sequences=2, accumulation=2, loss=LossConfig(z_loss=Z_LOSS)
+    )
+    measured = step.peak_bytes() / 1e9
+    assert curve("runs/own", "plan/peak_gb") == pytest.approx(dict.fromkeys(range(2, 7), measured), rel=0.1)
 
 
 def test_it_is_validated_generated_from_and_checked(folder, capsys):
@@ -270,8 +282,8 @@ def test_a_mistake_is_reported_in_one_line_and_leaves_no_run_folder(folder, caps
 def test_commands_that_need_the_gpt_refuse_a_custom_model(folder, capsys):
     assert fit("--trainer.max_steps", "2") == 0
     capsys.readouterr()
-    assert main(["plan", "--config", "own.yaml"]) == 2
-    assert "only lit_llm's GPT can be planned, not custom_models.LSTMModel" in capsys.readouterr().err
+    assert main(["fit", "--config", "own.yaml", "--dry_run"]) == 2
+    assert "a dry run works with lit_llm's GPT only, not with custom_models.LSTMModel" in capsys.readouterr().err
     assert main(["export", "--run", "runs/own", "--out", "hf"]) == 2
     assert "transformers has no class for custom_models.LSTMModel" in capsys.readouterr().err
     assert not Path("hf").exists()

@@ -1,0 +1,344 @@
+"""A user's module in the planner: its weights, and the memory and FLOPs of a micro-batch, traced as a whole.
+
+Nothing is assumed about its structure: forward, the loss of training and backward run once, on tensors without data. Sizes are
+linear in the number of sequences, so two numbers are traced, and any other follows. A module that takes too many operations,
+such as a Python loop over time, is traced on more and shorter sequences.
+
+What depends on values, or on an operator without a rule for sizes, stays unknown, and a note says why.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence, Set
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+import lit_llm
+from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
+from lit_llm.errors import UserError
+from lit_llm.models.custom import CustomModel, attention_checkpointing_problem, blocks_problem, chunk_problem, layout_problems
+from lit_llm.models.loss import LossSums, cross_entropy_of_logits
+from lit_llm.plan.cuda import CudaKernels
+from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.micro_batch import MicroBatch, Operation, Step, played
+from lit_llm.plan.parameters import Key, Weight, stored_bytes, weights_of
+from lit_llm.plan.recorder import ACTIVATIONS, LOSS_HEAD, Event, Recorder, TooManyOperations, Undetermined, sized
+from lit_llm.plan.trace import Numerics, without_data
+
+if TYPE_CHECKING:
+    from lit_llm.plan.settings import RunSettings
+
+PHASES = ("forward", "loss head", "loss head", "backward")
+MOST_OPERATIONS = 25_000
+"""Of a traced micro-batch, which takes about a second. A Transformer of 80 layers has 15,000."""
+_TOLERANCE = 0.01
+"""Of figures that are extended from short sequences, at a length that did not take part."""
+_DTYPES = {4: torch.float32, 2: torch.bfloat16}
+_ON_GPU = {  # operators whose kernels of a GPU need memory that is not known here
+    "mkldnn_rnn_layer": "LSTM layers are counted as on a CPU: what cuDNN's keep for the backward pass is not known",
+    "convolution": "work memory of cuDNN's convolutions is not counted",
+}
+
+
+def build(config: CustomConfig) -> CustomModel:
+    """The module on the meta device; on the CPU if its `__init__` needs values.
+
+    Raises:
+        UserError: it cannot be built.
+    """
+    try:
+        return _build(config, "meta")
+    except UserError:
+        raise
+    except Exception:
+        pass
+    try:
+        return _build(config, "cpu")
+    except UserError:
+        raise
+    except Exception as error:  # of the user's code
+        path = config.architecture.class_path
+        raise UserError(f"architecture {path} cannot be built: {_said(error)} (--architecture)") from error
+
+
+def _build(config: CustomConfig, device: str) -> CustomModel:
+    with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr):
+        return CustomModel(config, config.architecture, device)
+
+
+def weights(config: CustomConfig) -> tuple[Weight, ...]:
+    """The parameters, by child of the module. A tied one exists once."""
+    from lit_llm.optim import parameter_groups
+
+    model = build(config)
+    groups = {id(p): str(group["name"]) for group in parameter_groups(model) for p in group["params"]}
+    return tuple(
+        Weight(
+            name,
+            tuple(p.shape),
+            ".".join(name.split(".")[:2]),
+            groups.get(id(p)),
+            times=1 if name.startswith("network.blocks.") else 0,
+            own_bytes=p.element_size(),
+        )
+        for name, p in model.named_parameters()
+    )
+
+
+def problems(settings: RunSettings) -> list[str]:
+    """Why a run cannot train its module, one sentence each, as `fit` says them. Not those of a pipeline.
+
+    Raises:
+        UserError: the module cannot be built.
+    """
+    config, layout, checkpointing = settings.model, settings.layout, settings.checkpointing
+    assert isinstance(config, CustomConfig)
+    path = config.architecture.class_path
+    found = layout_problems(path, layout.tensor_parallel, layout.context)
+    if settings.chunk_size is not None:
+        found.append(chunk_problem(path, settings.chunk_size))
+    if checkpointing != "none" and not has_blocks(config):
+        found.append(blocks_problem(path, ["compute.activation_checkpointing"]))
+    elif checkpointing == "attention":
+        found.append(attention_checkpointing_problem(path))
+    return found
+
+
+def has_blocks(config: CustomConfig) -> bool:
+    """Whether the module has `blocks` with parameters."""
+    return any(weight.times for weight in weights_of(config))
+
+
+def buffer_bytes(config: CustomConfig, parameter_bytes: int) -> int:
+    """Bytes of the module's buffers."""
+    return _buffer_bytes(Key(config), parameter_bytes)
+
+
+@lru_cache(maxsize=64)
+def _buffer_bytes(key: Key, parameter_bytes: int) -> int:
+    buffers = list(build(key.value).buffers())
+    narrow = parameter_bytes < 4  # floating-point buffers get the type of the weights
+    return sum(b.numel() * (parameter_bytes if narrow and b.is_floating_point() else b.element_size()) for b in buffers)
+
+
+def micro_batch(step: Step) -> MicroBatch:
+    """Memory and FLOPs of a micro-batch of a `CustomConfig`. What cannot be traced is missing, and a note says so."""
+    assert isinstance(step.model, CustomConfig)
+    try:
+        made, traced = _played(step)
+        return replace(made, notes=_of_kernels(step, traced.operators))
+    except TooManyOperations:
+        return _from_short_sequences(step)
+    except Undetermined as reason:
+        return _unknown(step, str(reason))
+
+
+def flops_per_token(config: CustomConfig, length: int | None) -> tuple[float, float]:
+    """FLOPs of matrix products and of attention that one token takes in training, without recomputation.
+
+    Six per parameter, and none, where the module cannot be traced.
+    """
+    step = Step(config, 2, length=length)
+    made = micro_batch(step)
+    if not made.is_known:
+        return 6.0 * sum(weight.total for weight in weights_of(config)), 0.0
+    return made.matmul_flops / step.tokens, made.attention_flops / step.tokens
+
+
+def _unknown(step: Step, reason: str) -> MicroBatch:
+    assert isinstance(step.model, CustomConfig)
+    gradients = stored_bytes(weights_of(step.model), step.parameter_bytes, trainable=True) // step.shard_gradients
+    note = (
+        f"the memory of activations is unknown, and six FLOPs per parameter and token are assumed: "
+        f"{step.model.architecture.class_path} cannot be traced, because {reason}"
+    )
+    return MicroBatch({"backward": {"gradients": gradients}}, 0, 0, 0, (note,), is_known=False)
+
+
+# -- one trace --------------------------------------------------------------------------------------------------------
+
+
+def _played(step: Step) -> tuple[MicroBatch, Trace]:
+    """The micro-batch from one trace, or from those of two and three sequences if these do the same."""
+    if step.sequences <= 3:
+        one = trace(step, step.sequences)
+        return played(step, list(zip(PHASES, one.segments, strict=True))), one
+    made = _extended(step, step.sequences, step.whole_length)
+    if made is None:
+        one = trace(step, step.sequences)
+        return played(step, list(zip(PHASES, one.segments, strict=True))), one
+    return made
+
+
+def _extended(step: Step, sequences: float, length: int) -> tuple[MicroBatch, Trace] | None:
+    """`sequences` of `length` tokens, from two and three of them; None if these do other operations."""
+    step = replace(step, length=length)
+    few, more = trace(step, 2), trace(step, 3)
+    if [[kind for kind, _ in s] for s in few.segments] != [[kind for kind, _ in s] for s in more.segments]:
+        return None
+    further = sequences - 2
+    segments = [
+        [(kind, round(a + further * (b - a))) for (kind, a), (_, b) in zip(one, two, strict=True)]
+        for one, two in zip(few.segments, more.segments, strict=True)
+    ]
+    return played(step, list(zip(PHASES, segments, strict=True))), few
+
+
+def _of_kernels(step: Step, operators: Set[str]) -> tuple[str, ...]:
+    return tuple(note for operator, note in _ON_GPU.items() if step.cuda and operator in operators)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Events of forward, forward and backward of the loss, and backward; the operators that ran, and how many times."""
+
+    segments: list[list[Event]]
+    operators: frozenset[str]
+    operations: int
+
+
+def trace(step: Step, sequences: int) -> Trace:
+    """Trace `sequences` of the step's length.
+
+    Raises:
+        Undetermined: the module depends on more than sizes, or fails.
+        TooManyOperations: a trace would take long.
+        UserError: the module breaks the contract.
+    """
+    found = _trace(Key(replace(step, sequences=0, gradients_exist=False, shard_gradients=1, timeline=False, compiled=False)), sequences)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+@lru_cache(maxsize=256)
+def _trace(key: Key, sequences: int) -> Trace | Exception:
+    """A trace, or why there is none."""
+    step: Step = key.value
+    config = step.model
+    assert isinstance(config, CustomConfig)
+    weights, products = _DTYPES[step.parameter_bytes], _DTYPES[step.compute_bytes]
+    model = build(config)
+    recorder = Recorder(cuda=step.cuda, most=MOST_OPERATIONS)
+    mode = int(step.checkpointing) if step.checkpointing.isdigit() else step.checkpointing
+    for i, block in enumerate(model.blocks):
+        if recomputes(mode, i):
+            if step.cuda:
+                CudaKernels.around(block)
+            recompute_block(block, mode, preserve_rng_state=False)
+    without_data(model, weights, recorder)
+    ids, targets = (sized(sequences, step.whole_length, dtype=torch.int64) for _ in range(2))
+    recorder.exclude((ids, targets))
+
+    def loss(z: Tensor, targets: Tensor) -> LossSums:
+        if not z.requires_grad:
+            raise Undetermined("its logits depend on no parameter that is trained")
+        recorder.begin()
+        recorder.kind = LOSS_HEAD
+        z.register_hook(lambda gradient: _begin_backward(recorder))
+        return cross_entropy_of_logits(z, targets, z_loss=1.0 if step.z_loss else 0.0)
+
+    default = torch.get_default_dtype()
+    try:
+        with redirect_stdout(sys.stderr), Numerics(weights, products, step.cuda).record(recorder):
+            torch.set_default_dtype(weights)  # as Lightning does
+            total = model(ids, targets, loss=loss).loss
+            recorder.begin()
+            torch.autograd.backward(total)
+            del total
+    except (TooManyOperations, UserError) as error:
+        return error.with_traceback(None)
+    except Undetermined as reason:
+        return Undetermined(f"{reason}{_place(reason)}")
+    except Exception as error:  # of the user's code, of any kind
+        return Undetermined(f"it fails on tensors without data: {_said(error)}")
+    finally:
+        torch.set_default_dtype(default)
+    return Trace(recorder.segments, frozenset(recorder.operators), recorder.operations)
+
+
+def _begin_backward(recorder: Recorder) -> None:
+    recorder.begin()
+    recorder.kind = ACTIVATIONS
+
+
+# -- short sequences --------------------------------------------------------------------------------------------------
+
+
+def _from_short_sequences(step: Step) -> MicroBatch:
+    """A micro-batch of a module that takes too many operations, from more and shorter sequences with as many tokens.
+
+    With the number of tokens fixed, a figure is a + b·T + c/T: what grows with tokens or is constant, attention, and states of
+    a recurrence. Lengths u, 2u and 3u determine it, and 4u tests it.
+    """
+    many = f"it takes more than {MOST_OPERATIONS:,} operations"
+    try:
+        per_token = (trace(replace(step, length=16), 2).operations - trace(replace(step, length=8), 2).operations) / 8
+        unit = min(step.whole_length // 8, max(4, int(MOST_OPERATIONS / 20 / max(per_token, 1))))
+        found = [_extended(step, step.tokens / (i * unit), i * unit) for i in (1, 2, 3, 4)]
+    except TooManyOperations:
+        return _unknown(step, f"{many} for a few tokens")
+    except Undetermined as reason:
+        return _unknown(step, f"{many}, and {reason}")
+    made = [each[0] for each in found if each is not None]
+    lengths = [unit, 2 * unit, 3 * unit]
+    if len(made) < 4 or not _are_near(_at(4 * unit, lengths, made[:3]), made[3]):
+        return _unknown(step, f"{many}, and its figures for short sequences do not show those for long ones")
+    note = (
+        f"memory and FLOPs follow from sequences of {unit} to {3 * unit} tokens, because those of {step.whole_length:,} take "
+        f"more than {MOST_OPERATIONS:,} operations"
+    )
+    operators = found[0][1].operators if found[0] else frozenset[str]()
+    return replace(_at(step.whole_length, lengths, made[:3]), notes=(note, *_of_kernels(step, operators)))
+
+
+def _are_near(one: MicroBatch, other: MicroBatch) -> bool:
+    figures = ([max(sum(peak.values()) for peak in made.peaks.values()), made.written, made.flops] for made in (one, other))
+    return all(abs(a - b) <= _TOLERANCE * b for a, b in zip(*figures, strict=True))
+
+
+def _at(length: int, lengths: Sequence[int], known: Sequence[MicroBatch]) -> MicroBatch:
+    """The micro-batch at another length, of figures a + b·T + c/T."""
+    rows = torch.tensor([[1.0, t, 1.0 / t] for t in lengths], dtype=torch.float64)
+    wanted = torch.tensor([1.0, length, 1.0 / length], dtype=torch.float64)
+    shares = torch.linalg.solve(rows.T, wanted).tolist()
+
+    def figure(values: Sequence[int]) -> int:
+        return round(sum(share * value for share, value in zip(shares, values, strict=True)))
+
+    def of_kinds(lives: Sequence[dict[str, int]]) -> dict[str, int]:
+        return {kind: max(0, figure([live[kind] for live in lives])) for kind in lives[0]}
+
+    return MicroBatch(
+        {phase: of_kinds([made.peaks[phase] for made in known]) for phase in known[0].peaks},
+        figure([made.written for made in known]),
+        figure([made.matmul_flops for made in known]),
+        figure([made.attention_flops for made in known]),
+        tuple(
+            Operation(of[0].phase, of_kinds([each.live for each in of]), figure([each.flops for each in of]))
+            for of in zip(*(made.timeline for made in known), strict=True)
+        ),
+    )
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------
+
+
+def _said(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}{': ' + lines[0] if lines else ''}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """The last line of the user's code in a traceback."""
+    others = tuple(str(Path(module.__file__).parent) for module in (torch, lit_llm) if module.__file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -1,0 +1,146 @@
+"""Plans of users' modules, beside real training steps measured by torch, and what a plan says that it cannot know."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from own_cases import CASES, settings, step_of
+from torch import nn
+
+from lit_llm.errors import UserError
+from lit_llm.models.custom import Architecture
+from lit_llm.plan import custom as planner
+from lit_llm.plan import find, make_plan
+from lit_llm.plan import micro_batch as traces
+from lit_llm.plan.compute import flops_per_token
+from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.report import markdown
+from lit_llm.training.calibration import predict
+
+CPU, GPU = find("cpu"), find("a100-80gb")
+
+
+def compared(name, **sizes):
+    """Predicted and measured parameters, bytes and FLOPs of a step."""
+    run = settings(name, **sizes)
+    step = step_of(run)
+    return predict(run, cuda=False), (step.parameters(), step.peak_bytes(), step.flops())
+
+
+@pytest.mark.parametrize("name", ["Convolutional", "Shared", "LoopGRU"])
+def test_memory_and_flops_of_any_module_are_those_of_a_real_step(name):
+    predicted, measured = compared(name, sequences=5, length=16, width=64)
+    assert predicted[0] == measured[0] and predicted[2] == measured[2]
+    assert predicted[1] == pytest.approx(measured[1], rel=5e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_memory_and_flops_of_many_architectures_are_those_of_a_real_step(name):
+    predicted, measured = compared(name, sequences=4, length=128)
+    assert predicted[0] == measured[0] and predicted[2] == measured[2]
+    # Work memory of LSTM layers is oneDNN's, which chooses kernels by the processor.
+    assert predicted[1] == pytest.approx(measured[1], rel=0.1 if CASES[name][0] in ("LSTM", "NeedsData") else 0.01)
+
+
+def test_the_flops_of_an_lstm_are_six_for_each_element_of_its_matrices():
+    run = settings("LSTM", sequences=4, length=16, width=24, n_layer=2)
+    matrices = 2 * (4 * 24 * 24 * 2) + 24 * 1000  # input and hidden weights of two layers, and the head
+    assert flops_per_token(run.model).total == 6 * matrices
+
+
+@pytest.fixture
+def nothing_cached():
+    caches = (planner._trace, traces._micro_batch)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_a_loop_too_long_to_trace_is_planned_from_short_sequences(monkeypatch, nothing_cached):
+    run = settings("LoopGRU", sequences=3, length=40, width=32)
+    exact = predict(run, cuda=False)
+    monkeypatch.setattr(planner, "MOST_OPERATIONS", 2_000)
+    planner._trace.cache_clear()
+    traces._micro_batch.cache_clear()
+    extended = predict(run, cuda=False)
+    assert extended[0] == exact[0] and extended[2] == exact[2]
+    assert extended[1] == pytest.approx(exact[1], rel=0.01)
+    (note,) = make_plan(run, CPU).memory.notes
+    assert "memory and FLOPs follow from sequences of" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("ReadsValues", r"it reads a value of a tensor .* \(own_architectures.py, line \d+\)"),
+        ("RoutedMixture", r"it selects elements by a mask, so sizes depend on the data \(own_architectures.py, line \d+\)"),
+    ],
+)
+def test_what_depends_on_data_is_said_and_the_rest_is_planned(name, why):
+    run = settings(name, sequences=4, length=16, width=32)
+    plan = make_plan(run, GPU)
+    module = Architecture(f"own_architectures.{name}", {"width": 32}).build(1000)
+    count = sum(p.numel() for p in module.parameters())
+    assert plan.parameters == count and plan.flops.total == 6 * count
+    assert plan.memory.parts["weights"] == 4 * count and plan.memory.parts["optimizer state"] == 8 * count
+    assert plan.fits is None and plan.largest_micro_batch is None
+    (note,) = plan.memory.notes
+    assert re.search(why, note)
+    page = markdown(plan)
+    assert note in page and "activations are unknown" in page and "assumed: six per parameter" in page
+
+
+class ReadsPositions(nn.Module):
+    """Control flow and a selection that depend on no data, only on positions and a constant mask."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, 8)
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        positions = torch.arange(input_ids.size(1))
+        if (positions.diff() == 1).all():
+            even = x[:, positions % 2 == 0]
+            x = x + even.mean(dim=1, keepdim=True)
+        return x @ self.embedding.weight.T
+
+
+class Breaks(nn.Module):
+    def __init__(self, vocab_size: int, how: str = "") -> None:
+        super().__init__()
+        if how == "constructor":
+            raise ValueError("width must be even")
+        self.table = nn.Embedding(vocab_size, 8)
+        self.how = how
+
+    def forward(self, input_ids):
+        z = self.table(input_ids) @ self.table.weight.T
+        if self.how == "shapes":
+            return z @ torch.zeros(3, 3)
+        return z[:, -1]
+
+
+def config(kind, **arguments):
+    return CustomConfig(vocab_size=40, block_size=16, architecture=Architecture(f"{__name__}.{kind}", arguments))
+
+
+def test_values_that_depend_on_no_data_are_known():
+    run = replace(settings("LSTM", sequences=3, length=16), model=config("ReadsPositions"))
+    step = step_of(run)
+    assert predict(run, cuda=False)[1] == pytest.approx(step.peak_bytes(), rel=5e-3)
+    assert make_plan(run, CPU).memory.is_known
+
+
+def test_a_broken_module_is_reported_in_a_sentence():
+    run = settings("LSTM", sequences=2, length=16)
+    with pytest.raises(UserError, match=r"Breaks cannot be built: ValueError: width must be even \(test_custom_plan.py, line"):
+        make_plan(replace(run, model=config("Breaks", how="constructor")), CPU)
+    with pytest.raises(UserError, match=r"returns torch.float32 of shape \(2, 40\) for input_ids of shape \(2, 16\)"):
+        make_plan(replace(run, model=config("Breaks")), CPU)
+    (note,) = make_plan(replace(run, model=config("Breaks", how="shapes")), CPU).memory.notes
+    assert "it fails on tensors without data: RuntimeError:" in note and "(test_custom_plan.py, line" in note
