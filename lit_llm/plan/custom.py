@@ -160,7 +160,7 @@ def _unknown(step: Step, reason: str) -> MicroBatch:
         f"the memory of activations is unknown, and six FLOPs per parameter and token are assumed: "
         f"{step.model.architecture.class_path} cannot be traced, because {reason}"
     )
-    return MicroBatch({"backward": {"gradients": gradients}}, 0, 0, 0, (note,), is_known=False)
+    return MicroBatch({"backward": {"gradients": gradients}}, 0, 0, 0, notes=(note,), is_known=False)
 
 
 # -- one trace --------------------------------------------------------------------------------------------------------
@@ -213,7 +213,9 @@ def trace(step: Step, sequences: int) -> Trace:
         TooManyOperations: a trace would take long.
         UserError: the module breaks the contract.
     """
-    found = _trace(Key(replace(step, sequences=0, gradients_exist=False, shard_gradients=1, timeline=False, compiled=False)), sequences)
+    found = _trace(
+        Key(replace(step, sequences=0, gradients_exist=False, shard_gradients=1, timeline=False, compiled=False)), sequences
+    )
     if isinstance(found, Exception):
         raise found
     return found

@@ -270,7 +270,7 @@ def _of_rank(
     reserved = None
     if cuda:
         pools = Pools() if layout.divisor("parameters") == 1 else pools_of(weights, layout, weight_bytes, compute_bytes)
-        reserved = reserved_bytes(stored + state, [(adds, by.own + unusable) for _, adds, by, unusable in moments], pools)
+        reserved = reserved_bytes(sum(stays.values()), [(adds, by.own + unusable) for _, adds, by, unusable in moments], pools)
     return Memory(parts, moment, every, steps, reserved, made.notes, made.is_known)
 
 

@@ -51,7 +51,7 @@ def pools_of(weights: tuple[Weight, ...], layout: Layout, weight_bytes: int, com
 
 
 def groups(weights: tuple[Weight, ...], layout: Layout) -> list[tuple[Weight, ...]]:
-    """What FSDP2 gathers at a time: the largest block, the root (last norm and head, or a tied embedding), and other embeddings."""
+    """What FSDP2 gathers at a time: the largest block, the root (last norm and head, or a tied embedding), other embeddings."""
     tied = layout.pipeline.ranks == 1 and not any(weight.part == "output head" for weight in weights)
     block = max(blocks_apart(weights), key=lambda each: stored_bytes(each, 4), default=())
     root = tuple(w for w in weights if not w.times and (tied or w.part != "token embedding"))

@@ -48,7 +48,7 @@ def run_those_about(*words: str) -> int:
 
 
 ALONE = ("copy",)
-MODEL = ("--config own.yaml --architecture", "check --config own.yaml", "--run runs/own")
+MODEL = ("--config own.yaml --architecture", "check --config own.yaml", "plan --config own.yaml", "--run runs/own")
 DATA = ("questions", "stories")
 PARTS = ("runs/lower", "runs/sign", "runs/herald")
 
@@ -123,12 +123,13 @@ def test_callbacks_alone_under_a_trainer_and_under_another_command_line(project,
 
 def test_the_custom_model(project, monkeypatch, capsys):
     monkeypatch.setattr(checklist, "LOADER_SHARE", math.inf)  # the tiny model trains about as fast as its data are read
-    assert run_those_about(*MODEL) == 4
+    assert run_those_about(*MODEL) == 5
     saved = yaml.safe_load(Path("runs/own/config.yaml").read_text())["architecture"]
     assert saved == {"class_path": "mine.LSTMModel", "init_args": {"width": 48, "n_layer": 3}}
     weights = read(Path("runs/own/checkpoints/last.ckpt"))["state_dict"]
     assert weights["model.network.blocks.2.weight_hh_l0"].shape == (4 * 48, 48)
-    assert "\ndef " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "\ndef " in out and "mine.LSTMModel, context 32" in out
 
 
 def test_the_custom_data(project, capsys):
