@@ -14,7 +14,7 @@ from lit_llm.plan.page import plan_page, sweep_page
 from lit_llm.plan.page.memory import timeline
 from lit_llm.plan.page.schedule import DURATION, idle_share, played
 from lit_llm.plan.page.step import parts_of_step
-from lit_llm.plan.page.sweep import Point, pareto_front
+from lit_llm.plan.page.sweep import Point, log_scale, pareto_front
 from lit_llm.plan.settings import layout_from_strategy
 
 MODEL = GPTConfig(n_layer=8, n_head=4, n_embd=64, block_size=64, vocab_size=512)
@@ -149,3 +149,10 @@ def test_the_pareto_front_is_that_of_all_pairs():
 
         expected = sorted((p.hours, p.cost) for p in usable if not beaten(p))
         assert [(p.hours, p.cost) for p in pareto_front(points)] == expected
+
+
+def test_a_logarithmic_axis_keeps_order_and_ratios():
+    right, up = log_scale([1.0, 100.0]), log_scale([1.0, 100.0], down=True)
+    assert 0 < right(1) < right(10) < right(100) < 100 and right(10) - right(1) == pytest.approx(right(100) - right(10))
+    assert [up(value) for value in (0.01, 1, 10, 1e4)] == [pytest.approx(100 - right(value)) for value in (0.01, 1, 10, 1e4)]
+    assert right(0.01) < 0 and right(1e4) > 100 and log_scale([5.0])(5.0) == pytest.approx(50)

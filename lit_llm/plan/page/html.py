@@ -184,14 +184,6 @@ def ticks(top: float) -> list[float]:
     return [step * i for i in range(int(top / step) + 1)]
 
 
-def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Up to `most` round numbers within a range of a logarithmic axis."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [factor * 10.0**power for power in powers for factor in (1, 1.5, 2, 3, 5, 7)]
-    found = [each for each in found if low <= each <= high]
-    return few(found, most)
-
-
 def few(found: list[T], most: int) -> list[T]:
     """At most so many of them, evenly."""
     return found[:: max(1, -(-len(found) // most))]

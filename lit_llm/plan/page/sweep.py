@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lit_llm.plan.numbers import duration, money, two_digits
@@ -64,91 +64,65 @@ def sweep_figure(found: Sequence[Variant], best: Variant | None) -> str:
     problems = html.table([", ".join(axes), "problem"], refused, summary=f"{len(refused)} that cannot be") if refused else ""
     if not points:
         return html.figure("No combination has a known time.", "", every + problems)
-    priced = all(p.variant.plan is not None and p.variant.plan.usd for p in points)
+    priced = all(v.plan.usd for v in found if v.plan is not None and v.plan.run_seconds is not None)
     front = pareto_front(points)
     numbers: dict[tuple[float, float], int] = {}
     for point in front:
         numbers.setdefault((point.hours, point.cost), len(numbers) + 1)
-    shapes, place = _axes(points, priced=priced)
-    shapes += [_dot(place(p), p, 'class="out" r="4"') for p in points if not p.fits]
-    shapes += [_dot(place(p), p, 'fill="var(--c0)" r="4"') for p in points if p.fits]
-    shapes += _front(front, numbers, place, best)
+    x, y = log_scale([p.hours for p in points]), log_scale([p.cost for p in points], down=True)
+    shapes = _grid(x, y, priced=priced)
+    shapes += [html.line(x(a.hours), y(a.cost), x(b.hours), y(b.cost), "front") for a, b in itertools.pairwise(front)]
+    for point in sorted(points, key=lambda p: (p.variant is best, p.fits, p in front)):  # the last is on top
+        style = 'fill="var(--c7)" r="5"' if point in front else 'fill="var(--c0)" r="4"' if point.fits else 'class="out" r="4"'
+        style += ' stroke="var(--text)" stroke-width="2"' if point.variant is best else ""
+        said = f"{_settings(point.variant)}: {duration(3600 * point.hours)}{'' if point.fits else ', does not fit'}"
+        where = f'cx="{x(point.hours):.2f}%" cy="{y(point.cost):.2f}%"'
+        shapes.append(f"<circle {style} {where}><title>{html.escape(said)}</title></circle>")
+    shapes += _labels([(x(hours), y(cost), str(number)) for (hours, cost), number in numbers.items()])
     caption = f"Time of the run against {'its cost at the lower price' if priced else 'device-hours'}, on logarithmic axes. "
     caption += "Numbered: the Pareto front, than which nothing that fits is both faster and cheaper. Rings do not fit."
     missing = len(found) - len(points)
+    caption += " Circled: the cheapest within the limits." if best is not None else ""
     caption += f" {missing} combinations have no time and are not drawn." if missing else ""
     listed = []
-    for point in front:
-        number = str(numbers[point.hours, point.cost]) + (" *" if point.variant is best else "")
+    for point in [*front, *(p for p in points if p.variant is best and p not in front)]:
+        number = str(numbers.get((point.hours, point.cost), "")) + " circled" * (point.variant is best)
         cost = money(point.cost) if priced else f"{two_digits(point.cost)} device-hours"
         listed.append([number, duration(point.hours * 3600), cost, _settings(point.variant)])
-    chosen = "<p>* the cheapest that fits, within the limits.</p>" if any(p.variant is best for p in front) else ""
-    shown = html.table(["front", "time", "cost", "settings"], listed)
-    entries = html.legend([(0, "fits"), (7, "Pareto front"), (8, "does not fit")])
-    picture = html.plot("Time against cost", 320, shapes, below=42)
-    return html.figure(caption, picture, entries + shown + chosen + every + problems)
+    below = html.legend([(0, "fits"), (7, "Pareto front"), (8, "does not fit")])
+    below += html.table(["front", "time", "cost", "settings"], listed)
+    return html.figure(caption, html.plot("Time against cost", 320, shapes, below=42), below + every + problems)
 
 
-def _axes(points: Sequence[Point], *, priced: bool) -> tuple[list[str], _Place]:
-    place = _Place(_range([p.hours for p in points]), _range([p.cost for p in points]))
-    shapes = []
-    within = [(name, hours) for name, hours in _TIMES.items() if place.hours[0] <= hours <= place.hours[1]]
-    for name, hours in html.few(within, 4):
-        x = place.x(hours)
-        shapes += [html.line(x, 0, x, 100, "grid"), html.text(x, 100.0, name, anchor="middle", dy=16)]
-    for value in html.log_ticks(*place.costs, 6):
-        y = place.y(value)
-        shapes.append(html.line(0, y, 100, y, "grid"))
-        said = money(value) if priced else two_digits(value)
-        shapes.append(html.text("-6", y, said, anchor="end", dy=4))
-    shapes.append(html.text(100.0, 100.0, "time of the run", anchor="end", dy=34))
-    shapes.append(html.text("-50", 0.0, "cost" if priced else "device-hours", dy=-8))
-    return shapes, place
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """A range around the values, at least a factor of four wide."""
+def log_scale(values: Sequence[float], *, down: bool = False) -> Callable[[float], float]:
+    """From values to percentages of the picture, logarithmic, at least a factor of four wide. `down`: from the top."""
     low, high = min(values), max(values)
     spare = max(1.15, 2 * math.sqrt(low / high))
-    return low / spare, high * spare
+    low, high = math.log(low / spare), math.log(high * spare)
+    low, high = (high, low) if down else (low, high)
+    return lambda value: 100 * (math.log(value) - low) / (high - low)
 
 
-class _Place(NamedTuple):
-    """From values to percentages of the picture."""
-
-    hours: tuple[float, float]
-    costs: tuple[float, float]
-
-    def x(self, hours: float) -> float:
-        low, high = self.hours
-        return 100 * math.log(hours / low) / math.log(high / low)
-
-    def y(self, cost: float) -> float:
-        low, high = self.costs
-        return 100 - 100 * math.log(cost / low) / math.log(high / low)
-
-    def __call__(self, point: Point) -> tuple[float, float]:
-        return self.x(point.hours), self.y(point.cost)
+def _grid(x: Callable[[float], float], y: Callable[[float], float], *, priced: bool) -> list[str]:
+    shapes = []
+    for name, hours in html.few([(name, hours) for name, hours in _TIMES.items() if 0 <= x(hours) <= 100], 4):
+        shapes += [html.line(x(hours), 0, x(hours), 100, "grid"), html.text(x(hours), 100.0, name, anchor="middle", dy=16)]
+    costs = (factor * 10.0**power for power in range(-6, 12) for factor in (1, 1.5, 2, 3, 5, 7))
+    for value in html.few([value for value in costs if 0 <= y(value) <= 100], 6):
+        said = money(value) if priced else two_digits(value)
+        shapes += [html.line(0, y(value), 100, y(value), "grid"), html.text("-6", y(value), said, anchor="end", dy=4)]
+    shapes.append(html.text(100.0, 100.0, "time of the run", anchor="end", dy=34))
+    return [*shapes, html.text("-50", 0.0, "cost" if priced else "device-hours", dy=-8)]
 
 
-def _dot(at: tuple[float, float], point: Point, style: str) -> str:
-    said = f"{_settings(point.variant)}: {duration(3600 * point.hours)}{'' if point.fits else ', does not fit'}"
-    return f'<circle {style} cx="{at[0]:.2f}%" cy="{at[1]:.2f}%"><title>{html.escape(said)}</title></circle>'
-
-
-def _front(front: list[Point], numbers: dict[tuple[float, float], int], place: _Place, best: Variant | None) -> list[str]:
-    """The line of the front, and its numbers where there is room."""
-    spots = [place(point) for point in front]
-    shapes = [html.line(*a, *b, "front") for a, b in itertools.pairwise(spots) if a != b]
+def _labels(spots: Sequence[tuple[float, float, str]]) -> list[str]:
+    """Above each spot or below it, where there is room."""
+    shapes: list[str] = []
     written: list[tuple[float, float]] = []
-    for point, (x, y) in zip(front, spots, strict=True):
-        ring = ' stroke="var(--text)" stroke-width="2"' if point.variant is best else ""
-        shapes.append(_dot((x, y), point, f'fill="var(--c7)" r="5"{ring}'))
-    for (hours, cost), number in numbers.items():
-        x, y = place.x(hours), place.y(cost)
+    for x, y, said in spots:
         for dy in (-9, 19):
             if all(abs(x - a) > 6 or abs(y + dy / 3.2 - b) > 4 for a, b in written):
-                shapes.append(html.text(x, y, str(number), anchor="middle", kind="strong", dy=dy))
+                shapes.append(html.text(x, y, said, anchor="middle", kind="strong", dy=dy))
                 written.append((x, y + dy / 3.2))
                 break
     return shapes
