@@ -43,14 +43,15 @@ class Run:
 
 
 @functools.cache
-def runs() -> tuple[Run, ...]:
-    """All runs of the file."""
+def runs(*, memory: bool = False) -> tuple[Run, ...]:
+    """All runs whose speed counts, or with `memory` all that state it."""
     raw = read_yaml_file(FILE)
-    return tuple(
+    found = [
         _run(raw["models"], {key: value for key, value in group.items() if key != "rows"} | row, group["name"])
         for group in raw["groups"]
-        for row in group["rows"]
-    )
+        for row in group["rows"] + (group.get("memory_rows", []) if memory else [])
+    ]
+    return tuple(run for run in found if run.memory_gib is not None or not memory)
 
 
 def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> Run:

@@ -1,12 +1,17 @@
-"""What compiled blocks keep, against formulas."""
+"""What compiled blocks keep, against a formula and against torch's own partitioner."""
+
+import contextlib
 
 import pytest
+import torch
 
-from lit_llm.models.gpt import GPTConfig
+from lit_llm.distributed.activation_checkpointing import recompute_block
+from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.plan.micro_batch import Step, micro_batch
 
 SIZES = {"n_embd": 64, "n_head": 4, "n_kv_head": 2, "mlp_width": 160, "vocab_size": 256, "block_size": 128}
 LLAMA = {**SIZES, "mlp": "swiglu", "qk_norm": False}
+GPT2 = {**SIZES, "mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "qk_norm": False}
 BYTES = {"32-true": (4, 4), "bf16-true": (2, 2)}
 
 
@@ -41,3 +46,37 @@ def test_with_cheap_recomputation_only_results_are_kept():
 
 def test_recomputed_blocks_keep_their_input():
     assert kept_by_a_block(LLAMA, "full", cuda=True) == 2 * 128 * 64 * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+@pytest.mark.parametrize(
+    ("model", "mode"), [(LLAMA, "none"), (LLAMA, "cheap"), (GPT2, "none")], ids=["LLaMA", "cheap", "GPT-2"]
+)
+def test_the_partitioner_keeps_as_much(model, mode, precision):
+    measured = partitioned(model, mode, precision, 4) - partitioned(model, mode, precision, 3)
+    assert kept_by_a_block(model, mode, precision) == pytest.approx(measured, rel=0.01)
+
+
+def partitioned(model: dict, mode: str, precision: str, n_layer: int) -> int:
+    """Bytes that autograd saves of a compiled model, without weights."""
+    torch._dynamo.reset()
+    gpt = GPT(GPTConfig(n_layer=n_layer, **model)).to(torch.bfloat16 if precision == "bf16-true" else torch.float32)
+    for block in gpt.blocks:
+        if mode != "none":
+            recompute_block(block, mode, preserve_rng_state=False)
+        block.forward = torch.compile(block.forward, backend="aot_eager_decomp_partition")
+    own = {x.untyped_storage().data_ptr() for x in (*gpt.parameters(), *gpt.buffers())}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        saved[x.untyped_storage().data_ptr()] = x.untyped_storage()
+        return x
+
+    ids = torch.zeros(2, 128, dtype=torch.int64)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x))
+        loss = gpt(ids, ids).loss
+        size = sum(storage.nbytes() for at, storage in saved.items() if at not in own)
+    del loss
+    return size
