@@ -225,7 +225,7 @@ def read(words: list[str]) -> Arguments:
                 run = expanded(flag.value)
                 file = config_of(run)
                 named.append(str(file))
-                items += [*_with_base(file), Flag("run_dir", str(run)), *_own_tokenizer(run)]
+                items += [*_with_base(file), Flag("run_dir", str(run)), *own_tokenizer(run)]
             elif flag.key == "base":
                 raise UserError("base is a key of recipe files. Give the base first: --config BASE --config RECIPE (--base)")
             else:
@@ -352,7 +352,7 @@ def _with_init_args(tree: Any, group: str = "") -> Any:
     return {**kept, "init_args": {**inside, **{name: content[name] for name in content if name in beside}}}
 
 
-def _own_tokenizer(run: Path) -> list[Flag]:
+def own_tokenizer(run: Path) -> list[Flag]:
     """The run folder's copy of its tokenizer, if the file that the run was started with no longer exists."""
     content = content_of(run / CONFIG)
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_llm.cli.arguments import Arguments
+from lit_llm.cli.arguments import Arguments, own_tokenizer
 from lit_llm.cli.launch import launch
 from lit_llm.cli.lean_start import import_lightning, without_garbage_collection
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
@@ -21,8 +21,11 @@ from lit_llm.cli.number_domains import PLAN_FLAGS, flag_problems
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
+from lit_llm.plan.carried import carried, differences
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.plan import SAVE_GBPS
+from lit_llm.plan.run_record import MeasuredRun, measured_run
+from lit_llm.runs.run_folder import CONFIG, expanded
 
 if TYPE_CHECKING:  # imports torch and Lightning
     from lit_llm.cli.planned_recipe import PlannedRecipe
@@ -64,6 +67,7 @@ def _own_flags() -> OwnFlags:
         help="hours: choose the cheapest combination that finishes by then.",
     )
     add("--calibrate", action="store_true", help="run a few real steps here and print predicted against measured.")
+    add("--from_run", metavar="DIR", help="plan the recipe of this run folder, with the speed that it measured.")
     add("--json", action="store_true", help="all figures, raw, units in their names.")
     add("--markdown", action="store_true", help="the page as Markdown.")
     add("--html", metavar="FILE", help="also write a page with pictures of memory, time, and pipeline or sweep.")
@@ -107,11 +111,30 @@ def main(words: list[str]) -> int:
         _own_flags().print_help()
         return 0
     request = split(words)
+    source = None if request.own.from_run is None else _source(request.own)
+    recipe = request.recipe if source is None else [*_recipe_of(source.run), *request.recipe]
     with without_garbage_collection():
-        return launch("fit", request.recipe, lambda arguments: _run(request.own, arguments))
+        return launch("fit", recipe, lambda arguments: _run(request.own, arguments, source))
 
 
-def _run(own: argparse.Namespace, arguments: Arguments) -> int:
+def _source(own: argparse.Namespace) -> MeasuredRun:
+    """The run whose speed is carried.
+
+    Raises:
+        UserError: It has measured none, or another flag sets the speed.
+    """
+    for flag in ("mfu", "calibrate"):
+        if getattr(own, flag):
+            raise UserError(f"--{flag} and --from_run both decide the speed; give one of them (--from_run)")
+    return measured_run(expanded(own.from_run, key="from_run", flag="--from_run"))
+
+
+def _recipe_of(run: Path) -> list[str]:
+    """The words that name a run's recipe, without its folder: nothing is resumed."""
+    return ["--config", str(run / CONFIG), *(flag.word for flag in own_tokenizer(run))]
+
+
+def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | None) -> int:
     import_lightning()
     from rich.console import Console
 
@@ -121,9 +144,17 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
 
     problems: list[str] = []
     hardware: Hardware | None = None
+    speed, devices = None, own.devices
+    if source is not None:
+        speed = carried(source)
+        if devices is None and arguments.value_of("trainer.devices") in (None, "auto", -1, "-1"):
+            devices = source.settings.layout.devices
     try:
         measured = own.hardware == "auto"
-        hardware = this_machine(measure=measured) if measured or own.hardware is None else find(own.hardware)
+        if source is not None and own.hardware in (None, source.hardware.name):
+            hardware = source.hardware
+        else:
+            hardware = this_machine(measure=measured) if measured or own.hardware is None else find(own.hardware)
     except UserError as error:
         problems.append(str(error))
     axes: dict[str, list[str]] = {}
@@ -133,7 +164,7 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
         problems.append(str(error))
     try:
         nodes = 1 if hardware is None else hardware.devices_per_node
-        planned = PlannedRecipe(arguments, devices=own.devices, devices_per_node=nodes)
+        planned = PlannedRecipe(arguments, devices=devices, devices_per_node=nodes)
     except UserError as error:
         raise UserError("\n".join([*problems, str(error)])) from None
     if problems or hardware is None:
@@ -147,8 +178,11 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
         save_gbps=own.save_gbps,
         slowest_rank=own.slowest_rank,
         served_tokens=own.serve_tokens,
+        carried=speed,
     )
     notes = [*planned.notes, *_overridden(own, axes)]
+    if speed is not None and (changed := differences(speed.source.settings, settings)):
+        notes.append(f"the speed of {speed.source.run} was measured with other settings: {', '.join(changed)}")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if own.calibrate:

@@ -14,15 +14,17 @@ from lit_llm.plan.hardware import Hardware, table
 _SIZES = {"cpu": 2048, "cuda": 8192}
 
 
-def this_machine(*, measure: bool) -> Hardware:
+def this_machine(*, measure: bool, device: Any = None) -> Hardware:
     """This machine's device: its entry in the hardware table if there is one, else an entry without peaks.
 
     Args:
         measure: replace peaks and bandwidth by measured ones, which takes a few seconds.
+        device: a torch device. None: the first GPU, or the CPU.
     """
     import torch
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     known = next((entry for entry in table().values() if entry.device_name == name), None)
     if known is None:

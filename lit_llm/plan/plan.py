@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from lit_llm.errors import UserError
 from lit_llm.plan import checkpoints, communication, compute
@@ -26,6 +27,9 @@ from lit_llm.plan.rank_traffic import (
 from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.schedule import Phase, phases
 from lit_llm.plan.settings import RunSettings
+
+if TYPE_CHECKING:
+    from lit_llm.plan.carried import Carried
 
 ASSUMED_MFU = 0.4
 """MFU where none was measured. Well-tuned runs of such models on A100 and H100 publish 36 to 50 %."""
@@ -51,6 +55,7 @@ class Options:
         save_gbps: speed of writing checkpoints.
         slowest_rank: step time of the slowest rank over the mean.
         served_tokens: tokens the trained model will generate, for the lifetime FLOPs.
+        carried: the measured speed of a run (`plan --from_run`).
     """
 
     mfu: float | None = None
@@ -60,6 +65,7 @@ class Options:
     save_gbps: float = SAVE_GBPS
     slowest_rank: float = 1.0
     served_tokens: float | None = None
+    carried: Carried | None = None
 
 
 @dataclass(frozen=True)
@@ -344,6 +350,12 @@ def next_steps(
     return found
 
 
+def planned_mfu(settings: RunSettings, hardware: Hardware, options: Options) -> float:
+    """Useful FLOP/s over the dense peak."""
+    mfu = options.mfu or ASSUMED_MFU
+    return mfu if options.carried is None else options.carried.mfu(mfu, hardware)
+
+
 def step_times(settings: RunSettings, hardware: Hardware, options: Options, peak_tflops: float | None) -> Times:
     """Seconds per step by cause.
 
@@ -358,9 +370,9 @@ def step_times(settings: RunSettings, hardware: Hardware, options: Options, peak
         micro_batch(run.step(cuda=hardware.is_gpu)).flops for run in (settings, replace(settings, checkpointing="none"))
     )
     again = executed / plain if plain else 1.0  # unknown of some custom models
-    computing = None
-    if peak_tflops is not None:
-        computing = compute.seconds_at_mfu(flops, peak_tflops, options.mfu or ASSUMED_MFU) * again
+    computing = None if options.carried is None else options.carried.computing(settings, hardware)
+    if computing is None and peak_tflops is not None:
+        computing = compute.seconds_at_mfu(flops, peak_tflops, planned_mfu(settings, hardware, options)) * again
     moving = None
     if hardware.memory_gbps is not None:
         moving = _traffic_bytes(settings, hardware) / (hardware.memory_gbps * 1e9)

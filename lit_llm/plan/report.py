@@ -17,7 +17,7 @@ from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.memory import BYTES
 from lit_llm.plan.numbers import count, duration, money_range, percent, size, two_digits
 from lit_llm.plan.pipeline import bubble
-from lit_llm.plan.plan import ASSUMED_MFU, Plan
+from lit_llm.plan.plan import Plan, planned_mfu
 from lit_llm.plan.rank_traffic import communicated_bytes
 from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.schedule import sparkline
@@ -242,17 +242,24 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
         ("FLOPs per token", per_token),
         ("FLOPs", f"{flops.total * settings.tokens_per_step:.4g} per step, {flops.total * settings.tokens:.4g} in total"),
     ]
-    if times.step is None or plan.run_seconds is None or plan.peak_tflops is None:
+    carried = plan.options.carried
+    if carried is not None:
+        rows.append(("measured", carried.sentence(plan.hardware)))
+    if times.step is None or plan.run_seconds is None:
         rows.append(
             ("time", f"unknown: no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures it)")
         )
         return rows
-    mfu = plan.options.mfu or ASSUMED_MFU
+    mfu = planned_mfu(settings, plan.hardware, plan.options)
     again = f", {times.recomputation:.2f} x for recomputation" if times.recomputation > 1.001 else ""
     hours = plan.run_seconds * settings.layout.devices / 3600
     speed = ", assuming the speed of the final batch throughout" if settings.ramp else ""
+    origin = plan.options.mfu_origin if carried is None else carried.origin(plan.options.mfu_origin, plan.hardware)
+    reached = "as measured, for the work of this step; the dense peak is unknown"
+    if plan.peak_tflops is not None:
+        reached = f"MFU {percent(mfu)} ({origin}) of {plan.peak_tflops:g} TFLOP/s dense"
     rows += [
-        ("speed", f"MFU {percent(mfu)} ({plan.options.mfu_origin}) of {plan.peak_tflops:g} TFLOP/s dense{again}"),
+        ("speed", f"{reached}{again}"),
         ("step", f"{duration(times.step)}, {two_digits(settings.tokens_per_step / times.step)} tokens/s"),
         ("run", f"about {duration(plan.run_seconds)} on {devices(plan)} = {two_digits(hours)} device-hours{speed}"),
     ]

@@ -53,6 +53,10 @@ class Speeds:
         return sum(rate * amount for rate, amount in zip(self.seconds_per_unit, work, strict=True))
 
 
+CPU = Speeds((1.06e-11, 7.4e-12, 2.27e-10, 6.8e-9, 5.2e-11, 0.0))
+"""Of one core, fitted to the ten configurations that are timed in docs/plan.md. On another CPU, only ratios mean something."""
+
+
 def fit_speeds(works: Sequence[Sequence[float]], seconds: Sequence[float]) -> Speeds:
     """Fit non-negative speeds by least squares of the relative error, trying every subset of non-zero speeds.
 

@@ -22,6 +22,7 @@ from lit_llm import callbacks
 from lit_llm.disk import delete, is_disk_error, naming
 from lit_llm.errors import UserError, is_user_error, report
 from lit_llm.hf.tokenizer_files import COMPANIONS
+from lit_llm.plan.run_record import PLAN
 from lit_llm.ranks import is_rank_zero
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
@@ -221,7 +222,7 @@ class _Owner(Callback):
         self.lock.check()
 
 
-_WRITTEN = {CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml"}
+_WRITTEN = {CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml", PLAN}
 """What a launch writes into a run folder before the first step, beside TensorBoard's event file."""
 
 

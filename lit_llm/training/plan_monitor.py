@@ -1,7 +1,12 @@
-"""Compares the plan of a run with measurements during `fit`."""
+"""Compares the plan of a run with measurements during `fit`, and writes both into the run folder."""
 
 from __future__ import annotations
 
+import platform
+import statistics
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,37 +15,50 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lit_llm._lightning import ddp_option
+from lit_llm.callbacks import Throughput
 from lit_llm.callbacks._lightning import accumulates
+from lit_llm.checkpoint.manifest import versions
 from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.disk import write_text
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError
+from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import custom_config
-from lit_llm.plan.memory import Layout, memory_per_rank
+from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.measure import this_machine
+from lit_llm.plan.memory import Layout
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.plan import ASSUMED_MFU
-from lit_llm.plan.settings import canonical_precision
+from lit_llm.plan.parameters import total_parameters
+from lit_llm.plan.plan import Options, peak_memory, planned_mfu, step_times
+from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
+from lit_llm.plan.settings import DataFacts, RunSettings, canonical_precision
+from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.language_model import LanguageModel
 
 
 class PlanMonitor(Callback):
-    """Predicts peak memory when training starts, logs it, and reports once how the measurement differs.
+    """Predicts peak memory and speed when training starts, logs them, and writes them beside the measurements into plan.json.
 
-    The measurement is the peak of CUDA's allocator on this rank. On a CPU, only the process's resident memory is known
+    The memory measured is the peak of CUDA's allocator on this rank. On a CPU, only the process's resident memory is known
     (`memory/peak_gb`). It includes libraries, buffers and freed pages, and was 0.98 to 1.94 times the tensors' peak in six
-    runs, so it is not compared. Runs that the planner does not support (torch.compile, float8, other strategies) get no
-    prediction.
+    runs, so it is not compared. The speed measured is the median of `throughput/tokens_per_second`. Runs that the planner does
+    not support get no prediction and no plan.json.
 
     Logs at logged steps from the second step on: `plan/peak_gb` (predicted); on CUDA `plan/memory_ratio` (measured /
     predicted); `plan/mfu_ratio` (`throughput/mfu` / planned MFU), if `throughput/mfu` is logged. Warns if the first ratio is
     beyond `tolerance`.
 
+    plan.json has one entry for each launch. Of earlier launches, those that measured a speed stay. It is written when
+    training starts and ends, and with each checkpoint. An error of the disk does not end the run.
+
     Contract:
-        on_train_start: predicts.
+        on_train_start: predicts; rank 0 writes plan.json if the folder has a config.yaml.
         on_train_batch_end: writes the row, without a device synchronisation.
+        on_save_checkpoint, on_train_end: rank 0 writes plan.json.
         State: none.
 
     Args:
-        mfu: the planned MFU (`plan --mfu`). None: 0.4, an assumption.
+        mfu: the planned MFU (`plan --mfu`). None: as `plan` assumes it.
         tolerance: relative difference that causes a warning.
 
     Raises:
@@ -53,33 +71,123 @@ class PlanMonitor(Callback):
         if not tolerance > 0:
             raise UserError(f"tolerance is {tolerance}, but must be above 0 (--plan.tolerance).")
         self.mfu, self.tolerance = mfu, tolerance
+        self._forget()
+
+    def _forget(self) -> None:
         self.predicted_bytes: int | None = None
+        self.speeds: list[float] = []
+        """Tokens per second of each logged row, at the final batch size."""
+        self._planned_mfu = 0.0
         self._reported: set[str] = set()
+        self._earlier: list[dict[str, Any]] = []
+        self._launch: dict[str, Any] | None = None
+        self._final_batch_from = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.predicted_bytes, self._reported = None, set()
+        self._forget()
         try:
-            self.predicted_bytes = predicted_bytes(trainer, pl_module)
+            settings = settings_of_trainer(trainer, pl_module)
         except UserError as reason:
-            rank_zero_info(f"plan: peak memory is not predicted for this run ({reason}).")
+            rank_zero_info(f"plan: neither memory nor speed is predicted for this run ({reason}).")
+            return
+        hardware = _hardware(trainer)
+        options = Options(mfu=self.mfu)
+        self._planned_mfu = planned_mfu(settings, hardware, options)
+        self._final_batch_from = settings.stages[-1][0]
+        if settings.float8:
+            rank_zero_info("plan: peak memory is not predicted with compute.float8.")
+        elif (memory := peak_memory(settings, cuda=hardware.is_gpu)).is_known:
+            self.predicted_bytes = memory.total
+        else:
+            rank_zero_info(f"plan: peak memory is not predicted for this run ({'; '.join(memory.notes)}).")
+        if not trainer.is_global_zero:
+            return
+        peak = hardware.peak_for(settings.precision, settings.matmul_precision, float8=settings.float8)
+        step = step_times(settings, hardware, options, peak).step
+        flops = flops_per_token(settings.model, settings.lora, settings.length).total
+        self._earlier = earlier_launches(Path(trainer.default_root_dir))
+        self._launch = {
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "first_step": trainer.global_step,
+            "versions": versions(),
+            "machine": {"platform": platform.platform(), "threads": torch.get_num_threads()},
+            "hardware": vars(hardware),
+            "settings": settings_values(settings),
+            "parameters": total_parameters(settings.model, settings.lora),
+            "flops_per_token": flops,
+            "flops_per_step": flops * settings.tokens_per_step,
+            "tokens_per_step": settings.tokens_per_step,
+            "peak_tflops": peak,
+            "predicted": {
+                "peak_bytes": self.predicted_bytes,
+                "step_seconds": step,
+                "tokens_per_second": settings.tokens_per_step / step if step else None,
+                "mfu": self._planned_mfu if peak else None,
+            },
+            "measured": {},
+        }
+        self._write(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if self.predicted_bytes is None or step < 2 or step % every or accumulates(trainer):
+        if step < 2 or step % every or accumulates(trainer):
             return
-        row = {"plan/peak_gb": self.predicted_bytes / 1e9}
-        device = trainer.strategy.root_device
-        if device.type == "cuda":
-            measured = torch.cuda.max_memory_allocated(device)
-            row["plan/memory_ratio"] = measured / self.predicted_bytes
-            self._compare("peak memory", "GB", self.predicted_bytes / 1e9, measured / 1e9, "")
+        row = {}
+        speed = trainer.callback_metrics.get("throughput/tokens_per_second")
+        if speed is not None and step - every >= self._final_batch_from:
+            self.speeds.append(float(speed))
+        if self.predicted_bytes is not None:
+            row["plan/peak_gb"] = self.predicted_bytes / 1e9
+            device = trainer.strategy.root_device
+            if device.type == "cuda":
+                measured = torch.cuda.max_memory_allocated(device)
+                row["plan/memory_ratio"] = measured / self.predicted_bytes
+                self._compare("peak memory", "GB", self.predicted_bytes / 1e9, measured / 1e9, "")
         mfu = trainer.callback_metrics.get("throughput/mfu")
-        if mfu is not None:
-            planned = self.mfu or ASSUMED_MFU
-            row["plan/mfu_ratio"] = float(mfu) / planned
-            self._compare("MFU", "", planned, float(mfu), " (assumed: set --plan.mfu)" if self.mfu is None else "")
-        for logger in trainer.loggers:
+        if mfu is not None and self._planned_mfu:
+            row["plan/mfu_ratio"] = float(mfu) / self._planned_mfu
+            origin = " (assumed: set --plan.mfu)" if self.mfu is None else ""
+            self._compare("MFU", "", self._planned_mfu, float(mfu), origin)
+        for logger in trainer.loggers if row else ():
             logger.log_metrics(row, step=step)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._write(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        """Write plan.json if this rank has something new for it."""
+        run_dir, launch = Path(trainer.default_root_dir), self._launch
+        if launch is None or not (run_dir / CONFIG).is_file():
+            return
+        if (launch.get("last_step"), launch["measured"].get("rows")) == (trainer.global_step, len(self.speeds)):
+            return
+        launch["last_step"], launch["measured"] = trainer.global_step, self._measured(trainer, launch)
+        try:
+            write_text(run_dir / PLAN, as_text([*self._earlier, launch]))
+        except OSError as error:
+            rank_zero_warn(f"plan: {run_dir / PLAN} cannot be written: {error.strerror}.")
+
+    def _measured(self, trainer: Trainer, launch: dict[str, Any]) -> dict[str, Any]:
+        """What this launch has measured so far."""
+        device, resident = trainer.strategy.root_device, trainer.callback_metrics.get("memory/peak_gb")
+        found: dict[str, Any] = {"rows": len(self.speeds)}
+        if device.type == "cuda":
+            found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+            found["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+        elif resident is not None:
+            found["resident_bytes"] = int(float(resident) * 1e9)
+        if self.speeds:
+            seconds = [launch["tokens_per_step"] / speed for speed in self.speeds]
+            found["step_seconds"] = statistics.median(seconds)
+            found["tokens_per_second"] = launch["tokens_per_step"] / found["step_seconds"]
+            found["lowest_step_seconds"], found["highest_step_seconds"] = min(seconds), max(seconds)
+            if launch["peak_tflops"]:
+                reached = found["tokens_per_second"] * launch["flops_per_token"]
+                found["mfu"] = reached / (trainer.world_size * launch["peak_tflops"] * 1e12)
+        return found
 
     def _compare(self, what: str, unit: str, predicted: float, measured: float, origin: str) -> None:
         """Report once how a measurement differs from the plan, as a warning beyond `tolerance`."""
@@ -94,8 +202,16 @@ class PlanMonitor(Callback):
             rank_zero_info(text)
 
 
-def predicted_bytes(trainer: Trainer, module: LightningModule) -> int:
-    """The planner's peak memory of this rank, for the run that is about to start.
+def _hardware(trainer: Trainer) -> Hardware:
+    """The device of this rank. `--throughput.peak_tflops` replaces the peaks of the hardware table."""
+    found = this_machine(measure=False, device=trainer.strategy.root_device)
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    given = next((each.peak_tflops for each in callbacks if isinstance(each, Throughput)), None)
+    return found if given is None else replace(found, peak_tflops=dict.fromkeys(found.peak_tflops, given))
+
+
+def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSettings:
+    """The run that is about to start, in the planner's numbers.
 
     Raises:
         UserError: if the planner does not support the module, the data or the strategy.
@@ -105,35 +221,35 @@ def predicted_bytes(trainer: Trainer, module: LightningModule) -> int:
         if not isinstance(part, supported):
             raise UserError(f"the planner supports {supported.__name__}, not {type(part).__name__}")
     assert isinstance(module, LanguageModel)
-    compute = module.compute_config
-    if compute.compile or compute.float8:
-        raise UserError("the planner does not support compute.compile or compute.float8")
-    layout = layout_of_trainer(trainer)
+    compute, loss = module.compute_config, module.loss_config
+    assert data.block_size is not None
     group = trainer.optimizers[0].param_groups
-    fused = all(g.get("fused") for g in group)
-    sequences = data.micro_batch_size or data.global_batch_size // layout.data_parallel
-    memory = memory_per_rank(
+    ramp = () if data.ramp is None else tuple((stage.step, stage.size // data.block_size) for stage in data.ramp.stages)
+    return RunSettings(
         custom_config(module.config, module.architecture),
-        sequences=sequences,
-        length=data.block_size,
-        accumulation=trainer.accumulate_grad_batches,
-        precision=canonical_precision(trainer.precision),
-        optimizer=Optimizer(
+        Optimizer(
             type(trainer.optimizers[0]).__name__,
             momentum=bool(group[0].get("momentum")),
-            fused=fused,
+            fused=all(g.get("fused") for g in group),
             ns_dtype=next((g["ns_dtype"] for g in group if "ns_dtype" in g), "auto"),
         ),
-        layout=layout,
-        chunk_size=module.loss_config.chunk_size,
-        z_loss=bool(module.loss_config.z_loss),
+        steps=trainer.max_steps,
+        global_batch=data.global_batch_size,
+        micro_batch=data.micro_batch_size,
+        precision=canonical_precision(trainer.precision),
+        matmul_precision=compute.matmul_precision,
+        float8=bool(compute.float8),
+        compile=bool(compute.compile),
+        layout=layout_of_trainer(trainer),
+        chunk_size=loss.chunk_size,
+        z_loss=bool(loss.z_loss),
         checkpointing=str(compute.activation_checkpointing),
-        cuda=trainer.strategy.root_device.type == "cuda",
+        data=DataFacts(data.train_tokens, data.val_tokens, "counted"),
+        ramp=ramp,
         lora=module.lora,
+        length=data.block_size,
+        attention=compute.attention,
     )
-    if not memory.is_known:
-        raise UserError("; ".join(memory.notes))
-    return memory.total
 
 
 def layout_of_trainer(trainer: Trainer) -> Layout:

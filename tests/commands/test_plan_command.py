@@ -1,6 +1,7 @@
 """`plan` as a user meets it: the recipes and flags of `fit`, its messages, and what it prints."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -338,3 +339,31 @@ def test_calibration_measures_what_it_predicted(folder, capsys, ns_dtype):
         assert found[name]["predicted"] / found[name]["measured"] == pytest.approx(1, abs=0.02), name
     assert found["step_seconds"]["predicted"] > 0 < found["step_seconds"]["measured"]
     assert len(found["seconds"]) == 5
+
+
+@pytest.mark.slow
+def test_a_run_is_planned_again_with_the_speed_that_it_measured(folder, capsys):
+    words = ["--config", "tiny.yaml", "--run_dir", "runs/x", "--optimizer", "AdamW", "--trainer.log_every_n_steps", "1"]
+    assert run(capsys, "fit", *words)[0] == 0
+    assert run(capsys, "fit", "--run", "runs/x", "--resume", "auto", "--trainer.max_steps", "14")[0] == 0
+    launches = json.loads(Path("runs/x/plan.json").read_text())["launches"]
+    assert [(each["first_step"], each["last_step"]) for each in launches] == [(0, 8), (8, 14)]
+    measured = launches[-1]["measured"]
+    assert 0 < measured["lowest_step_seconds"] <= measured["step_seconds"] <= measured["highest_step_seconds"]
+
+    def planned(*more):
+        code, out, err = run(capsys, "plan", "--from_run", "runs/x", "--json", *more)
+        assert code == 0, err
+        return json.loads(out), err
+
+    same, err = planned()
+    assert same["time"]["step_seconds"] == pytest.approx(measured["step_seconds"], rel=1e-9)
+    assert "other settings" not in err and same["batch"]["steps"] == 14
+    deeper, err = planned("--model.n_layer", "3")
+    grown = deeper["compute"]["flops_per_step"] / same["compute"]["flops_per_step"]
+    assert 1 < deeper["time"]["step_seconds"] / measured["step_seconds"] < grown
+    assert "other settings: model.n_layer 2 → 3" in err
+    gpus, _ = planned("--hardware", "h100-sxm", "--devices", "2", "--trainer.strategy", "ddp")
+    assert "Not carried to h100-sxm" in gpus["compute"]["from_run"] and gpus["layout"]["devices"] == 2
+    shutil.rmtree("runs/x")
+    assert run(capsys, "plan", "--from_run", "runs/x")[2].count("\n") == 1

@@ -1,19 +1,22 @@
 """While training, the planned peak is logged beside the measured one, and a difference is reported once."""
 
+import json
 from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy
 
+from lit_llm.callbacks import Throughput
 from lit_llm.data import TextFiles
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
 from lit_llm.plan import Optimizer, memory_per_rank
+from lit_llm.plan.run_record import measured_run
 from lit_llm.training import plan_monitor
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.plan_monitor import PlanMonitor, layout_of_trainer
@@ -38,14 +41,15 @@ class Rows(Logger):
 CONFIG = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "window": 24}  # sequences have 16 tokens
 
 
-def fit(watch: PlanMonitor, module: LanguageModel, tmp_path, steps: int = 4) -> Rows:
+def fit(watch: PlanMonitor, module: LanguageModel, tmp_path, steps: int = 4, more: tuple[Callback, ...] = ()) -> Rows:
     logger = Rows()
     (tmp_path / "text.txt").write_text("a line of text, and another one\n" * 200)
     text, cache = str(tmp_path / "text.txt"), str(tmp_path / "cache")
     data = TextFiles(paths=text, cache_dir=cache, micro_batch_size=2, global_batch_size=4, block_size=16)
     trainer = Trainer(
         max_steps=steps,
-        callbacks=[watch],
+        callbacks=[*more, watch],
+        default_root_dir=tmp_path,
         accelerator="cpu",
         logger=logger,
         enable_checkpointing=False,
@@ -79,6 +83,33 @@ def test_the_planned_peak_is_that_of_the_run_and_in_every_row_from_the_second_st
         4: expected / 1e9,
     }
     assert not any("plan/memory_ratio" in row for row in rows.values()), "resident memory is not compared"
+
+
+def test_the_run_folder_gets_one_entry_for_each_launch_that_measured_its_speed(tmp_path):
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "plan.json").write_text('{"cut')
+    path, module = tmp_path / "plan.json", LanguageModel(GPTConfig(**CONFIG), partial(torch.optim.AdamW, fused=True))
+    fit(PlanMonitor(), module, tmp_path, more=(Throughput(),))
+    first = json.loads(path.read_text())["launches"][0]
+    assert (first["first_step"], first["last_step"], first["measured"]["rows"]) == (0, 4, 2)
+    assert first["parameters"] == sum(p.numel() for p in module.parameters())
+    assert first["measured"]["step_seconds"] * first["measured"]["tokens_per_second"] == pytest.approx(4 * 16)
+    fit(PlanMonitor(), module, tmp_path)  # without Throughput, nothing is measured
+    fit(PlanMonitor(), module, tmp_path, more=(Throughput(),))
+    assert [each["measured"]["rows"] for each in json.loads(path.read_text())["launches"]] == [2, 2]
+    settings = measured_run(tmp_path).settings
+    assert (settings.model, settings.accumulation, settings.sequence_length) == (module.config, 2, 16)
+    assert settings.optimizer == Optimizer("AdamW", fused=True)
+
+
+def test_a_disk_that_refuses_does_not_end_the_run_and_other_folders_stay_as_they_are(tmp_path):
+    module = LanguageModel(GPTConfig(**CONFIG), torch.optim.AdamW)
+    fit(PlanMonitor(), module, tmp_path, steps=1)
+    assert not (tmp_path / "plan.json").exists(), "not a run folder"
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / ".plan.json.partial").mkdir()
+    with pytest.warns(UserWarning, match=r"plan\.json cannot be written: Is a directory"):
+        fit(PlanMonitor(), module, tmp_path, steps=1)
 
 
 def test_muon_is_planned_by_its_class(tmp_path):
@@ -129,7 +160,7 @@ def test_a_foreign_module_gets_no_prediction_and_a_bug_keeps_its_traceback(tmp_p
     def broken(*args, **kwargs):
         raise AttributeError("a bug")
 
-    monkeypatch.setattr(plan_monitor, "memory_per_rank", broken)
+    monkeypatch.setattr(plan_monitor, "peak_memory", broken)
     with pytest.raises(AttributeError, match="a bug"):
         fit(watch, LanguageModel(GPTConfig(**CONFIG), MuonAdamW), tmp_path, steps=1)
 

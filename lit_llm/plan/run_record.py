@@ -1,0 +1,142 @@
+"""plan.json of a run folder: what was planned and what was measured, one entry for each launch."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lit_llm.errors import UserError
+from lit_llm.models.config import GPTConfig
+from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.memory import Layout, PipelineLayout
+from lit_llm.plan.optimizer import Optimizer
+from lit_llm.plan.settings import DataFacts, RunSettings, Schedule
+from lit_llm.runs.run_folder import CONFIG
+
+PLAN = "plan.json"
+_FORMAT = 1
+_KEPT = 50
+"""Launches that a file keeps, the newest."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """The newest launch of a run that measured its speed."""
+
+    run: Path
+    settings: RunSettings
+    hardware: Hardware
+    step_seconds: float
+    rows: int
+
+
+def as_text(launches: list[dict[str, Any]]) -> str:
+    """The content of plan.json."""
+    return json.dumps({"format": _FORMAT, "launches": launches}, indent=2, default=str) + "\n"
+
+
+def earlier_launches(run_dir: Path) -> list[dict[str, Any]]:
+    """The launches in plan.json that measured something. A file that cannot be read has none."""
+    try:
+        launches = _launches(run_dir)
+    except UserError:
+        return []
+    return [launch for launch in launches if launch["measured"].get("step_seconds")][-_KEPT + 1 :]
+
+
+def measured_run(run: Path) -> MeasuredRun:
+    """What a run measured.
+
+    Raises:
+        UserError: There is no such run, or its plan.json is missing, damaged, or without a measured step.
+    """
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{run} is not a run folder: it has no {CONFIG} (--from_run)")
+    if not (run / PLAN).is_file():
+        raise UserError(
+            f"{run} has no {PLAN}: it ran with an older version or with --plan null, or the planner does not support it; "
+            "train it again for a few logged steps (--from_run)"
+        )
+    launches = _launches(run)
+    found = next((each for each in reversed(launches) if each["measured"].get("step_seconds") is not None), None)
+    if found is None:
+        raise UserError(
+            f"{run} has measured no step: it needs two logged steps with --throughput; train it longer, or set "
+            "--trainer.log_every_n_steps lower (--from_run)"
+        )
+    try:
+        seconds, rows = float(found["measured"]["step_seconds"]), int(found["measured"]["rows"])
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ValueError
+        hardware = dict(found["hardware"])
+        price = hardware.pop("price_usd_hour")
+        return MeasuredRun(
+            run,
+            _settings(found["settings"]),
+            Hardware(**hardware, price_usd_hour=None if price is None else (price[0], price[1])),
+            seconds,
+            rows,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        raise UserError(
+            f"{run / PLAN} cannot be used: it was edited, or written by another version; train the run again for a few logged "
+            "steps (--from_run)"
+        ) from None
+
+
+def _launches(run_dir: Path) -> list[dict[str, Any]]:
+    """All launches in plan.json.
+
+    Raises:
+        UserError: It is missing, or not what `as_text` writes.
+    """
+    path = run_dir / PLAN
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror} (--from_run)") from None
+    except (ValueError, RecursionError):
+        raise UserError(
+            f"{path} is damaged: it is not JSON; train the run again for a few logged steps, or restore the file (--from_run)"
+        ) from None
+    launches = content.get("launches") if isinstance(content, dict) and content.get("format") == _FORMAT else None
+    if not isinstance(launches, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("measured"), dict) for each in launches
+    ):
+        raise UserError(f"{path} is not of format {_FORMAT}: train the run again for a few logged steps (--from_run)")
+    return launches
+
+
+def settings_values(settings: RunSettings) -> dict[str, Any]:
+    """Settings as JSON takes them, without the size of the data."""
+    return asdict(replace(settings, data=DataFacts(bytes_per_token=settings.data.bytes_per_token)))
+
+
+def _settings(values: dict[str, Any]) -> RunSettings:
+    """What `settings_values` wrote."""
+    layout = values["layout"]
+    lora = values["lora"]
+    if lora is not None:
+        from lit_llm.models.lora import LoRAConfig  # imports torch
+
+        lora = LoRAConfig(**lora)
+    model: dict[str, Any] = values["model"]
+    architecture = model.get("architecture")
+    if architecture is not None:
+        from lit_llm.models.custom import Architecture  # imports torch
+
+        model = {**model, "architecture": Architecture(**architecture)}
+    parts = {
+        "model": GPTConfig(**model) if architecture is None else CustomConfig(**model),
+        "optimizer": Optimizer(**values["optimizer"]),
+        "layout": Layout(**{**layout, "auto": tuple(layout["auto"]), "pipeline": PipelineLayout(*layout["pipeline"])}),
+        "schedule": Schedule(**values["schedule"]),
+        "data": DataFacts(bytes_per_token=values["data"]["bytes_per_token"]),
+        "ramp": tuple((first, size) for first, size in values["ramp"]),
+        "lora": lora,
+    }
+    return RunSettings(**{**values, **parts})
