@@ -160,6 +160,9 @@ def _micro_batch(key: Key) -> MicroBatch:
     forward, backward = (
         [_change(segment, stays, step.narrow_weights) for segment in part] for part in (body.forward, body.backward)
     )
+    if step.stages:  # the loss's gradient of a tied matrix is on another rank
+        embedding = [event for event in body.backward[-1] if event[0] != KINDS.index("loss head")]
+        backward[-1] = _change(embedding, stays, step.narrow_weights)
     gathered = _gathered_keys(step)
     blocks = [_with_activations(forward[1 + i], gathered, step.context) for i in kinds]
     backward_blocks = [_with_activations(backward[-2 - i], -gathered, step.context) for i in kinds]

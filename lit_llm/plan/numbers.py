@@ -21,6 +21,8 @@ def two_digits(number: float, *, whole: bool = False) -> str:
 
 def money(usd: float) -> str:
     """For example "$0.75", "$8,900", "$130k", "$1.2M"."""
+    if usd < 0.01:
+        return "less than $0.01"
     for limit, factor, unit in ((1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if usd >= limit * 0.995:
             return f"${two_digits(usd / factor)}{unit}"

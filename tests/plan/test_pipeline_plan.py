@@ -1,6 +1,7 @@
 """Plans of pipelines and of ranks that share sequences."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,13 @@ def test_memory_of_a_pipeline_grows_with_what_is_in_flight():
     # GPipe holds each further micro-batch: activations, ids, and torch's two buffers of 4 · 64 · 64 fp32 values.
     more = total("gpipe", 17).total - total("gpipe", 16).total
     assert more == total("gpipe", 18).total - total("gpipe", 17).total > 4 * 64 * 64 * 4 * 2
+
+
+def test_the_first_rank_of_a_tied_pipeline_has_nothing_of_the_loss():
+    tied = replace(MODEL, tie_embeddings=True)
+    layout = Layout("mesh", pipeline=PipelineLayout(2, "interleaved1f1b"))
+    memory = memory_per_rank(tied, sequences=4, accumulation=8, optimizer=ADAMW, layout=layout)  # most is on rank 0
+    assert memory.moment == "backward" and "loss head" not in memory.parts and min(memory.parts.values()) > 0
 
 
 def settings(layout, **changes):

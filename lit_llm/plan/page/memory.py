@@ -25,7 +25,10 @@ def timeline(memory: Memory) -> list[Operation]:
     found, moments = [], iter(memory.moments)
     for step in memory.steps:
         made = micro_batch(replace(step, timeline=True))
-        beside = {phase: Counter(next(moments)[1]) for phase in made.peaks}
+        of_phases = {phase: next(moments)[1] for phase in made.peaks}
+        if not made.timeline:  # a custom model that cannot be traced
+            found += [Operation(phase, parts, 0) for phase, parts in of_phases.items()]
+        beside = {phase: Counter(parts) for phase, parts in of_phases.items()}
         for phase, peak in made.peaks.items():
             beside[phase].subtract(peak)
         for operation in made.timeline:
@@ -70,7 +73,8 @@ def memory_figure(plan: Plan) -> str:
     shapes.append(html.text(at, high, f"peak {peak / factor:.3g} {unit}", anchor=html.anchor(at), kind="strong", dy=-7))
     picture = html.plot(f"Memory of a step, peak {size(peak)}", 260, shapes, below=42)
     shown = html.legend(
-        (color, f"{name} {memory.parts.get(name, 0) / factor:.3g} {unit}") for color, name in zip(colors, names, strict=True)
+        (color, f"{name} {round(memory.parts.get(name, 0) / factor, 3):.3g} {unit}")
+        for color, name in zip(colors, names, strict=True)
     )
     header = ["bytes at the peak of", *names, "total"]
     rows = [[_named(i, memory), *_cells(parts, names)] for i, (_, parts) in enumerate(memory.moments)]
