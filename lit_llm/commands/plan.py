@@ -40,7 +40,12 @@ def _own_flags() -> OwnFlags:
     add("--hardware", metavar="NAME", help="a name of the table in lit_llm/plan/hardware.yaml, a YAML file with the "
         "same keys, or auto: measure this machine. Default: this machine, unmeasured.")  # fmt: skip
     add("--devices", type=int, metavar="N", help="devices in all. Default: the recipe's trainer.devices x num_nodes.")
-    add("--mfu", type=float, metavar="F", help="useful FLOP/s over the dense peak. Default: 0.4, an assumption.")
+    add(
+        "--mfu",
+        type=float,
+        metavar="F",
+        help="useful FLOP/s over the dense peak while computing. Default: fitted to published runs.",
+    )
     add("--price", type=float, metavar="USD", help="per device-hour. Default: the table's range.")
     add("--mtbf_hours", type=float, metavar="H", help="between failures of the whole run. Default: 50,000 / devices.")
     add(
@@ -172,7 +177,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     settings = planned.settings()
     options = Options(
         mfu=own.mfu,
-        mfu_origin="assumed" if own.mfu is None else "given",
+        mfu_origin="given",
         price_usd_hour=own.price,
         mtbf_hours=own.mtbf_hours,
         save_gbps=own.save_gbps,

@@ -99,7 +99,7 @@ def carried(source: MeasuredRun) -> Carried:
 
 
 def _peak(settings: RunSettings, hardware: Hardware) -> float | None:
-    return hardware.peak_for(settings.precision, settings.matmul_precision, float8=settings.float8)
+    return hardware.peak_for(settings.precision, settings.matmul_precision)
 
 
 def differences(measured: RunSettings, planned: RunSettings) -> list[str]:

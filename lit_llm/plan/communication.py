@@ -125,6 +125,30 @@ def exchange_seconds(size: float, ranks: int, links: Links, *, stride: int = 1) 
     return within + between + (ranks - 1) * LATENCY_SECONDS
 
 
-def exposed_seconds(communication_seconds: float, hideable_seconds: float) -> float:
-    """Communication that does not overlap with `hideable_seconds` of computation."""
-    return max(0.0, communication_seconds - hideable_seconds)
+@dataclass(frozen=True)
+class Exchange:
+    """Seconds of communication of a rank in a step, at full bandwidth.
+
+    Attributes:
+        waiting: in the middle of computation, which waits for it.
+        behind: computation continues: (seconds, times in a step, share of a micro-batch's computation that they may overlap).
+        after: after computation.
+    """
+
+    waiting: float = 0.0
+    behind: tuple[tuple[float, int, float], ...] = ()
+    after: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.waiting + sum(seconds * times for seconds, times, _ in self.behind) + self.after
+
+    def exposed(self, micro_batch_seconds: float, least: float, waiting: float) -> float:
+        """Seconds that computation waits.
+
+        Args:
+            least: the share of communication behind computation that is exposed, however long computation takes.
+            waiting: the share of `self.waiting`.
+        """
+        late = sum(max(least * s, s - share * micro_batch_seconds) * times for s, times, share in self.behind)
+        return self.waiting * waiting + late + self.after

@@ -49,14 +49,12 @@ class Hardware:
         """Whether its matrix units, if any, multiply in a Trainer precision: those before Ampere lack bf16."""
         return not precision.startswith("bf16") or self.compute_capability is None or self.compute_capability >= 8
 
-    def peak_for(self, precision: str, matmul_precision: str = "highest", *, float8: bool = False) -> float | None:
+    def peak_for(self, precision: str, matmul_precision: str = "highest") -> float | None:
         """Dense matrix-product peak in TFLOP/s under a Trainer precision, or None if unknown.
 
         Args:
             matmul_precision: torch's float32_matmul_precision. On a GPU, any value but "highest" runs fp32 products in tf32.
         """
-        if float8:
-            return self.peak_tflops["fp8"]
         if precision.startswith(("bf16", "16")):
             return self.peak_tflops["bf16"] if self.multiplies(precision) else None
         if precision == "32-true":

@@ -7,7 +7,7 @@ from typing import Any
 from lit_llm.plan import checkpoints, compute
 from lit_llm.plan.memory import BYTES
 from lit_llm.plan.pipeline import bubble
-from lit_llm.plan.plan import Plan, planned_mfu
+from lit_llm.plan.plan import Plan
 from lit_llm.plan.rank_traffic import communicated_bytes
 
 
@@ -97,8 +97,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "flops_per_step": plan.flops.total * settings.tokens_per_step,
             "flops_per_run": plan.flops.total * settings.tokens,
             "peak_tflops": plan.peak_tflops,
-            "mfu": planned_mfu(settings, plan.hardware, plan.options),
-            "mfu_origin": plan.options.mfu_origin,
+            "mfu": plan.mfu,
+            "mfu_origin": plan.mfu_origin,
             "from_run": None if plan.options.carried is None else plan.options.carried.sentence(plan.hardware),
         },
         "time": {

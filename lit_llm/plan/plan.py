@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lit_llm.errors import UserError
 from lit_llm.plan import checkpoints, communication, compute
 from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.efficiency import FITTED, UNFITTED_MFU, work_of
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.kept_whole import resolved
 from lit_llm.plan.memory import BYTES, Memory, memory_per_rank
@@ -31,8 +32,6 @@ from lit_llm.plan.settings import RunSettings
 if TYPE_CHECKING:
     from lit_llm.plan.carried import Carried
 
-ASSUMED_MFU = 0.4
-"""MFU where none was measured. Well-tuned runs of such models on A100 and H100 publish 36 to 50 %."""
 SAVE_GBPS = 0.65
 """Speed of writing a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/measurements.md)."""
 DEVICE_MTBF_HOURS = 50_000.0
@@ -48,7 +47,7 @@ class Options:
     """Assumptions of a plan that are not settings of the run.
 
     Attributes:
-        mfu: useful FLOP/s over the dense peak. None: ASSUMED_MFU.
+        mfu: useful FLOP/s over the dense peak while a rank computes, without recomputation. None: `planned_mfu`.
         mfu_origin: where `mfu` comes from ("given", "calibrated" …); printed next to it.
         price_usd_hour: price per device-hour. None: the range in the hardware table.
         mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
@@ -59,7 +58,7 @@ class Options:
     """
 
     mfu: float | None = None
-    mfu_origin: str = "assumed"
+    mfu_origin: str = "given"
     price_usd_hour: float | None = None
     mtbf_hours: float | None = None
     save_gbps: float = SAVE_GBPS
@@ -73,10 +72,10 @@ class Times:
     """Seconds of one optimizer step on one rank. None where the figures of the hardware are unknown.
 
     Attributes:
-        compute: FLOPs at the MFU, including recomputation.
+        compute: with recomputation and the optimizer.
         memory: memory traffic at full bandwidth.
         communication: all communication, overlapped or not.
-        exposed: communication that does not overlap with computation.
+        exposed: communication that computation waits for.
         data: reading the tokens.
         step: compute plus exposed communication, lengthened by the pipeline bubble and the slowest rank.
         recomputation: executed FLOPs over those without activation checkpointing.
@@ -135,6 +134,21 @@ class Plan:
         devices = self.settings.layout.devices
         low, high = (compute.cost_usd(self.run_seconds, devices, usd) for usd in low_high)
         return low, high
+
+    @property
+    def mfu(self) -> float | None:
+        """Useful FLOP/s of a step over the dense peak, as `throughput/mfu` measures it."""
+        if self.times.step is None or self.peak_tflops is None:
+            return None
+        flops = self.flops.total * self.settings.tokens_per_step
+        return flops / (self.times.step * self.settings.layout.devices * self.peak_tflops * 1e12)
+
+    @property
+    def mfu_origin(self) -> str:
+        """How the planner knows the speed."""
+        if self.options.mfu is not None:
+            return self.options.mfu_origin
+        return "assumed" if _fitted_mfu(self.settings, self.hardware) is None else "fitted to published runs"
 
     @property
     def efficiency(self) -> float | None:
@@ -213,7 +227,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     fits = None if capacity is None else memory.needed <= capacity
     if fits and not memory.is_known:
         fits = None
-    peak = hardware.peak_for(settings.precision, settings.matmul_precision, float8=settings.float8)
+    peak = hardware.peak_for(settings.precision, settings.matmul_precision)
     schedule = settings.schedule
     return Plan(
         settings,
@@ -351,37 +365,61 @@ def next_steps(
 
 
 def planned_mfu(settings: RunSettings, hardware: Hardware, options: Options) -> float:
-    """Useful FLOP/s over the dense peak."""
-    mfu = options.mfu or ASSUMED_MFU
+    """Useful FLOP/s over the dense peak while a rank computes, without recomputation and communication.
+
+    Of a GPU from speeds fitted to published runs (`efficiency`), of other hardware UNFITTED_MFU. A measured run corrects it.
+    """
+    mfu = options.mfu or _fitted_mfu(settings, hardware) or UNFITTED_MFU
     return mfu if options.carried is None else options.carried.mfu(mfu, hardware)
+
+
+def _fitted_mfu(settings: RunSettings, hardware: Hardware) -> float | None:
+    work, peak = work_of(settings, hardware), hardware.peak_for(settings.precision, settings.matmul_precision)
+    if work is None or peak is None or not work.matmul:
+        return None
+    return _useful_flops(settings) * _recomputation(settings, hardware) / (work.seconds() * peak * 1e12)
+
+
+def _useful_flops(settings: RunSettings) -> float:
+    """Of a rank and a step."""
+    layout = settings.layout
+    tokens = settings.sequences * settings.sequence_length * settings.accumulation  # of the ranks that share samples
+    flops = compute.flops_per_token(settings.model, settings.lora, settings.length).total * tokens
+    return flops / (layout.tensor_parallel * layout.context * layout.pipeline.ranks)
+
+
+def _recomputation(settings: RunSettings, hardware: Hardware) -> float:
+    """Executed FLOPs over those without activation checkpointing."""
+    executed, plain = (
+        micro_batch(run.step(cuda=hardware.is_gpu)).flops for run in (settings, replace(settings, checkpointing="none"))
+    )
+    return executed / plain if plain else 1.0  # unknown of some custom models
 
 
 def step_times(settings: RunSettings, hardware: Hardware, options: Options, peak_tflops: float | None) -> Times:
     """Seconds per step by cause.
 
-    Overlap: DDP communicates during the last backward pass, FSDP during all computation, tensor parallelism during none.
+    Overlap: DDP communicates during the last backward pass, FSDP during all computation. A share of that, and of other
+    communication, computation waits for (`efficiency.Constants`).
     """
-    model, layout = settings.model, settings.layout
-    weight_bytes, compute_bytes = BYTES[settings.precision]
-    tokens = settings.sequences * settings.sequence_length * settings.accumulation  # of the ranks that share samples
-    flops = compute.flops_per_token(model, settings.lora, settings.length).total * tokens
-    flops /= layout.tensor_parallel * layout.context * layout.pipeline.ranks
-    executed, plain = (
-        micro_batch(run.step(cuda=hardware.is_gpu)).flops for run in (settings, replace(settings, checkpointing="none"))
-    )
-    again = executed / plain if plain else 1.0  # unknown of some custom models
+    layout, again = settings.layout, _recomputation(settings, hardware)
     computing = None if options.carried is None else options.carried.computing(settings, hardware)
     if computing is None and peak_tflops is not None:
-        computing = compute.seconds_at_mfu(flops, peak_tflops, planned_mfu(settings, hardware, options)) * again
+        mfu = planned_mfu(settings, hardware, options)
+        computing = compute.seconds_at_mfu(_useful_flops(settings), peak_tflops, mfu) * again
     moving = None
     if hardware.memory_gbps is not None:
         moving = _traffic_bytes(settings, hardware) / (hardware.memory_gbps * 1e9)
-    communicating, exposed = _communication(settings, hardware, computing, weight_bytes, compute_bytes)
+    exchange = exchange_of(settings, hardware)
+    tokens = settings.sequences * settings.sequence_length * settings.accumulation
     reading = tokens * settings.data.bytes_per_token / (DISK_GBPS * 1e9)
-    step = None
+    step, exposed = None, 0.0
+    if exchange is not None:
+        micro_batch_seconds = math.inf if computing is None else computing / settings.accumulation
+        exposed = exchange.exposed(micro_batch_seconds, FITTED.exposed, FITTED.waiting)
     if computing is not None:
         step = (computing + exposed) / (1 - bubble(layout.pipeline, settings.accumulation)) * options.slowest_rank
-    return Times(computing, moving, communicating, exposed, reading, step, again)
+    return Times(computing, moving, None if exchange is None else exchange.total, exposed, reading, step, again)
 
 
 def _traffic_bytes(settings: RunSettings, hardware: Hardware) -> float:
@@ -397,50 +435,42 @@ def _traffic_bytes(settings: RunSettings, hardware: Hardware) -> float:
     return written * WRITES_AND_READS * settings.accumulation + 5 * weights / layout.divisor("optimizer") + 2 * state
 
 
-def _communication(
-    settings: RunSettings, hardware: Hardware, computing: float | None, weight_bytes: int, compute_bytes: int
-) -> tuple[float | None, float]:
-    """(seconds of all communication per step, seconds that do not overlap with computation).
-
-    With a pipeline, of the rank that sends most.
-    """
+def exchange_of(settings: RunSettings, hardware: Hardware) -> communication.Exchange | None:
+    """The communication of a step; with a pipeline, of the rank that sends most. None: the bandwidth is unknown."""
     layout = settings.layout
     if layout.devices == 1:
-        return 0.0, 0.0
+        return communication.Exchange()
     if hardware.node_gbps is None or hardware.network_gbps is None:
-        return None, 0.0
+        return None
     links = communication.Links(hardware.node_gbps, hardware.network_gbps, hardware.devices_per_node)
+    weight_bytes, compute_bytes = BYTES[settings.precision]
     accumulation, tp = settings.accumulation, layout.tensor_parallel
     of_pipeline = range(layout.pipeline.ranks)
     rank = max(of_pipeline, key=lambda each: sum(bytes_of_rank(settings, each, cuda=hardware.is_gpu).values()))
     local = weights_of_rank(settings, rank, tp)
     gradients, sharing = stored_bytes(local, weight_bytes, trainable=True), layout.divisor("parameters")
-    per_micro_batch = math.inf if computing is None else computing / accumulation
-    split, exposed = 0.0, 0.0
+    waiting = 0.0
     if tp > 1:
         sizes = tensor_parallel_sizes(settings, rank)
-        split = exposed = sum(communication.gather_seconds(size, tp, links) for size in sizes) * accumulation
-    within = sequence_bytes(settings, rank), stage_bytes(settings, rank)
+        waiting = sum(communication.gather_seconds(size, tp, links) for size in sizes) * accumulation
     # Attention waits for what ranks of a sequence exchange. A stage waits for what the stage before sends.
-    waiting = within[0] / (links.node_gbps * 1e9) + within[1] / (links.network_gbps * 1e9)
-    split, exposed = split + waiting, exposed + waiting
-    shared = 0.0
+    waiting += sequence_bytes(settings, rank) / (links.node_gbps * 1e9) + stage_bytes(settings, rank) / (
+        links.network_gbps * 1e9
+    )
+    behind = []
     if sharing > 1:
         whole = (*gathered_bytes(local, weight_bytes, compute_bytes), reduced_bytes(local))
         blocks, others, scatter = (communication.gather_seconds(size, sharing, links, stride=tp) for size in whole)
         each = (2 * blocks + others if layout.reshard else 0) + (0 if layout.reduce_once else scatter)
         once = (0 if layout.reshard else blocks + others) + (scatter if layout.reduce_once else 0)
-        shared = each * accumulation + once
-        exposed += communication.exposed_seconds(each, per_micro_batch) * accumulation
-        exposed += communication.exposed_seconds(once, per_micro_batch)
+        behind = [(each, accumulation, 1.0), (once, 1, 1.0)]
     if layout.replicate > 1 or layout.shards in ("optimizer", "gradients"):
         ranks = layout.replicate if layout.shards == "parameters" else layout.data_parallel
         stride = layout.data_parallel * layout.context // ranks * tp
         reduce = communication.all_reduce_seconds(gradients / layout.divisor("parameters"), ranks, links, stride=stride)
-        shared += reduce
-        exposed += communication.exposed_seconds(reduce, per_micro_batch * 2 / 3)
-    updates = _muon_seconds(settings, rank, links, cuda=hardware.is_gpu)  # nothing computes meanwhile
-    return split + shared + updates, exposed + updates
+        behind.append((reduce, 1, 2 / 3))
+    updates = _muon_seconds(settings, rank, links, cuda=hardware.is_gpu)
+    return communication.Exchange(waiting, tuple(behind), updates)
 
 
 def _muon_seconds(settings: RunSettings, rank: int, links: communication.Links, *, cuda: bool) -> float:

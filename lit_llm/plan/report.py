@@ -17,7 +17,7 @@ from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.memory import BYTES
 from lit_llm.plan.numbers import count, duration, money_range, percent, size, two_digits
 from lit_llm.plan.pipeline import bubble
-from lit_llm.plan.plan import Plan, planned_mfu
+from lit_llm.plan.plan import Plan
 from lit_llm.plan.rank_traffic import communicated_bytes
 from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.schedule import sparkline
@@ -250,14 +250,13 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
             ("time", f"unknown: no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures it)")
         )
         return rows
-    mfu = planned_mfu(settings, plan.hardware, plan.options)
     again = f", {times.recomputation:.2f} x for recomputation" if times.recomputation > 1.001 else ""
     hours = plan.run_seconds * settings.layout.devices / 3600
     speed = ", assuming the speed of the final batch throughout" if settings.ramp else ""
-    origin = plan.options.mfu_origin if carried is None else carried.origin(plan.options.mfu_origin, plan.hardware)
+    origin = plan.mfu_origin if carried is None else carried.origin(plan.mfu_origin, plan.hardware)
     reached = "as measured, for the work of this step; the dense peak is unknown"
-    if plan.peak_tflops is not None:
-        reached = f"MFU {percent(mfu)} ({origin}) of {plan.peak_tflops:g} TFLOP/s dense"
+    if plan.peak_tflops is not None and plan.mfu is not None:
+        reached = f"MFU {percent(plan.mfu)} ({origin}) of {plan.peak_tflops:g} TFLOP/s dense"
     rows += [
         ("speed", f"{reached}{again}"),
         ("step", f"{duration(times.step)}, {two_digits(settings.tokens_per_step / times.step)} tokens/s"),

@@ -29,7 +29,7 @@ from lit_llm.plan.measure import this_machine
 from lit_llm.plan.memory import Layout
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import total_parameters
-from lit_llm.plan.plan import Options, peak_memory, planned_mfu, step_times
+from lit_llm.plan.plan import Options, peak_memory, step_times
 from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
 from lit_llm.plan.settings import DataFacts, RunSettings, canonical_precision
 from lit_llm.runs.run_folder import CONFIG
@@ -92,7 +92,6 @@ class PlanMonitor(Callback):
             return
         hardware = _hardware(trainer)
         options = Options(mfu=self.mfu)
-        self._planned_mfu = planned_mfu(settings, hardware, options)
         self._final_batch_from = settings.stages[-1][0]
         if settings.float8:
             rank_zero_info("plan: peak memory is not predicted with compute.float8.")
@@ -100,11 +99,13 @@ class PlanMonitor(Callback):
             self.predicted_bytes = memory.total
         else:
             rank_zero_info(f"plan: peak memory is not predicted for this run ({'; '.join(memory.notes)}).")
-        if not trainer.is_global_zero:
-            return
-        peak = hardware.peak_for(settings.precision, settings.matmul_precision, float8=settings.float8)
+        peak = hardware.peak_for(settings.precision, settings.matmul_precision)
         step = step_times(settings, hardware, options, peak).step
         flops = flops_per_token(settings.model, settings.lora, settings.length).total
+        if peak and step:
+            self._planned_mfu = flops * settings.tokens_per_step / (step * settings.layout.devices * peak * 1e12)
+        if not trainer.is_global_zero:
+            return
         self._earlier = earlier_launches(Path(trainer.default_root_dir))
         self._launch = {
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -122,7 +123,7 @@ class PlanMonitor(Callback):
                 "peak_bytes": self.predicted_bytes,
                 "step_seconds": step,
                 "tokens_per_second": settings.tokens_per_step / step if step else None,
-                "mfu": self._planned_mfu if peak else None,
+                "mfu": self._planned_mfu or None,
             },
             "measured": {},
         }
@@ -146,7 +147,7 @@ class PlanMonitor(Callback):
         mfu = trainer.callback_metrics.get("throughput/mfu")
         if mfu is not None and self._planned_mfu:
             row["plan/mfu_ratio"] = float(mfu) / self._planned_mfu
-            origin = " (assumed: set --plan.mfu)" if self.mfu is None else ""
+            origin = " (set --plan.mfu)" if self.mfu is None else ""
             self._compare("MFU", "", self._planned_mfu, float(mfu), origin)
         for logger in trainer.loggers if row else ():
             logger.log_metrics(row, step=step)

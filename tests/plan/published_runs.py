@@ -34,7 +34,6 @@ class Run:
     memory_gib: float | None
     memory_kind: str | None
     async_tp: bool
-    fused_attention: bool
 
     def __str__(self) -> str:
         run = self.settings
@@ -70,6 +69,7 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
         layout=layout,
         chunk_size=8192 if row.get("loss") == "chunked" else None,
         checkpointing=row.get("checkpointing", "none"),
+        attention=row.get("attention", "auto"),
     )
     return Run(
         group,
@@ -81,7 +81,6 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
         row.get("memory_gib"),
         row.get("memory_kind"),
         row.get("async_tp", False),
-        row.get("fused_attention", True),
     )
 
 

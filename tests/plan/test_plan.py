@@ -11,7 +11,7 @@ from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.mixture import PlannedPhase, PlannedSource
 from lit_llm.plan.numbers import count, duration, money, money_range, percent, size, two_digits
-from lit_llm.plan.plan import ASSUMED_MFU, peak_memory
+from lit_llm.plan.plan import peak_memory, planned_mfu
 from lit_llm.plan.report import markdown, render, sections, table_rows
 from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.settings import canonical_precision, devices_of, from_recipe, layout_from_strategy
@@ -135,7 +135,11 @@ def test_time_is_flops_over_peak_and_mfu_and_money_is_time():
     step = flops_per_token(MODEL).total * 64 * 1024 / (0.5 * 989e12)
     assert plan.times.step == pytest.approx(step) and plan.run_seconds == pytest.approx(1000 * step)
     assert plan.usd == (pytest.approx(1000 * step / 3600 * 3),) * 2
-    assert make_plan(run(), find("h100-sxm")).times.step == pytest.approx(step * 0.5 / ASSUMED_MFU)
+    assert plan.mfu == pytest.approx(0.5) and plan.mfu_origin == "given"
+    mfu, fitted = planned_mfu(run(), find("h100-sxm"), Options()), make_plan(run(), find("h100-sxm"))
+    assert fitted.times.step == pytest.approx(step * 0.5 / mfu) and fitted.mfu_origin == "fitted to published runs"
+    processor = replace(find("cpu"), peak_tflops=dict.fromkeys(("bf16", "tf32", "fp32", "fp8"), 1.0), memory_gbps=10)
+    assert planned_mfu(run(), processor, Options()) == 0.4 and make_plan(run(), processor).mfu_origin == "assumed"
 
 
 def test_a_ramp_is_counted_by_its_tokens():
@@ -221,7 +225,7 @@ def test_devices_share_the_work_and_waiting_shows():
 
 
 def test_recomputation_costs_time_and_not_mfu():
-    plain, full = (make_plan(run(checkpointing=mode), find("h100-sxm")) for mode in ("none", "full"))
+    plain, full = (make_plan(run(checkpointing=mode), find("h100-sxm"), Options(mfu=0.5)) for mode in ("none", "full"))
     d, f, length = 768, 3072, 1024
     plain_flops = 6 * (12 * (4 * d * d + 2 * d * f) + 50304 * d) + 12 * 14 * d * length
     again = 12 * (2 * (4 * d * d + d * f) + 4 * d * length)  # all of a block but its last product
@@ -348,9 +352,9 @@ def test_the_cheapest_that_meets_the_limits_is_chosen():
     fast = sweep.cheapest(found, max_memory_gb=None, deadline_hours=hours * 1.01)
     assert fast.values["devices"] == "8"
     small = sweep.cheapest(found, max_memory_gb=4.0, deadline_hours=None)
-    assert small.plan.memory.total <= 4e9
+    assert small.plan.memory.needed <= 4e9
     assert sweep.cheapest(found, max_memory_gb=0.1, deadline_hours=None) is None
-    cheaper = [v for v in found if v.plan.memory.total <= 4e9 and v.plan.usd[0] < small.plan.usd[0] * 0.999]
+    cheaper = [v for v in found if v.plan.memory.needed <= 4e9 and v.plan.usd[0] < small.plan.usd[0] * 0.999]
     assert not cheaper
 
 

@@ -206,7 +206,11 @@ def test_a_stage_waits_while_the_pipeline_fills_and_drains():
 
 
 def test_communication_overlaps():
-    assert communication.exposed_seconds(3, 2) == 1 and communication.exposed_seconds(2, 3) == 0
+    # Twice 3 s behind 2 s of computation are 1 s late each, and behind 4 s a quarter of them is. Half of 5 s is waited for.
+    exchange = communication.Exchange(waiting=5, behind=((3, 2, 1.0),), after=7)
+    assert exchange.total == 18
+    assert exchange.exposed(2, least=0.25, waiting=0.5) == 2.5 + 2 * 1 + 7
+    assert exchange.exposed(4, least=0.25, waiting=0.5) == 2.5 + 2 * 0.75 + 7
 
 
 def test_the_slowest_rank_sets_the_time_of_a_step():

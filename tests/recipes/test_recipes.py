@@ -19,7 +19,7 @@ from lit_llm.commands.plan import split
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.plan import Plan, find, make_plan
-from lit_llm.plan.numbers import duration
+from lit_llm.plan.numbers import duration, percent
 from lit_llm.plan.smallest import smallest
 from lit_llm.runs.run_folder import default_run_dir
 
@@ -136,7 +136,7 @@ def test_the_header_says_what_plan_says(name, tmp_path, monkeypatch):
     assert cli.config.run_dir is None and f"--config {name}" in command
     assert f"{plan.memory.needed / 1e9:.{1 if plan.hardware.is_gpu else 2}f} GB" == facts["memory"] and plan.fits is not False
     if plan.run_seconds is not None:
-        assert facts["time"] == duration(plan.run_seconds) and "at an assumed MFU of 40 %" in text
+        assert facts["time"] == duration(plan.run_seconds) and f"at an MFU of {percent(plan.mfu)}" in text
 
 
 # -- ten steps --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,124 @@
+"""Predicted against published tokens per second, for each run of lit_llm/plan/published.yaml.
+
+    python benchmarks/published_speed.py          # with the constants of lit_llm/plan/efficiency.py
+    python benchmarks/published_speed.py --fit    # fits them again by least squares of the relative error, and prints them
+
+Each run is also predicted with constants fitted to all others, and to all runs of other sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lit_llm.plan.communication import Exchange
+from lit_llm.plan.efficiency import FITTED, Constants, Work, work_of
+from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.pipeline import bubble
+from lit_llm.plan.plan import exchange_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))
+from published_runs import Run, runs
+
+NAMES = tuple(asdict(FITTED))
+STIFFNESS = 0.03
+"""Weight of a constant's logarithm against the logarithm of a run's error: keeps constants that few runs determine."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What does not depend on the constants."""
+
+    run: Run
+    work: Work
+    exchange: Exchange
+
+    @classmethod
+    def of(cls, run: Run) -> Known:
+        settings = resolved(run.settings, run.hardware)
+        work, exchange = work_of(settings, run.hardware), exchange_of(settings, run.hardware)
+        assert work is not None and exchange is not None
+        return cls(run, work, exchange)
+
+    def ratio(self, constants: Constants) -> float:
+        """Predicted over published tokens per second. As `lit_llm.plan.plan.step_times`."""
+        settings = self.run.settings
+        computing, count = self.work.seconds(constants), settings.accumulation
+        exposed = self.exchange.exposed(computing / count, constants.exposed, constants.waiting)
+        step = (computing + exposed) / (1 - bubble(settings.layout.pipeline, count))
+        return settings.tokens_per_step / settings.layout.devices / step / self.run.tokens_per_second
+
+
+def fitted(known: Sequence[Known], start: Constants, iterations: int = 30) -> Constants:
+    """The constants with the least squares of the logarithm of `ratio`, by Levenberg and Marquardt's method."""
+    prior = np.log([getattr(start, name) for name in NAMES])
+
+    def errors(logs: np.ndarray) -> np.ndarray:
+        constants = constants_of(logs)
+        return np.array([np.log(each.ratio(constants)) for each in known] + list(STIFFNESS * (logs - prior)))
+
+    logs, damping = prior.copy(), 1e-2
+    error = errors(logs)
+    for _ in range(iterations):
+        steps = np.eye(len(NAMES)) * 1e-4
+        slopes = np.array([(errors(logs + step) - error) / 1e-4 for step in steps]).T
+        before = error @ error
+        while damping < 1e6:
+            matrix = slopes.T @ slopes + damping * np.eye(len(NAMES))
+            tried = logs + np.clip(np.linalg.solve(matrix, -slopes.T @ error), -0.5, 0.5)
+            if (found := errors(tried)) @ found < before:
+                logs, error, damping = tried, found, max(damping / 3, 1e-6)
+                break
+            damping *= 4
+        if before - error @ error < 1e-7 * before:
+            break
+    return constants_of(logs)
+
+
+def constants_of(logs: np.ndarray) -> Constants:
+    return Constants(**dict(zip(NAMES, np.exp(logs).tolist(), strict=True)))
+
+
+def without(known: Sequence[Known], keys: Sequence[object], start: Constants) -> list[float]:
+    """The ratio of each run with constants fitted to the runs of other keys."""
+    found = {key: fitted([k for k, other in zip(known, keys, strict=True) if other != key], start, 8) for key in set(keys)}
+    return [each.ratio(found[key]) for each, key in zip(known, keys, strict=True)]
+
+
+def summary(what: str, known: Sequence[Known], ratios: Sequence[float]) -> str:
+    off = [abs(ratio - 1) for ratio in ratios]
+    worst = off.index(max(off))
+    within = f"{sum(each <= 0.15 for each in off)} of {len(off)} within 15 %, median {np.median(off):.1%} off"
+    return f"{what}: {within}; worst {ratios[worst]:.2f}, {known[worst].run}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--brief", action="store_true", help="no fits without a run or a source")
+    options = parser.parse_args()
+    known = [Known.of(run) for run in runs()]
+    constants = fitted(known, FITTED) if options.fit else FITTED
+    ratios = [each.ratio(constants) for each in known]
+    columns = {"predicted/published": ratios}
+    if not options.brief:
+        columns["without this run"] = without(known, range(len(known)), constants)
+        columns["without this source"] = without(known, [each.run.group.split(",")[0] for each in known], constants)
+    print(f"| run | published tokens/s | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 2)}")
+    for each, *values in zip(known, *columns.values(), strict=True):
+        cells = " | ".join(f"{value:.3f}" for value in values)
+        print(f"| {each.run} | {each.run.tokens_per_second:,.0f} | {cells} |")
+    print()
+    for name, values in columns.items():
+        print(summary(name, known, values))
+    if options.fit:
+        print("\n".join(f"    {name}: float = {value:.3g}" for name, value in asdict(constants).items()))
+
+
+if __name__ == "__main__":
+    main()
