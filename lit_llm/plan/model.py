@@ -75,8 +75,15 @@ def split_positions(model: GPT, ranks: int) -> None:
     model.norm.register_forward_hook(lambda module, inputs, output: _Gather.apply(output, ranks))
 
 
-def _resized(x: Tensor, length: int) -> Tensor:
-    return torch.empty((x.size(0), length, *x.shape[2:]), dtype=x.dtype, device=x.device)
+def _gathered(x: Tensor, ranks: int) -> Tensor:
+    """As DTensor gathers positions: what comes from the ranks is joined by a copy."""
+    parts = torch.ops._c10d_functional.all_gather_into_tensor(x, ranks, "")
+    return torch.cat(parts.chunk(ranks), dim=1)
+
+
+def _scattered(x: Tensor, ranks: int) -> Tensor:
+    parts = torch.cat(x.chunk(ranks, dim=1))
+    return torch.ops._c10d_functional.reduce_scatter_tensor(parts, "sum", ranks, "")
 
 
 class _Gather(Function):
@@ -85,11 +92,11 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
         ctx.ranks = ranks
-        return _resized(x, x.size(1) * ranks)
+        return _gathered(x, ranks)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _resized(gradient, gradient.size(1) // ctx.ranks), None
+        return _scattered(gradient, ctx.ranks), None
 
 
 class _Scatter(Function):
@@ -98,8 +105,8 @@ class _Scatter(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
         ctx.ranks = ranks
-        return _resized(x, x.size(1) // ranks)
+        return _scattered(x, ranks)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _resized(gradient, gradient.size(1) * ctx.ranks), None
+        return _gathered(gradient, ctx.ranks), None

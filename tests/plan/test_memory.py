@@ -213,3 +213,18 @@ def test_memory_falls_with_every_step_of_checkpointing_and_with_precision():
     assert order == sorted(order, reverse=True)
     assert total(precision="bf16-true") < total(precision="bf16-mixed") < total()
     assert total(chunk_size=1024) < total(chunk_size=None)
+
+
+def test_cheap_recomputation_keeps_what_tensor_parallel_ranks_exchange():
+    def until_the_loss(n_layer: int) -> int:
+        model = GPTConfig(
+            n_layer=n_layer, n_embd=64, n_head=4, n_kv_head=2, mlp_width=160, vocab_size=256, block_size=128, **LLAMA
+        )
+        step = Step(model, 2, 2, 2, checkpointing="cheap", tensor_parallel=2)
+        return micro_batch(step).peaks["loss head"]["activations"]
+
+    d, kv, hidden, heads, tokens = 64, 32, 160, 4, 2 * 128
+    gathered = 2 * d  # the inputs of attention and MLP
+    whole = 2 * d  # what the two projections sum up, before it is scattered
+    own = (d + d + 2 * kv + d + 2 * hidden + 2 * d) / 2  # x, queries, keys, values, attention, gate, up, the scattered sums
+    assert until_the_loss(4) - until_the_loss(3) == tokens * (2 * (gathered + whole + own) + 4 * heads / 2)
