@@ -57,6 +57,7 @@ def memory_figure(plan: Plan) -> str:
     shapes += _phases(operations, widths, memory)
     place = max(range(len(operations)), key=lambda i: sum(operations[i].live.values()))
     at, high = 100 * (sum(widths[:place]) + widths[place] / 2), 100 * (1 - peak / top)
+    one_side, other = (0.5, 99.5) if at < 50 else (99.5, 0.5)  # of the picture, where the peak is and where not
     where = "the rank that needs most" if plan.settings.layout.devices > 1 else "the device"
     caption = f"A step on {where}, operation by operation. "
     caption += "Widths are shares of the FLOPs; the update has a fixed one. Sizes are those at the peak."
@@ -64,9 +65,9 @@ def memory_figure(plan: Plan) -> str:
         caption += " The pipeline is drawn at the micro-batch for which the rank holds the most activations."
     if memory.reserved is not None:
         caption += " CUDA's allocator reserves more than it has allocated."
-        shapes += _level(memory.reserved, top, f"reserved {memory.reserved / factor:.3g} {unit}", "front", 99.5)
+        shapes += _level(memory.reserved, top, f"reserved {memory.reserved / factor:.3g} {unit}", "front", other)
     if limit is not None and limit <= top:
-        shapes += _level(limit, top, f"usable {limit / factor:.3g} {unit}", "limit", 0.5)
+        shapes += _level(limit, top, f"usable {limit / factor:.3g} {unit}", "limit", one_side)
     elif limit is not None:
         caption += f" The device has {size(limit)}, above the picture."
     shapes.append(f'<circle cx="{at:.2f}%" cy="{high:.2f}%" r="3.5" fill="var(--text)"/>')
