@@ -9,6 +9,7 @@ What depends on values, or on an operator without a rule for sizes, stays unknow
 
 from __future__ import annotations
 
+import itertools
 import sys
 import traceback
 from collections.abc import Sequence, Set
@@ -16,7 +17,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,9 +29,19 @@ from lit_llm.models.custom import CustomModel, attention_checkpointing_problem, 
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
 from lit_llm.plan.cuda import CudaKernels
 from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.micro_batch import MicroBatch, Operation, Step, played
+from lit_llm.plan.micro_batch import KINDS, MicroBatch, Operation, Step, played
 from lit_llm.plan.parameters import Key, Weight, stored_bytes, weights_of
-from lit_llm.plan.recorder import ACTIVATIONS, LOSS_HEAD, Event, Recorder, TooManyOperations, Undetermined, sized
+from lit_llm.plan.recorder import (
+    ACTIVATIONS,
+    ATTENTION,
+    GRADIENTS,
+    LOSS_HEAD,
+    MATMUL,
+    Recorder,
+    TooManyOperations,
+    Undetermined,
+    sized,
+)
 from lit_llm.plan.trace import Numerics, without_data
 
 if TYPE_CHECKING:
@@ -168,28 +179,41 @@ def _unknown(step: Step, reason: str) -> MicroBatch:
 
 def _played(step: Step) -> tuple[MicroBatch, Trace]:
     """The micro-batch from one trace, or from those of two and three sequences if these do the same."""
-    if step.sequences <= 3:
-        one = trace(step, step.sequences)
-        return played(step, list(zip(PHASES, one.segments, strict=True))), one
-    made = _extended(step, step.sequences, step.whole_length)
-    if made is None:
-        one = trace(step, step.sequences)
-        return played(step, list(zip(PHASES, one.segments, strict=True))), one
-    return made
+    if step.sequences > 3 and (made := _extended(step, step.sequences, step.whole_length)) is not None:
+        return made
+    one = trace(step, step.sequences)
+    return _play(step, one.amounts, one), one
 
 
 def _extended(step: Step, sequences: float, length: int) -> tuple[MicroBatch, Trace] | None:
     """`sequences` of `length` tokens, from two and three of them; None if these do other operations."""
     step = replace(step, length=length)
     few, more = trace(step, 2), trace(step, 3)
-    if [[kind for kind, _ in s] for s in few.segments] != [[kind for kind, _ in s] for s in more.segments]:
+    if few.ends != more.ends or not torch.equal(few.kinds, more.kinds):
         return None
-    further = sequences - 2
-    segments = [
-        [(kind, round(a + further * (b - a))) for (kind, a), (_, b) in zip(one, two, strict=True)]
-        for one, two in zip(few.segments, more.segments, strict=True)
-    ]
-    return played(step, list(zip(PHASES, segments, strict=True))), few
+    amounts = few.amounts + ((sequences - 2) * (more.amounts - few.amounts)).round().long()
+    return _play(step, amounts, few), few
+
+
+def _play(step: Step, amounts: Tensor, of: Trace) -> MicroBatch:
+    starts = (0, *of.ends)
+    changes = [_change(step, of.kinds[a:b], amounts[a:b]) for a, b in itertools.pairwise(starts)]
+    return played(step, list(zip(PHASES, changes, strict=True)))
+
+
+def _change(step: Step, kinds: Tensor, amounts: Tensor) -> tuple[Any, ...]:
+    """What a segment does: bytes by kind at its end and at its peak, all bytes that it writes, and FLOPs."""
+    stays = torch.zeros_like(amounts) if step.gradients_exist else amounts // step.shard_gradients
+    sizes = torch.where(kinds == GRADIENTS, stays, amounts).where(kinds < len(KINDS), 0)
+    live = torch.cat((sizes.new_zeros(1), sizes.cumsum(0)))
+    highest = int(live.argmax())
+
+    def by_kind(until: int) -> tuple[int, ...]:
+        return tuple(int(sizes[:until][kinds[:until] == kind].sum()) for kind in range(len(KINDS)))
+
+    written = int(sizes[(sizes > 0) & (kinds != GRADIENTS)].sum())
+    flops = int(amounts[kinds == MATMUL].sum()), int(amounts[kinds == ATTENTION].sum())
+    return by_kind(len(sizes)), by_kind(highest), written, flops
 
 
 def _of_kernels(step: Step, operators: Set[str]) -> tuple[str, ...]:
@@ -198,9 +222,18 @@ def _of_kernels(step: Step, operators: Set[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Trace:
-    """Events of forward, forward and backward of the loss, and backward; the operators that ran, and how many times."""
+    """The events of a micro-batch.
 
-    segments: list[list[Event]]
+    Attributes:
+        kinds, amounts: of each event.
+        ends: of forward, forward and backward of the loss, and backward.
+        operators: those that ran.
+        operations: how many times one ran.
+    """
+
+    kinds: Tensor
+    amounts: Tensor
+    ends: tuple[int, ...]
     operators: frozenset[str]
     operations: int
 
@@ -264,7 +297,9 @@ def _trace(key: Key, sequences: int) -> Trace | Exception:
         return Undetermined(f"it fails on tensors without data: {_said(error)}")
     finally:
         torch.set_default_dtype(default)
-    return Trace(recorder.segments, frozenset(recorder.operators), recorder.operations)
+    kinds, amounts = torch.tensor([event for segment in recorder.segments for event in segment]).T
+    ends = tuple(itertools.accumulate(len(segment) for segment in recorder.segments))
+    return Trace(kinds, amounts, ends, frozenset(recorder.operators), recorder.operations)
 
 
 def _begin_backward(recorder: Recorder) -> None:

@@ -198,22 +198,17 @@ def _micro_batch(key: Key) -> MicroBatch:
     return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline)
 
 
-def played(step: Step, segments: Sequence[tuple[str, Segment]]) -> MicroBatch:
-    """A micro-batch of a model that was traced as a whole: its phases, and the segment of each, in their order."""
-    shard, gradients = step.shard_gradients, KINDS.index("gradients")
-
-    def stays(gradient: int) -> int:
-        return 0 if step.gradients_exist else gradient // shard
-
-    held = stored_bytes(weights_of(step.model), step.parameter_bytes, trainable=True) // shard
+def played(step: Step, phases: Sequence[tuple[str, tuple[Any, ...]]]) -> MicroBatch:
+    """A micro-batch of a model that was traced as a whole: its phases, and what each does (the fields of `_Change`)."""
+    gradients = KINDS.index("gradients")
+    held = stored_bytes(weights_of(step.model), step.parameter_bytes, trainable=True) // step.shard_gradients
     run = _Run()
     run.live[KINDS.index("activations")] = 2 * step.tokens * 8  # ids and targets
     run.live[gradients] = held
-    last = len(segments) // 2
-    for i, (phase, segment) in enumerate(segments):
-        if i == last and not step.gradients_exist:  # zero_grad, between forward and backward
+    for i, (phase, change) in enumerate(phases):
+        if i == len(phases) // 2 and not step.gradients_exist:  # zero_grad, between forward and backward
             run.live[gradients] -= held
-        run.play(phase, [_change(segment, stays, step.narrow_weights)])
+        run.play(phase, [_Change(*change)])
     timeline = tuple(run.timeline) if step.timeline else ()
     return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline)
 

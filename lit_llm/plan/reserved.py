@@ -54,8 +54,12 @@ def groups(weights: tuple[Weight, ...], layout: Layout) -> list[tuple[Weight, ..
     """What FSDP2 gathers at a time: the largest block, the root (last norm and head, or a tied embedding), other embeddings."""
     tied = layout.pipeline.ranks == 1 and not any(weight.part == "output head" for weight in weights)
     block = max(blocks_apart(weights), key=lambda each: stored_bytes(each, 4), default=())
-    root = tuple(w for w in weights if not w.times and (tied or w.part != "token embedding"))
-    return [block, root, tuple(w for w in weights if not w.times and w not in root)]
+    root: list[Weight] = []
+    others: list[Weight] = []
+    for weight in weights:
+        if not weight.times:
+            (root if tied or weight.part != "token embedding" else others).append(weight)
+    return [block, tuple(root), tuple(others)]
 
 
 def reserved_bytes(stays: int, moments: list[tuple[dict[str, int], int]], pools: Pools) -> int:
