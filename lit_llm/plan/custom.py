@@ -198,7 +198,8 @@ def _extended(step: Step, sequences: float, length: int) -> tuple[MicroBatch, Tr
 def _play(step: Step, amounts: Tensor, of: Trace) -> MicroBatch:
     starts = (0, *of.ends)
     changes = [_change(step, of.kinds[a:b], amounts[a:b]) for a, b in itertools.pairwise(starts)]
-    return played(step, list(zip(PHASES, changes, strict=True)))
+    kernels = int(((of.kinds < len(KINDS)) & (of.kinds != GRADIENTS) & (amounts > 0)).sum())
+    return replace(played(step, list(zip(PHASES, changes, strict=True))), kernels=kernels)
 
 
 def _change(step: Step, kinds: Tensor, amounts: Tensor) -> tuple[Any, ...]:
@@ -363,6 +364,7 @@ def _at(length: int, lengths: Sequence[int], known: Sequence[MicroBatch]) -> Mic
             Operation(of[0].phase, of_kinds([each.live for each in of]), figure([each.flops for each in of]))
             for of in zip(*(made.timeline for made in known), strict=True)
         ),
+        kernels=figure([made.kernels for made in known]),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from lit_llm.plan import muon
 from lit_llm.plan.compute import flops_per_token
+from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.memory import BYTES
 from lit_llm.plan.micro_batch import micro_batch
@@ -120,6 +121,8 @@ def work_of(settings: RunSettings, hardware: Hardware) -> Work | None:
     if settings.optimizer.name == "MuonAdamW":
         owners = math.prod(layout.owners[0]) * layout.owners[1]
         iterations = muon.flops(matrix_shapes(weights_of(model, settings.lora))) / owners / layout.pipeline.ranks
+    is_compiled = settings.compile and not isinstance(model, CustomConfig)
+    kernels = made.kernels or model.n_layer * LAUNCHES_PER_BLOCK / (3 if is_compiled else 1)
     return Work(
         (made.matmul_flops - head_flops) * micro_batches / ((float8 or peak) * 1e12),
         _narrowness(body),
@@ -128,10 +131,10 @@ def work_of(settings: RunSettings, hardware: Hardware) -> Work | None:
         made.attention_flops * causal * micro_batches / peak_flops,
         made.written * micro_batches / bandwidth,
         updated / bandwidth + iterations / peak_flops,
-        model.n_layer * micro_batches * LAUNCHES_PER_BLOCK / (3 if settings.compile else 1) * LAUNCH_SECONDS,
+        kernels * micro_batches * LAUNCH_SECONDS,
         hardware.compute_capability is not None and hardware.compute_capability < 9,
         settings.attention in ("flash3", "flash4"),
-        settings.compile,
+        is_compiled,
         float8 is not None,
     )
 

@@ -112,6 +112,7 @@ class MicroBatch:
         matmul_flops, attention_flops: that kernels execute, as torch's FlopCounterMode counts them.
         timeline: of each operation, if they are wanted.
         notes: what is unknown or assumed, one sentence each. Only of custom models.
+        kernels: that write new memory, in a custom model; 0 for a GPT.
         is_known: False: a custom model cannot be traced, so there are only gradients.
     """
 
@@ -122,6 +123,7 @@ class MicroBatch:
     timeline: tuple[Operation, ...] = ()
     notes: tuple[str, ...] = ()
     is_known: bool = True
+    kernels: int = 0
 
     @property
     def flops(self) -> int:

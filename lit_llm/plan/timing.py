@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lit_llm.plan import muon
-from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.memory import BYTES
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import matrix_shapes, state_bytes
@@ -37,7 +36,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> tuple[float, ...]:
     # Clipping reads and writes gradients. The update reads gradients and reads and writes weights and state.
     updated = 5.0 * stored_bytes(weights, weight_bytes, trainable=True)
     updated += 2 * state_bytes(settings.optimizer, weights, weight_bytes)
-    operations = (1 if isinstance(model, CustomConfig) else model.n_layer + 1) * OPERATIONS_PER_BLOCK * accumulation
+    operations = (made.kernels or (model.n_layer + 1) * OPERATIONS_PER_BLOCK) * accumulation
     logits = tokens * model.padded_vocab_size
     return matmul, made.attention_flops * accumulation, made.written * accumulation, logits, updated, operations
 

@@ -62,13 +62,15 @@ def nothing_cached():
 
 def test_a_loop_too_long_to_trace_is_planned_from_short_sequences(monkeypatch, nothing_cached):
     run = settings("LoopGRU", sequences=3, length=40, width=32)
-    exact = predict(run, cuda=False)
+    exact, kernels = predict(run, cuda=False), traces.micro_batch(run.step(cuda=False)).kernels
+    assert kernels > 40 * 20  # a cell has about 10 operations in each direction
     monkeypatch.setattr(planner, "MOST_OPERATIONS", 2_000)
     planner._trace.cache_clear()
     traces._micro_batch.cache_clear()
     extended = predict(run, cuda=False)
     assert extended[0] == exact[0] and extended[2] == exact[2]
     assert extended[1] == pytest.approx(exact[1], rel=0.01)
+    assert traces.micro_batch(run.step(cuda=False)).kernels == pytest.approx(kernels, rel=0.01)
     (note,) = make_plan(run, CPU).memory.notes
     assert "memory and FLOPs follow from sequences of" in note
 
