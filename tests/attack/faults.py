@@ -29,6 +29,7 @@ KINDS = {
     "checkpoint": r"\.ckpt",
     "lock": r"lock\.json",
     "cache": r"/cache/",
+    "plan": r"plan\.json",
     "export": r"out/\.?hf",
     "consolidate": r"out/\.?whole",
     "curve": r"out/\.?curve",
