@@ -1,0 +1,73 @@
+"""Planned tokens per second against published runs (lit_llm/plan/published.yaml), and the formula of `efficiency` by hand."""
+
+from dataclasses import replace
+
+import pytest
+from published_runs import Run, runs
+
+from lit_llm.plan import Options, find
+from lit_llm.plan.efficiency import Constants, Work, work_of
+from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.plan import planned_mfu, step_times
+
+
+def tokens_per_second(run: Run) -> float:
+    """Of a device."""
+    settings = resolved(run.settings, run.hardware)
+    peak = run.hardware.peak_for(settings.precision)
+    return settings.tokens_per_step / settings.layout.devices / step_times(settings, run.hardware, Options(), peak).step
+
+
+def ratio(run: Run) -> float:
+    return tokens_per_second(run) / run.tokens_per_second
+
+
+def named(group: str, name: str) -> list[Run]:
+    return [run for run in runs() if run.group.startswith(group) and run.name.startswith(name)]
+
+
+def test_work_takes_the_time_of_its_parts():
+    constants = Constants(0.5, 0.8, 100.0, 0.2, 0.4, 3.0, 1.0, 2.0, 0.0, 0.0)
+    # 10 s of products at width 400 and half the peak, 1 s of attention, 2 s of writing
+    work = Work(10.0, 1 / 400, 2.0, 1 / 100, 1.0, 2.0, 0.5, 1.0, False, False, False, False)
+    eager = 10 * 1.25 / 0.5 + 2 * 2 / 0.5 + 1 / 0.2 + 2 * 3 + 0.5
+    assert work.seconds(constants) == pytest.approx(eager)
+    assert replace(work, is_compiled=True).seconds(constants) == pytest.approx(eager - 2 * 2)
+    assert replace(work, is_compiled=True, is_float8=True).seconds(constants) == pytest.approx(eager - 2)
+    assert replace(work, is_flash3=True).seconds(constants) == pytest.approx(eager - 1 / 0.2 + 1 / 0.4)
+    ampere = 10 * 1.25 / 0.8 + 2 * 2 / 0.8 + 1 / 0.4 + 2 * 3 + 0.5
+    assert replace(work, is_ampere=True).seconds(constants) == pytest.approx(ampere)
+    assert replace(work, launches=100.0).seconds(constants) == pytest.approx(100.5)  # kernels are started too late
+
+
+def test_eager_compiled_and_float8_reach_what_was_published_on_8_and_128_gpus():
+    eight, many = named("torchtitan, 96", "table 1"), named("torchtitan, 96", "table 3")
+    assert [(run.settings.compile, run.settings.float8) for run in eight] == [(False, False), (True, False), (True, True)]
+    for run in eight + many:
+        assert ratio(run) == pytest.approx(1, abs=0.15), str(run)
+    # 97.3 %, 97.7 % and 98.2 % of the speed of eight
+    for one, other in zip(eight, many, strict=True):
+        kept, published = tokens_per_second(other) / tokens_per_second(one), other.tokens_per_second / one.tokens_per_second
+        assert kept == pytest.approx(published, abs=0.02)
+
+
+def test_narrow_models_reach_less_of_the_peak():
+    narrow, wide = (named("llm-foundry, A100", name)[0] for name in ("125M", "7B"))
+    found = [planned_mfu(run.settings, run.hardware, Options()) for run in (narrow, wide)]
+    assert found == pytest.approx([0.445, 0.642], rel=0.15)  # as published
+
+
+def test_hardware_without_figures_has_no_fitted_speed():
+    run, h100 = runs()[0], find("h100-sxm")
+    assert work_of(run.settings, replace(h100, memory_gbps=None)) is None
+    assert planned_mfu(run.settings, replace(h100, memory_gbps=None), Options()) == 0.4
+    assert work_of(run.settings, find("t4")) is None  # has no bf16
+
+
+@pytest.mark.slow
+def test_published_runs_are_within_15_percent():
+    off = [(abs(ratio(run) - 1), str(run)) for run in runs()]
+    assert len(off) == 80 and len({run.group for run in runs()}) == 12
+    assert sum(each <= 0.15 for each, _ in off) >= 74 and max(off) <= (0.25, "")
+    good = ("torchtitan", "llm.c", "nanochat", "lit_llm", "fms-fsdp", "llm-foundry, H100")
+    assert not [found for found in off if found[0] > 0.15 and found[1].startswith(good)]
