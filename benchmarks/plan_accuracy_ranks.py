@@ -1,16 +1,21 @@
-"""Planned peak memory of one rank against the allocator's log, on two gloo processes of a CPU.
+"""Planned peak memory of the rank that needs most against the allocator's log, on gloo processes of a CPU.
 
-    for layout in ddp ddp-views fsdp2 fsdp2-kept tp pp pp-gpipe pp-interleaved pp-zbv cp; do
-        OMP_NUM_THREADS=1 python -m torch.distributed.run --nproc-per-node 2 benchmarks/plan_accuracy_ranks.py $layout 32-true
-    done
+    python benchmarks/plan_accuracy_ranks.py --ranks 2 [--only NAME ...]
 
-DDP allocates its buckets before the log starts, so their size is added to the measured peak.
+One set of processes trains a small model with each layout. A peak is the lowest of three steps, because threads of gloo free
+what they have sent at any time. Memory that gloo allocates inside a collective is not counted: it is gloo's alone.
 """
 
 from __future__ import annotations
 
+import argparse
+import logging
+import os
+import subprocess
 import sys
 import tempfile
+import warnings
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,67 +24,193 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
-from torch.profiler import ProfilerActivity, profile
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from lit_llm._lightning import ddp_option
 from lit_llm.data import TextFiles
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.pipeline_parallel import PipelinedGPT
+from lit_llm.dtensor import local_part
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.training.calibration import highest
+from lit_llm.models.lora import LoRAConfig
+from lit_llm.models.loss import LossConfig
+from lit_llm.optim import MuonAdamW
+from lit_llm.plan.plan import peak_memory
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.plan_monitor import PlanMonitor
+from lit_llm.training.plan_monitor import settings_of_trainer
 
-LAYOUTS: dict[str, Any] = {
-    "ddp": DDPStrategy,
-    "ddp-views": partial(DDPStrategy, gradient_as_bucket_view=True),
-    "fsdp2": MeshStrategy,
-    "fsdp2-kept": partial(MeshStrategy, reshard_after_forward=False),
-    "tp": partial(MeshStrategy, shard=1, tensor_parallel=2),
-    "pp": partial(MeshStrategy, shard=1, pipeline=2),
-    "pp-gpipe": partial(MeshStrategy, shard=1, pipeline=2, schedule="gpipe"),
-    "pp-interleaved": partial(MeshStrategy, shard=1, pipeline=2, schedule="interleaved1f1b"),
-    "pp-zbv": partial(MeshStrategy, shard=1, pipeline=2, schedule="zbv"),
-    "cp": partial(MeshStrategy, shard=1, context=2),
+STEP = "the step that is measured"
+SIZE = {"n_layer": 6, "n_head": 4, "n_embd": 256, "block_size": 128, "vocab_size": 2048}
+ADAMW = partial(torch.optim.AdamW, fused=True)
+BF16 = {"precision": "bf16-mixed"}
+MUON = {"optimizer": MuonAdamW}
+FREED = {"reshard_after_forward": True, "reduce_each_micro_batch": True}
+KEPT = {"reshard_after_forward": False, "reduce_each_micro_batch": False}
+TIED = {"model": {"tie_embeddings": True}}
+
+
+def mesh(ranks: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"strategy": ranks, **more}
+
+
+def pipe(schedule: str, **more: Any) -> dict[str, Any]:
+    return {"strategy": {"shard": 1, "pipeline": 2, "schedule": schedule}, "micro_batches": 4, **more}
+
+
+LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "ddp": {},
+        "ddp, gradient views": {"ddp": {"gradient_as_bucket_view": True}},
+        "ddp, 3 micro-batches, bf16-mixed": {"micro_batches": 3, **BF16},
+        "ddp, tied, Muon": {**TIED, **MUON},
+        "fsdp2": mesh(FREED),
+        "fsdp2, prefetch 0": mesh({**FREED, "prefetch": 0}),
+        "fsdp2, prefetch 2, tied": mesh({**FREED, "prefetch": 2}, **TIED),
+        "fsdp2, weights kept": mesh(KEPT),
+        "fsdp2, 3 micro-batches": mesh(FREED, micro_batches=3),
+        "fsdp2, weights and gradients kept, 3 micro-batches": mesh(KEPT, micro_batches=3),
+        "fsdp2, weights kept, 3 micro-batches": mesh({**FREED, "reshard_after_forward": False}, micro_batches=3),
+        "fsdp2, bf16-mixed": mesh(FREED, **BF16),
+        "fsdp2, bf16-mixed, weights kept": mesh(KEPT, **BF16),
+        "fsdp2, bf16-true": mesh(FREED, precision="bf16-true"),
+        "fsdp2, full recomputation": mesh(FREED, checkpointing="full"),
+        "fsdp2, Muon": mesh(FREED, **MUON),
+        "fsdp2, loss in chunks": mesh(FREED, chunk_size=64),
+        "hsdp of 2 replicas": mesh({**FREED, "replicate": 2}),
+        "tp": mesh({"tensor_parallel": 2}),
+        "tp, bf16-mixed": mesh({"tensor_parallel": 2}, **BF16),
+        "tp, tied": mesh({"tensor_parallel": 2}, **TIED),
+        "tp, Muon": mesh({"tensor_parallel": 2}, **MUON),
+        "tp, full recomputation": mesh({"tensor_parallel": 2}, checkpointing="full"),
+        "cp, keys gathered": mesh({**FREED, "context": 2}),
+        "cp, heads": mesh({**FREED, "context": 2, "context_attention": "heads"}),
+        "cp, keys gathered, bf16-mixed, weights kept": mesh({**KEPT, "context": 2}, **BF16),
+        "cp, heads, full recomputation": mesh({**FREED, "context": 2, "context_attention": "heads"}, checkpointing="full"),
+        "pp, 1f1b": pipe("1f1b"),
+        "pp, 1f1b, tied, bf16-mixed": pipe("1f1b", **TIED, **BF16),
+        "pp, gpipe": pipe("gpipe"),
+        "pp, gpipe, full recomputation": pipe("gpipe", checkpointing="full"),
+        "pp, interleaved1f1b": pipe("interleaved1f1b"),
+        "pp, zbv": pipe("zbv"),
+        "pp, dualpipev": pipe("dualpipev"),
+        "pp, 1f1b, Muon": pipe("1f1b", **MUON),
+    },
+    4: {
+        "ddp": {},
+        "fsdp2": mesh(FREED),
+        "fsdp2, bf16-mixed, weights kept": mesh(KEPT, **BF16),
+        "fsdp2, Muon": mesh(FREED, **MUON),
+        "hsdp": mesh({**FREED, "replicate": 2}),
+        "hsdp, 3 micro-batches, bf16-mixed": mesh({**FREED, "replicate": 2}, micro_batches=3, **BF16),
+        "tp": mesh({"tensor_parallel": 4}),
+        "fsdp2 × tp": mesh({**FREED, "tensor_parallel": 2}),
+        "fsdp2 × tp, bf16-mixed": mesh({**FREED, "tensor_parallel": 2}, **BF16),
+        "cp of 4": mesh({**FREED, "context": 4}),
+        "fsdp2 × cp": mesh({**FREED, "context": 2}),
+        "fsdp2 × cp, heads": mesh({**FREED, "context": 2, "context_attention": "heads"}),
+        "cp × tp": mesh({**FREED, "context": 2, "tensor_parallel": 2}),
+        "pp of 4": {"strategy": {"shard": 1, "pipeline": 4}, "micro_batches": 4},
+        "pp × fsdp2": {"strategy": {"pipeline": 2}, "micro_batches": 4},
+        "pp × fsdp2, zbv": {"strategy": {"pipeline": 2, "schedule": "zbv"}, "micro_batches": 4},
+        "pp × tp": {"strategy": {"pipeline": 2, "tensor_parallel": 2}, "micro_batches": 4},
+        "pp × cp": {"strategy": {"pipeline": 2, "context": 2}, "micro_batches": 4},
+        "pp × ddp": {"strategy": {"pipeline": 2, "replicate": 2}, "micro_batches": 4},
+    },
 }
 
 
-class Log(Callback):
-    """The allocator's log of optimizer steps 3 and 4. Step 3 starts without old gradients, step 4 with them."""
+class Watch(Callback):
+    """The peaks of steps 4, 6 and 8. A log begins a step before, because it does not see the release of older memory."""
+
+    def __init__(self) -> None:
+        self.planned, self.peaks = 0, list[int]()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.planned = peak_memory(settings_of_trainer(trainer, pl_module), cuda=False).total
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 2 * trainer.accumulate_grad_batches:  # type: ignore[attr-defined]
-            optimizer = trainer.optimizers[0]
+        step, inside = divmod(batch_idx, trainer.accumulate_grad_batches)  # type: ignore[attr-defined]
+        if step < 2 or inside:
+            return
+        optimizer, parameters = trainer.optimizers[0], list(pl_module.parameters())
+        if step % 2 == 0:
             optimizer.zero_grad()
-            state = [t for values in optimizer.state.values() for t in values.values() if torch.is_tensor(t)]
-            self.stays = sum(_bytes(t) for t in [*pl_module.parameters(), *state])
-            if isinstance(trainer.strategy, DDPStrategy):
-                self.stays += sum(_bytes(p) for p in pl_module.parameters())
             self.log_ = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self.log_.__enter__()
-        elif batch_idx == 4 * trainer.accumulate_grad_batches:  # type: ignore[attr-defined]
+            return
+        state = [value for held in optimizer.state.values() for value in held.values() if torch.is_tensor(value)]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        self.before = _sizes([*parameters, *gradients, *state, *batch.values(), *_received(pl_module)])
+        if isinstance(trainer.strategy, DDPStrategy) and not ddp_option(trainer.strategy, "gradient_as_bucket_view"):
+            self.before[-1] = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
+        with record_function(STEP):
+            pass
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
+        step, inside = divmod(rest[-1] + 1, trainer.accumulate_grad_batches)  # type: ignore[attr-defined]
+        if step > 2 and step % 2 == 0 and not inside:
             self.log_.__exit__(None, None, None)
-            self.peak = self.stays + highest(self.log_)
+            self.peaks.append(highest(self.log_, self.before))
 
 
-def _bytes(tensor: Any) -> int:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.numel() * local.element_size()
+def _received(module: LightningModule) -> list[Tensor]:
+    """What a pipeline receives into: torch makes it once."""
+    stages = module.model._runner._stages if isinstance(module.model, PipelinedGPT) else []
+    rows = [row for stage in stages for each in (stage.args_recv_info, stage.grad_recv_info) for row in each.values()]
+    return [info.buffer for row in rows for info in row or () if isinstance(getattr(info, "buffer", None), Tensor)]
 
 
-def main(layout: str, precision: str) -> None:
-    watch, log = PlanMonitor(), Log()
-    text = Path(tempfile.gettempdir()) / "plan-accuracy.txt"
+def _sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes of their storages, by address."""
+    storages = (local_part(tensor).untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def highest(log: profile, live: dict[int, int]) -> int:
+    """The most bytes that were live in the logged step STEP, which began with those of `live`, by address.
+
+    What gloo's threads free is not in the log. It counts until its address is used again.
+    """
+    changes: list[tuple[int, int, int]] = []
+    todo, begin = list(log.profiler.kineto_results.experimental_event_tree()), 0  # type: ignore[union-attr]
+    while todo:
+        event = todo.pop()
+        if event.name.startswith(("c10d::", "gloo:")):
+            continue
+        if event.name == STEP:
+            begin = event.start_time_ns
+        if event.name == "[memory]":
+            changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+        todo.extend(event.children)
+    total = most = sum(live.values())
+    for time, address, change in sorted(changes):
+        if time > begin:
+            total -= live.pop(address, 0)
+            if change > 0:
+                live[address] = change
+                total += change
+            most = max(most, total)
+    return most
+
+
+def measure(job: dict[str, Any], world: int, folder: Path) -> tuple[int, list[int]]:
+    """The planned peak, and the measured one of each rank. Every rank calls it. `folder` gets the text to train on."""
+    text = folder / f"text-{os.environ['RANK']}.txt"
     text.write_text("a line of text, and another one\n" * 3000)
-    ranks = 1 if layout in ("tp", "cp") or layout.startswith("pp") else 2
-    micro_batches = 4 if layout.startswith("pp") else 1
+    strategy = MeshStrategy(**job["strategy"]) if "strategy" in job else DDPStrategy(**job.get("ddp", {}))
+    micro_batches = job.get("micro_batches", 1)
+    ranks = strategy.sizes(world).data_parallel if isinstance(strategy, MeshStrategy) else world
     data = TextFiles(paths=str(text), micro_batch_size=2, global_batch_size=2 * ranks * micro_batches, block_size=128)
-    config = GPTConfig(n_layer=6, n_head=4, n_embd=256, block_size=128, vocab_size=2048)
+    watch = Watch()
     trainer = Trainer(
-        max_steps=6,
-        callbacks=[watch, log],
+        max_steps=8,
+        callbacks=[watch],
         accelerator="cpu",
-        devices=2,
-        strategy=LAYOUTS[layout](),
-        precision=precision,  # type: ignore[arg-type]
+        devices=world,
+        strategy=strategy,
+        precision=job.get("precision", "32-true"),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -87,15 +218,40 @@ def main(layout: str, precision: str) -> None:
         limit_val_batches=0,
         use_distributed_sampler=False,
     )
-    trainer.fit(LanguageModel(config, partial(torch.optim.AdamW, fused=True)), datamodule=data)
-    planned, peaks = watch.predicted_bytes or 0, [0] * 2
-    dist.all_gather_object(peaks, log.peak)
-    if trainer.is_global_zero:
-        most = max(peaks)
-        print(
-            f"{layout}, {precision}: {planned / 1e6:.1f} MB planned, {most / 1e6:.1f} measured: {planned / most:.4f}, {peaks}"
-        )
+    model = LanguageModel(
+        GPTConfig(**{**SIZE, **job.get("model", {})}),
+        job.get("optimizer", ADAMW),
+        LossConfig(chunk_size=job.get("chunk_size")),
+        ComputeConfig(activation_checkpointing=job.get("checkpointing", "none")),
+        lora=LoRAConfig(rank=job["lora"]) if "lora" in job else None,
+    )
+    trainer.fit(model, datamodule=data)
+    peaks = [0] * world
+    dist.all_gather_object(peaks, min(watch.peaks))
+    return watch.planned, peaks
+
+
+def main(layouts: dict[str, dict[str, Any]]) -> None:
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    prints, world = os.environ["RANK"] == "0", int(os.environ["WORLD_SIZE"])
+    if prints:
+        print("| layout | MB, planned | measured | other ranks | ratio |\n|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, job in layouts.items():
+            planned, peaks = measure(job, world, Path(folder))
+            most, *others = sorted(peaks, reverse=True)
+            rest = ", ".join(f"{peak / 1e6:.1f}" for peak in others)
+            if prints:
+                print(f"| {name} | {planned / 1e6:.1f} | {most / 1e6:.1f} | {rest} | {planned / most:.3f} |", flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2, choices=LAYOUTS)
+    parser.add_argument("--only", nargs="*", help="names of layouts")
+    options = parser.parse_args()
+    if "RANK" not in os.environ:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.ranks), *sys.argv]
+        sys.exit(subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode)
+    main({name: job for name, job in LAYOUTS[options.ranks].items() if not options.only or name in options.only})

@@ -10,11 +10,12 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import muon
 from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.gathering import FSDP2
 from lit_llm.plan.micro_batch import Step, micro_batch
 from lit_llm.plan.optimizer import Optimizer, matrix_shapes, state_bytes, work_bytes
-from lit_llm.plan.parameters import Weight, gathered_bytes, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.parameters import gradient_bytes, stored_bytes, weights_of
 from lit_llm.plan.pipeline import StageShare, shares, weights_of_stages
-from lit_llm.plan.reserved import Pools, groups, pools_of, reserved_bytes
+from lit_llm.plan.reserved import Pools, pools_of, reserved_bytes
 
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
@@ -74,6 +75,12 @@ class Layout:
         return self.replicate * self.shard
 
     @property
+    def fsdp2(self) -> bool:
+        """Whether FSDP2 gathers the weights, or only adds the gradients of replicas."""
+        is_mesh = self.strategy not in ("single", "ddp", "zero1", "zero2")
+        return self.shards == "parameters" or (is_mesh and self.data_parallel * self.context > 1)
+
+    @property
     def splits_model(self) -> bool:
         """Whether ranks hold different parts of the weights: then each saves its own part by default."""
         split = self.shards == "parameters" or self.tensor_parallel > 1 or self.pipeline.ranks > 1
@@ -120,19 +127,6 @@ class Memory:
     def needed(self) -> int:
         """Bytes that the device must have: on a GPU, those reserved."""
         return self.total if self.reserved is None else self.reserved
-
-
-@dataclass(frozen=True)
-class Buffers:
-    """Bytes that FSDP2 and DDP add in a phase of the step, by the stream that they are allocated on.
-
-    Attributes:
-        own: on the stream that computes: gathered weights, whole gradients, DDP's buckets.
-        sent: on the streams that gather and reduce.
-    """
-
-    own: int
-    sent: int = 0
 
 
 def memory_per_rank(
@@ -210,7 +204,7 @@ def _of_rank(
     offload = layout.cpu_offload
     stored = 0 if offload else stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
     state = 0 if offload else int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
-    gradients = stored_bytes(weights, weight_bytes, trainable=True) // layout.divisor("gradients")
+    gradients = gradient_bytes(weights, weight_bytes, 1 if layout.fsdp2 else tp) // layout.divisor("gradients")
     stays = {"weights": stored, "optimizer state": state}
     if isinstance(model, CustomConfig):
         from lit_llm.plan import custom
@@ -233,20 +227,26 @@ def _of_rank(
         gathers_keys=layout.context_attention == "gather",
         stages=stages,
         micro_batches=accumulation,
-        narrow_weights=layout.divisor("parameters") > 1
-        and compute_bytes < weight_bytes
-        and not isinstance(model, CustomConfig),
+        fsdp=FSDP2(layout.divisor("parameters"), layout.reshard, layout.reduce_once, layout.prefetch) if layout.fsdp2 else None,
         compiled=compiled,
     )
-    moments: list[tuple[str, dict[str, int], Buffers, int]] = []
-    gradients_exist = (True,) if stages else (False, True)[: 1 if accumulation == 1 else 2]
-    steps = tuple(replace(step, gradients_exist=exist) for exist in gradients_exist)
+    moments: list[tuple[str, dict[str, int], int]] = []
+    steps: tuple[Step, ...]
+    # DDP copies all gradients into its buckets.
+    copied = layout.bucket_copies and layout.data_parallel > 1 and not layout.fsdp2
+    buckets = {"communication buffers": stored_bytes(weights, weight_bytes, trainable=True)} if copied else {}
+    if stages:
+        # At the first backward pass there are no gradients. At the second, a micro-batch less may be between its passes.
+        later = tuple(stage._replace(in_flight=min(stage.in_flight, accumulation - 1)) for stage in stages)
+        steps = (step, replace(step, gradients_exist=True, stages=later))
+    elif layout.strategy == "ddp" and not layout.bucket_copies:  # gradients are views of buckets, which stay
+        steps = (replace(step, gradients_exist=True),)
+    else:
+        steps = (step, replace(step, gradients_exist=True))[: 1 if accumulation == 1 else 2]
     for made in map(micro_batch, steps):
         for moment, peak in made.peaks.items():
-            buffers = _buffers(weights, layout, weight_bytes, compute_bytes, moment)
-            if layout.reduce_once and accumulation > 1 and layout.divisor("parameters") > 1:
-                buffers = replace(buffers, own=buffers.own + reduced_bytes(weights))  # whole, until the last micro-batch
-            moments.append((moment, peak, buffers, _unusable(made.peaks) if moment == "loss head" else 0))
+            unusable = _unusable(made.peaks) if moment == "loss head" else 0
+            moments.append((moment, peak | buckets, unusable - made.on_other_streams.get(moment, 0)))
     if optimizer.name == "MuonAdamW":
         dimensions, rows = layout.owners
         work = muon.work_bytes(
@@ -260,48 +260,16 @@ def _of_rank(
     else:
         work = work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
     last = {"gradients": 0 if offload else gradients, "optimizer work": 0 if offload else work}
-    buffers = _buffers(weights, layout, weight_bytes, compute_bytes, "optimizer step")
-    moments.append(("optimizer step", last, buffers, 0))
-    every = tuple(
-        (moment, {name: size for name, size in (stays | adds | {"communication buffers": by.own + by.sent}).items() if size})
-        for moment, adds, by, _ in moments
-    )
+    moments.append(("optimizer step", last | buckets, 0))
+    every = tuple((moment, {name: size for name, size in (stays | adds).items() if size}) for moment, adds, _ in moments)
     moment, parts = max(every, key=lambda m: sum(m[1].values()))
     reserved = None
     if cuda:
         pools = Pools() if layout.divisor("parameters") == 1 else pools_of(weights, layout, weight_bytes, compute_bytes)
-        reserved = reserved_bytes(sum(stays.values()), [(adds, by.own + unusable) for _, adds, by, unusable in moments], pools)
+        reserved = reserved_bytes(sum(stays.values()), [(adds, more) for _, adds, more in moments], pools)
     return Memory(parts, moment, every, steps, reserved, made.notes, made.is_known)
 
 
 def _unusable(peaks: dict[str, dict[str, int]]) -> int:
     """What blocks freed in the forward pass, and the loss cannot use: its buffers are larger than theirs."""
     return max(0, peaks["forward"]["activations"] - peaks["loss head"]["activations"])
-
-
-def _buffers(weights: tuple[Weight, ...], layout: Layout, weight_bytes: int, compute_bytes: int, moment: str) -> Buffers:
-    """Bytes of communication buffers in one phase of the step.
-
-    DDP: one bucketed copy of the gradients, throughout. FSDP2: unsharded weights, linear layers' in the compute dtype, and
-    gradients. The root group stays unsharded from its first use to the end of the backward pass, with its gradients.
-    Blocks in memory: the current one, the prefetched ones, and one receive buffer. In the backward pass, add the unsharded
-    gradients of one block and the copy that is sent.
-    """
-    if layout.divisor("parameters") == 1:
-        copied = layout.bucket_copies and layout.data_parallel > 1
-        return Buffers(stored_bytes(weights, weight_bytes, trainable=True) if copied else 0)
-    if moment == "optimizer step":
-        return Buffers(0)
-    block, root, _ = groups(weights, layout)
-    kept = sum(gathered_bytes(root if layout.reshard else weights, weight_bytes, compute_bytes))
-    if moment == "loss head":
-        return Buffers(kept)
-    gathered, sent = sum(gathered_bytes(block, weight_bytes, compute_bytes)), 0
-    if layout.reshard:
-        kept, sent = kept + gathered, (1 + layout.prefetch) * gathered
-    if moment == "forward":
-        return Buffers(kept, sent)
-    # The gradient of a tied embedding waits for its second part. The trace holds it.
-    gradients = stored_bytes(tuple(w for w in root if w.part != "token embedding"), weight_bytes, trainable=True)
-    reduced = stored_bytes(block, weight_bytes, trainable=True)
-    return Buffers(kept + gradients + reduced, sent + reduced)

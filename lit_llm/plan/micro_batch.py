@@ -7,21 +7,23 @@ number of sequences, so two numbers are traced, and any other follows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_llm.buffer_sizes import SOFTMAX_NUMEL
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.parameters import Key, stored_bytes, weights_of
+from lit_llm.plan.gathering import FSDP2, Bytes, Holding
+from lit_llm.plan.parameters import Key, gradient_bytes, reduced_bytes, stored_bytes, weights_of
 from lit_llm.plan.pipeline import StageShare, weights_of_stages
 
 if TYPE_CHECKING:  # imports torch
     from lit_llm.models.lora import LoRAConfig
     from lit_llm.plan.trace import Body, Numerics, Segment
 
-KINDS = ("activations", "loss head", "gradients", "weight copies")
+KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
+ACTIVATIONS, _, GRADIENTS, WEIGHT_COPIES, BUFFERS = range(len(KINDS))
 _TRACED_SEQUENCES = (2, 3)
 _MOST_BLOCKS = 16
 """Blocks of the loss's softmax beyond which fewer rows are traced."""
@@ -46,7 +48,7 @@ class Step:
         gathers_keys: these ranks gather keys and values. Otherwise they exchange positions for heads.
         stages: of a rank of a pipeline. Empty: the whole model.
         micro_batches: of an optimizer step, which a pipeline has at the same time.
-        narrow_weights: FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them.
+        fsdp: None: without FSDP2.
         compiled: the blocks are compiled.
         timeline: return all operations, not only the peaks.
     """
@@ -68,7 +70,7 @@ class Step:
     gathers_keys: bool = True
     stages: tuple[StageShare, ...] = ()
     micro_batches: int = 1
-    narrow_weights: bool = False
+    fsdp: FSDP2 | None = None
     compiled: bool = False
     timeline: bool = False
 
@@ -87,6 +89,13 @@ class Step:
     def tokens(self) -> int:
         """Tokens of a micro-batch on this rank."""
         return self.sequences * self.local_length
+
+    @property
+    def narrow_weights(self) -> bool:
+        """FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them."""
+        if self.fsdp is None or isinstance(self.model, CustomConfig):
+            return False
+        return self.compute_bytes < self.parameter_bytes
 
 
 class Operation(NamedTuple):
@@ -114,6 +123,7 @@ class MicroBatch:
         notes: what is unknown or assumed, one sentence each. Only of custom models.
         kernels: that write new memory, in a custom model; 0 for a GPT.
         is_known: False: a custom model cannot be traced, so there are only gradients.
+        on_other_streams: part of each peak that a GPU allocates on streams that gather and reduce.
     """
 
     peaks: dict[str, dict[str, int]]
@@ -121,6 +131,7 @@ class MicroBatch:
     matmul_flops: int
     attention_flops: int
     timeline: tuple[Operation, ...] = ()
+    on_other_streams: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     is_known: bool = True
     kernels: int = 0
@@ -156,8 +167,12 @@ def _micro_batch(key: Key) -> MicroBatch:
     traced, kinds = representatives(_kinds_of_blocks(step))
     body = _body(step, traced)
 
-    def stays(gradient: int) -> int:
-        return 0 if step.gradients_exist else gradient // shard
+    whole = step.fsdp is not None and step.fsdp.reduce_once and step.gradients_exist
+
+    def stays(gradient: int) -> tuple[int, int]:
+        """Of a gradient: what is left at the end, and what is freed when it has been reduced."""
+        kept = 0 if step.gradients_exist else gradient // shard
+        return kept, 0 if step.fsdp is None or whole else gradient - kept
 
     forward, backward = (
         [_change(segment, stays, step.narrow_weights) for segment in part] for part in (body.forward, body.backward)
@@ -169,50 +184,80 @@ def _micro_batch(key: Key) -> MicroBatch:
     blocks = [_with_activations(forward[1 + i], gathered, step.context) for i in kinds]
     backward_blocks = [_with_activations(backward[-2 - i], -gathered, step.context) for i in kinds]
     head = _head(step, body)
+    sizes = step.parameter_bytes, step.compute_bytes
     weights = weights_of(model, step.lora, step.tensor_parallel)
-    if step.stages:
-        weights = weights_of_stages(weights, step.stages)
-    held = stored_bytes(weights, step.parameter_bytes, trainable=True) // shard
     run = _Run()
-    activations = KINDS.index("activations")
     in_step = step.micro_batches if step.stages else 1
-    run.live[activations] = in_step * 2 * step.sequences * step.whole_length * 8  # ids and targets
-    run.live[KINDS.index("gradients")] = held
+    run.live[ACTIVATIONS] = in_step * 2 * step.sequences * step.whole_length * 8  # ids and targets
     stages = step.stages or (StageShare(0, model.n_layer, first=True, last=True, in_flight=1),)
+    own = weights_of_stages(weights, stages)
+    split = step.tensor_parallel if step.fsdp is None else 1
+    held = gradient_bytes(own, step.parameter_bytes, split) // shard
+    if whole:
+        run.live[BUFFERS] = reduced_bytes(own)
+    elif step.gradients_exist or not step.stages:
+        run.live[GRADIENTS] = held
     for stage in stages:  # between forward and backward, except for the micro-batch that is played
         inner = blocks[stage.start : stage.stop]
-        kept = [forward[0]] * stage.first + inner + [forward[-1]] * stage.last
+        kept = [forward[0]] * stage.first + inner + [forward[-1], *head[:1]] * stage.last
         for kind in range(len(KINDS)):
             run.live[kind] += max(0, stage.in_flight - 1) * sum(change.end[kind] for change in kept)
         if step.stages:  # torch's buffers for inputs and gradients of outputs, one for each micro-batch
             moved = step.tokens // step.tensor_parallel * model.n_embd * step.parameter_bytes
-            run.live[activations] += in_step * moved * ((not stage.first) + (not stage.last))
+            run.live[ACTIVATIONS] += in_step * moved * ((not stage.first) + (not stage.last))
     for stage in stages:
-        run.play("forward", [forward[0]] * stage.first + blocks[stage.start : stage.stop] + [forward[-1]] * stage.last)
+        count = stage.stop - stage.start
+        last = not step.stages and (step.gradients_exist or step.micro_batches == 1)
+        exist = bool(step.stages) or step.gradients_exist
+        holding = Holding(step.fsdp, weights_of_stages(weights, (stage,)), sizes, exist=exist, last=last)
+        run.play("forward", [forward[0]] * stage.first, holding.forward(-1))
+        for i, change in enumerate(blocks[stage.start : stage.stop]):
+            run.play("forward", [change], holding.forward(i))
+        run.play("forward", [forward[-1]] * stage.last, holding.forward(count))
         if stage.last:
-            run.play("loss head", head[:1])
-        if not step.gradients_exist:  # zero_grad, between forward and backward
-            run.live[KINDS.index("gradients")] -= held
+            run.play("loss head", head[:1], holding.forward(count))
+        if not step.gradients_exist and not step.stages:  # zero_grad, between forward and backward
+            run.live[GRADIENTS] -= held
         if stage.last:
-            run.play("loss head", [*head[1:], backward[0]])
-        run.play("backward", backward_blocks[stage.start : stage.stop][::-1] + [backward[-1]] * stage.first)
+            run.play("loss head", [*head[1:], backward[0]], holding.backward(count))
+        for i, change in reversed(list(enumerate(backward_blocks[stage.start : stage.stop]))):
+            run.play("backward", [change], holding.backward(i))
+            if holding.sent:
+                left = holding.gradients // shard
+                run.compare("backward", run.live, holding.reduction(i))
+                run.live[GRADIENTS] += left if whole else 0
+                run.live[BUFFERS] -= holding.sent if whole else holding.gradients - (0 if step.gradients_exist else left)
+        run.play("backward", [backward[-1]] * stage.first, holding.backward(-1))
     timeline = tuple(run.timeline) if step.timeline else ()
-    return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline)
+    return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline, run.on_other_streams)
 
 
 def played(step: Step, phases: Sequence[tuple[str, tuple[Any, ...]]]) -> MicroBatch:
-    """A micro-batch of a model that was traced as a whole: its phases, and what each does (the fields of `_Change`)."""
-    gradients = KINDS.index("gradients")
-    held = stored_bytes(weights_of(step.model), step.parameter_bytes, trainable=True) // step.shard_gradients
+    """A micro-batch of a model that was traced as a whole: its phases, and what each does (the fields of `_Change`).
+
+    FSDP2 has the largest block whole all the time, and its gradients all the time of the backward pass.
+    """
+    weights = weights_of(step.model)
+    sizes = step.parameter_bytes, step.compute_bytes
+    holding = Holding(step.fsdp, weights, sizes, exist=step.gradients_exist, last=step.gradients_exist)
+    gradients = holding.gradients + holding.of_root + holding.sent
+    beside = {
+        "forward": holding.forward(0),
+        "loss head": holding.forward(holding.blocks),
+        "backward": Bytes(holding.forward(0).own + gradients, holding.forward(0).sent),
+    }
+    held = stored_bytes(weights, step.parameter_bytes, trainable=True) // step.shard_gradients
     run = _Run()
-    run.live[KINDS.index("activations")] = 2 * step.tokens * 8  # ids and targets
-    run.live[gradients] = held
+    run.live[ACTIVATIONS] = 2 * step.tokens * 8  # ids and targets
+    run.live[GRADIENTS] = held
+    if step.gradients_exist and step.fsdp is not None and step.fsdp.reduce_once:
+        run.live[GRADIENTS], run.live[BUFFERS] = 0, reduced_bytes(weights)
     for i, (phase, change) in enumerate(phases):
         if i == len(phases) // 2 and not step.gradients_exist:  # zero_grad, between forward and backward
-            run.live[gradients] -= held
-        run.play(phase, [_Change(*change)])
+            run.live[GRADIENTS] -= held
+        run.play(phase, [_Change(*change)], beside[phase])
     timeline = tuple(run.timeline) if step.timeline else ()
-    return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline)
+    return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline, run.on_other_streams)
 
 
 def _gathered_keys(step: Step) -> int:
@@ -229,10 +274,9 @@ def _with_activations(change: _Change, more: int, context: int) -> _Change:
     """A block's change with gathered keys, whose attention sees `context` times the traced positions."""
     if context == 1:
         return change
-    at = KINDS.index("activations")
 
     def moved(live: tuple[int, ...], by: int) -> tuple[int, ...]:
-        return tuple(size + (by if kind == at else 0) for kind, size in enumerate(live))
+        return tuple(size + (by if kind == ACTIVATIONS else 0) for kind, size in enumerate(live))
 
     flops = change.flops[0], change.flops[1] * context
     return _Change(moved(change.end, more), moved(change.peak, max(more, 0)), change.written, flops)
@@ -244,32 +288,40 @@ class _Run:
     def __init__(self) -> None:
         self.live = [0] * len(KINDS)
         self.peaks: dict[str, dict[str, int]] = {}
+        self.on_other_streams: dict[str, int] = {}
         self.timeline: list[Operation] = []
         self.written = 0
         self.flops = [0, 0]
 
-    def play(self, phase: str, changes: Sequence[_Change]) -> None:
+    def play(self, phase: str, changes: Sequence[_Change], held: Bytes) -> None:
+        """One after the other, beside what FSDP2 has `held`."""
         for change in changes:
-            peak = [a + b for a, b in zip(self.live, change.peak, strict=True)]
-            self.timeline.append(Operation(phase, dict(zip(KINDS, peak, strict=True)), sum(change.flops)))
-            if sum(peak) > sum(self.peaks.get(phase, {}).values()):
-                self.peaks[phase] = dict(zip(KINDS, peak, strict=True))
+            self.compare(phase, [a + b for a, b in zip(self.live, change.peak, strict=True)], held, sum(change.flops))
             self.live = [a + b for a, b in zip(self.live, change.end, strict=True)]
             self.written += change.written
             self.flops = [a + b for a, b in zip(self.flops, change.flops, strict=True)]
 
+    def compare(self, phase: str, live: list[int], held: Bytes, flops: int = 0) -> None:
+        found = dict(zip(KINDS, live, strict=True))
+        found[KINDS[BUFFERS]] += sum(held)
+        self.timeline.append(Operation(phase, found, flops))
+        if sum(found.values()) > sum(self.peaks.get(phase, {}).values()):
+            self.peaks[phase], self.on_other_streams[phase] = found, held.sent
 
-def _change(segment: Segment, stays: Callable[[int], int], narrow_weights: bool) -> _Change:
+
+def _change(segment: Segment, stays: Callable[[int], tuple[int, int]], narrow_weights: bool) -> _Change:
     live, total, most, written, flops = [0] * len(KINDS), 0, 0, 0, [0, 0]
     peak = tuple(live)
     for kind, amount in segment:
         if kind >= len(KINDS):
             flops[kind - len(KINDS)] += amount
             continue
-        if narrow_weights and kind == KINDS.index("weight copies"):
+        if narrow_weights and kind == WEIGHT_COPIES:
             continue
-        if kind == KINDS.index("gradients"):
-            amount = stays(amount)
+        if kind == GRADIENTS:
+            amount, passing = stays(amount)
+            live[BUFFERS] += passing
+            total += passing
         elif amount > 0:
             written += amount
         live[kind] += amount
@@ -408,7 +460,7 @@ def _traced_head(
         hidden_dtype=hidden_dtype,
         trainable=trainable,
     )
-    return [_change(segment, lambda gradient: gradient, narrow) for segment in segments]
+    return [_change(segment, lambda gradient: (gradient, 0), narrow) for segment in segments]
 
 
 def _numbers(change: _Change) -> list[int]:

@@ -33,8 +33,8 @@ from lit_llm._torch import (
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
 from lit_llm.plan.constants import Constants, without_masks
 
-ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, MATMUL, ATTENTION = range(6)
-"""Kinds of events: bytes of memory, and FLOPs. GRADIENTS are those that a parameter receives."""
+ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION = range(7)
+"""Kinds of events: bytes of memory, and FLOPs. GRADIENTS are those that a parameter receives. BUFFERS are not traced."""
 
 Event = tuple[int, int]
 """(kind, amount). Allocations are positive, releases negative."""

@@ -1,0 +1,114 @@
+"""What FSDP2 holds of a stage in each part of a micro-batch: whole weights, buffers, and gradients on their way.
+
+As `lit_llm.distributed.fsdp` sets it up, after torch 2.13's `_fsdp_param_group.py`:
+
+- A gather fills a buffer, from which the whole weights are copied. In the forward pass the buffer lives until the next copy,
+  behind the last block through the loss. In the backward pass it is freed after the copy.
+- The root (norm and head, or a tied embedding) stays whole from its first use to the end of the backward pass, and so do its
+  gradients. The embedding is not gathered again for the backward pass.
+- Behind the backward pass of a block, its gradients are copied into a buffer, which lives until the next block's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lit_llm.plan.parameters import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
+
+
+class Bytes(NamedTuple):
+    """What is held, by the stream of a GPU that it is allocated on."""
+
+    own: int
+    """On the stream that computes."""
+    sent: int = 0
+    """On the streams that gather and reduce."""
+
+
+@dataclass(frozen=True)
+class FSDP2:
+    """Its settings. `reshard`, `reduce_once`, `prefetch`: as in `lit_llm.plan.memory.Layout`."""
+
+    ranks: int
+    reshard: bool
+    reduce_once: bool
+    prefetch: int
+
+
+class Holding:
+    """What a stage holds in each part of a micro-batch, in bytes: nothing without FSDP2.
+
+    Parts of the stage are -1 for the embedding, 0 to L - 1 for its blocks, and L for norm, head and loss.
+
+    Attributes:
+        gradients, of_root: of the largest block and of norm and head, as the backward pass makes them.
+        sent: the buffer of a block's gradients, in fp32. 0: they are not reduced behind this micro-batch.
+
+    Args:
+        weights: of the stage.
+        sizes: bytes of an element of the weights, and in matrix products.
+        exist: earlier micro-batches of the step have left kept weights.
+        last: this micro-batch frees kept weights, and reduces kept gradients.
+    """
+
+    def __init__(
+        self, fsdp: FSDP2 | None, weights: tuple[Weight, ...], sizes: tuple[int, int], *, exist: bool, last: bool
+    ) -> None:
+        if fsdp is None:
+            fsdp, weights = FSDP2(1, reshard=False, reduce_once=False, prefetch=0), ()
+        self.fsdp, self.exist = fsdp, exist and not fsdp.reshard
+        self.frees, reduces = last or fsdp.reshard, last or not fsdp.reduce_once
+        tied = not any(weight.part == "output head" for weight in weights)
+        embedding = tuple(weight for weight in weights if weight.part == "token embedding" and not tied and not weight.times)
+        root = tuple(weight for weight in weights if not weight.times and weight not in embedding)
+        inside = tuple(weight for weight in weights if weight.times)
+        apart = blocks_apart(weights)
+        block = max(apart, key=lambda each: stored_bytes(each, 4), default=())
+        self.blocks = max([1, len(apart), *(weight.times for weight in inside)])
+        self.gradients = stored_bytes(block, sizes[0], trainable=True)
+        self.of_root = stored_bytes(tuple(w for w in root if w.part != "token embedding"), sizes[0], trainable=True)
+        self.sent = reduced_bytes(block) if reduces else 0
+        self._block, self._inside, self._embedding, self._root = (
+            sum(gathered_bytes(part, *sizes)) for part in (block, inside, embedding, root)
+        )
+
+    def forward(self, part: int) -> Bytes:
+        if self.exist:
+            return Bytes(self._kept(self.blocks))
+        held = self._root if self.fsdp.reshard else self._kept(part)
+        if part < 0:
+            return Bytes(held + self._embedding, self._copied(self._embedding or self._root))
+        if part == self.blocks:
+            return Bytes(held, self._copied(self._block))
+        ahead = min(self.fsdp.prefetch, self.blocks - 1 - part)
+        return Bytes(held + self._block, (1 + ahead) * self._copied(self._block))
+
+    def backward(self, part: int) -> Bytes:
+        sent = self.sent if part < self.blocks - 1 else 0
+        if not self.fsdp.reshard:
+            return Bytes(self._kept(part + 1 if self.frees else self.blocks), sent)
+        if part < 0:
+            return Bytes(self._root, sent)
+        if part == self.blocks:
+            return Bytes(self._root, self._copied(self._block))
+        return Bytes(self._root + self._block, min(self.fsdp.prefetch, part) * self._copied(self._block) + sent)
+
+    def reduction(self, block: int) -> Bytes:
+        """Behind the backward pass of a block, when its gradients are sent and those of the block behind it have arrived."""
+        before = self.backward(block)
+        return Bytes(
+            before.own - (self._block if self.frees else 0), before.sent + (0 if block < self.blocks - 1 else self.sent)
+        )
+
+    def _kept(self, blocks: int) -> int:
+        """The whole weights of the stage with this many blocks. -1: the root's only."""
+        return (
+            self._root
+            + (self._embedding if blocks >= 0 else 0)
+            + min(max(blocks, 0), self.blocks) * self._inside // self.blocks
+        )
+
+    def _copied(self, size: int) -> int:
+        """The buffer of a gather. One rank needs none."""
+        return size if self.fsdp.ranks > 1 else 0
