@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import json
 import re
 import shlex
@@ -191,6 +192,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if own.calibrate:
+        gc.enable()  # real steps leave tensors in cycles
         _calibrate(planned, settings, own)
         return 0
     if axes or own.max_memory is not None or own.deadline is not None:
