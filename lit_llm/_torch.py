@@ -33,6 +33,7 @@ foreach_sign_ = torch._foreach_sign_
 # The kernels of attention and of LSTM layers on a CPU, for which FlopCounterMode has no formula.
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention  # of GPUs, on tensors without data
 CPU_LSTM = torch.ops.aten.mkldnn_rnn_layer
 CPU_LSTM_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward
 
@@ -66,6 +67,8 @@ def put_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
     if isinstance(module, nn.RNNBase):  # holds its weights twice
         module._flat_weights = [getattr(module, each) for each in module._flat_weights_names]
 
+
+COLLECTIVES = torch.ops._c10d_functional
 
 HYBRID_SHARD_GRAD_OP = ShardingStrategy._HYBRID_SHARD_ZERO2  # of FSDP1: within a node, weights not freed after forward
 

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
+from lit_llm._torch import FLASH_ATTENTION
+
 
 class CudaKernels(TorchFunctionMode):
     """Replaces functions of torch by ones that allocate and keep what the GPU's do."""
@@ -66,7 +68,7 @@ def _layer_norm(
 
 
 def _attention(function: Any, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[0]
+    return FLASH_ATTENTION(q, k, v)[0]
 
 
 _REPLACED: dict[Any, Any] = {

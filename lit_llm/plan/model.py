@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from lit_llm._torch import COLLECTIVES
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.gpt import GPT
 
@@ -77,13 +78,13 @@ def split_positions(model: GPT, ranks: int) -> None:
 
 def _gathered(x: Tensor, ranks: int) -> Tensor:
     """As DTensor gathers positions: what comes from the ranks is joined by a copy."""
-    parts = torch.ops._c10d_functional.all_gather_into_tensor(x, ranks, "")
+    parts = COLLECTIVES.all_gather_into_tensor(x, ranks, "")
     return torch.cat(parts.chunk(ranks), dim=1)
 
 
 def _scattered(x: Tensor, ranks: int) -> Tensor:
     parts = torch.cat(x.chunk(ranks, dim=1))
-    return torch.ops._c10d_functional.reduce_scatter_tensor(parts, "sum", ranks, "")
+    return COLLECTIVES.reduce_scatter_tensor(parts, "sum", ranks, "")
 
 
 class _Gather(Function):
