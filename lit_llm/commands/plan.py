@@ -23,7 +23,7 @@ from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.carried import carried, differences
-from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.hardware import Hardware, table
 from lit_llm.plan.plan import SAVE_GBPS
 from lit_llm.plan.run_record import MeasuredRun, measured_run
 from lit_llm.runs.run_folder import CONFIG, expanded
@@ -189,6 +189,8 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     notes = [*planned.notes, *_overridden(own, axes)]
     if speed is not None and (changed := differences(speed.source.settings, settings)):
         notes.append(f"the speed of {speed.source.run} was measured with other settings: {', '.join(changed)}")
+    swept = [table()[name] for name in axes.get("hardware", []) if name in table()]
+    notes += [speed.sentence(each) for each in swept if speed is not None and not speed.holds_for(each)]
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if own.calibrate:

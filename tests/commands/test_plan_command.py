@@ -365,5 +365,7 @@ def test_a_run_is_planned_again_with_the_speed_that_it_measured(folder, capsys):
     assert "other settings: model.n_layer 2 → 3" in err
     gpus, _ = planned("--hardware", "h100-sxm", "--devices", "2", "--trainer.strategy", "ddp")
     assert "Not carried to h100-sxm" in gpus["compute"]["from_run"] and gpus["layout"]["devices"] == 2
+    code, _, err = run(capsys, "plan", "--from_run", "runs/x", "--sweep", "hardware=h100-sxm")
+    assert code == 0 and "Not carried to h100-sxm" in err
     shutil.rmtree("runs/x")
     assert run(capsys, "plan", "--from_run", "runs/x")[2].count("\n") == 1
