@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -111,8 +112,9 @@ def _phases(operations: list[Operation], widths: list[float], memory: Memory) ->
             shapes.append(html.text(50 * (begin + x), 100.0, operation.phase, anchor="middle", dy=15))
         begin = x
     if len(memory.steps) == 2:
-        half = 100 * (1 - widths[-1]) / 2
-        for middle, said in ((half / 2, "first micro-batch"), (1.5 * half, "later ones")):
+        flops = [*itertools.accumulate(o.flops for o in operations)]  # the two have equally many
+        half = 100 * sum(width for width, done in zip(widths, flops, strict=True) if 2 * done <= flops[-1])
+        for middle, said in ((half / 2, "first micro-batch"), ((half + 100 * (1 - widths[-1])) / 2, "later ones")):
             shapes.append(html.text(middle, 100.0, said, anchor="middle", dy=32))
         shapes.append(html.line(half, 0, half, 100, "grid"))
     return shapes
