@@ -1,7 +1,7 @@
-"""Predictions of `plan` against measured training steps, for ten configurations on a CPU.
+"""Predictions of `plan` against measured training steps, on a CPU, for 36 configurations.
 
 It compares parameters, peak memory (from the allocator's log), FLOPs (from torch's counter), and the time of a step. The time
-of each configuration is predicted from speeds fitted to the nine others. Times are CPU times of one thread, which other load
+of each of the first ten is predicted from speeds fitted to the nine others. Times are CPU times of one thread, which other load
 affects little, and the configurations alternate, so that the rest affects all equally.
 
     python benchmarks/plan_accuracy.py [--rounds 7] [--no-time]
@@ -30,6 +30,7 @@ from lit_llm.training.calibration import TrainingStep, predict
 ADAMW = partial(torch.optim.AdamW, lr=1e-4, fused=True)
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
 LLAMA = {"mlp": "swiglu", "qk_norm": False}
+ODD = {"n_layer": 5, "n_embd": 84, "n_head": 7, "vocab_size": 1001}
 SMALL = {"n_layer": 4, "n_embd": 256, "vocab_size": 2048}
 
 
@@ -64,10 +65,10 @@ class Case:
     @property
     def settings(self) -> RunSettings:
         factory = getattr(self.optimizer, "func", self.optimizer)
-        fused = bool(getattr(self.optimizer, "keywords", {}).get("fused"))
+        options = getattr(self.optimizer, "keywords", {})
         return RunSettings(
             self.config,
-            Optimizer(factory.__name__, fused=fused),
+            Optimizer(factory.__name__, momentum="momentum" in options, fused="fused" in options),
             steps=1,
             global_batch=self.sequences * self.accumulation,
             micro_batch=self.sequences,
@@ -148,6 +149,18 @@ MEMORY_ONLY = [
     Case("Granite", {**SMALL, "residual_scale": 0.22, "embedding_scale": 12.0, "logit_scale": 0.125, "n_kv_head": 2, **LLAMA}),
     Case("LoRA", {**SMALL, **LLAMA}, lora=LoRAConfig(rank=8)),
     Case("LoRA, base in bf16", {**SMALL, "n_kv_head": 2, **LLAMA}, lora=LoRAConfig(rank=4), precision="bf16-true"),
+    Case("odd sizes, cheap, dropout", {**ODD, "block_size": 777, "dropout": 0.2}, checkpointing="cheap", sequences=9),
+    Case("odd sizes, one sequence, in chunks", ODD, sequences=1, chunk_size=100),
+    Case("one token", {**SMALL, "block_size": 1}, sequences=1),
+    Case("one block, one key head, Muon", {"n_layer": 1, "n_embd": 256, "vocab_size": 2048, "n_kv_head": 1}, MuonAdamW),
+    Case("Lion, bf16-true", {**SMALL, **LLAMA}, Lion, precision="bf16-true"),
+    Case("full checkpointing, dropout, bf16-mixed", {**SMALL, "dropout": 0.1}, checkpointing="full", precision="bf16-mixed"),
+    Case(
+        "cheap checkpointing, window, documents",
+        {**SMALL, "window": 100, "mask_documents": True, "eos_id": 0},
+        checkpointing="cheap",
+    ),
+    Case("SGD with momentum, odd vocabulary", {**SMALL, "vocab_size": 1001}, partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
 ]
 
 
