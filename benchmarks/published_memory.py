@@ -74,7 +74,7 @@ def predicted(run: Run) -> int:
 def _of_rank(run: Run, program: Program, rank: int) -> int:
     settings, layout = run.settings, run.settings.layout
     model, tp, shards = settings.model, layout.tensor_parallel, layout.divisor("parameters")
-    stages = shares(layout.pipeline, model.n_layer, rank, settings.accumulation) if layout.pipeline.ranks > 1 else ()
+    stages = shares(layout.pipeline, model.n_layer, rank) if layout.pipeline.ranks > 1 else ()
     weights = weights_of(model, None, tp)
     if stages:
         weights = weights_of_stages(weights, stages)
@@ -89,6 +89,7 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
         compute_bytes=2,
         checkpointing="cheap" if selective else settings.checkpointing,
         compiled=settings.compile,
+        pipeline=layout.pipeline if stages else None,
         stages=stages,
         micro_batches=settings.accumulation,
         gradients_exist=True,

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward_input
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset, compute_local_shape_and_global_offset
 from torch.optim import Optimizer
@@ -110,6 +111,12 @@ def stages_agree() -> Iterator[None]:
     finally:
         for name, method in before.items():
             setattr(PipelineStage, name, method)
+
+
+def gradients_of_inputs(outputs: list[Tensor], inputs: list[Tensor], weights: Iterable[nn.Parameter | Tensor]) -> Any:
+    """Differentiate by `inputs` only, as stages of a pipeline do. Returns what the gradients of `weights` need later."""
+    gradients: Any = [torch.ones_like(output) for output in outputs]
+    return stage_backward_input(outputs, gradients, inputs, iter(weights))  # type: ignore[arg-type]
 
 
 def local_box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

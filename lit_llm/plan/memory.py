@@ -160,7 +160,7 @@ def memory_per_rank(
     per_rank = [
         _of_rank(
             model,
-            shares(layout.pipeline, model.n_layer, rank, accumulation) if layout.pipeline.ranks > 1 else (),
+            shares(layout.pipeline, model.n_layer, rank) if layout.pipeline.ranks > 1 else (),
             sequences=sequences,
             length=length,
             accumulation=accumulation,
@@ -225,6 +225,7 @@ def _of_rank(
         shard_gradients=layout.divisor("gradients"),
         context=layout.context,
         gathers_keys=layout.context_attention == "gather",
+        pipeline=layout.pipeline if stages else None,
         stages=stages,
         micro_batches=accumulation,
         fsdp=FSDP2(layout.divisor("parameters"), layout.reshard, layout.reduce_once, layout.prefetch) if layout.fsdp2 else None,
@@ -236,9 +237,7 @@ def _of_rank(
     copied = layout.bucket_copies and layout.data_parallel > 1 and not layout.fsdp2
     buckets = {"communication buffers": stored_bytes(weights, weight_bytes, trainable=True)} if copied else {}
     if stages:
-        # At the first backward pass there are no gradients. At the second, a micro-batch less may be between its passes.
-        later = tuple(stage._replace(in_flight=min(stage.in_flight, accumulation - 1)) for stage in stages)
-        steps = (step, replace(step, gradients_exist=True, stages=later))
+        steps = (step,)
     elif layout.strategy == "ddp" and not layout.bucket_copies:  # gradients are views of buckets, which stay
         steps = (replace(step, gradients_exist=True),)
     else:

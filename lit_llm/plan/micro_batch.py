@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_llm.buffer_sizes import SOFTMAX_NUMEL
+from lit_llm.distributed.pipeline_layers import KINDS as SCHEDULES
+from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.gathering import FSDP2, Bytes, Holding
@@ -23,7 +25,7 @@ if TYPE_CHECKING:  # imports torch
     from lit_llm.plan.trace import Body, Numerics, Segment
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
-ACTIVATIONS, _, GRADIENTS, WEIGHT_COPIES, BUFFERS = range(len(KINDS))
+ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS = range(len(KINDS))
 _TRACED_SEQUENCES = (2, 3)
 _MOST_BLOCKS = 16
 """Blocks of the loss's softmax beyond which fewer rows are traced."""
@@ -46,8 +48,8 @@ class Step:
         gradients_exist: gradients of an earlier micro-batch exist, and this one is accumulated into them.
         context: ranks that share each sequence.
         gathers_keys: these ranks gather keys and values. Otherwise they exchange positions for heads.
-        stages: of a rank of a pipeline. Empty: the whole model.
-        micro_batches: of an optimizer step, which a pipeline has at the same time.
+        pipeline, stages: of which a rank has these stages. None: the whole model.
+        micro_batches: of an optimizer step.
         fsdp: None: without FSDP2.
         compiled: the blocks are compiled.
         timeline: return all operations, not only the peaks.
@@ -68,6 +70,7 @@ class Step:
     length: int | None = None
     context: int = 1
     gathers_keys: bool = True
+    pipeline: PipelineLayout | None = None
     stages: tuple[StageShare, ...] = ()
     micro_batches: int = 1
     fsdp: FSDP2 | None = None
@@ -163,73 +166,102 @@ def _micro_batch(key: Key) -> MicroBatch:
         from lit_llm.plan import custom
 
         return custom.micro_batch(step)
-    model, shard = step.model, step.shard_gradients
-    traced, kinds = representatives(_kinds_of_blocks(step))
-    body = _body(step, traced)
+    if step.pipeline is not None:
+        from lit_llm.plan.pipeline_step import step_of_pipeline
 
-    whole = step.fsdp is not None and step.fsdp.reduce_once and step.gradients_exist
-
-    def stays(gradient: int) -> tuple[int, int]:
-        """Of a gradient: what is left at the end, and what is freed when it has been reduced."""
-        kept = 0 if step.gradients_exist else gradient // shard
-        return kept, 0 if step.fsdp is None or whole else gradient - kept
-
-    forward, backward = (
-        [_change(segment, stays, step.narrow_weights) for segment in part] for part in (body.forward, body.backward)
-    )
-    if step.stages:  # the loss's gradient of a tied matrix is on another rank
-        embedding = [event for event in body.backward[-1] if event[0] != KINDS.index("loss head")]
-        backward[-1] = _change(embedding, stays, step.narrow_weights)
-    gathered = _gathered_keys(step)
-    blocks = [_with_activations(forward[1 + i], gathered, step.context) for i in kinds]
-    backward_blocks = [_with_activations(backward[-2 - i], -gathered, step.context) for i in kinds]
-    head = _head(step, body)
-    sizes = step.parameter_bytes, step.compute_bytes
-    weights = weights_of(model, step.lora, step.tensor_parallel)
-    run = _Run()
-    in_step = step.micro_batches if step.stages else 1
-    run.live[ACTIVATIONS] = in_step * 2 * step.sequences * step.whole_length * 8  # ids and targets
-    stages = step.stages or (StageShare(0, model.n_layer, first=True, last=True, in_flight=1),)
-    own = weights_of_stages(weights, stages)
-    split = step.tensor_parallel if step.fsdp is None else 1
-    held = gradient_bytes(own, step.parameter_bytes, split) // shard
-    if whole:
-        run.live[BUFFERS] = reduced_bytes(own)
-    elif step.gradients_exist or not step.stages:
-        run.live[GRADIENTS] = held
-    for stage in stages:  # between forward and backward, except for the micro-batch that is played
-        inner = blocks[stage.start : stage.stop]
-        kept = [forward[0]] * stage.first + inner + [forward[-1], *head[:1]] * stage.last
-        for kind in range(len(KINDS)):
-            run.live[kind] += max(0, stage.in_flight - 1) * sum(change.end[kind] for change in kept)
-        if step.stages:  # torch's buffers for inputs and gradients of outputs, one for each micro-batch
-            moved = step.tokens // step.tensor_parallel * model.n_embd * step.parameter_bytes
-            run.live[ACTIVATIONS] += in_step * moved * ((not stage.first) + (not stage.last))
-    for stage in stages:
-        count = stage.stop - stage.start
-        last = not step.stages and (step.gradients_exist or step.micro_batches == 1)
-        exist = bool(step.stages) or step.gradients_exist
-        holding = Holding(step.fsdp, weights_of_stages(weights, (stage,)), sizes, exist=exist, last=last)
-        run.play("forward", [forward[0]] * stage.first, holding.forward(-1))
-        for i, change in enumerate(blocks[stage.start : stage.stop]):
-            run.play("forward", [change], holding.forward(i))
-        run.play("forward", [forward[-1]] * stage.last, holding.forward(count))
-        if stage.last:
-            run.play("loss head", head[:1], holding.forward(count))
-        if not step.gradients_exist and not step.stages:  # zero_grad, between forward and backward
-            run.live[GRADIENTS] -= held
-        if stage.last:
-            run.play("loss head", [*head[1:], backward[0]], holding.backward(count))
-        for i, change in reversed(list(enumerate(backward_blocks[stage.start : stage.stop]))):
-            run.play("backward", [change], holding.backward(i))
-            if holding.sent:
-                left = holding.gradients // shard
-                run.compare("backward", run.live, holding.reduction(i))
-                run.live[GRADIENTS] += left if whole else 0
-                run.live[BUFFERS] -= holding.sent if whole else holding.gradients - (0 if step.gradients_exist else left)
-        run.play("backward", [backward[-1]] * stage.first, holding.backward(-1))
+        return step_of_pipeline(step, step.pipeline)
+    passes, run = Passes(step), Run()
+    run.live[ACTIVATIONS] = 2 * step.sequences * step.whole_length * 8  # ids and targets
+    stage = StageShare(0, step.model.n_layer, first=True, last=True)
+    kind, held = passes.gradients((stage,))
+    if step.gradients_exist or kind == GRADIENTS:
+        run.live[kind] = held
+    passes.forward_pass(run, stage)
+    if not step.gradients_exist:  # zero_grad, between forward and backward
+        run.live[GRADIENTS] -= held
+    passes.backward_pass(run, stage)
     timeline = tuple(run.timeline) if step.timeline else ()
     return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline, run.on_other_streams)
+
+
+class Passes:
+    """What the passes of stages do. `step.gradients_exist`: of an earlier micro-batch."""
+
+    def __init__(self, step: Step) -> None:
+        traced, kinds = representatives(_kinds_of_blocks(step))
+        body = _body(step, traced)
+        self.step, shard = step, step.shard_gradients
+        self.whole = step.fsdp is not None and step.fsdp.reduce_once and step.gradients_exist
+
+        def stays(gradient: int) -> tuple[int, int]:
+            """Of a gradient: what is left at the end, and what is freed when it has been reduced."""
+            kept = 0 if step.gradients_exist else gradient // shard
+            return kept, 0 if step.fsdp is None or self.whole else gradient - kept
+
+        def changes(segments: list[Segment]) -> list[_Change]:
+            return [_change(segment, stays, step.narrow_weights) for segment in segments]
+
+        gathered = _gathered_keys(step)
+
+        def of_blocks(found: list[_Change], more: int) -> list[_Change]:
+            return [_with_activations(found[i], more, step.context) for i in kinds]
+
+        forward, backward = changes(body.forward), changes(body.backward)
+        if step.pipeline is not None:  # the loss's gradient of a tied matrix is on another rank
+            [backward[-1]] = changes([[event for event in body.backward[-1] if event[0] != LOSS_HEAD]])
+        self.embedding, self.blocks, self.norm = forward[0], of_blocks(forward[1:-1], gathered), forward[-1]
+        self.norm_back, self.embedding_back = backward[0], backward[-1]
+        self.blocks_back = of_blocks(backward[-2:0:-1], -gathered)
+        self.head = _head(step, body)
+        self.weights = weights_of(step.model, step.lora, step.tensor_parallel)
+        if step.pipeline is not None and SCHEDULES[step.pipeline.schedule].splits_backward:
+            split = changes(_body(step, traced, split=True).backward)
+            self.norm_inputs, self.blocks_inputs = split[0], of_blocks(split[-2:0:-1], 0)
+            self.head_inputs = _head(step, body, split=True)[1:]
+
+    def gradients(self, stages: Sequence[StageShare]) -> tuple[int, int]:
+        """Of weights between two backward passes: their kind, and their bytes."""
+        step, own = self.step, weights_of_stages(self.weights, stages)
+        if self.whole:
+            return BUFFERS, reduced_bytes(own)
+        split = step.tensor_parallel if step.fsdp is None else 1
+        return GRADIENTS, gradient_bytes(own, step.parameter_bytes, split) // step.shard_gradients
+
+    def holding(self, stage: StageShare) -> Holding:
+        step, in_pipeline = self.step, self.step.pipeline is not None
+        return Holding(
+            step.fsdp,
+            weights_of_stages(self.weights, (stage,)),
+            (step.parameter_bytes, step.compute_bytes),
+            exist=in_pipeline or step.gradients_exist,
+            last=not in_pipeline and (step.gradients_exist or step.micro_batches == 1),
+        )
+
+    def forward_pass(self, run: Run, stage: StageShare) -> None:
+        count, holding = stage.stop - stage.start, self.holding(stage)
+        run.play("forward", [self.embedding] * stage.first, holding.forward(-1))
+        for i, change in enumerate(self.blocks[stage.start : stage.stop]):
+            run.play("forward", [change], holding.forward(i))
+        run.play("forward", [self.norm] * stage.last, holding.forward(count))
+        run.play("loss head", self.head[:1] * stage.last, holding.forward(count))
+
+    def backward_pass(self, run: Run, stage: StageShare) -> None:
+        count, holding, exist = stage.stop - stage.start, self.holding(stage), self.step.gradients_exist
+        run.play("loss head", [*self.head[1:], self.norm_back] * stage.last, holding.backward(count))
+        for i, change in reversed(list(enumerate(self.blocks_back[stage.start : stage.stop]))):
+            run.play("backward", [change], holding.backward(i))
+            if holding.sent:
+                left = holding.gradients // self.step.shard_gradients
+                run.compare("backward", run.live, holding.reduction(i))
+                run.live[GRADIENTS] += left if self.whole else 0
+                run.live[BUFFERS] -= holding.sent if self.whole else holding.gradients - (0 if exist else left)
+        run.play("backward", [self.embedding_back] * stage.first, holding.backward(-1))
+
+    def inputs_pass(self, run: Run, stage: StageShare) -> None:
+        """The gradients of inputs."""
+        holding, (head, release) = self.holding(stage), self.head_inputs
+        run.play("loss head", [head, self.norm_inputs] * stage.last, holding.forward(0))
+        run.play("backward", self.blocks_inputs[stage.start : stage.stop][::-1] + [release] * stage.last, holding.forward(0))
 
 
 def played(step: Step, phases: Sequence[tuple[str, tuple[Any, ...]]]) -> MicroBatch:
@@ -247,7 +279,7 @@ def played(step: Step, phases: Sequence[tuple[str, tuple[Any, ...]]]) -> MicroBa
         "backward": Bytes(holding.forward(0).own + gradients, holding.forward(0).sent),
     }
     held = stored_bytes(weights, step.parameter_bytes, trainable=True) // step.shard_gradients
-    run = _Run()
+    run = Run()
     run.live[ACTIVATIONS] = 2 * step.tokens * 8  # ids and targets
     run.live[GRADIENTS] = held
     if step.gradients_exist and step.fsdp is not None and step.fsdp.reduce_once:
@@ -282,7 +314,7 @@ def _with_activations(change: _Change, more: int, context: int) -> _Change:
     return _Change(moved(change.end, more), moved(change.peak, max(more, 0)), change.written, flops)
 
 
-class _Run:
+class Run:
     """Plays changes one after the other."""
 
     def __init__(self) -> None:
@@ -305,7 +337,7 @@ class _Run:
         found = dict(zip(KINDS, live, strict=True))
         found[KINDS[BUFFERS]] += sum(held)
         self.timeline.append(Operation(phase, found, flops))
-        if sum(found.values()) > sum(self.peaks.get(phase, {}).values()):
+        if phase not in self.peaks or sum(found.values()) > sum(self.peaks[phase].values()):
             self.peaks[phase], self.on_other_streams[phase] = found, held.sent
 
 
@@ -359,8 +391,8 @@ def _numerics(parameter_bytes: int, compute_bytes: int, cuda: bool) -> Numerics:
     return Numerics(dtypes[parameter_bytes], dtypes[compute_bytes], cuda)
 
 
-def _body(step: Step, layers: list[int]) -> Body:
-    """The body's trace, from those of two numbers of sequences if these do the same operations."""
+def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
+    """The body's trace, from those of two numbers of sequences if these do the same operations. `split`: see `trace_body`."""
     from lit_llm.plan.trace import Body
 
     mode = int(step.checkpointing) if step.checkpointing.isdigit() else step.checkpointing
@@ -368,7 +400,8 @@ def _body(step: Step, layers: list[int]) -> Body:
     numerics = _numerics(step.parameter_bytes, step.compute_bytes, step.cuda)
 
     def at(sequences: int) -> Body:
-        return _traced_body(model, lora, tuple(layers), mode, numerics, sequences, length, step.tensor_parallel, step.compiled)
+        options = (step.tensor_parallel, step.compiled, split)
+        return _traced_body(model, lora, tuple(layers), mode, numerics, sequences, length, *options)
 
     few, more = (at(sequences) for sequences in _TRACED_SEQUENCES)
     if step.sequences in _TRACED_SEQUENCES or not few.does_the_same(more):
@@ -396,6 +429,7 @@ def _traced_body(
     length: int,
     tensor_parallel: int,
     compiled: bool,
+    split: bool,
 ) -> Body:
     from lit_llm.plan.trace import trace_body
 
@@ -409,11 +443,12 @@ def _traced_body(
         length=length,
         tensor_parallel=tensor_parallel,
         compiled=compiled,
+        split=split,
     )
 
 
-def _head(step: Step, body: Body) -> list[_Change]:
-    """Forward and backward of the loss. The chunked loss is linear in its rows and in those of a chunk."""
+def _head(step: Step, body: Body, *, split: bool = False) -> list[_Change]:
+    """Forward and backward of the loss, see `trace_head`. The chunked loss is linear in its rows and in those of a chunk."""
     from lit_llm.plan.model import local_config
 
     model = local_config(step.model, step.tensor_parallel)
@@ -426,7 +461,7 @@ def _head(step: Step, body: Body) -> list[_Change]:
     def at(rows: int, chunk: int | None) -> list[_Change]:
         # A tied matrix is gathered as the embedding needs it.
         narrow = step.narrow_weights and not model.tie_embeddings
-        options = (step.z_loss, body.hidden_dtype, body.head_is_trainable, narrow)
+        options = (step.z_loss, body.hidden_dtype, body.head_is_trainable, narrow, split)
         return _traced_head(Key(model), numerics, rows, chunk, *options)
 
     if chunk is None or rows <= _MOST_BLOCKS * block:
@@ -447,7 +482,15 @@ def _head(step: Step, body: Body) -> list[_Change]:
 
 @lru_cache(maxsize=1024)
 def _traced_head(
-    model: Key, numerics: Any, rows: int, chunk_size: int | None, z_loss: bool, hidden_dtype: Any, trainable: bool, narrow: bool
+    model: Key,
+    numerics: Any,
+    rows: int,
+    chunk_size: int | None,
+    z_loss: bool,
+    hidden_dtype: Any,
+    trainable: bool,
+    narrow: bool,
+    split: bool,
 ) -> list[_Change]:
     from lit_llm.plan.trace import trace_head
 
@@ -459,6 +502,7 @@ def _traced_head(
         z_loss=z_loss,
         hidden_dtype=hidden_dtype,
         trainable=trainable,
+        split=split,
     )
     return [_change(segment, lambda gradient: (gradient, 0), narrow) for segment in segments]
 

@@ -1,18 +1,26 @@
-"""What a rank of a pipeline holds: weights of its stages, and activations of micro-batches between forward and backward."""
+"""What a rank of a pipeline has and does: its stages, and the order of its actions, which is torch's."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 from lit_llm.plan.parameters import Weight
+
+_OF_TORCH = {
+    "FORWARD": "forward",
+    "FULL_BACKWARD": "backward",
+    "BACKWARD_INPUT": "gradients of inputs",
+    "BACKWARD_WEIGHT": "gradients of weights",
+}
 
 
 class StageShare(NamedTuple):
-    """A stage of a rank, at the moment when the rank holds the most activations."""
+    """A stage of a rank."""
 
     start: int
     """First layer."""
@@ -22,8 +30,16 @@ class StageShare(NamedTuple):
     """Whether it has the embedding."""
     last: bool
     """Whether it has the norm and the head."""
-    in_flight: int
-    """Micro-batches that are between their forward and their backward pass."""
+    number: int = 0
+
+
+class Task(NamedTuple):
+    """Work of one stage on one micro-batch."""
+
+    kind: str
+    """ "forward", "backward", "gradients of inputs" or "gradients of weights"."""
+    stage: int
+    micro_batch: int
 
 
 def bubble(layout: PipelineLayout, micro_batches: int) -> float:
@@ -38,35 +54,57 @@ def bubble(layout: PipelineLayout, micro_batches: int) -> float:
     return waits / (work * micro_batches + waits)
 
 
-def in_flight(layout: PipelineLayout, rank: int, micro_batches: int) -> dict[int, int]:
-    """By stage of a rank, how many micro-batches are between forward and backward when that is most in all.
-
-    GPipe holds all. The others begin as torch's schedules do, and then hold no more: before its first backward pass, a rank
-    has done these forward passes.
-    """
-    p, m, r = layout.ranks, micro_batches, rank
-    stages = layout.stages_of(rank)
-    if layout.schedule == "gpipe":
-        return dict.fromkeys(stages, m)
-    if layout.schedule == "interleaved1f1b":
-        together = m // max(1, m // p)  # micro-batches of one stage in a row
-        forwards = min((len(stages) - 1) * together + 2 * (p - 1 - r) + 1, m * len(stages))
-        done = Counter(stages[i // together % len(stages)] for i in range(forwards))
-        return {stage: done[stage] for stage in stages}
-    if layout.schedule == "zbv":
-        return dict(zip(stages, (min(m, 2 * p - r - 1), min(m, r + 1)), strict=True))
-    if layout.schedule == "dualpipev":
-        return dict(zip(stages, (min(m, 2 * p - r), min(m, r + 1)), strict=True))
-    return {stage: min(m, layout.stages - stage) for stage in stages}
-
-
-def shares(layout: PipelineLayout, n_layer: int, rank: int, micro_batches: int) -> tuple[StageShare, ...]:
+def shares(layout: PipelineLayout, n_layer: int, rank: int) -> tuple[StageShare, ...]:
     """The stages of a rank."""
     layers, last = layout.layers(n_layer), layout.stages - 1
     return tuple(
-        StageShare(layers[stage].start, layers[stage].stop, stage == 0, stage == last, held)
-        for stage, held in in_flight(layout, rank, micro_batches).items()
+        StageShare(layers[stage].start, layers[stage].stop, stage == 0, stage == last, stage)
+        for stage in layout.stages_of(rank)
     )
+
+
+def micro_batches_to_play(layout: PipelineLayout, micro_batches: int) -> int:
+    """As few as have the memory of all, besides what each of them leaves: the rest only repeats."""
+    uneven = layout.schedule == "interleaved1f1b" and micro_batches % layout.ranks
+    return micro_batches if layout.schedule == "gpipe" or uneven else min(micro_batches, 2 * layout.stages)
+
+
+@lru_cache(maxsize=64)
+def orders(layout: PipelineLayout, micro_batches: int) -> list[list[list[Task]]]:
+    """Of each rank: tasks in their order, in groups that run together."""
+    if layout.stages == layout.ranks:  # torch has no list of actions for GPipe and 1F1B
+        return [[[task] for task in _of_one_stage(layout, rank, micro_batches)] for rank in range(layout.ranks)]
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    stages: list[Any] = [  # what torch reads of a stage to order its actions; a real one needs processes
+        SimpleNamespace(
+            stage_index=stage, num_stages=layout.stages, group_rank=0, group_size=layout.ranks, has_backward=True, submod=None
+        )
+        for stage in layout.stages_of(0)
+    ]
+    make: Any = get_schedule_class(KINDS[layout.schedule].torch_name)
+    order = make(stages, micro_batches, loss_fn=lambda output, target: output).pipeline_order
+    return [
+        [
+            [
+                Task(_OF_TORCH[a.computation_type.name], a.stage_index, a.microbatch_index)
+                for a in action.sub_actions or (action,)
+            ]
+            for action in order[rank]
+            if action is not None
+        ]
+        for rank in range(layout.ranks)
+    ]
+
+
+def _of_one_stage(layout: PipelineLayout, rank: int, micro_batches: int) -> list[Task]:
+    ahead = micro_batches if layout.schedule == "gpipe" else min(micro_batches, layout.ranks - rank)
+    found = [Task("forward", rank, i) for i in range(ahead)]
+    for i in range(micro_batches):
+        found.append(Task("backward", rank, i))
+        if ahead + i < micro_batches:
+            found.append(Task("forward", rank, ahead + i))
+    return found
 
 
 def weights_of_stages(weights: tuple[Weight, ...], stages: Sequence[StageShare]) -> tuple[Weight, ...]:

@@ -14,8 +14,8 @@ def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
     """What a rank of the pipeline has; without a pipeline all."""
     layout, layers = settings.layout.pipeline, settings.model.n_layer
     if layout.ranks == 1:
-        return (StageShare(0, layers, first=True, last=True, in_flight=1),)
-    return shares(layout, layers, rank, settings.accumulation)
+        return (StageShare(0, layers, first=True, last=True),)
+    return shares(layout, layers, rank)
 
 
 def weights_of_rank(settings: RunSettings, rank: int, tensor_parallel: int = 1) -> tuple[Weight, ...]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from lit_llm._torch import put_tensor
+from lit_llm._torch import gradients_of_inputs, put_tensor
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
@@ -63,7 +63,8 @@ class Body:
 
     Attributes:
         forward: segments of what precedes the blocks, of each block, and of what follows them.
-        backward: the same in the order of execution: last norm, last block, …, first block, embedding.
+        backward: the same in the order of execution: last norm, last block, …, first block, embedding. Of a split pass: only
+            the gradients of inputs.
         hidden_dtype: of what the loss gets.
         head_is_trainable: the loss returns a gradient of the output matrix.
     """
@@ -90,11 +91,13 @@ def trace_body(
     length: int,
     tensor_parallel: int,
     compiled: bool,
+    split: bool = False,
 ) -> Body:
     """Trace a model of only the given `layers` of `config`, in this order, on `sequences` of `length` tokens.
 
     Args:
         compiled: the blocks are compiled.
+        split: compute the gradients of inputs, and keep what those of weights need.
     """
     model = build(local_config(with_layers(config, layers), tensor_parallel), lora)
     recorder = Recorder(cuda=numerics.cuda)
@@ -113,24 +116,39 @@ def trace_body(
     shape = (sequences, length)
     ids, targets = (sized(*shape, dtype=torch.int64) for _ in range(2))
     recorder.exclude((ids, targets))
-    model.blocks[0].register_forward_pre_hook(lambda module, inputs: _mark(recorder, inputs[0]))
+    received: list[Tensor] = []
+
+    def receive(module: nn.Module, inputs: Any) -> None:
+        if split:
+            received.append(inputs[0] if inputs[0].requires_grad else inputs[0].requires_grad_())
+        _mark(recorder, inputs[0])
+
+    model.blocks[0].register_forward_pre_hook(receive)
     for block in model.blocks:
         block.register_forward_hook(lambda module, inputs, output: _mark(recorder, output))
     seen: list[Any] = []
 
     def head(hidden: Tensor, weight: Tensor, targets: Tensor, **_: Any) -> LossSums:
         seen.extend((hidden.dtype, weight.requires_grad))
-        loss = _Head.apply(hidden, weight, recorder)
+        loss = _Head.apply(hidden, weight.detach() if split else weight, recorder)
         recorder.hand_over(hidden)
         recorder.begin()  # "backward"
         return LossSums(loss, loss, loss)
 
     with numerics.record(recorder):
-        torch.autograd.backward(model(ids, targets, loss=head).loss)
+        loss = model(ids, targets, loss=head).loss
+        if split:
+            kept = gradients_of_inputs([loss], received, model.parameters())
+        else:
+            torch.autograd.backward(loss)
+        segments = [[*segment] for segment in recorder.segments]  # before `kept` is released
+        received.clear()
+        if split:
+            del kept
     forward = len(layers) + 2
-    backward = recorder.segments[forward:]
+    backward = segments[forward:]
     backward += [[] for _ in range(forward - len(backward))]  # frozen weights before the first adapter get no gradients
-    return Body(recorder.segments[:forward], backward, *seen)
+    return Body(segments[:forward], backward, *seen)
 
 
 def trace_head(
@@ -142,8 +160,12 @@ def trace_head(
     z_loss: bool,
     hidden_dtype: torch.dtype,
     trainable: bool,
-) -> tuple[Segment, Segment]:
-    """Trace the loss of `rows` tokens: the events of its forward and of its backward pass."""
+    split: bool = False,
+) -> list[Segment]:
+    """Trace the loss of `rows` tokens: the events of its forward and of its backward pass.
+
+    If that is `split`: those of the gradient of its input, and of the release of what the gradient of its matrix does not need.
+    """
     recorder = Recorder(cuda=numerics.cuda)
     recorder.kind = LOSS_HEAD
     d = config.n_embd
@@ -157,14 +179,26 @@ def trace_head(
     if chunk_size is not None:
         loss = partial(chunked_cross_entropy, z_loss=1.0 if z_loss else 0.0, chunk_size=chunk_size)
     with numerics.record(recorder):
-        hidden, weight = _Received.apply(hidden_leaf, weight_leaf, recorder)
+        if split:
+            hidden, weight = recorder.receive((rows, d), hidden_dtype, ACTIVATIONS).requires_grad_(), weight_leaf
+        else:
+            hidden, weight = _Received.apply(hidden_leaf, weight_leaf, recorder)
         total = loss(hidden, weight, targets, vocab_size=config.vocab_size, softcap=config.logit_softcap).loss
+        received, graph = [hidden] if split else [], total.grad_fn if split else None
         del hidden, weight
         recorder.begin()
-        torch.autograd.backward(total)
+        if split:
+            kept = gradients_of_inputs([total], received, [weight_leaf])
+            recorder.begin()
+            del graph
+        else:
+            torch.autograd.backward(total)
         del total
-    forward, backward = recorder.segments
-    return forward, backward
+        segments = [[*segment] for segment in recorder.segments]
+        received.clear()
+        if split:
+            del kept
+    return segments
 
 
 def without_data(model: nn.Module, dtype: torch.dtype, recorder: Recorder) -> None:

@@ -12,6 +12,8 @@ NAMES = [
     "cp, keys gathered",
     "pp, 1f1b",
     "pp, gpipe",
+    "pp, interleaved1f1b",
+    "pp, zbv",
 ]
 SCRIPT = f"""
 import logging, warnings
@@ -25,7 +27,7 @@ report(**{{name: measure(LAYOUTS[2][name], 2, Path(".")) for name in {NAMES}}})
 """
 
 
-@pytest.mark.slow  # two processes, eight layouts: 40 s
+@pytest.mark.slow  # two processes, ten layouts: 50 s
 def test_the_plan_tells_the_peak_of_a_rank(tmp_path):
     found = run_ranks(SCRIPT, 2, tmp_path)[0]
     ratios = {name: planned / max(peaks) for name, (planned, peaks) in found.items()}

@@ -63,7 +63,7 @@ def memory_figure(plan: Plan) -> str:
     caption = f"A step on {where}, operation by operation. "
     caption += "Widths are shares of the FLOPs; the update has a fixed one. Sizes are those at the peak."
     if plan.settings.layout.pipeline.ranks > 1:
-        caption += " The pipeline is drawn at the micro-batch for which the rank holds the most activations."
+        caption += " Of a pipeline: action by action. A step of many micro-batches repeats its middle, which is drawn shorter."
     if memory.reserved is not None:
         caption += " CUDA's allocator reserves more than it has allocated."
         shapes += _level(memory.reserved, top, f"reserved {memory.reserved / factor:.3g} {unit}", "front", other)

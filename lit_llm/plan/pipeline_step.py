@@ -1,0 +1,101 @@
+"""The memory of a rank of a pipeline over an optimizer step: its actions, in torch's order.
+
+The traces of the passes release the output of a stage, its input and the gradients of both when no operation needs them. In a
+step, some of them stay:
+
+- A stage has a buffer for each input and for each gradient of an output. Between stages of one rank nothing is copied: what the
+  one has computed takes the place of the other's buffer.
+- With several stages on a rank, torch waits only at the end of the step for what it has sent, and gloo keeps it until then.
+  NCCL lets it go when it has been sent.
+- The gradient of an input that is computed before those of weights stays with its input to the end of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.plan.gathering import Bytes
+from lit_llm.plan.micro_batch import ACTIVATIONS, BUFFERS, GRADIENTS, KINDS, LOSS_HEAD, MicroBatch, Passes, Run, Step
+from lit_llm.plan.pipeline import Task, micro_batches_to_play, orders
+
+_RECOMPUTED = (
+    "recomputation with schedule {}: torch recomputes a block for each of its weights, which may take twice the memory that is "
+    "planned"
+)
+
+
+def step_of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
+    """The peaks of a rank. A step of many micro-batches repeats its middle, so that fewer are played."""
+    stages = {stage.number: stage for stage in step.stages}
+    count = micro_batches_to_play(layout, step.micro_batches)
+    order = [task for group in orders(layout, count)[layout.rank_of(step.stages[0].number)] for task in group]
+    order = [task for task in order if not (task.kind == "gradients of inputs" and stages[task.stage].first)]  # nothing to do
+    split = {task[1:] for task in order if task.kind == "gradients of inputs"}
+    passes = [Passes(replace(step, gradients_exist=exist)) for exist in (False, True)]
+    moved = step.tokens // step.tensor_parallel * step.model.n_embd * step.parameter_bytes
+    whole = {}  # weights that FSDP2 has gathered for all of the step
+    for number, stage in stages.items():
+        holding = passes[1].holding(stage)
+        whole[number] = holding.forward(0).own if holding.exist else 0
+
+    def stays(task: Task) -> int:
+        """Buffers behind an action that the trace does not have."""
+        stage = stages[task.stage]
+        before_is_here, next_is_here = (task.stage + i in stages for i in (-1, 1))
+        if task.kind == "forward":
+            return -next_is_here
+        if task.kind == "gradients of inputs":
+            return -before_is_here
+        kept_by_gloo = len(stages) > 1 and not step.cuda
+        output = not stage.last and (next_is_here or kept_by_gloo)
+        gradient = not stage.first and (task[1:] in split or (kept_by_gloo and not before_is_here))
+        return output + gradient
+
+    known: dict[tuple[str, int, bool], Run] = {}
+
+    def played(kind: str, number: int, exist: bool) -> Run:
+        """An action by itself."""
+        key, stage = (kind, number, exist), stages[number]
+        if key not in known:
+            run = known[key] = Run()
+            if kind == "forward":
+                passes[exist].forward_pass(run, stage)
+            elif kind == "gradients of inputs":
+                passes[exist].inputs_pass(run, stage)
+            else:
+                received = 0 if stage.last else moved  # the trace releases it
+                run.live[ACTIVATIONS] += received
+                passes[exist].backward_pass(run, stage)
+                run.live[ACTIVATIONS] -= received
+                if stage.last:  # also a tied matrix's gradient, which the trace adds to the embedding's
+                    run.live[LOSS_HEAD] = -played("forward", number, exist).live[LOSS_HEAD]
+            if kind == "gradients of weights":  # releases all that is kept
+                inputs = played("gradients of inputs", number, exist).live
+                run.live = [a - b for a, b in zip(run.live, inputs, strict=True)]
+                run.peaks = {"backward": {name: max(0, size) for name, size in zip(KINDS, run.live, strict=True)}}
+                run.on_other_streams = {"backward": 0}
+        return known[key]
+
+    run, done = Run(), set[int]()
+    run.live[ACTIVATIONS] = step.micro_batches * 2 * step.sequences * step.whole_length * 8  # ids and targets
+    run.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in step.stages)
+    of_one = sum(stays(task) for task in order if task.micro_batch == 0)
+    run.live[ACTIVATIONS] += (step.micro_batches - count) * moved * of_one
+    for task in order:
+        kind = "backward" if task.kind == "gradients of weights" and task[1:] not in split else task.kind
+        action = played(kind, task.stage, task.stage in done)
+        others = sum(whole.values()) - whole[task.stage]
+        for phase, peak in action.peaks.items():
+            live = [a + peak[name] for a, name in zip(run.live, KINDS, strict=True)]
+            sent = action.on_other_streams[phase]  # a part of `peak`
+            run.compare(phase, live, Bytes(others - sent, sent), sum(action.flops))
+        run.live = [a + b for a, b in zip(run.live, action.live, strict=True)]
+        run.live[ACTIVATIONS] += moved * stays(task)
+        if kind in ("backward", "gradients of weights"):
+            done.add(task.stage)
+            run.live[GRADIENTS] = run.live[BUFFERS] = 0
+            kept, held = passes[1].gradients([stages[number] for number in sorted(done)])
+            run.live[kept] = held
+    notes = (_RECOMPUTED.format(layout.schedule),) if split and step.checkpointing != "none" else ()
+    return MicroBatch(run.peaks, 0, 0, 0, tuple(run.timeline) if step.timeline else (), run.on_other_streams, notes)
