@@ -1,5 +1,7 @@
 """Isolation of tests from each other, time limits by tier, and the folder in which command line tests run."""
 
+import signal
+
 import pytest
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
@@ -11,6 +13,12 @@ from lit_llm.ingest.workers import Workers
 
 SECONDS = {"slow": 900, "soak": 3600}
 """Time limit of a test with this marker. pyproject.toml has that of the others."""
+
+
+def pytest_configure():
+    """A shell starts commands in the background with Ctrl-C ignored, and children inherit that. Tests of it hold there too."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
