@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Imported modules stay. To search them for garbage again and again takes a fifth of the start."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Later:

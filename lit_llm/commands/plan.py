@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from lit_llm.cli.arguments import Arguments, own_tokenizer
 from lit_llm.cli.launch import launch
-from lit_llm.cli.lean_start import import_lightning, without_garbage_collection
+from lit_llm.cli.lean_start import import_lightning
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
 from lit_llm.cli.number_domains import PLAN_FLAGS, flag_problems
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
+from lit_llm.garbage_collection import without_garbage_collection
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.carried import carried, differences
 from lit_llm.plan.hardware import Hardware, table
@@ -119,7 +120,7 @@ def main(words: list[str]) -> int:
     request = split(words)
     source = None if request.own.from_run is None else _source(request.own)
     recipe = request.recipe if source is None else [*_recipe_of(source.run), *request.recipe]
-    with without_garbage_collection():
+    with without_garbage_collection():  # imported modules stay: to search them again and again takes a fifth of the start
         return launch("fit", recipe, lambda arguments: _run(request.own, arguments, source))
 
 

@@ -10,7 +10,6 @@ because its shard may stay, or it may be added to an earlier one.
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +23,7 @@ from torch.autograd import Function
 
 from lit_llm._torch import gradients_of_inputs, put_tensor
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
+from lit_llm.garbage_collection import without_garbage_collection
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
 from lit_llm.plan.compiled import keep_as_compiled
@@ -46,6 +46,7 @@ class Numerics:
     def record(self, recorder: Recorder) -> Iterator[None]:
         """Record what runs within."""
         with ExitStack() as stack:
+            # Selective recomputation leaves cycles, which keep tensors until Python collects them. In a step it rarely does.
             stack.enter_context(without_garbage_collection())
             stack.enter_context(recorder)
             if self.weights != self.products:
@@ -270,15 +271,3 @@ class _Received(Function):
             if gradient is not None:
                 ctx.recorder.hand_over(gradient)
         return None, None, None
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Selective recomputation leaves cycles, which keep tensors until Python collects them. In a step it rarely does."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -33,8 +33,8 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.traffic import Collectives, Traffic
 from lit_llm.dtensor import local_part
+from lit_llm.garbage_collection import without_garbage_collection
 from lit_llm.mesh_sizes import MeshSizes
-from lit_llm.plan.trace import without_garbage_collection
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.live_memory import LiveMemory
 from lit_llm.training.sizes_only import without_data

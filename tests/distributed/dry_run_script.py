@@ -30,9 +30,9 @@ from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.dtensor import local_part
+from lit_llm.garbage_collection import without_garbage_collection
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
-from lit_llm.plan.trace import without_garbage_collection
 from lit_llm.training.dry_run import Batch, Cluster, DryRun
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.live_memory import LiveMemory
