@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from process_state import restored_process_state
 from recipe_runs import RECIPE, TEXT
+from tensorboard.summary.writer import event_file_writer
 
 from lit_llm.ingest import missing_jobs
 from lit_llm.ingest.workers import Workers
@@ -19,6 +20,9 @@ def pytest_configure():
     """A shell starts commands in the background with Ctrl-C ignored, and children inherit that. Tests of it hold there too."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # TensorBoard reads event files in the order of their names: second, host, process, counter. A test that starts and resumes
+    # a run within one second needs counters with the same number of digits: "99" is read after "100".
+    event_file_writer._global_uid = event_file_writer.AtomicCounter(1_000_000)
 
 
 def pytest_collection_modifyitems(items):
