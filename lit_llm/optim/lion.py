@@ -55,20 +55,29 @@ class Lion(Optimizer):
             for p in params:
                 if not self.state[p]:
                     self.state[p]["exp_avg"] = torch.zeros_like(p)
-            # A step that may be undone copies the tensors that it changes. Update in parts, so that the copies are small.
-            for part in [params] if self.found_inf is None else _parts(params):
+            # A step copies tensors that it may undo, and narrow parameters. Update in parts, so that the copies are small.
+            copies = self.found_inf is not None or any(p.dtype.itemsize < 4 for p in params)
+            for part in _parts(params) if copies else [params]:
                 self._update(group, part)
         return loss
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """Narrow parameters are decayed and moved in fp32, and rounded once.
+
+        On CPUs `_foreach_mul_` rounds its factor to the tensors' dtype. In bf16, 0.998 is 0.996, a decay that is twice as strong.
+        """
         local, grads = [local_part(p) for p in params], local_gradients(params)
         averages = [local_part(self.state[p]["exp_avg"]) for p in params]
         beta1, beta2 = group["betas"]
         with undone_if(self.found_inf, local, averages):
             updates = foreach_lerp(averages, grads, 1 - beta1)
             foreach_sign_(updates)
-            foreach_mul_(local, 1 - group["lr"] * group["weight_decay"])
-            foreach_add_(local, updates, alpha=-group["lr"])
+            wide = [part.to(torch.promote_types(part.dtype, torch.float32)) for part in local]  # the same tensor if it is wide
+            foreach_mul_(wide, 1 - group["lr"] * group["weight_decay"])
+            foreach_add_(wide, [update.to(w) for update, w in zip(updates, wide, strict=True)], alpha=-group["lr"])
+            for part, w in zip(local, wide, strict=True):
+                if w is not part:
+                    part.copy_(w)
             foreach_lerp_(averages, grads, 1 - beta2)
 
 

@@ -78,10 +78,13 @@ def work_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_byte
     trainable = [weight for weight in weights if weight.group is not None]
     parameter_bytes = max(weight.itemsize(parameter_bytes) for weight in trainable)
     if optimizer.name == "Lion":
+        wide = 8 if parameter_bytes < 4 else 0  # the parameter and its update in fp32
+        largest = max(math.prod(weight.shape) for weight in trainable)
         if not cuda:
-            return max(groups.values()) * parameter_bytes
-        part = max(MUON_BATCH_NUMEL, *(math.prod(weight.shape) for weight in trainable))
-        return 3 * min(part, max(groups.values())) * parameter_bytes  # a part belongs to one group
+            return largest * (parameter_bytes + wide) if wide else max(groups.values()) * parameter_bytes
+        return min(max(MUON_BATCH_NUMEL, largest), max(groups.values())) * (
+            3 * parameter_bytes + wide
+        )  # a part is of one group
     if optimizer.fused or optimizer.name == "SGD":
         return 0
     if cuda:

@@ -167,6 +167,36 @@ def test_lion_moves_every_coordinate_by_the_learning_rate() -> None:
     assert p.tolist() == [4.75, -4.75, 0.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("undoable", [False, True])
+def test_a_lion_step_of_any_dtype_is_the_formula_in_float64_rounded_once(dtype: torch.dtype, undoable: bool) -> None:
+    lr, decay, generator = 0.02, 0.1, torch.Generator().manual_seed(1)  # the decay rounds to 0.996 instead of 0.998 in bf16
+    starts, grads = ([torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES] for _ in range(2))
+    params = [nn.Parameter(start.clone()) for start in starts]
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g
+    optimizer = Lion(params, lr=lr, weight_decay=decay)
+    optimizer.found_inf = torch.zeros(()) if undoable else None
+    optimizer.step()
+    for p, start, g in zip(params, starts, grads, strict=True):
+        exact = ((1 - lr * decay) * start.double() - lr * g.double().sign()).to(dtype)
+        if dtype == torch.float32:  # two operations, as before
+            exact = start.mul(1 - lr * decay).add(g.sign(), alpha=-lr)
+        assert torch.equal(p, exact)
+
+
+@pytest.mark.parametrize("make", [MuonAdamW, Lion])
+def test_decay_of_bf16_parameters_is_exact(make: Any) -> None:
+    params = [nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()) for shape in SHAPES]
+    starts = [p.detach().double() for p in params]
+    optimizer = make([{"params": params, "lr": 0.02}], weight_decay=0.1)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for p, start in zip(params, starts, strict=True):
+        assert torch.equal(p, (start * (1 - 0.02 * 0.1)).bfloat16())
+
+
 # -- Muon + AdamW ------------------------------------------------------------------------------------------------------
 
 

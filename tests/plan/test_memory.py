@@ -177,6 +177,8 @@ def test_lion_copies_no_more_than_the_largest_group_of_a_small_model():
     assert work_bytes(Optimizer("Lion"), weights_of(model), 4, cuda=True) == 3 * hidden * 4
     big = GPTConfig(n_layer=12, n_head=12, n_embd=768, block_size=16, vocab_size=64)
     assert work_bytes(Optimizer("Lion"), weights_of(big), 4, cuda=True) == 3 * 2**24 * 4
+    # The copies of two bytes, and each parameter and its update in fp32.
+    assert work_bytes(Optimizer("Lion"), weights_of(big), 2, cuda=True) == 2**24 * (3 * 2 + 8)
 
 
 def test_sharding_divides_what_it_should():
