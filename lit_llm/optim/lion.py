@@ -64,7 +64,7 @@ class Lion(Optimizer):
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Narrow parameters are decayed and moved in fp32, and rounded once.
 
-        On CPUs `_foreach_mul_` rounds its factor to the tensors' dtype. In bf16, 0.998 is 0.996, a decay that is twice as strong.
+        On CPUs `_foreach_mul_` rounds its factor to the tensors' dtype: in bf16, 0.998 becomes 0.996.
         """
         local, grads = [local_part(p) for p in params], local_gradients(params)
         averages = [local_part(self.state[p]["exp_avg"]) for p in params]
