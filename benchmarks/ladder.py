@@ -1,0 +1,413 @@
+"""A ladder of techniques: what each one, alone or stacked on others, does to the held-out loss of a small model.
+
+A run trains one size on one text for a fixed number of tokens with one seed, which decides the initial weights and the order
+of the data, and adds a row to a CSV file. Runs whose row is there are skipped, so an interrupted ladder continues.
+`--table` prints the Markdown table of the rows. A technique is a change of the baseline, which is the shipped defaults
+(`ladder_techniques.py`); the techniques are in `ladder_model.py` and `ladder_optim.py`.
+
+The loop is plain: the library's model, loss, optimizer, schedules and order of the data without a Trainer, which would add
+to the time of a step of 50 ms. Its losses are those of `fit`. A step's time is the processor's, without reading data. Every
+20 steps the baseline makes one, too, in the same process: the relative time is the ratio of the two medians, so that other
+load on the machine affects both.
+
+    python benchmarks/ladder.py --techniques baseline,z-loss,half-rope+z-loss --seeds 3
+    python benchmarks/ladder.py --table
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import ladder_model
+import ladder_optim
+import numpy as np
+import torch
+from ladder_techniques import BASELINE, Technique, baseline_rate, stack
+from torch import Tensor, nn
+
+from lit_llm.data import PythonStdlib, TextFiles
+from lit_llm.data.blocks import HeldOutBlocks, TrainBlocks
+from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.data.order import sample_index
+from lit_llm.errors import UserError
+from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.loss import LossSums, cross_entropy
+from lit_llm.optim import MuonAdamW, parameter_groups
+from lit_llm.tokenizers import Characters
+
+KNOWN = {technique.name: technique for technique in (BASELINE, *ladder_model.TECHNIQUES, *ladder_optim.TECHNIQUES)}
+CLIP = 1.0
+CLOCK_EVERY = 20
+CURVE_POINTS, CURVE_TOKENS, FINAL_TOKENS = 10, 16_384, 131_072
+"""Evaluations of a run, the held-out tokens of each, and those of the last."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its batch."""
+
+    layers: int
+    heads: int
+    width: int
+    block_size: int
+    batch: int
+    steps: int
+    """Unless `--steps` says otherwise."""
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.block_size
+
+
+SIZES = {
+    "0.8M": Size(layers=4, heads=4, width=128, block_size=64, batch=12, steps=500),
+    "4M": Size(layers=5, heads=4, width=256, block_size=128, batch=16, steps=1000),
+    "12M": Size(layers=7, heads=6, width=384, block_size=256, batch=16, steps=2000),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The result of a run: a row of the CSV file."""
+
+    size: str
+    text: str
+    technique: str
+    seed: int
+    steps: int
+    tokens: int
+    parameters: int
+    val_loss: float
+    """Nats per token, of at most `FINAL_TOKENS`."""
+    curve: str
+    """"tokens:loss …", each of the same `CURVE_TOKENS`."""
+    ms_per_step: float
+    time_ratio: float
+    """Time per token divided by the baseline's."""
+
+    @property
+    def key(self) -> tuple[str, str, str, int, int]:
+        return self.size, self.text, self.technique, self.seed, self.steps
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        pairs = (point.split(":") for point in self.curve.split())
+        return [(int(tokens), float(loss)) for tokens, loss in pairs]
+
+
+class Text:
+    """The blocks of a text."""
+
+    def __init__(self, data: TokenDataModule, name: str) -> None:
+        data.setup()
+        assert data.block_size is not None
+        self.name = f"{name} {data.fingerprint.removeprefix('tokens-')[:8]}"
+        self.vocab_size = data.vocab_size
+        settings: dict[str, Any] = {"block_size": data.block_size, "vocab_size": data.vocab_size}
+        self.train = TrainBlocks(data.corpus.streams["train"], **settings)
+        self.held_out = HeldOutBlocks(data.corpus.streams["val"], **settings)
+
+    def batch(self, first: int, rows: int, seed: int) -> dict[str, Tensor]:
+        """Sequences number `first` and later of the run with this seed."""
+        samples = sample_index(np.arange(first, first + rows), samples=len(self.train), seed=seed)
+        return self.train.rows(samples).batch()
+
+    def loss(self, model: nn.Module, tokens: int) -> float:
+        """Held-out loss, in nats per token, of blocks that are spread evenly over the text: all of them, if it is short."""
+        count = min(len(self.held_out), tokens // self.held_out.block_size)
+        chosen = np.linspace(0, len(self.held_out) - 1, count).astype(np.int64)
+        nll, targets = 0.0, 0
+        for blocks in np.array_split(chosen, math.ceil(count / 64)):
+            batch = self.held_out.rows(blocks).batch()
+            sums = model(batch["input_ids"], batch["targets"], loss=cross_entropy)
+            nll, targets = nll + sums.nll.item(), targets + int(sums.count)
+        return nll / targets
+
+
+def open_text(path: str | None, block_size: int) -> Text:
+    """The standard library, or the file or folder `path`, of which the last tenth is held out."""
+    settings: dict[str, Any] = {"block_size": block_size, "tokenizer": Characters()}
+    if path is None:
+        return Text(PythonStdlib(**settings), "stdlib")
+    return Text(TextFiles(paths=[path], val_fraction=0.1, drop_near_duplicates=False, **settings), Path(path).stem)
+
+
+class Run:
+    """A model in training."""
+
+    def __init__(self, technique: Technique, size: Size, vocab_size: int, *, seed: int, total: int) -> None:
+        torch.manual_seed(seed)
+        shape = {"n_layer": size.layers, "n_head": size.heads, "n_embd": size.width, "block_size": size.block_size}
+        config = GPTConfig(**{**shape, "vocab_size": vocab_size, **technique.config})
+        model: nn.Module = GPT(config)
+        self.model = model if technique.model is None else technique.model(model)
+        groups = parameter_groups(self.model)
+        if technique.groups is not None:
+            groups = technique.groups(self.model, groups)
+        self.optimizer = (technique.optimizer or MuonAdamW)(groups, **technique.options)
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self.average = None if technique.average is None else technique.average(self.model)
+        self.technique, self.size, self.total = technique, size, total
+        self.tokens = 0
+
+    @property
+    def t(self) -> float:
+        """Tokens so far, in steps of the baseline."""
+        return self.tokens / self.size.tokens
+
+    def rows(self) -> int:
+        """Sequences of the next update."""
+        if self.technique.rows is None:
+            return self.size.batch
+        return max(1, round(self.technique.rows(self.t + 1, self.total) * self.size.batch))
+
+    def step(self, batch: dict[str, Tensor]) -> float:
+        """One update. Returns the processor time, in seconds."""
+        technique, ids, targets = self.technique, batch["input_ids"], batch["targets"]
+        if technique.length is not None:
+            length = ids.size(1) // technique.length(self.t + 1, self.total)
+            ids, targets = ids.view(-1, length), targets.view(-1, length)
+        self.tokens += ids.numel()
+        begin = time.process_time()
+        sums: LossSums = self.model(ids, targets, loss=technique.loss or cross_entropy)
+        (sums.loss / sums.count).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        factor = (technique.rate or baseline_rate)(self.t, self.total)
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * factor
+        if technique.before_step is not None:
+            technique.before_step(self.optimizer, self.t, self.total)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update(self.t, self.total)
+        return time.process_time() - begin
+
+    @torch.no_grad()
+    def evaluate(self, text: Text, tokens: int) -> float:
+        with contextlib.ExitStack() as after:
+            if self.average is not None:
+                after.enter_context(self.average.weights())
+            if hasattr(self.optimizer, "eval"):
+                self.optimizer.eval()
+                after.callback(self.optimizer.train)
+            self.model.eval()
+            after.callback(self.model.train)
+            return text.loss(self.model, tokens)
+
+
+def train(technique: Technique, size: str, text: Text, *, seed: int, steps: int) -> Row:
+    """One run. Its random numbers depend on the seed only."""
+    shape = SIZES[size]
+    clock = Run(BASELINE, shape, text.vocab_size, seed=seed, total=steps)  # trained on few batches: only its time counts
+    run = Run(technique, shape, text.vocab_size, seed=seed, total=steps)
+    budget = steps * shape.tokens
+    points = [budget * (i + 1) // CURVE_POINTS for i in range(CURVE_POINTS)]
+    curve: list[str] = []
+    own: list[float] = []  # seconds of a token
+    baseline: list[float] = []
+    first = update = 0
+    while run.tokens < budget:
+        batch = text.batch(first, run.rows(), seed)
+        first, update = first + run.rows(), update + 1
+        own.append(run.step(batch) / batch["input_ids"].numel())
+        if update % CLOCK_EVERY == 1 or steps < CLOCK_EVERY:
+            batch = text.batch(first, shape.batch, seed)
+            clock.step(batch)  # warms the caches
+            baseline.append(clock.step(batch) / shape.tokens)
+            run_next = text.batch(first, run.rows(), seed)  # and so does the run's next step, which is not timed
+            if run.tokens < budget:
+                first, update = first + run.rows(), update + 1
+                run.step(run_next)
+        while len(curve) < CURVE_POINTS and run.tokens >= points[len(curve)]:
+            curve.append(f"{run.tokens}:{run.evaluate(text, CURVE_TOKENS):.4f}")
+    seconds = statistics.median(own)
+    return Row(
+        size=size,
+        text=text.name,
+        technique=technique.name,
+        seed=seed,
+        steps=steps,
+        tokens=run.tokens,
+        parameters=sum(p.numel() for p in run.model.parameters()),
+        val_loss=round(run.evaluate(text, FINAL_TOKENS), 5),
+        curve=" ".join(curve),
+        ms_per_step=round(seconds * shape.tokens * 1e3, 2),
+        time_ratio=round(seconds / statistics.median(baseline), 3),
+    )
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV file; none if it does not exist."""
+    if not path.exists():
+        return []
+    convert: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
+    lines = csv.DictReader(_whole_lines(path).decode().splitlines())
+    return [Row(**{field.name: convert[str(field.type)](line[field.name]) for field in fields(Row)}) for line in lines]
+
+
+def add_row(path: Path, row: Row) -> None:
+    """Append a row, after a header if the file is new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="") as file:
+        file.truncate(len(_whole_lines(path)))
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        if path.stat().st_size == 0:
+            writer.writeheader()
+        writer.writerow(asdict(row))
+
+
+def _whole_lines(path: Path) -> bytes:
+    """A file without a last line that an interrupted process cut off."""
+    content = path.read_bytes()
+    return content[: content.rfind(b"\n") + 1]
+
+
+def climb(techniques: Sequence[Technique], size: str, text: Text, out: Path, *, seeds: Sequence[int], steps: int) -> None:
+    """Every run that has no row yet."""
+    for seed in seeds:
+        for technique in techniques:
+            if (size, text.name, technique.name, seed, steps) in {row.key for row in read_rows(out)}:
+                continue
+            row = train(technique, size, text, seed=seed, steps=steps)
+            add_row(out, row)
+            print(f"{row.technique}, seed {seed}: {row.val_loss:.4f}, {row.time_ratio:.2f} × the baseline's time", flush=True)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A line of the table: one technique against the baseline."""
+
+    technique: str
+    runs: int
+    loss: float
+    spread: float
+    """Standard deviation over seeds; NaN for one run."""
+    difference: float
+    noise: float
+    """Standard error of the difference."""
+    time: float
+    tokens_to_baseline: float
+    """Tokens at which the mean curve reaches the baseline's final loss, divided by the run's; infinite if it does not."""
+
+
+def summaries(rows: Iterable[Row]) -> list[Summary]:
+    """Statistics of the runs of one size, text and number of steps, the baseline first, then by loss.
+
+    The noise of a run is the standard deviation over seeds, pooled over all techniques: each has few seeds.
+    """
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row.technique, []).append(row)
+    if BASELINE.name not in by_name:
+        return []
+    freedom = sum(len(runs) - 1 for runs in by_name.values())
+    squares = sum((len(runs) - 1) * _variance(runs) for runs in by_name.values() if len(runs) > 1)
+    deviation = math.sqrt(squares / freedom) if freedom else math.nan
+    baseline = by_name[BASELINE.name]
+    target = statistics.mean(row.points[-1][1] for row in baseline)
+    found = []
+    for name, runs in by_name.items():
+        loss = statistics.mean(row.val_loss for row in runs)
+        same = name == BASELINE.name
+        found.append(
+            Summary(
+                technique=name,
+                runs=len(runs),
+                loss=loss,
+                spread=math.sqrt(_variance(runs)) if len(runs) > 1 else math.nan,
+                difference=loss - statistics.mean(row.val_loss for row in baseline),
+                noise=deviation * math.sqrt(1 / len(runs) + 1 / len(baseline)),
+                time=statistics.median(row.time_ratio for row in runs),
+                tokens_to_baseline=1.0 if same else tokens_to(target, runs),
+            )
+        )
+    return sorted(found, key=lambda line: (line.technique != BASELINE.name, line.loss))
+
+
+def _variance(runs: Sequence[Row]) -> float:
+    return statistics.variance(row.val_loss for row in runs)
+
+
+def tokens_to(target: float, runs: Sequence[Row]) -> float:
+    """Fraction of the run's tokens at which the mean curve first reaches a loss, on straight lines between its points."""
+    points = [
+        (statistics.fmean(run.points[i][0] for run in runs), statistics.fmean(run.points[i][1] for run in runs))
+        for i in range(CURVE_POINTS)
+    ]
+    end = points[-1][0]
+    if points[0][1] <= target:
+        return points[0][0] / end
+    for (before, high), (after, low) in pairwise(points):
+        if low <= target < high:
+            return (before + (after - before) * (high - target) / (high - low)) / end
+    return math.inf
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: one table for each size, text and number of steps."""
+    parts = []
+    for size, text, steps in sorted({(row.size, row.text, row.steps) for row in rows}):
+        chosen = [row for row in rows if (row.size, row.text, row.steps) == (size, text, steps)]
+        parts.append(f"{size}, {text}, {steps} steps\n")
+        parts.append(
+            "| technique | seeds | loss ± spread | difference | in units of noise | time per step | tokens to the baseline |"
+        )
+        parts.append("|---|---|---|---|---|---|---|")
+        for line in summaries(chosen):
+            spread = "" if math.isnan(line.spread) else f" ± {line.spread:.4f}"
+            units = "" if line.technique == BASELINE.name or not line.noise > 0 else f"{line.difference / line.noise:+.1f}"
+            tokens = "not reached" if math.isinf(line.tokens_to_baseline) else f"{line.tokens_to_baseline:.2f}"
+            parts.append(
+                f"| {line.technique} | {line.runs} | {line.loss:.4f}{spread} | {line.difference:+.4f} | {units} "
+                f"| {line.time:.2f} | {tokens} |"
+            )
+        parts.append("")
+    return "\n".join(parts)
+
+
+def chosen_techniques(names: str) -> list[Technique]:
+    """The techniques of `a,b,a+b`."""
+    found = []
+    for name in names.split(","):
+        for part in name.split("+"):
+            if part not in KNOWN:
+                raise UserError(f"The technique {part!r} is unknown: choose from {', '.join(KNOWN)} (--techniques).")
+        found.append(stack([KNOWN[part] for part in name.split("+")]))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="0.8M")
+    parser.add_argument("--text", help="a file or folder; the last tenth is held out. Default: the standard library")
+    parser.add_argument("--techniques", default=",".join(KNOWN), help="names separated by commas; a+b is both at once")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first_seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="of the baseline's batch; default: the size's")
+    parser.add_argument("--threads", type=int, default=1, help="more are not faster at 0.8M")
+    parser.add_argument("--out", type=Path, default=Path("ladder.csv"))
+    parser.add_argument("--table", action="store_true", help="print the table of the rows, train nothing")
+    options = parser.parse_args()
+    if options.table:
+        print(table(read_rows(options.out)))
+        return
+    torch.set_num_threads(options.threads)
+    text = open_text(options.text, SIZES[options.size].block_size)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    steps = options.steps or SIZES[options.size].steps
+    climb(chosen_techniques(options.techniques), options.size, text, options.out, seeds=seeds, steps=steps)
+
+
+if __name__ == "__main__":
+    main()
