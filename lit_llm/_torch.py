@@ -38,6 +38,12 @@ FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention  # of GPUs,
 CPU_LSTM = torch.ops.aten.mkldnn_rnn_layer
 CPU_LSTM_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward
 
+
+def cpu_has_bf16_units() -> bool:
+    """Whether this processor multiplies matrices in bf16: AMX's tiles, or AVX-512's dot products."""
+    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+
+
 # A tensor of any size without data, whose operations a dispatch mode sees: for the planner's trace.
 DispatchMode = TorchDispatchMode
 make_wrapper = torch.Tensor._make_wrapper_subclass

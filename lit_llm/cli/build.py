@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from lit_llm.checkpoint.adapters import base_checkpoint, base_damage, no_base
 from lit_llm.checkpoint.format import damage_before_load, read_values
+from lit_llm.cli.auto_precision import AUTO, Choice, choose, keep
 from lit_llm.cli.constructor_errors import is_mistake
 from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.filter_warnings import filter_warnings
@@ -71,11 +72,13 @@ class OtherMachine:
         devices: how many in total; None: as many as the recipe says.
         per_node: devices in one machine.
         start: the checkpoint that the planned run continues from.
+        precision: what trainer.precision auto means there; None: as here.
     """
 
     devices: int | None = None
     per_node: int = 8
     start: RunStart = field(default_factory=RunStart)
+    precision: Choice | None = None
 
     def devices_for(self, config: Namespace) -> int:
         """The number of devices that a recipe is planned for."""
@@ -166,6 +169,8 @@ def build(
         start = RunStart()
     if recipe.initial_problems and start.checkpoint is None:  # the model depends on these weights
         raise UserError("\n".join([*problems, *recipe.initial_problems]))
+    if config.trainer.precision == AUTO and recipe.command != "prepare":
+        recipe.notes.append(_choose_precision(config, start, machine))
     built = Built(recipe, config, run_dir, start, _parts(recipe, refused), recipe.initial)
     if not isinstance(built.datamodule, TokenDataModule) and "trainer.use_distributed_sampler" not in recipe.given:
         config.trainer.use_distributed_sampler = True  # other DataModules do not split samples over ranks
@@ -241,6 +246,14 @@ def _choose_start(recipe: Recipe) -> tuple[Path, RunStart]:
     except UserError as error:
         recipe.problems += str(error).splitlines()
     return run_dir, start
+
+
+def _choose_precision(config: Namespace, start: RunStart, machine: OtherMachine | None) -> str:
+    """Replace trainer.precision auto, so that the run records a value; returns the line to print."""
+    here = choose(config.trainer.accelerator) if machine is None or machine.precision is None else machine.precision
+    choice = keep(start if machine is None else machine.start, here)
+    config.trainer.precision = choice.precision
+    return choice.line
 
 
 def _parts(recipe: Recipe, refused: set[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pydoc import locate
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_type_hints
 
 import lightning.pytorch
 import torch
@@ -69,7 +69,7 @@ def make_parser(command: Command, defaults: dict[str, Any] | None = None) -> Rec
     parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=True)
     for group, settings in CALLBACKS.items():
         parser.add_lightning_class_args(class_at(settings.base), group, subclass_mode=True, required=False)
-    parser.add_lightning_class_args(class_at(PLAIN["trainer"]), "trainer")
+    _add_trainer(parser)
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER.items()})
     parser.set_defaults({group: settings.value for group, settings in CLASSES.items()})
     parser.set_defaults(defaults or {})
@@ -85,6 +85,20 @@ def _add_architecture(parser: RecipeParser) -> None:
         skip={"vocab_size"},
         required=False,
         help="Your own model, by the path of its class (docs/your-project.md).",
+    )
+
+
+def _add_trainer(parser: RecipeParser) -> None:
+    """Lightning's Trainer, with one more precision: auto."""
+    trainer = class_at(PLAIN["trainer"])
+    parser.add_class_arguments(trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip={"precision"})
+    known = get_type_hints(trainer.__init__)["precision"]  # type: ignore[misc]
+    assert parser.groups is not None
+    parser.groups["trainer"].add_argument(
+        "--trainer.precision",
+        type=known | Literal["auto"],
+        default=None,
+        help="As Lightning's Trainer takes it. auto: bf16-mixed if the device has units for bf16, else 32-true.",
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lit_llm import callbacks
 from lit_llm.cli.arguments import Arguments
+from lit_llm.cli.auto_precision import Choice
 from lit_llm.cli.build import OtherMachine, build, strategy_of
 from lit_llm.cli.dataset_size import data_facts, with_packing
 from lit_llm.cli.parse import Recipe, parse
@@ -40,14 +41,22 @@ class PlannedRecipe:
         arguments: those of `fit`.
         devices: used instead of the recipe's trainer.devices and num_nodes.
         devices_per_node: of the hardware planned for.
+        precision: what trainer.precision auto means on it; None: as on this machine.
 
     Raises:
         UserError: Everything that `fit` would refuse, one sentence a line. Missing data files become notes instead.
     """
 
-    def __init__(self, arguments: Arguments | list[str], *, devices: int | None = None, devices_per_node: int = 8) -> None:
+    def __init__(
+        self,
+        arguments: Arguments | list[str],
+        *,
+        devices: int | None = None,
+        devices_per_node: int = 8,
+        precision: Choice | None = None,
+    ) -> None:
         recipe = parse("fit", arguments)
-        machine = OtherMachine(devices, devices_per_node, _start(recipe))
+        machine = OtherMachine(devices, devices_per_node, _start(recipe), precision)
         run_dir = default_run_dir(recipe.arguments.config_files)  # nothing is written there
         self.built = build(recipe, run_dir=run_dir, trainer=_ONE_CPU, machine=machine)
         self.config, self.datamodule = self.built.config, self.built.datamodule

@@ -145,6 +145,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     import_lightning()
     from rich.console import Console
 
+    from lit_llm.cli.auto_precision import choose_for
     from lit_llm.cli.planned_recipe import PlannedRecipe
     from lit_llm.plan.measure import this_machine
     from lit_llm.plan.report import markdown, render
@@ -171,7 +172,8 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         problems.append(str(error))
     try:
         nodes = 1 if hardware is None else hardware.devices_per_node
-        planned = PlannedRecipe(arguments, devices=devices, devices_per_node=nodes)
+        elsewhere = None if hardware is None or own.hardware in (None, "auto") else choose_for(hardware)
+        planned = PlannedRecipe(arguments, devices=devices, devices_per_node=nodes, precision=elsewhere)
     except UserError as error:
         raise UserError("\n".join([*problems, str(error)])) from None
     if problems or hardware is None:

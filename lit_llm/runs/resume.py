@@ -125,6 +125,13 @@ class RunStart:
         compares_data = isinstance(data, lit_llm.data.TokenDataModule)
         return setting_changes(saved, settings, accepted=accepted or branches, compares_data=compares_data)
 
+    def saved_settings(self) -> Mapping[str, Any]:
+        """The settings of the run whose checkpoint this is, by key. Empty: older checkpoints do not store them."""
+        with contextlib.suppress(UserError):  # it may be damaged on ranks above 0, where nobody has verified it
+            found: Mapping[str, Any] = {} if self.checkpoint is None else read_values(self.checkpoint).get(SETTINGS, {})
+            return found
+        return {}
+
     def saved_data(self, data: lit_llm.data.TokenDataModule) -> dict[str, Any] | None:
         """What the data saved in the checkpoint that training continues from; None if it does not, or other data were."""
         if self.checkpoint is None or self.step is None or not is_rank_zero():

@@ -55,6 +55,12 @@ class SaveRunFolder(SaveConfigCallback):
                 f"trainer.max_steps is {max_steps} on rank 0 and {trainer.max_steps} on rank {trainer.global_rank}: the "
                 "checkpoint of --resume was replaced during the launch. Pass a step-….ckpt to --resume instead of a link."
             )
+        precision = trainer.strategy.broadcast(trainer.precision)
+        if precision != trainer.precision:  # auto, on processors of two kinds
+            raise UserError(
+                f"trainer.precision is {precision} on rank 0 and {trainer.precision} on rank {trainer.global_rank}: set it "
+                f"(--trainer.precision {precision})"
+            )
         super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: Trainer, pl_module: Any, stage: str) -> None:

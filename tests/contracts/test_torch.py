@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -261,3 +263,14 @@ def test_the_record_of_collectives_counts_and_names_them():
         assert b"gloo:all_reduce" in package.flight_record()
     finally:
         dist.destroy_process_group()
+
+
+def test_torch_knows_whether_the_processor_multiplies_in_bf16(monkeypatch):
+    names = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    assert package.cpu_has_bf16_units() == any(getattr(torch.cpu, name)() for name in names)
+    if sys.platform == "linux" and (flags := re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)):
+        assert package.cpu_has_bf16_units() == bool({"amx_bf16", "avx512_bf16"} & set(flags[1].split()))
+    for faked in ((True, False), (False, True), (False, False)):
+        for name, value in zip(names, faked, strict=True):
+            monkeypatch.setattr(torch.cpu, name, lambda value=value: value)
+        assert package.cpu_has_bf16_units() == any(faked)
