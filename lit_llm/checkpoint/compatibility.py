@@ -21,7 +21,8 @@ SHAPES = {
     *("norm_position", "attention_sinks", "pad_vocab_to", "vocab_size"),
 }
 INITIAL = ("init_std", "zero_init_projections")  # matter before the first step only
-TRAINING = ("dropout", "mask_documents", "eos_id")  # follow the data and the way of training, not the weights
+BASES = ("base_width", "base_depth")  # decide rates of the optimizer
+TRAINING = ("dropout", "mask_documents", "eos_id", *BASES)  # follow the data and the way of training, not the weights
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
@@ -108,15 +109,24 @@ def model_changes(
             for name, before, now in changed
         ]
     for name, value in asdict(model).items():
-        before = saved.get(name, value)
-        if before == value or name in INITIAL or (name in ("vocab_size", "eos_id") and value is None):
+        old: Any = saved.get(name, None if name in BASES else value)  # older checkpoints have no bases
+        if old == value or name in INITIAL or (name in ("vocab_size", "eos_id") and value is None):
             continue
-        change = f"model.{name} was {before} in the checkpoint and is {value}"
+        change = f"model.{name} was {old} in the checkpoint and is {value}"
         if name in SHAPES:
-            found.append(f"{change}: these weights do not fit (--model.{name} {before})")
+            found.append(f"{change}: these weights do not fit (--model.{name} {old})")
         elif not accepted:
-            found.append(f"{change} (--model.{name} {before}, or --accept_changes true)")
+            found.append(f"{change} (--model.{name} {old}, or --accept_changes true)")
     return found
+
+
+def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:
+    """Why the optimizer's state does not fit, although the weights do: with a base, the optimizer has more groups."""
+    had = any(saved.get(name) is not None for name in BASES)
+    if had == (model.size_ratios is not None):
+        return []
+    flags = " ".join(f"--model.{name} {json.dumps(saved.get(name))}" for name in BASES)
+    return [f"with model.base_width or model.base_depth the optimizer has other groups: its state does not fit ({flags})"]
 
 
 def _changed_arguments(was: dict[str, Any], architecture: Architecture) -> list[tuple[str, Any, Any]]:

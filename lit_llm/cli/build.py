@@ -56,6 +56,7 @@ from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
 from lit_llm.models.loss import LossConfig
+from lit_llm.optim import scale_rates
 from lit_llm.plan.settings import devices_of, layout_from_strategy
 from lit_llm.ranks import is_rank_zero
 from lit_llm.runs.curve_follower import CurveFollower
@@ -342,14 +343,21 @@ def _follow_curve(built: Built) -> list[str]:
 def _try_optimizer(built: Built) -> tuple[Optimizer | None, list[str]]:
     """The optimizer for two small parameters, or why it cannot be built."""
     matrix, vector = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))
+    model: GPTConfig | None = built.parts.get("model")
     try:
-        return built.make_optimizer([{"params": [matrix], "name": "matrix"}, {"params": [vector], "name": "vector"}]), []
+        optimizer = built.make_optimizer([{"params": [matrix], "name": "matrix"}, {"params": [vector], "name": "vector"}])
     except (ValueError, TypeError, RuntimeError) as error:
         if not is_mistake(error):
             raise
         message = str(error).rstrip(".")
         flag = "" if "(--" in message else " (--optimizer)"
         return None, [f"optimizer {built.config.optimizer.class_path} cannot be built: {message}{flag}"]
+    if model is not None and model.size_ratios is not None:
+        try:
+            scale_rates(optimizer, *model.size_ratios)
+        except UserError as error:
+            return None, [str(error)]
+    return optimizer, []
 
 
 def _make_trainer(built: Built, replaced: Mapping[str, Any], scratch: bool) -> list[str]:

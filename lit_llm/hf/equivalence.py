@@ -15,7 +15,10 @@ from lit_llm.hf.fields import Fields
 from lit_llm.models.config import LayerSettings
 from lit_llm.models.gpt import GPTConfig
 
-_NOT_COMPUTED = {"dropout", "init_std", "zero_init_projections", "pad_vocab_to", "mask_documents", "eos_id", "bias"}
+_NOT_COMPUTED = {
+    *("dropout", "init_std", "zero_init_projections", "base_width", "base_depth", "pad_vocab_to", "mask_documents", "eos_id"),
+    "bias",
+}
 """Settings that config.json lacks and that do not change the logits of a text without end-of-document ids, and `bias`."""
 _PART_OF = {
     "gelu_approximate": "mlp",

@@ -33,6 +33,8 @@ MODEL_DOMAINS: dict[str, Domain] = {
     "logit_scale": above(0, 10**6),
     "pad_vocab_to": whole(1, 1_000_000),
     "init_std": above(0, 1000),
+    "base_width": whole(1, 1_000_000, null=True),
+    "base_depth": whole(1, 4096, null=True),
     "eos_id": whole(0, 100_000_000, null=True),
 }
 """The domain of each number of `GPTConfig`, alone and in `layers`. Sizes exceed those of any model."""
@@ -148,6 +150,12 @@ class GPTConfig:
     """True: both projections into the residual stream start at zero, so blocks start as the identity. False: their std is
     init_std / sqrt(2 * n_layer) (GPT-2). Null: true, unless embeddings are tied, because the model would predict its input, or
     a norm follows the projections, because it would divide zero by zero."""
+    base_width: int | None = None
+    """Width at which the rates of the optimizer and init_std apply as they are given. Other widths use the rates and initial
+    weights that follow from them (muP; docs/transfer.md), so that one rate is best for all. None: the same at every width."""
+    base_depth: int | None = None
+    """Number of blocks at which the rates apply as they are given. With others, the projections into the residual stream have
+    rates that follow (CompleteP). None: the same at every depth."""
     mask_documents: bool = False
     """Attention stays within a document, and positions restart in each. Documents are the data's; if they do not know them,
     eos_id opens each. In generation, all is one document."""
@@ -197,12 +205,39 @@ class GPTConfig:
         )
 
     @property
+    def size_ratios(self) -> tuple[float, float] | None:
+        """(width, depth) over base_width and base_depth, 1 where there is no base. None: there is neither."""
+        if self.base_width is None and self.base_depth is None:
+            return None
+        return self.n_embd / (self.base_width or self.n_embd), self.n_layer / (self.base_depth or self.n_layer)
+
+    @property
+    def hidden_std(self) -> float:
+        """Initial standard deviation of the hidden matrices but `residual_std`'s. With base_width it falls with √width."""
+        width, _ = self.size_ratios or (1.0, 1.0)
+        return self.init_std / math.sqrt(width)
+
+    @property
     def residual_std(self) -> float:
         """Initial standard deviation of the projections into the residual stream."""
         zero = self.zero_init_projections
         if zero is None:
             zero = not self.tie_embeddings and self.norm_position == "pre"
-        return 0.0 if zero else self.init_std / math.sqrt(2 * self.n_layer)
+        _, depth = self.size_ratios or (1.0, 1.0)
+        return 0.0 if zero else self.hidden_std / math.sqrt(2 * self.n_layer / depth) / depth
+
+    @property
+    def head_std(self) -> float:
+        """Initial standard deviation of the output matrix.
+
+        The normalised residual stream has norm √d, so logits have variance d·std², and the first loss is ln V + d·std²/2. Up
+        to a width of about 1,000, std is init_std's 0.02. Wider models get a smaller one, so that the first loss is within 2 %
+        of ln V. With base_width it is that of the base over the ratio of the widths.
+        """
+        assert self.vocab_size is not None
+        width, _ = self.size_ratios or (1.0, 1.0)
+        widest = math.sqrt(0.04 * math.log(max(self.vocab_size, 2)) / (self.n_embd / width)) / self.logit_scale
+        return min(self.init_std, widest) / width
 
     @property
     def padded_vocab_size(self) -> int:
@@ -263,6 +298,23 @@ class GPTConfig:
                 f"model.zero_init_projections with model.norm_position {self.norm_position} would divide zero by zero in the "
                 "norms after attention and MLP",
                 "--model.zero_init_projections null",
+            )
+        if self.size_ratios is not None and self.tie_embeddings:
+            yield Mistake(
+                "model.base_width and model.base_depth need an output head of its own, because its rate differs from the "
+                "embedding's",
+                "--model.tie_embeddings false",
+            )
+        if self.base_depth is not None and self.norm_position != "pre":
+            yield Mistake(
+                f"model.base_depth needs model.norm_position pre, but it is {self.norm_position}: a norm after the projections "
+                "undoes what the depth changes",
+                "--model.norm_position pre or --model.base_depth null",
+            )
+        if self.base_depth is not None and (self.has_bias("attention_output") or self.has_bias("mlp")):
+            yield Mistake(
+                "model.base_depth needs projections without biases",
+                "--model.attention_output_bias false and --model.mlp_bias false, or --model.base_depth null",
             )
         if self.parallel_residual and self.norm_position != "pre":
             yield Mistake(

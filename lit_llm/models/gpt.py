@@ -6,7 +6,6 @@ multiple.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -118,7 +117,7 @@ class GPT(nn.Module):
         assert config.vocab_size is not None
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                std = config.residual_std if name.endswith(".project") else config.init_std
+                std = config.residual_std if name.endswith(".project") else config.hidden_std
                 draw_(module.weight, partial(nn.init.normal_, std=std))
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
@@ -130,12 +129,13 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.sinks)
             elif isinstance(module, RotaryTable):
                 module.fill()
-        # The normalised residual stream has norm sqrt(d). So logits have variance d * std^2, and the first loss is
-        # ln V + d * std^2 / 2. Up to a width of about 1,000, std is GPT-2's 0.02. Wider models get a smaller std, so that the
-        # first loss is within 2 % of ln V.
-        widest = math.sqrt(0.04 * math.log(max(config.vocab_size, 2)) / config.n_embd) / config.logit_scale
-        head_std = min(config.init_std, widest)
-        draw_(self.embedding.weight if self.head is None else self.head.weight, partial(nn.init.normal_, std=head_std))
+        output = self.embedding if self.head is None else self.head
+        draw_(output.weight, partial(nn.init.normal_, std=config.head_std))
+
+    @property
+    def size_ratios(self) -> tuple[float, float] | None:
+        """`lit_llm.optim.optimizer_of` reads it."""
+        return self.config.size_ratios
 
     @property
     def ties_head(self) -> bool:

@@ -37,8 +37,8 @@ class MuonAdamW(Optimizer):
     s = √max(1, r/c) for ``adjust_lr="original"``; 0.2·√max(r, c) for ``"match_rms_adamw"``, which gives updates the
     usual RMS of AdamW, so that AdamW's learning rates apply (Liu et al. 2025, arXiv 2502.16982). AdamW is torch's fused kernel.
 
-    Muon updates a parameter if it has 2 dimensions and its group is named ``matrix`` (as in `parameter_groups`) or has no
-    name. A group with both kinds is split in two.
+    Muon updates a parameter if it has 2 dimensions and its group is named ``matrix`` or ``projection`` (as in
+    `parameter_groups`) or has no name. A group with both kinds is split in two.
 
     Args:
         lr: learning rate of Muon groups without their own.
@@ -104,7 +104,7 @@ class MuonAdamW(Optimizer):
         params = param_group["params"]
         items = [params] if isinstance(params, Tensor) else list(params)  # tensors, or (name, tensor) as torch allows
         tensors = [item[1] if isinstance(item, tuple) else item for item in items]
-        may_take_muon = param_group.get("name", "matrix") == "matrix"
+        may_take_muon = param_group.get("name", "matrix") in ("matrix", "projection")
         takes_muon = [may_take_muon and isinstance(t, Tensor) and t.ndim == 2 for t in tensors]
         for muon in (True, False):
             chosen = [item for item, is_muon in zip(items, takes_muon, strict=True) if is_muon == muon]

@@ -8,7 +8,7 @@ from torch import nn
 
 from lit_llm.errors import UserError
 
-GROUPS = ("matrix", "embedding", "vector", "adapter")
+GROUPS = ("matrix", "projection", "embedding", "head", "vector", "adapter")
 
 
 def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict[str, Any]]:
@@ -18,6 +18,8 @@ def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict
     * ``adapter``: ``lora_a`` and ``lora_b``, to which Muon does not apply: LoRA's published rates are AdamW's, and Muon would
       orthogonalise each factor, not the update that is their product;
     * ``matrix``: every other tensor of at least 2 dimensions, i.e. the hidden weights;
+    * ``projection`` and ``head``: only if the model has `size_ratios` (GPTConfig.base_width), whose rates differ: the parts of
+      ``matrix`` in modules called ``project``, and of ``embedding`` in modules called ``head``;
     * ``vector``: the rest, biases and norm gains. Their ``weight_decay`` is 0; other groups use the optimizer's.
 
     Args:
@@ -32,10 +34,16 @@ def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict
     groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
     # By default named_parameters yields a shared tensor once, under its first name: a tied head needs all names.
     embeddings |= {p for name, p in model.named_parameters(remove_duplicate=False) if "head" in name.split(".")}
+    split = getattr(model, "size_ratios", None) is not None
     for name, p in model.named_parameters():
         if p.requires_grad:
-            is_adapter = name.rpartition(".")[2] in ("lora_a", "lora_b")
+            *modules, last = name.split(".")
+            is_adapter = last in ("lora_a", "lora_b")
             role = "adapter" if is_adapter else "vector" if p.ndim < 2 else "embedding" if p in embeddings else "matrix"
+            if split and role == "embedding" and "head" in modules:
+                role = "head"
+            if split and role == "matrix" and "project" in modules:
+                role = "projection"
             groups[role].append(p)
     options: dict[str, dict[str, Any]] = {"vector": {"weight_decay": 0.0}}
     return [

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lit_llm.optim.parameter_groups import parameter_groups
+from lit_llm.optim.transfer import optimizer_of
 
 
 def optimizer_of_stage(
@@ -24,7 +24,7 @@ def optimizer_of_stage(
         whole: all stages. Parameters that this rank does not hold are on the meta device.
     """
     name_of = {p: name for name, p in whole.named_parameters()}
-    optimizer = make(parameter_groups(whole))
+    optimizer = optimizer_of(whole, make)
     names = [[name_of[p] for p in group["params"]] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if not p.is_meta]

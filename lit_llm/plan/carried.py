@@ -108,7 +108,7 @@ def differences(measured: RunSettings, planned: RunSettings) -> list[str]:
     pairs: list[tuple[str, object, object]] = [
         (f"model.{field.name}", getattr(measured.model, field.name), getattr(planned.model, field.name, None))
         for field in fields(measured.model)
-        if field.name not in ("init_std", "zero_init_projections", "eos_id")
+        if field.name not in ("init_std", "zero_init_projections", "base_width", "base_depth", "eos_id")
     ]
     for name in ("sequence_length", "sequences", "precision", "checkpointing", "chunk_size", "float8", "compile"):
         pairs.append((name, getattr(measured, name), getattr(planned, name)))

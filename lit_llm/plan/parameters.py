@@ -83,7 +83,8 @@ def _weights(model: Key, lora: Key, ranks: int) -> tuple[Weight, ...]:
 
         return custom.weights(config)
     built = build(with_layers(local_config(config, ranks), [0]), lora.value)
-    groups = {id(p): str(group["name"]) for group in parameter_groups(built) for p in group["params"]}
+    alike = {"projection": "matrix", "head": "embedding"}  # they differ in their rates only
+    groups = {id(p): alike.get(name := str(group["name"]), name) for group in parameter_groups(built) for p in group["params"]}
     return tuple(
         Weight(name, tuple(p.shape), _part(name), groups.get(id(p)), config.n_layer if name.startswith("blocks.") else 0)
         for name, p in built.named_parameters()

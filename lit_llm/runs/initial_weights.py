@@ -8,6 +8,7 @@ from typing import Any
 
 from lit_llm.checkpoint.adapters import LORA, base_damage
 from lit_llm.checkpoint.compatibility import (
+    BASES,
     model_changes,
     model_settings,
     reinterpretations,
@@ -94,7 +95,8 @@ class InitialWeights:
     def _model_defaults(self, model: GPTConfig) -> dict[str, Any]:
         settings = model_settings(model, self.architecture)
         architecture = settings.pop("architecture", None)
-        return {"architecture": architecture, **{f"model.{name}": value for name, value in settings.items()}}
+        taken = {f"model.{name}": value for name, value in settings.items() if name not in BASES}  # rates are the new run's own
+        return {"architecture": architecture, **taken}
 
     def damage(self, *, ranks: int = 1) -> str | None:
         """How the checkpoint or its tokenizer is damaged, as a sentence; checked on rank 0, None on other ranks.

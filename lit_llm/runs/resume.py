@@ -17,7 +17,7 @@ from typing import Any
 
 import lit_llm.data
 from lit_llm.checkpoint.adapters import saved_lora
-from lit_llm.checkpoint.compatibility import lora_changes, model_changes, same_class
+from lit_llm.checkpoint.compatibility import group_changes, lora_changes, model_changes, same_class
 from lit_llm.checkpoint.format import checkpoints_in, damage_before_load, newest_good, read_values
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
@@ -104,6 +104,7 @@ class RunStart:
         found: list[str] = []
         if model is not None:
             found += model_changes(saved["model_config"], model, architecture, accepted=not resumes or accepted)
+            found += group_changes(saved["model_config"], model) if resumes and accepted and architecture is None else []
         found += lora_changes(saved_lora(saved), lora, accepted=not resumes or accepted)
         before = saved.get("optimizer_class")
         if resumes and before is not None and optimizer_class is not None and not same_class(before, optimizer_class):

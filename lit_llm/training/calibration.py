@@ -26,7 +26,7 @@ from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
 from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
-from lit_llm.optim import parameter_groups
+from lit_llm.optim import optimizer_of
 from lit_llm.plan import muon
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import CustomConfig
@@ -106,7 +106,7 @@ class TrainingStep:
         if precision.endswith("-mixed"):
             dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float16
             self.autocast = partial(torch.autocast, self.device.type, dtype=dtype, cache_enabled=False)  # as in Lightning
-        self.optimizer = optimizer(parameter_groups(self.model))
+        self.optimizer = optimizer_of(self.model, optimizer)
         whole = cross_entropy_of_logits if isinstance(model, CustomConfig) else cross_entropy
         self.loss: Callable[..., LossSums] = partial(whole, z_loss=loss.z_loss)
         if loss.chunk_size is not None:

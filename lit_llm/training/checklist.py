@@ -29,7 +29,7 @@ from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import reset_adapters
 from lit_llm.models.loss import LossSums
-from lit_llm.optim import parameter_groups
+from lit_llm.optim import optimizer_of
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.run_length import phases, run_length
@@ -412,7 +412,7 @@ def overfitting(run: CheckedRun) -> Line:
         model.init_weights()
     reset_adapters(model)
     model.train()
-    optimizer = module.optimizer_factory(parameter_groups(model))
+    optimizer = optimizer_of(model, module.optimizer_factory)
     peaks = [group["lr"] for group in optimizer.param_groups]
     batch = {name: value.to(device) for name, value in _part_to_learn(run.observer).items()}
     first = loss = math.nan

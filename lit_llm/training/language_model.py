@@ -35,7 +35,7 @@ from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, apply_lora, flops_saved, is_adapter, reset_adapters
 from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
-from lit_llm.optim import MuonAdamW, parameter_groups
+from lit_llm.optim import MuonAdamW, optimizer_of
 from lit_llm.optim.stage_optimizer import optimizer_of_stage
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import custom_config
@@ -221,7 +221,7 @@ class LanguageModel(L.LightningModule):
             assert isinstance(strategy, MeshStrategy)
             strategy.whole_groups = [[f"model.{name}" for name in group] for group in groups]
         else:
-            optimizer = self.optimizer_factory(parameter_groups(self.model))
+            optimizer = optimizer_of(self.model, self.optimizer_factory)
         optimizer.register_load_state_dict_pre_hook(keep_configured_options)
         if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
             # A fused optimizer would unscale fp16 gradients itself, after gradient clipping and the spike guard.

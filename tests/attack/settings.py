@@ -87,6 +87,8 @@ SETTINGS: tuple[Setting, ...] = (
     _real("model.dropout", [0, 0.1], [-0.1, 1.5]),
     _real("model.logit_softcap", [30, 5.5], [0, -1], null=True),
     _real("model.init_std", [0.01, 0.1], [-0.1, 1e30]),
+    _whole("model.base_width", [8, 64], [0, -1, HUGE], null=True),
+    _whole("model.base_depth", [1, 4], [0, -1, HUGE], null=True),
     _real("model.partial_rotary_factor", [0.5, 1], [0, -1, 1.5]),
     _real("model.attention_scale", [0.1], [0, -1], null=True),
     _real("model.attention_softcap", [50, 5.5], [0, -1], null=True),

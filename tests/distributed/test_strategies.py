@@ -33,9 +33,9 @@ FOUR = {
 KINDS = {
     "modern": {"model": "modern", "optimizer": "MuonAdamW"},
     "gpt2": {"model": "gpt2", "optimizer": "AdamW", "loss": {"chunk_size": 24, "z_loss": 1e-3}},
-    "llama": {"model": "llama", "optimizer": "AdamW-fused"},
+    "llama": {"model": "llama", "optimizer": "AdamW-fused", "settings": {"base_width": 8, "base_depth": 1}},
     "olmo": {"model": "olmo", "optimizer": "AdamW"},
-    "gemma": {"model": "gemma", "optimizer": "MuonAdamW"},
+    "gemma": {"model": "gemma", "optimizer": "MuonAdamW", "settings": {"base_width": 8}},
     "neox": {"model": "neox", "optimizer": "AdamW"},
 }
 OTHER_OPTIMIZERS = ("Lion", "SGD")

@@ -175,6 +175,8 @@ TRAINING = {
     "mask_documents",
     "init_std",
     "zero_init_projections",
+    "base_width",
+    "base_depth",
 }
 """Settings of training and of the vocabulary, which a recipe states for itself."""
 

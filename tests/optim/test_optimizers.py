@@ -129,7 +129,8 @@ def test_empty_groups_are_left_out_and_overrides_reach_their_group() -> None:
         (0.5, None),
         (None, 0.2),
     ]
-    with pytest.raises(ValueError, match=r"'matrices' does not exist: the groups are matrix, embedding, vector"):
+    known = "matrix, projection, embedding, head, vector, adapter"
+    with pytest.raises(ValueError, match=rf"'matrices' does not exist: the groups are {known}"):
         parameter_groups(Tiny(), matrices={"lr": 1.0})
 
 

@@ -1,0 +1,84 @@
+"""Rates that follow from a model's width and depth, so that the best rate of a small model is that of a large one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from lit_llm.errors import UserError
+from lit_llm.optim.parameter_groups import parameter_groups
+
+_LIKE_ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Lion")
+"""Classes whose updates have the same size in every element, whatever the gradient's."""
+
+
+def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
+    """The optimizer of a model's parameters. If the model has `size_ratios`, its groups' options follow from them.
+
+    Args:
+        make: makes an optimizer from groups of parameters.
+
+    Raises:
+        UserError: as `scale_rates`.
+    """
+    optimizer = make(parameter_groups(model))
+    ratios: tuple[float, float] | None = getattr(model, "size_ratios", None)
+    if ratios is not None:
+        scale_rates(optimizer, *ratios)
+    return optimizer
+
+
+def scale_rates(optimizer: Optimizer, width: float, depth: float) -> None:
+    """Change rate, weight decay and epsilon of each group from those of the base model to those of this model.
+
+    With w and L the ratios of width and depth, and r, c the shape of a matrix:
+
+    ===========  ===========  ==============  ===============================================
+    group        AdamW        Muon            why
+    ===========  ===========  ==============  ===============================================
+    embedding    1                            reads one row: its update does not grow with w
+    matrix       1/w          1               an update moves its output by rate · c, or by rate · √(r/c) · √c
+    projection   1/(w·L)      1/L             as matrix, and L blocks add to one stream
+    head         1/w                          as matrix
+    vector       1
+    ===========  ===========  ==============  ===============================================
+
+    Muon with ``adjust_lr="match_rms_adamw"`` has updates that grow with √w, so its factors are divided by √w. Adapters keep
+    their rates. The decay of a step, rate · weight_decay, is that of the base model. Epsilon follows the size of the
+    gradients: 1/(w·L) for matrix, 1/w for projection and embedding, 1 for head and vector.
+
+    Sources: Yang et al. 2022 (arXiv 2203.03466, table 3) for AdamW; Yang, Simon and Bernstein 2023 (2310.17813) for Muon, whose
+    updates have the spectral norm √(r/c) already (Bernstein and Newhouse 2024, 2410.21265); Dey et al. 2025 (2505.01618,
+    CompleteP) for depth, decay and epsilon. Their factor 1/L of each branch is here one of the last matrix of the branch: rate
+    and initial weights. So the model computes what it computes without the setting.
+
+    Raises:
+        UserError: the updates of this optimizer follow no known rule.
+    """
+    for group in optimizer.param_groups:
+        role = str(group["name"]).removesuffix("_adamw")
+        rate = {"projection": 1 / depth}.get(role, 1.0)
+        if role in ("matrix", "projection", "head"):
+            rate *= _of_matrices(optimizer, group, width)
+        group["lr"] = group["lr"] * rate
+        group["weight_decay"] = group["weight_decay"] / rate
+        gradients = {"matrix": width * depth, "projection": width, "embedding": width}.get(role, 1.0)
+        if "eps" in group:
+            group["eps"] = group["eps"] / gradients
+
+
+def _of_matrices(optimizer: Optimizer, group: dict[str, Any], width: float) -> float:
+    """The factor of the rate of matrices whose inputs have this many times the base's elements."""
+    algorithm = group.get("algorithm", type(optimizer).__name__)
+    if algorithm == "muon":
+        return 1.0 if group["adjust_lr"] == "original" else 1 / math.sqrt(width)
+    if algorithm in ("adamw", *_LIKE_ADAM):
+        return 1 / width
+    raise UserError(
+        f"model.base_width and model.base_depth have rules for MuonAdamW, {', '.join(_LIKE_ADAM[:-1])} and {_LIKE_ADAM[-1]}, "
+        f"but the optimizer is {algorithm} (--optimizer MuonAdamW, or --model.base_width null --model.base_depth null)"
+    )
