@@ -1,14 +1,279 @@
-"""Techniques of the ladder that change the model or the loss."""
+"""Techniques of the ladder that change the model or the loss.
+
+`VariantGPT` has those that `GPTConfig` does not have. They can be combined, and most change nothing at the start of training.
+Their parameters have one dimension (AdamW without decay) or are `nn.Embedding`s (AdamW), see `parameter_groups`.
+
+Shape letters: B sequences, T positions, d ``n_embd``, H query heads, h ``head_dim``, V vocabulary.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+import torch
+import torch.nn.functional as F
 from ladder_techniques import Technique
+from torch import Tensor, nn
 
-from lit_llm.models.loss import cross_entropy
+from lit_llm.models.attention import attend
+from lit_llm.models.block import Block
+from lit_llm.models.gpt import GPT, View
+from lit_llm.models.loss import LossSums, cross_entropy, logits
+from lit_llm.models.rotary import rotate
+from lit_llm.models.short_convolution import ShortConvolution
 
+GATE_INPUTS = 12
+"""Leading channels that gates read (modded-nanogpt)."""
+CONVOLUTION = 4
+"""Positions of the convolutions."""
+NEXT_TOKENS_STEPS = 200
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a model has besides the settings of its `GPTConfig`. The sources are in TECHNIQUES."""
+
+    value_embeddings: int = 0
+    """Blocks, the last ones, that add a token embedding to their values."""
+    embedding_lambdas: bool = False
+    """Each block reads a x + b x0, with learned a and b and the embedding x0."""
+    smear: bool = False
+    """The embedding of the token before is added, with a gate from this token."""
+    earlier_embeddings: int = 0
+    """Tokens before this one whose embeddings, from tables of their own, are added to it."""
+    bigrams: int = 0
+    """Rows of a hashed embedding of pairs of tokens, which is added."""
+    shift: bool = False
+    """Attention and MLP read a mix of their input and that of the position before, by channel."""
+    convolutions: str = ""
+    """Where a causal convolution of 4 positions by channel is added: a input of attention, c input of the MLP, d its hidden
+    values, e embedding."""
+    head_gates: bool = False
+    """Each head's output is multiplied by 2 sigmoid of a linear function of the input's first channels."""
+    exclusive: bool = False
+    """The part of a head's output along the position's own value is removed."""
+    key_offset: bool = False
+    """The slowly rotating half of each key is that of the position before."""
+    skips: bool = False
+    """The outputs of the first half of the blocks are added to the inputs of the second half, by learned scalars."""
+    backout: bool = False
+    """A learned part of the stream after half of the blocks is subtracted before the head."""
+    embedding_norm: bool = False
+    """The embedding is normalised."""
+    bigram_logits: bool = False
+    """A table of logits by the last token is added."""
+    next_tokens: tuple[float, ...] = ()
+    """Weights of the losses of further tokens, from the same logits. They decay to 0 within `NEXT_TOKENS_STEPS`."""
+    branch_gains: bool = False
+    """What attention and MLP add is multiplied by a learned gain of each channel."""
+
+
+def before(x: Tensor, lag: int = 1) -> Tensor:
+    """(B, T, …) of the position `lag` before; zeros at the first."""
+    return F.pad(x[:, :-lag], [0, 0] * (x.ndim - 2) + [lag, 0])
+
+
+def new_convolution(channels: int) -> ShortConvolution:
+    made = ShortConvolution(CONVOLUTION, channels)
+    nn.init.zeros_(made.weight)
+    return made
+
+
+class VariantBlock(nn.Module):
+    """A block with techniques, around the modules of a plain one."""
+
+    def __init__(self, block: Block, v: Variant, *, d: int, index: int, layers: int, vocabulary: int) -> None:
+        super().__init__()
+        a = block.attention
+        self.block, self.v = block, v
+        self.heads = a.query.out_features // a.head_dim
+
+        def conv(letter: str, channels: int) -> ShortConvolution | None:
+            return new_convolution(channels) if letter in v.convolutions else None
+
+        self.value_embedding = None
+        if index >= layers - v.value_embeddings:
+            self.value_embedding = nn.Embedding(vocabulary, a.value.out_features)
+            nn.init.zeros_(self.value_embedding.weight)
+        self.stream = nn.Parameter(torch.tensor([1.0, 0.0])) if v.embedding_lambdas else None
+        self.mix = nn.Parameter(torch.zeros(2 * d)) if v.shift else None
+        self.conv_a, self.conv_c = conv("a", d), conv("c", d)
+        self.conv_d = conv("d", block.mlp.up.out_features)
+        self.gate = nn.Parameter(torch.zeros(GATE_INPUTS * self.heads)) if v.head_gates else None
+        self.gains = nn.Parameter(torch.ones(2 * d)) if v.branch_gains else None
+
+    def forward(self, x: Tensor, x0: Tensor, ids: Tensor, rotation: Any, see: Any) -> Tensor:
+        block = self.block
+        if self.stream is not None:
+            x = self.stream[0] * x + self.stream[1] * x0
+        y = block.attention_norm(x)
+        if self.mix is not None:
+            y = y + self.mix.chunk(2)[0] * (before(y) - y)
+        if self.conv_a is not None:
+            y = self.conv_a(y)
+        y = self.attention(y, ids, rotation, see)
+        x = x + (y if self.gains is None else y * self.gains.chunk(2)[0])
+        y = block.mlp_norm(x)
+        if self.mix is not None:
+            y = y + self.mix.chunk(2)[1] * (before(y) - y)
+        if self.conv_c is not None:
+            y = self.conv_c(y)
+        y = block.mlp(y) if self.conv_d is None else block.mlp.project(block.mlp._activate(self.conv_d(block.mlp.up(y))))
+        return x + (y if self.gains is None else y * self.gains.chunk(2)[1])
+
+    def attention(self, x: Tensor, ids: Tensor, rotation: Any, see: Any) -> Tensor:
+        a = self.block.attention
+        q, k, value = a.query(x), a.key(x), a.value(x)
+        if a.query_convolution is not None:
+            q, k, value = a.query_convolution(q), a.key_convolution(k), a.value_convolution(value)
+        if self.value_embedding is not None:
+            value = value + self.value_embedding(ids)
+        q, k, value = a._heads(q, a.query_norm), a._heads(k, a.key_norm), a._heads(value, None)  # (B, H, T, h)
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
+        if self.v.key_offset:
+            half = k.size(-1) // 4
+            # the second quarter of each half: the slow frequencies
+            parts = list(k.split(half, dim=-1))
+            for i in (1, 3):
+                parts[i] = torch.cat((parts[i][:, :, :1], parts[i][:, :, :-1]), dim=2)
+            k = torch.cat(parts, dim=-1)
+        y = attend(q, k, value, see=see, scale=a.scale, softcap=a.softcap)  # (B, H, T, h)
+        if self.v.exclusive:
+            along = F.normalize(value, dim=-1)
+            y = y - (y * along).sum(-1, keepdim=True) * along
+        y = y.transpose(1, 2)  # (B, T, H, h)
+        if self.gate is not None:
+            gates = 2 * torch.sigmoid(x[..., :GATE_INPUTS] @ self.gate.view(GATE_INPUTS, self.heads))
+            y = y * gates[..., None]
+        return a.project(y.flatten(2))
+
+
+class VariantGPT(nn.Module):
+    """A GPT with techniques."""
+
+    def __init__(self, model: GPT, v: Variant) -> None:
+        super().__init__()
+        c = model.config
+        self.model, self.v = model, v
+        rows, d, n = c.padded_vocab_size, c.n_embd, c.n_layer
+        self.rows = rows
+        self.blocks = nn.ModuleList(
+            VariantBlock(block, v, d=d, index=i, layers=n, vocabulary=rows) for i, block in enumerate(model.blocks)
+        )
+        self.smear_gate = nn.Parameter(torch.zeros(GATE_INPUTS + 1)) if v.smear else None
+        self.earlier = nn.ModuleList(nn.Embedding(rows, d) for _ in range(v.earlier_embeddings))
+        self.bigrams = nn.Embedding(v.bigrams, d) if v.bigrams else None
+        for table in [*self.earlier, *([] if self.bigrams is None else [self.bigrams])]:
+            nn.init.zeros_(table.weight)
+        self.conv_e = new_convolution(d) if "e" in v.convolutions else None
+        self.skip = nn.Parameter(torch.zeros(n // 2)) if v.skips else None
+        self.back = nn.Parameter(torch.zeros(1)) if v.backout else None
+        self.bigram_logits = nn.Embedding(rows, c.vocab_size) if v.bigram_logits else None
+        if self.bigram_logits is not None:
+            nn.init.zeros_(self.bigram_logits.weight)
+        self.step = 0
+
+    def embed(self, view: View) -> Tensor:
+        v, model, ids = self.v, self.model, view.input_ids
+        x = model.embed(view)
+        if v.embedding_norm:
+            x = F.rms_norm(x, (x.size(-1),))
+        for lag, table in enumerate(self.earlier, 1):
+            x = x + before(table(ids), lag)
+        if self.bigrams is not None:
+            pair = (
+                (ids * 36313 ^ before(ids) * 27191) % v.bigrams if self.rows**2 > v.bigrams else ids * self.rows + before(ids)
+            )
+            x = x + self.bigrams(pair)
+        if self.smear_gate is not None:
+            gate = torch.sigmoid(x[..., :GATE_INPUTS] @ self.smear_gate[:GATE_INPUTS])[..., None]
+            x = x + self.smear_gate[GATE_INPUTS] * gate * before(x)
+        return x if self.conv_e is None else self.conv_e(x)
+
+    def forward(self, input_ids: Tensor, targets: Tensor | None = None, *, loss: Any = None) -> Tensor | LossSums:
+        v, model = self.v, self.model
+        view = model.view(input_ids)
+        x = x0 = self.embed(view)
+        kept: list[Tensor] = []
+        half = len(self.blocks) // 2
+        for i, block in enumerate(self.blocks):
+            if self.skip is not None and i >= half and kept:
+                x = x + self.skip[i - half] * kept.pop()
+            table = model.rotary_of[i]
+            x = block(x, x0, input_ids, None if table is None else view.rotations[table], view.sees[model.layers[i].window])
+            if i < half:
+                kept.append(x)
+            if i == half - 1:
+                middle = x
+        if self.back is not None:
+            x = x - self.back * middle
+        if self.bigram_logits is not None or (v.next_tokens and self.training):
+            return self.own_loss(x, view, input_ids, targets)
+        return model.finish(x, view, targets, loss)
+
+    def own_loss(self, x: Tensor, view: View, ids: Tensor, targets: Tensor | None) -> Tensor | LossSums:
+        c, v = self.model.config, self.v
+        z = logits(self.model.norm(x), self.model.head_weight, vocab_size=c.vocab_size, softcap=c.logit_softcap)
+        if self.bigram_logits is not None:
+            z = z + self.bigram_logits(ids)
+        if targets is None:
+            return z
+        logp = F.log_softmax(z, dim=-1)
+        nll = -logp.gather(-1, targets[..., None]).sum()
+        total = nll
+        if self.training and v.next_tokens:
+            left = max(0.0, 1 - self.step / NEXT_TOKENS_STEPS)
+            self.step += 1
+            for ahead, weight in enumerate(v.next_tokens, 1):
+                if left:
+                    total = total - left * weight * logp[:, :-ahead].gather(-1, targets[:, ahead:, None]).sum()
+        return LossSums(total, nll.detach(), torch.tensor(targets.numel()))
+
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+
+def variant(**settings: Any) -> Callable[[nn.Module], nn.Module]:
+    """A technique's `model`: adds to what the model has."""
+
+    def change(model: nn.Module) -> nn.Module:
+        if isinstance(model, VariantGPT):
+            return VariantGPT(model.model, replace(model.v, **settings))
+        assert isinstance(model, GPT)
+        return VariantGPT(model, Variant(**settings))
+
+    return change
+
+
+SPEED_RUN = "modded-nanogpt, github.com/KellerJordan/modded-nanogpt, record of"
 TECHNIQUES = [
     Technique("half-rope", "half-truncated rotary embedding: modded-nanogpt; GPT-NeoX", config={"partial_rotary_factor": 0.5}),
     Technique("z-loss", "PaLM, arXiv 2204.02311, section 5", loss=partial(cross_entropy, z_loss=1e-4)),
+    Technique("softcap", f"logit soft cap of 15: Gemma 2; {SPEED_RUN} 2025-01", config={"logit_softcap": 15.0}),
+    Technique("rope-base", "rotary base of 500 for short contexts", config={"rope_theta": 500.0}),
+    Technique("qkv-convolution", "Primer, arXiv 2109.08668; Canon-B, Allen-Zhu 2025", config={"qkv_convolution": 4}),
+    Technique("input-convolutions", "Canon-A and -C, Allen-Zhu 2025", model=variant(convolutions="ac")),
+    Technique("hidden-convolution", "Canon-D, Allen-Zhu 2025", model=variant(convolutions="d")),
+    Technique("embedding-convolution", "as Canon layers, on the embedding", model=variant(convolutions="e")),
+    Technique("token-shift", "RWKV, arXiv 2305.13048", model=variant(shift=True)),
+    Technique("smear", f"{SPEED_RUN} 2025-09-18", model=variant(smear=True)),
+    Technique("earlier-embeddings", "embeddings of the two tokens before", model=variant(earlier_embeddings=2)),
+    Technique("bigrams", f"{SPEED_RUN} 2026-01", model=variant(bigrams=16_384)),
+    Technique("bigram-logits", "a bigram model beside the network", model=variant(bigram_logits=True)),
+    Technique("value-embeddings", f"{SPEED_RUN} 2024-12-04; arXiv 2410.17897", model=variant(value_embeddings=4)),
+    Technique("embedding-lambdas", f"{SPEED_RUN} 2024-11-03", model=variant(embedding_lambdas=True)),
+    Technique("embedding-norm", f"{SPEED_RUN} 2024-11", model=variant(embedding_norm=True)),
+    Technique("skips", f"U-net, {SPEED_RUN} 2024-11-10", model=variant(skips=True)),
+    Technique("backout", f"{SPEED_RUN} 2025-11", model=variant(backout=True)),
+    Technique("head-gates", f"arXiv 2505.06708; {SPEED_RUN} 2025-08", model=variant(head_gates=True)),
+    Technique("exclusive", "exclusive self-attention, Zhai 2026", model=variant(exclusive=True)),
+    Technique("key-offset", f"{SPEED_RUN} 2025-12", model=variant(key_offset=True)),
+    Technique("branch-gains", "LayerScale, arXiv 2103.17239, from 1", model=variant(branch_gains=True)),
+    Technique(
+        "next-tokens", f"multi-token prediction, {SPEED_RUN} 2025-12; arXiv 2404.19737", model=variant(next_tokens=(0.5, 0.25))
+    ),
 ]

@@ -23,6 +23,7 @@ from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRALinear
 from lit_llm.models.loss import VocabularyShards
 from lit_llm.models.self_attention import Attention
+from lit_llm.models.short_convolution import ShortConvolution
 
 
 def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
@@ -68,6 +69,9 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
         attention.first_head = mesh.get_local_rank() * model.config.n_head // mesh.size()
         if attention.sinks is not None:
             attention.sinks = nn.Parameter(distribute_tensor(attention.sinks, mesh, [Shard(0)], src_data_rank=None))
+        for module in attention.children():
+            if isinstance(module, ShortConvolution):
+                distribute_module(module, mesh, partial(_distribute, Shard(0)))
     for name in frozen:  # torch's styles for norms make new parameters, which are trained
         model.get_parameter(name).requires_grad_(False)
     rows = model.config.padded_vocab_size // mesh.size()

@@ -5,7 +5,8 @@ Shape letters: B sequences, T new positions, S positions so far, K key/value hea
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from lit_llm.models.config import GPTConfig
 
@@ -17,6 +18,7 @@ class LayerCache:
         self.capacity, self.length = capacity, 0
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+        self._past: dict[nn.Module, Tensor] = {}
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store (B, K, T, h) new keys and values; return all so far as (B, K, S, h) views."""
@@ -28,6 +30,13 @@ class LayerCache:
         self.values[:, :, self.length : end] = v
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def with_past(self, module: nn.Module, x: Tensor, positions: int) -> Tensor:
+        """(B, T, c) → (B, positions + T, c): a module's new inputs after those at the positions before, which are kept."""
+        past = self._past.get(module)
+        x = torch.cat((x.new_zeros(x.size(0), positions, x.size(2)) if past is None else past, x), dim=1)
+        self._past[module] = x[:, x.size(1) - positions :]
+        return x
 
 
 class KVCache:

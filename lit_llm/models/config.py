@@ -25,6 +25,7 @@ MODEL_DOMAINS: dict[str, Domain] = {
     "partial_rotary_factor": Domain(0, 1, above_low=True),
     "dropout": below(0, 1),
     "window": whole(1, 1_000_000_000, null=True),
+    "qkv_convolution": whole(2, 1024, null=True),
     "attention_scale": above(0, 10**6, null=True),
     "attention_softcap": above(0, 10**6, null=True),
     "logit_softcap": above(0, 10**6, null=True),
@@ -127,6 +128,9 @@ class GPTConfig:
     """RMSNorm with a gain on queries and keys, before the rotary embedding."""
     qk_norm_width: Literal["head", "projection"] = "head"
     """What QK-norm normalises: each head, or all heads of a position together (OLMo 2)."""
+    qkv_convolution: int | None = None
+    """Positions of a causal convolution by channel that is added to queries, keys and values (Canon layers: 4). It starts as
+    zero. None: no convolution."""
     window: int | None = None
     """Sliding window: a position attends to itself and the window - 1 positions before it. None: all earlier positions."""
     layers: dict[str, list[bool | int | float | RopeScaling | None]] | None = None

@@ -31,6 +31,7 @@ from lit_llm.models.norms import make_norm
 from lit_llm.models.rotary import RotaryTable, Rotation
 from lit_llm.models.self_attention import Attention
 from lit_llm.models.sequence_shard import SequenceShard
+from lit_llm.models.short_convolution import ShortConvolution
 
 __all__ = ["GPT", "GPTConfig", "KVCache"]
 
@@ -127,6 +128,8 @@ class GPT(nn.Module):
                 module.reset_parameters()
             elif isinstance(module, Attention) and module.sinks is not None:
                 nn.init.zeros_(module.sinks)
+            elif isinstance(module, ShortConvolution):
+                nn.init.zeros_(module.weight)
             elif isinstance(module, RotaryTable):
                 module.fill()
         output = self.embedding if self.head is None else self.head

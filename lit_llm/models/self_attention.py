@@ -16,6 +16,7 @@ from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import Drops, apply_linear, drop_weights
 from lit_llm.models.norms import make_rms_norm
 from lit_llm.models.rotary import Rotation, rotate
+from lit_llm.models.short_convolution import ShortConvolution
 
 
 class Attention(nn.Module):
@@ -33,6 +34,11 @@ class Attention(nn.Module):
         self.key = nn.Linear(d, kv, bias=config.has_bias("qkv"))
         self.value = nn.Linear(d, kv, bias=config.has_bias("qkv"))
         self.project = nn.Linear(heads, d, bias=config.has_bias("attention_output"))
+        self.query_convolution = self.key_convolution = self.value_convolution = None
+        if (positions := config.qkv_convolution) is not None:
+            self.query_convolution = ShortConvolution(positions, heads)
+            self.key_convolution = ShortConvolution(positions, kv)
+            self.value_convolution = ShortConvolution(positions, kv)
         self.query_norm = self.key_norm = None
         if config.qk_norm:
             self.query_norm = make_rms_norm(config, self.head_dim if self.norm_heads else heads)
@@ -50,9 +56,14 @@ class Attention(nn.Module):
             cache: keys and values of the positions before these; extended in place.
             drops: what is dropped. None: nothing.
         """
-        q = self._heads(apply_linear(self.query, x, drops), self.query_norm)  # (B, H, T, h)
-        k = self._heads(apply_linear(self.key, x, drops), self.key_norm)  # (B, K, T, h)
-        v = self._heads(apply_linear(self.value, x, drops), None)
+        q, k, v = (apply_linear(layer, x, drops) for layer in (self.query, self.key, self.value))
+        if self.query_convolution is not None and self.key_convolution is not None and self.value_convolution is not None:
+            q = self.query_convolution(q, see.documents, cache)
+            k = self.key_convolution(k, see.documents, cache)
+            v = self.value_convolution(v, see.documents, cache)
+        q = self._heads(q, self.query_norm)  # (B, H, T, h)
+        k = self._heads(k, self.key_norm)  # (B, K, T, h)
+        v = self._heads(v, None)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast the norms return fp32; attention runs in the compute dtype

@@ -19,7 +19,17 @@ from lit_llm.plan.custom_config import CustomConfig
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
 
-PARTS = ("token embedding", "position embedding", "attention", "mlp", "norms", "biases", "adapters", "output head")
+PARTS = (
+    "token embedding",
+    "position embedding",
+    "attention",
+    "convolutions",
+    "mlp",
+    "norms",
+    "biases",
+    "adapters",
+    "output head",
+)
 
 
 class Key(Hashable):
@@ -97,6 +107,8 @@ def _part(name: str) -> str:
         return "adapters"
     if "norm" in name:
         return "norms"
+    if "convolution" in name:
+        return "convolutions"
     if last == "bias":
         return "biases"
     outside = {"embedding": "token embedding", "positions": "position embedding", "head": "output head"}

@@ -101,6 +101,7 @@ SETTINGS: tuple[Setting, ...] = (
     _choice("model.norm_position", "pre", "post", "sandwich"),
     _choice("model.qk_norm_width", "head", "projection"),
     _flag("model.attention_sinks"),
+    _whole("model.qkv_convolution", [2, 4], [0, 1, -1, HUGE], null=True),
     _flag("model.mlp_bias", null=True),
     _flag("model.norm_bias", null=True),
     _flag("model.attention_output_bias", null=True),

@@ -101,6 +101,13 @@ def jobs_of(layouts: dict, all_kinds: tuple, precisions: dict) -> dict:
         )
         if name in layouts
     }
+    jobs |= {
+        f"{name} / convolution": {
+            **{"strategy": layouts[name], "model": "primer", "optimizer": "MuonAdamW", "packed": True, "parameters": True}
+        }
+        for name in ("fsdp2", "tp", "pp", "fsdp2-tp")
+        if name in layouts
+    }
     if "tp" in layouts:  # ranks that share their samples drop what one process drops
         jobs["tp / dropout"] = {"strategy": layouts["tp"], "settings": {"dropout": 0.2}, **KINDS["olmo"]}
     jobs |= {f"{name} / {o}": {"strategy": layouts[name], "optimizer": o} for name in all_kinds[:1] for o in OTHER_OPTIMIZERS}
@@ -127,6 +134,7 @@ QUICK = {
         "fsdp2 / gpt2",
         "tp / gpt2",
         "tp / dropout",
+        "tp / convolution",
         "ddp / ignored targets",
         "tp / ignored targets",
         "pp / gpt2",

@@ -83,6 +83,7 @@ LACKING = {
         ["--model.position rope", "--model.logit_softcap null"],
     ),
     "biases and q/k norms": ({"mlp": "swiglu", "bias": True}, ["--model.qk_norm false"]),
+    "convolution": ({"qkv_convolution": 4}, ["--model.qkv_convolution null"]),
     "sinks": ({"attention_sinks": True}, ["--model.attention_sinks false"]),
     "a pattern of rotary embeddings": (
         {"layers": {"rope_theta": [1e4, 1e5]}},

@@ -93,14 +93,24 @@ def naive(model: GPT, ids: torch.Tensor, documents: torch.Tensor | None = None) 
         for i in range(c.n_layer):
             b, h, layer = f"blocks.{i}", c.resolved_head_dim, c.layer(i)
             y = normed(x, f"{b}.attention_norm")
+
+            def convolved(z, name, b=b, document=document):
+                weight = p.get(f"{b}.attention.{name}_convolution.weight", torch.zeros(z.size(1))).view(z.size(1), -1)
+                pairs = [(t, t - i, i) for t in range(len(z)) for i in range(min(weight.size(1), t + 1))]
+                out = z.clone()
+                for t, s, i in pairs:
+                    if document[s] == document[t]:
+                        out[t] += weight[:, i] * z[s]
+                return out
+
             attended = torch.zeros(len(row), c.n_head * h, dtype=torch.float64)
-            queries, keys = linear(y, f"{b}.attention.query"), linear(y, f"{b}.attention.key")
+            queries, keys, values = (convolved(linear(y, f"{b}.attention.{n}"), n) for n in ("query", "key", "value"))
             if c.qk_norm and c.qk_norm_width == "projection":
                 queries, keys = norm(queries, f"{b}.attention.query_norm"), norm(keys, f"{b}.attention.key_norm")
             for head in range(c.n_head):
                 shared = head // (c.n_head // c.kv_heads)
                 q, k = queries[:, head * h : (head + 1) * h], keys[:, shared * h : (shared + 1) * h]
-                v = linear(y, f"{b}.attention.value")[:, shared * h : (shared + 1) * h]
+                v = values[:, shared * h : (shared + 1) * h]
                 if c.qk_norm and c.qk_norm_width == "head":
                     q, k = norm(q, f"{b}.attention.query_norm"), norm(k, f"{b}.attention.key_norm")
                 if c.position == "rope" and layer.rope:
@@ -215,6 +225,10 @@ VARIANTS = {
         **{"parallel_residual": True, "partial_rotary_factor": 0.25, "head_dim": 8},
     },
     "Granite": {"embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 0.25, "attention_scale": 0.05, "mlp_bias": True},
+    "convolution": {"qkv_convolution": 3, "n_kv_head": 2, "bias": True},
+    "convolution, documents, QK-norm of projections": {
+        **{"qkv_convolution": 20, "qk_norm_width": "projection", "mask_documents": True, "eos_id": 5, "window": 4}
+    },
     "norm bias only": {"norm": "layernorm", "norm_bias": True},
     "YaRN": {
         **{"rope_theta": 100.0, "head_dim": 16},
@@ -231,6 +245,7 @@ DOCUMENTS = {
     "learned positions": {"position": "learned"},
     "window": {"window": 3, "n_kv_head": 1},
     "two tables": {"layers": {"rope_theta": [100.0, 1000.0]}},
+    "convolution": {"qkv_convolution": 4},
     "LongRoPE": {"partial_rotary_factor": 0.5, "rope_scaling": {**LONGROPE, "original_max_position_embeddings": 4}},
 }
 

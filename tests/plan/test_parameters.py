@@ -23,6 +23,7 @@ CONFIGS = {
     "layernorm without bias": {"norm": "layernorm", "qk_norm": False},
     "rmsnorm with biases": {"bias": True},
     "grouped queries": {"n_kv_head": 2},
+    "convolutions": {"qkv_convolution": 5, "n_kv_head": 2},
     "one key head, swiglu": {"n_kv_head": 1, "mlp": "swiglu", "mlp_width": 100},
     "geglu with biases": {"mlp": "geglu", "bias": True, "norm": "layernorm"},
     "padded": {"vocab_size": 1001, "pad_vocab_to": 128},
@@ -49,6 +50,8 @@ def test_each_part_has_the_parameters_of_the_built_model(name):
             part = "biases"
         elif "norm" in key:
             part = "norms"
+        elif "convolution" in key:
+            part = "convolutions"
         elif ".attention." in key:
             part = "attention"
         elif ".mlp." in key:

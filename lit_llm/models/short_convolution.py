@@ -1,0 +1,54 @@
+"""A causal convolution of a few positions, by channel.
+
+Shape letters: B sequences, T positions, c channels, n positions of the convolution.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_llm.dtensor import local_part
+from lit_llm.models.cache import LayerCache
+
+
+class ShortConvolution(nn.Module):
+    """Adds to each channel a learned sum of its own values at this position and the n - 1 before it.
+
+        y_t = x_t + Σ_i w_i x_(t - i),   i = 0 … n - 1
+
+    It starts as the identity. Positions of other documents, and those before the first, count as zero (Primer, So et al. 2021,
+    arXiv 2109.08668, without the sum; Canon layers, Allen-Zhu 2025, with it).
+    """
+
+    def __init__(self, positions: int, channels: int) -> None:
+        super().__init__()
+        self.positions, self.channels = positions, channels
+        # One dimension, channel by channel: it is a vector for the optimizer, and tensor parallelism splits it by channels.
+        self.weight = nn.Parameter(torch.empty(channels * positions))
+
+    def forward(self, x: Tensor, documents: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+        """(B, T, c) → (B, T, c).
+
+        Args:
+            documents: (B, T) document numbers. None: one document.
+            cache: has the positions before these; extended in place.
+        """
+        # Under autocast the weight is rounded as those of linear layers are.
+        weight = local_part(self.weight).view(-1, self.positions).t().to(x.dtype).contiguous()  # (n, c)
+        past, length = self.positions - 1, x.size(1)
+        all_x = F.pad(x, (0, 0, past, 0)) if cache is None else cache.with_past(self, x, past)  # (B, n - 1 + T, c)
+        y = x * (1 + weight[0])
+        for i in range(1, self.positions):
+            earlier = all_x[:, past - i : past - i + length]
+            if documents is not None:
+                earlier = earlier * _in_same_document(documents, i)
+            y = torch.addcmul(y, earlier, weight[i])
+        return y
+
+
+def _in_same_document(documents: Tensor, lag: int) -> Tensor:
+    """(B, T, 1) bool: whether the position `lag` before is in the same document."""
+    same = documents[:, lag:] == documents[:, :-lag]
+    return F.pad(same, (min(lag, documents.size(1)), 0))[..., None]
