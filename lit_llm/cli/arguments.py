@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from lit_llm.cli import dial
 from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.groups import CLASSES, GROUPS
 from lit_llm.cli.recipe_files import content_of, find_recipe, with_base
@@ -232,10 +233,42 @@ def read(words: list[str]) -> Arguments:
                 items += [_with_current_name(each) for each in _one_by_one(flag)]
         except UserError as error:
             unreadable += str(error).splitlines()
-    if unreadable:
-        raise UserError("\n".join([*problems, *map(needs_value, bare), *unreadable]))
     items.sort(key=lambda item: isinstance(item, Flag))  # flags override files
+    try:
+        items = _with_depth(items)
+    except UserError as error:
+        unreadable.append(str(error))
+    if unreadable or dial.DEPTH in bare:
+        raise UserError("\n".join([*problems, *map(needs_value, bare), *unreadable]))
     return Arguments(items, named, problems, bare)
+
+
+def _with_depth(items: list[RecipeFile | Flag]) -> list[RecipeFile | Flag]:
+    """The items with the settings that follow from a depth, behind the first file that has one: all others override them.
+
+    Raises:
+        UserError: The last depth that is given is out of range, or no recipe has one.
+    """
+    depth: int | None = None
+    place = 0
+    kept: list[RecipeFile | Flag] = []
+    for item in items:
+        if isinstance(item, RecipeFile) and dial.DEPTH in item.content:
+            content = {key: value for key, value in item.content.items() if key != dial.DEPTH}
+            kept.append(RecipeFile(item.path, content))
+            place = place or len(kept)
+            depth = dial.depth_of(item.content[dial.DEPTH], f"(--depth, in {item.path})")
+        elif isinstance(item, Flag) and item.key == dial.DEPTH:
+            if not place:
+                raise UserError("--depth needs a recipe whose sizes follow from it: --config dial (--depth)")
+            depth = dial.depth_of(item.value, "(--depth)")
+        else:
+            kept.append(item)
+    if depth is None:
+        return items
+    origin = kept[place - 1]
+    assert isinstance(origin, RecipeFile)
+    return [*kept[:place], RecipeFile(f"{origin.path}, depth {depth}", dial.settings_of(depth)), *kept[place:]]
 
 
 def is_flag(word: str) -> bool:

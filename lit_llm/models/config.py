@@ -236,12 +236,12 @@ class GPTConfig:
 
         The normalised residual stream has norm √d, so logits have variance d·std², and the first loss is ln V + d·std²/2. Up
         to a width of about 1,000, std is init_std's 0.02. Wider models get a smaller one, so that the first loss is within 2 %
-        of ln V. With base_width it is that of the base over the ratio of the widths.
+        of ln V. With base_width it is that of the base over the ratio of the widths, and within the same limit.
         """
         assert self.vocab_size is not None
         width, _ = self.size_ratios or (1.0, 1.0)
-        widest = math.sqrt(0.04 * math.log(max(self.vocab_size, 2)) / (self.n_embd / width)) / self.logit_scale
-        return min(self.init_std, widest) / width
+        widest = math.sqrt(0.04 * math.log(max(self.vocab_size, 2)) / self.n_embd) / self.logit_scale
+        return min(self.init_std / width, widest / math.sqrt(max(width, 1.0)))
 
     @property
     def padded_vocab_size(self) -> int:

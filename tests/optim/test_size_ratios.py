@@ -143,3 +143,11 @@ def test_an_optimizer_without_a_rule_is_refused_before_a_run():
     with pytest.raises(UserError, match=r"--model\.base_width null") as error:
         PlannedRecipe([*recipe, "--model.base_width", "128"])
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_the_heads_initial_weights_keep_the_first_loss_within_two_percent_below_the_base_too():
+    # The logits' variance is width · std², and the first loss is ln V plus half of it.
+    stds = {width: GPTConfig(**{**SIZE, "n_embd": width, "base_width": 256}).head_std for width in (32, 128, 256, 1024)}
+    limit = {width: math.sqrt(0.04 * math.log(37) / width) for width in stds}
+    assert stds == pytest.approx({32: limit[32], 128: limit[128], 256: 0.02, 1024: 0.005})
+    assert all(width * std**2 / 2 <= 0.0201 * math.log(37) for width, std in stds.items())
