@@ -8,6 +8,7 @@ steps made. Rows are written at step 1 and at multiples of `Trainer(log_every_n_
 from .batch_ramp import BatchRamp
 from .checkpoint import StepCheckpoint
 from .ddp_bucket_warmup import DDPBucketWarmup
+from .ema import EMA
 from .gradient_norm_and_clipping import GradientNorm
 from .logger_errors import LoggerErrors
 from .profile_steps import Profile
@@ -24,6 +25,7 @@ from .time_breakdown import TimeBreakdown
 from .validation import ValidateEvery
 
 __all__ = [
+    "EMA",
     "WSD",
     "BatchRamp",
     "Constant",

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.profiler import profile
@@ -23,6 +25,17 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
     """Multiply tensors of one device in place by a 0-d tensor, in one fused launch (like `clip_grads_with_norm_`)."""
     torch._foreach_mul_(tensors, factor)
+
+
+def lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
+    """Move each tensor towards another of its dtype by a share of their difference, in one fused launch."""
+    torch._foreach_lerp_(tensors, ends, weight)
+
+
+def local_box(tensor: DTensor) -> tuple[slice, ...]:
+    """Where this rank's shard lies in the whole tensor."""
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
 def after_gradients(call: Callable[[], None]) -> None:

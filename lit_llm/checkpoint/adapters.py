@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_llm.checkpoint.average import averaged
 from lit_llm.checkpoint.crash_safe import sha256_of
 from lit_llm.checkpoint.format import read, read_manifest, read_values, verify
 from lit_llm.errors import UserError
@@ -93,6 +94,7 @@ def saved_weights(
     base: Path | None = None,
     verify: bool = False,
     base_can_be_named: bool = True,
+    average: str | None = None,
 ) -> dict[str, Any]:
     """The weights in a checkpoint by name: tensors, or with shards on disk `TensorOnDisk`.
 
@@ -102,11 +104,14 @@ def saved_weights(
         base: where the base weights of a LoRA run are; None: where they were in training.
         verify: verify the base.
         base_can_be_named: as `can_be_named` of `base_checkpoint`.
+        average: the flag that asks for the average of the weights instead (`lit_llm.checkpoint.average`).
 
     Raises:
-        UserError: base weights are missing, damaged, or others than in training; or they are named and there are none.
+        UserError: base weights are missing, damaged, or others than in training; or they are named and there are none; or
+            there is no average.
     """
-    saved = {name.removeprefix("model."): t for name, t in content["state_dict"].items() if name.startswith("model.")}
+    state = content["state_dict"] if average is None else averaged(content, checkpoint, average)
+    saved = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
     lora = saved_lora(content)
     if lora is None:
         if base is not None:

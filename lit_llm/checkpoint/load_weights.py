@@ -18,7 +18,7 @@ from lit_llm.errors import UserError
 from lit_llm.models.lora import is_adapter
 
 
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
+def load_weights(model: nn.Module, checkpoint: Path, *, average: bool = False) -> None:
     """Copy a checkpoint's weights into a model, in the model's dtype. Each rank copies its part of distributed ones.
 
     It has been verified on one process; several verify its shards here, together, so all of them call this.
@@ -27,14 +27,16 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
 
     Args:
         model: of a pipeline the whole one, with the other ranks' layers on the meta device.
+        average: the average of the weights, which EMA keeps, instead of the weights.
 
     Raises:
-        UserError: A shard is damaged, the weights belong to another model, or the base of a LoRA run is missing.
+        UserError: A shard is damaged, the weights belong to another model, or the base of a LoRA run or the average is missing.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         verify_shards_together(checkpoint)
     own = {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(name)}
-    saved = saved_weights(read(checkpoint, verify=False, lazy=True), checkpoint, base_can_be_named=False)
+    content, flag = read(checkpoint, verify=False, lazy=True), "--use_ema" if average else None
+    saved = saved_weights(content, checkpoint, base_can_be_named=False, average=flag)
     copy_weights(own, saved, f"{checkpoint} (--init_from)")
 
 

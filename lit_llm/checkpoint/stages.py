@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lit_llm.checkpoint.average import AVERAGE
 from lit_llm.checkpoint.placeholders import is_placeholder, placeholders_in
 
-STAGED = ("state_dict", "optimizer_states")
+STAGED = ("state_dict", "optimizer_states", AVERAGE)
 """The entries of Lightning's dict that differ between stages."""
 
 
@@ -48,7 +49,9 @@ class Stages:
             for placeholder in placeholders_in(each):
                 writers.setdefault(placeholder.name, rank)
             merged = _union(merged, each)
-        merged["state_dict"] = {name: merged["state_dict"][name] for name in self.weights if name in merged["state_dict"]}
+        for key in ("state_dict", AVERAGE):
+            if key in merged:
+                merged[key] = {name: merged[key][name] for name in self.weights if name in merged[key]}
         for optimizer in merged.get("optimizer_states", []):
             optimizer["state"] = dict(sorted(optimizer["state"].items()))
         return rest | merged, writers

@@ -17,6 +17,7 @@ from lightning.pytorch.cli import instantiate_class
 from torch.optim import Optimizer
 
 from lit_llm.checkpoint.adapters import base_checkpoint, base_damage, no_base
+from lit_llm.checkpoint.average import average_problem
 from lit_llm.checkpoint.format import damage_before_load, read_values
 from lit_llm.cli.auto_precision import AUTO, Choice, choose, keep
 from lit_llm.cli.constructor_errors import is_mistake
@@ -216,6 +217,7 @@ def build(
             init_from,
             built.architecture,
             parts.get("lora"),
+            use_ema=_uses_average(built),
         )
     return built
 
@@ -496,6 +498,22 @@ def _unused_base(built: Built, checkpoint: Path) -> list[str]:
     return [no_base(checkpoint)] if is_named and built.recipe.command != "fit" else []
 
 
+def _uses_average(built: Built) -> bool:
+    """Whether --use_ema applies. In the recipe of a run that is evaluated, it was about the run's --init_from."""
+    recipe = built.recipe
+    return bool(built.config.use_ema) and (recipe.command == "fit" or recipe.arguments.asks_for("use_ema") is not None)
+
+
+def _average_problems(built: Built, checkpoint: Path) -> list[str]:
+    """Why the average of the weights in a checkpoint cannot be used, if it is asked for."""
+    if not _uses_average(built) or not is_rank_zero():
+        return []
+    if built.recipe.command == "fit" and built.parts.get("lora") is not None:
+        return ["lora needs weights that a checkpoint holds as such: write the average with `consolidate --ema` (--use_ema)"]
+    problem = average_problem(read_values(checkpoint), checkpoint, "--use_ema")
+    return [problem] if problem else []
+
+
 def _checkpoint_problems(built: Built, optimizer: Optimizer | None) -> list[str]:
     """Why the checkpoint to continue from, or the initial weights, do not fit the recipe."""
     model: GPTConfig | None = built.parts.get("model")
@@ -510,9 +528,11 @@ def _checkpoint_problems(built: Built, optimizer: Optimizer | None) -> list[str]
         found = built.start.changes(model, built.architecture, lora, optimizer_class, built.datamodule, accepted=accepted)
         if is_rank_zero() and not found:
             found += _find_base(built, checkpoint) if lora is not None else _unused_base(built, checkpoint)
+        if built.recipe.command != "fit" and not found:
+            found += _average_problems(built, checkpoint)
         return [*found, *settings.refused]
     if built.initial is None:
         return []
     found = [] if model is None else built.initial.model_problems(model, built.architecture)
     damage = built.initial.damage(ranks=built.ranks)
-    return [*found, damage] if damage else found
+    return [*found, damage] if damage else [*found, *_average_problems(built, built.initial.checkpoint)]

@@ -87,6 +87,15 @@ OPTIONS: tuple[Option, ...] = (
         "used unless the recipe sets them. `import` creates such a folder from a Hugging Face model. Ignored when resuming.",
     ),
     Option(
+        "use_ema",
+        bool,
+        False,
+        "Take the average of the weights that a run kept (--ema EMA) instead of its weights: of --init_from, or of the "
+        "checkpoint that is evaluated.",
+        ("fit", "validate", "test"),
+        accepted_by_all=True,
+    ),
+    Option(
         "resume",
         str,
         "never",

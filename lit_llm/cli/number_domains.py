@@ -89,6 +89,7 @@ _CALLBACKS: dict[str, dict[str, Domain]] = {
     },
     "batch_ramp": {"tokens_per_batch": whole(0, LARGEST)},
     "gradient_norm": {"clip": above(0, 10**9, null=True)},
+    "ema": {"decay": below(0, 1), "every_n_steps": whole(1, _STEPS), "start_step": whole(0, _STEPS)},
     "validation": {"every_n_steps": whole(1, _STEPS)},
     "throughput": {"peak_tflops": above(0, 10**9, null=True)},
     "plan": {"mfu": Domain(0, 1, above_low=True, null=True), "tolerance": above(0, 1000)},

@@ -8,6 +8,7 @@ from typing import IO, cast
 import torch
 
 from lit_llm.checkpoint.adapters import BASE, LORA
+from lit_llm.checkpoint.average import AVERAGE, EMA_HELP, averaged
 from lit_llm.checkpoint.crash_safe import HashingFile
 from lit_llm.checkpoint.format import read
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
@@ -28,6 +29,7 @@ def own_flags() -> OwnFlags:
     flags.add_argument(
         "--weights", action="store_true", help="leave out the optimizer state; enough for generate and --init_from"
     )
+    flags.add_argument("--ema", action="store_true", help=EMA_HELP)
     flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     return flags
 
@@ -46,11 +48,16 @@ def main(arguments: list[str]) -> int:
     out = Path(options.out)
     with new_file(out, replace=options.replace) as partial:
         content = read(checkpoint)
+        if options.ema:
+            content["state_dict"] = averaged(content, checkpoint, "--ema")
+            content = {key: value for key, value in content.items() if key != AVERAGE}
         if options.weights:
             content = {key: value for key, value in content.items() if key not in ("optimizer_states", "lr_schedulers")}
         with HashingFile(partial) as file:
             torch.save(content, cast(IO[bytes], file))
     print(f"{out}: {out.stat().st_size / 1e9:.3f} GB, step {content.get('global_step')} of {checkpoint}")
+    if options.ema and not options.weights:
+        print("note: a run that resumes it continues from the average")
     if LORA in content:
         print(f"note: it holds adapters only; their base weights stay in {content[BASE]['path']} (`export` merges both)")
     return 0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lit_llm.checkpoint.adapters import BASE, MergedTensor, saved_lora, saved_weights
+from lit_llm.checkpoint.average import EMA_HELP, averaged
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.dcp_write import write_dcp
 from lit_llm.checkpoint.format import read
@@ -51,6 +52,7 @@ def own_flags() -> OwnFlags:
         "--adapter", action="store_true", help="of a LoRA run: write only its adapter, for the package peft, unmerged"
     )
     flags.add_argument("--init_from", default=None, help=BASE_HELP)
+    flags.add_argument("--ema", action="store_true", help=EMA_HELP)
     flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     return flags
 
@@ -64,11 +66,13 @@ def export_folder(
     max_bytes: float,
     replace: bool = False,
     base: Path | None = None,
+    average: bool = False,
 ) -> tuple[str, list[str]]:
     """Write the folder `out` from a checkpoint, and the tokenizer of the folder `run`. Adapters are merged into their base.
 
     Args:
         base: Where the base weights of a LoRA run are; None: where they were in training.
+        average: the average of the weights, which EMA keeps, instead of the weights.
 
     Returns:
         The chosen architecture, and notes for the user, one sentence each.
@@ -88,7 +92,8 @@ def export_folder(
         assert config.vocab_size is not None  # a checkpoint contains the resolved vocabulary size
         content, notes = write_config(config, _family(saved, run))
         state = {}
-        for name, tensor in saved_weights(saved, checkpoint, base=base, verify=True).items():
+        flag = "--ema" if average else None
+        for name, tensor in saved_weights(saved, checkpoint, base=base, verify=True, average=flag).items():
             state[name] = tensor[...].to(dtype or tensor.dtype) if isinstance(tensor, MergedTensor) else tensor[...]
         if (run / TOKENIZER_FILE).is_file():
             write_tokenizer(run, partial, block_size=config.block_size)
@@ -107,7 +112,9 @@ def _family(saved: dict[str, Any], run: Path) -> str | None:
     return next((family for each in [run, *base] if (family := imported_family(each)) is not None), None)
 
 
-def export_adapter(checkpoint: Path, run: Path, out: Path, *, dtype: torch.dtype | None, replace: bool = False) -> int:
+def export_adapter(
+    checkpoint: Path, run: Path, out: Path, *, dtype: torch.dtype | None, replace: bool = False, average: bool = False
+) -> int:
     """Write the folder `out` with the adapter of a LoRA run, for `peft.PeftModel.from_pretrained`; returns its layers.
 
     Raises:
@@ -122,7 +129,8 @@ def export_adapter(checkpoint: Path, run: Path, out: Path, *, dtype: torch.dtype
         content, _ = write_config(config, _family(saved, run))
         with torch.device("meta"):
             shapes = {name: tensor.shape for name, tensor in GPT(config).state_dict().items()}
-        adapters = {name.removeprefix("model."): tensor[...] for name, tensor in saved["state_dict"].items()}
+        state = averaged(saved, checkpoint, "--ema") if average else saved["state_dict"]
+        adapters = {name.removeprefix("model."): tensor[...] for name, tensor in state.items()}
         return write_adapter(adapters, lora, links(content), shapes, partial, dtype)
 
 
@@ -150,7 +158,7 @@ def main(arguments: list[str]) -> int:
     named = options.ckpt_path in ("last", "best")
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
     if options.format == "dcp":
-        others = ("dtype", "max_shard_gb", "adapter", "init_from")
+        others = ("dtype", "max_shard_gb", "adapter", "init_from", "ema")
         unused = [f"--{name}" for name in others if getattr(options, name) != flags.get_default(name)]
         if unused:
             raise UserError(f"--format dcp writes the checkpoint as it is: leave out {', '.join(unused)}")
@@ -162,12 +170,12 @@ def main(arguments: list[str]) -> int:
     if options.adapter:
         if options.init_from is not None:
             raise UserError("--adapter needs no base weights: leave out --init_from")
-        layers = export_adapter(checkpoint, run, out, dtype=dtype, replace=options.replace)
+        layers = export_adapter(checkpoint, run, out, dtype=dtype, replace=options.replace, average=options.ema)
         print(f"{out}: an adapter of {layers} layers, for peft.PeftModel.from_pretrained, from {checkpoint}")
         return 0
     base = named_base(options.init_from)
     architecture, notes = export_folder(
-        checkpoint, run, out, dtype=dtype, max_bytes=max_bytes, replace=options.replace, base=base
+        checkpoint, run, out, dtype=dtype, max_bytes=max_bytes, replace=options.replace, base=base, average=options.ema
     )
     files = sorted(out.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)

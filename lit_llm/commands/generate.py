@@ -6,6 +6,7 @@ import sys
 
 import torch
 
+from lit_llm.checkpoint.average import EMA_HELP
 from lit_llm.checkpoint.load_model import load_model
 from lit_llm.cli.number_domains import GENERATE_FLAGS, flag_problems
 from lit_llm.cli.own_flags import OwnFlags
@@ -45,6 +46,7 @@ def own_flags() -> OwnFlags:
     flags.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     flags.add_argument("--init_from", default=None, help=BASE_HELP)
+    flags.add_argument("--ema", action="store_true", help=EMA_HELP)
     flags.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
     return flags
 
@@ -66,7 +68,7 @@ def main(arguments: list[str]) -> int:
     run = expanded(options.run)
     named = options.ckpt_path in ("last", "best")
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
-    model = load_model(checkpoint, options.device, base=named_base(options.init_from))
+    model = load_model(checkpoint, options.device, base=named_base(options.init_from), average=options.ema)
     require_tokenizer(checkpoint, run)
     tokenizer = load_tokenizer(run)
     stop_id = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id

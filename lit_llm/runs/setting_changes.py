@@ -35,7 +35,7 @@ class Change(Enum):
 _RULES: dict[Change, str] = {
     Change.FREE: """
         run_dir async_checkpoints sharded_checkpoints init_from resume replace accept_changes check_against check_tolerance
-        additional_steps hang_timeout log_dir
+        additional_steps hang_timeout log_dir use_ema
         validation throughput plan time_breakdown stragglers profile samples page progress signals checkpoint
         data.num_workers data.cache_dir
         trainer.logger trainer.fast_dev_run trainer.limit_val_batches trainer.limit_test_batches trainer.limit_predict_batches
@@ -45,7 +45,7 @@ _RULES: dict[Change, str] = {
         trainer.model_registry
     """,
     Change.ANNOUNCED: """
-        compute loss.chunk_size data.micro_batch_size
+        compute loss.chunk_size data.micro_batch_size ema
         optimizer.fused optimizer.foreach optimizer.capturable optimizer.differentiable optimizer.ns_dtype
         trainer.accelerator trainer.strategy trainer.devices trainer.num_nodes trainer.precision trainer.plugins
         trainer.callbacks trainer.deterministic trainer.benchmark trainer.use_distributed_sampler trainer.sync_batchnorm

@@ -21,6 +21,7 @@ from lit_llm._lightning import trainer_of
 from lit_llm._torch import take_unscaled_gradients
 from lit_llm.callbacks import Schedule
 from lit_llm.checkpoint.adapters import BASE, LORA, base_record
+from lit_llm.checkpoint.average import averaged
 from lit_llm.checkpoint.compatibility import model_settings
 from lit_llm.checkpoint.load_weights import load_weights, mismatch
 from lit_llm.data import TokenDataModule
@@ -79,6 +80,7 @@ class LanguageModel(L.LightningModule):
     Args:
         architecture: built instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.
         init_from: a checkpoint whose weights replace the random initial ones.
+        use_ema: of `init_from`, and of a checkpoint that is evaluated, take the average of the weights that EMA kept.
         lora: train adapters beside the weights of `init_from`, which are frozen. Checkpoints hold the adapters only.
 
     Raises:
@@ -97,6 +99,7 @@ class LanguageModel(L.LightningModule):
         init_from: Path | None = None,
         architecture: Architecture | None = None,
         lora: LoRAConfig | None = None,
+        use_ema: bool = False,
     ) -> None:
         super().__init__()
         loss, compute = loss or LossConfig(), compute or ComputeConfig()
@@ -109,6 +112,7 @@ class LanguageModel(L.LightningModule):
         self.architecture = architecture
         self.compute_config = compute
         self.init_from = init_from
+        self.use_ema = use_ema
         self.lora = lora
         self.strict_loading = lora is None  # checkpoints of adapters lack the base; `on_load_checkpoint` compares the names
         self._base: dict[str, str] | None = None  # what checkpoints remember about the base weights
@@ -201,7 +205,7 @@ class LanguageModel(L.LightningModule):
             if not isinstance(model, PipelinedGPT):  # has drawn adapters of all stages
                 reset_adapters(model)
         if self.init_from is not None:
-            load_weights(model.whole if isinstance(model, PipelinedGPT) else model, self.init_from)
+            load_weights(model.whole if isinstance(model, PipelinedGPT) else model, self.init_from, average=self.use_ema)
         self.model = model
         if isinstance(model, PipelinedGPT):
             assert mesh is not None
@@ -499,7 +503,12 @@ class LanguageModel(L.LightningModule):
         return state if self.lora is None else {name: tensor for name, tensor in state.items() if is_adapter(name)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that adapters, or the weights of a custom architecture, fit: its code may have changed since the checkpoint."""
+        """Check that adapters, or the weights of a custom architecture, fit: its code may have changed since the checkpoint.
+
+        With `use_ema`, an evaluation loads the average instead of the weights.
+        """
+        if self.use_ema and self.trainer.state.fn != "fit":
+            checkpoint["state_dict"] = averaged(checkpoint, Path(str(self.trainer.ckpt_path)), "--use_ema")
         if self.lora is not None:
             own = self.saved_weights(self.whole_state_dict())
             if problem := mismatch(own, checkpoint["state_dict"], "the checkpoint of adapters (--lora)"):

@@ -50,6 +50,7 @@ GROUPS = {
     "validation": {"ValidateEvery": {"every_n_steps": COUNT}},
     "checkpoint": {"StepCheckpoint": {"every_n_steps": COUNT, "keep_last": COUNT}},
     "samples": {None: {}, "TextSamples": {"every_n_steps": COUNT, "max_new_tokens": COUNT}},
+    "ema": {None: {}, "EMA": {"decay": RATE, "every_n_steps": COUNT}},
     "batch_ramp": {None: {}, "BatchRamp": {"tokens_per_batch": [[[0, 16]], [[0, 32], [100, 64]]]}},
     **{
         group: {name: {}}

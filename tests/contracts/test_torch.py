@@ -38,6 +38,12 @@ def test_foreach_mul_multiplies_each_tensor_in_place():
     assert [t.tolist() for t in tensors] == [[0.5, 0.5], [1.0, 1.0, 1.0]]
 
 
+def test_foreach_lerp_moves_each_tensor_in_place():
+    tensors = [torch.zeros(2), torch.ones(1)]
+    internals.lerp_(tensors, [torch.ones(2), torch.full((1,), 5.0)], 0.25)
+    assert [t.tolist() for t in tensors] == [[0.25, 0.25], [2.0]]
+
+
 def test_the_execution_engine_calls_after_all_gradients_in_order_of_queueing():
     seen = []
     x = torch.ones(1, requires_grad=True)

@@ -26,7 +26,7 @@ LAYOUTS: dict[int, dict[str, Any]] = {
     8: {"3d": {"shard": 2, "tensor_parallel": 2, "pipeline": 2}},
 }
 """By processes; beside them "single", one process without a strategy."""
-COMMON = {"model": "modern", "optimizer": "MuonAdamW"}  # three parameter groups, two algorithms
+COMMON = {"model": "modern", "optimizer": "MuonAdamW", "ema": 0.9}  # three parameter groups, two algorithms
 
 
 def run(folder: Path, ranks: int, jobs: dict[str, dict[str, Any]], timeout: float = 400) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from lightning.pytorch.cli import instantiate_class
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy
 
-from lit_llm.callbacks import Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed
+from lit_llm.callbacks import EMA, Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.data import TextFiles
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -141,6 +141,7 @@ def train(
     lora: dict[str, Any] | None = None,
     init_from: str | None = None,
     limit_train_batches: int | None = None,
+    ema: float | None = None,
 ) -> dict[str, Any]:
     """Train on `folder`/text.txt; lists by step of losses, norms, rates, and validation; with `parameters` also the final ones.
 
@@ -152,6 +153,7 @@ def train(
         packed: train on text.jsonl, whole documents in blocks of 31 tokens, which no number of ranks divides.
         lora, init_from: of LoRAConfig, and a checkpoint in `folder` with its base weights.
         limit_train_batches: of an epoch.
+        ema: decay of an average of the weights.
         more: callbacks after the others.
     """
     seed_everything(1, verbose=False)
@@ -175,6 +177,8 @@ def train(
         init_from=None if init_from is None else folder / init_from,
     )
     callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), SpikeGuard(), StepSeed(3)]
+    average = None if ema is None else EMA(ema)
+    callbacks += [] if average is None else [average]
     if to is not None:
         callbacks.append(StepCheckpoint(save_at or steps, monitor=None, dirpath=str(folder / to), keep_last=9))
     callbacks += more or []
@@ -219,6 +223,8 @@ def train(
     result["state bytes"] = sum(_local(t).numel() * t.element_size() for t in state)
     if parameters:
         result["parameters"] = {n: _whole(p).detach().clone() for n, p in module.model.named_parameters()}
+    if average is not None:
+        result["average"] = {name: _whole(t).double().norm().item() for name, t in average.by_name(module).items()}
     trainer.limit_val_batches, trainer.loggers = 1.0, []
     validated = trainer.validate(module, datamodule=data, verbose=False)[0]
     result["val/loss"] = validated["val/loss"]

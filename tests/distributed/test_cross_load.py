@@ -6,6 +6,7 @@ import torch
 from cross_load import COMMON, LAYOUTS, checkpoint, moves, run, save_all
 
 from lit_llm.checkpoint import format
+from lit_llm.checkpoint.average import AVERAGE
 
 pytestmark = pytest.mark.slow  # `make test` has one change of layout: tests/resume/test_elastic.py
 
@@ -48,6 +49,9 @@ def hold_the_same(folder, saved, of="single"):
         assert list(content["state_dict"]) == list(reference["state_dict"]), name
         for key, tensor in reference["state_dict"].items():
             torch.testing.assert_close(content["state_dict"][key], tensor, rtol=1e-4, atol=1e-5, msg=f"{name}: {key}")
+        assert list(content[AVERAGE]) == list(reference[AVERAGE]), name
+        for key, tensor in reference[AVERAGE].items():
+            torch.testing.assert_close(content[AVERAGE][key], tensor, rtol=1e-4, atol=1e-5, msg=f"{name}: average of {key}")
         ours, theirs = content["callbacks"]["SpikeGuard"], reference["callbacks"]["SpikeGuard"]
         for key in ("losses", "norms"):  # what all ranks decide by
             assert ours[key] == pytest.approx(theirs[key], rel=1e-5), (name, key)
@@ -64,6 +68,8 @@ def continued(result: dict, straight: dict, name: str) -> None:
     assert result["lr"] == straight["lr"][SAVED_AT:], name
     for key in ("train/loss", "grad/norm"):
         assert result[key] == pytest.approx(straight[key][SAVED_AT:], rel=1e-5), (name, key)
+    average = {key: straight["average"][key] for key in result["average"]}  # a pipeline's rank has some
+    assert result["average"] and result["average"] == pytest.approx(average, rel=1e-5), name
     assert result["val/loss"] == pytest.approx(straight["val/loss"], rel=1e-5), name
 
 

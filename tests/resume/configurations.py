@@ -80,6 +80,10 @@ CONFIGURATIONS = [
     Configuration("two ranks, lion", "--optimizer Lion --model.dropout 0.2", 2, "--data.num_workers 1"),
     Configuration("two ranks, gpt2 style", "--model.norm layernorm --model.position learned --model.bias true", 2),
     Configuration("two shards, adamw", "--optimizer AdamW --compute.activation_checkpointing full", 2, SHARDED, "fsdp2"),
+    Configuration("two shards, ema", "--optimizer AdamW --ema.decay 0.9 --ema.start_step 2", 2, SHARDED, "fsdp2"),
+    Configuration("two stages, ema, tied", "--model.tie_embeddings true --ema.decay 0.9", 2, SHARDED, "pp"),
+    Configuration("ema in bf16", "--trainer.precision bf16-true --ema EMA --ema.every_n_steps 2",
+                  other="--async_checkpoints true"),
     Configuration("two stages, gpt2 style, tied", "--model.norm layernorm --model.position learned --model.bias true"
                   " --model.tie_embeddings true --optimizer AdamW", 2, SHARDED, "pp"),
     Configuration("two stages, lora", LORA, 2, SHARDED, "pp"),

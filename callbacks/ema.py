@@ -1,0 +1,227 @@
+"""An exponential moving average of the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from ._torch import lerp_, local_box
+from .errors import ConfigurationError
+
+AVERAGE = "ema_state_dict"
+"""Key of a checkpoint: the average by the names of `state_dict`, in fp32. Trainable parameters only."""
+
+
+class EMA(Callback):
+    """Keeps an exponential moving average of the trainable parameters, in fp32.
+
+    After every `every_n_steps`-th optimizer step, with weights θ and n updates so far:
+
+        average ← d · average + (1 − d) · θ;   d = min(decay, (1 + n) / (10 + n))
+
+    The second term is the warm-up of TensorFlow's ExponentialMovingAverage. Without it, an average that starts at random
+    weights holds decayⁿ of them. A step that SpikeGuard or a loss scaler skips is a step whose weights did not change.
+
+    Training is the same, bit for bit, with and without this callback. The average is sharded like the parameters: each rank
+    updates its own part, without communication and without host synchronisation.
+
+    Validation during `fit` measures the average, unless `validate` is false. Only one parameter at a time is copied; of
+    bf16 parameters, all are kept aside. Buffers and frozen parameters are those of the model.
+
+    Contract:
+        on_train_start: the average is that of the checkpoint, or begins with the weights.
+        on_train_batch_end: updates it after optimizer steps.
+        on_validation_start: exchanges weights and average; on_validation_epoch_end, on_validation_interrupted, on_exception,
+            on_save_checkpoint: exchanges them back.
+        on_save_checkpoint: adds the average to the checkpoint, under the key `AVERAGE`.
+        State: the number of updates, and the average.
+    Cost: 4 bytes a trainable parameter; one pass over weights and average an update.
+
+    Args:
+        decay: the share of the average that an update keeps.
+        every_n_steps: optimizer steps between two updates.
+        start_step: the average begins with the weights after this optimizer step.
+        warmup: false: d = decay from the first update on.
+        validate: whether validation during `fit` measures the average instead of the weights.
+
+    Raises:
+        ConfigurationError: numbers out of range; the checkpoint's average is of another model.
+    """
+
+    def __init__(
+        self, decay: float = 0.999, every_n_steps: int = 1, start_step: int = 0, warmup: bool = True, validate: bool = True
+    ) -> None:
+        if not 0 <= decay < 1:
+            raise ConfigurationError(f"decay is {decay} but must be in [0, 1) (--ema.decay).")
+        if every_n_steps < 1:
+            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--ema.every_n_steps).")
+        if start_step < 0:
+            raise ConfigurationError(f"start_step is {start_step} but must be >= 0 (--ema.start_step).")
+        self.decay = decay
+        self.every_n_steps = every_n_steps
+        self.start_step = start_step
+        self.warmup = warmup
+        self.validate = validate
+        self._average: dict[nn.Parameter, Tensor] = {}  # empty before start_step
+        self._updates = 0
+        self._seen = 0  # the last optimizer step handled: on_train_batch_end runs once per micro-batch
+        self._saved: Any = None  # the average in the checkpoint that is resumed, until training starts
+        self._exchanged = False
+        self._kept: dict[nn.Parameter, Tensor] = {}  # while exchanged: the weights that are narrower than their average
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        step = self._seen = trainer.global_step
+        self._average, self._kept, self._exchanged = {}, {}, False
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            self._restore(pl_module, saved)
+        elif step >= self.start_step:
+            self._begin(pl_module)
+            if step > self.start_step:
+                rank_zero_info(f"EMA: the checkpoint has no average. It begins with the weights of step {step}.")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step == self._seen:
+            return
+        self._seen = step
+        if self._average:
+            if step % self.every_n_steps == 0:
+                self._update()
+        elif step >= self.start_step:
+            self._begin(pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.validate and self._average and trainer.state.fn == TrainerFn.FITTING:
+            self._exchange(pl_module)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._exchange_back(pl_module)
+
+    def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Called by StopOnSignal; not a Lightning hook."""
+        self._exchange_back(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._exchange_back(pl_module)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._exchange_back(pl_module)  # the checkpoint's weights are views of the model's
+        if self._average:
+            checkpoint[AVERAGE] = self.by_name(pl_module)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._saved = checkpoint.get(AVERAGE) if trainer.state.fn == TrainerFn.FITTING else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self._updates}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._updates = state_dict["updates"]
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._saved = None
+
+    def by_name(self, pl_module: LightningModule) -> dict[str, Tensor]:
+        """The average by the names of `state_dict`; empty before `start_step`. Distributed like the parameters."""
+        return {name: self._average[p] for name, p in _trainable(pl_module).items()} if self._average else {}
+
+    @torch.no_grad()
+    def _begin(self, pl_module: LightningModule) -> None:
+        """The average is a copy of the weights."""
+        self._updates = 0
+        for parameter in _trainable(pl_module).values():
+            self._average[parameter] = _empty_average(parameter)
+            _local(self._average[parameter]).copy_(_local(parameter))
+
+    @torch.no_grad()
+    def _restore(self, pl_module: LightningModule, saved: Any) -> None:
+        """Copy a checkpoint's average. Each rank reads its part.
+
+        Args:
+            saved: by name, whole tensors, or tensors on disk that can be indexed with slices.
+        """
+        for name, parameter in _trainable(pl_module).items():
+            if name not in saved or tuple(saved[name].shape) != tuple(parameter.shape):
+                raise ConfigurationError(
+                    f"the average in the checkpoint is of another model: {name} does not fit (--ema null)."
+                )
+            if parameter not in self._average:
+                average = self._average[parameter] = _empty_average(parameter)
+                _local(average).copy_(saved[name][local_box(average) if isinstance(average, DTensor) else ...])
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        keep = min(self.decay, (1 + self._updates) / (10 + self._updates)) if self.warmup else self.decay
+        self._updates += 1
+        wide: tuple[list[Tensor], list[Tensor]] = [], []
+        for parameter, average in self._average.items():
+            part, mean = _local(parameter), _local(average)
+            if part.dtype == mean.dtype:
+                wide[0].append(mean)
+                wide[1].append(part)
+            else:
+                mean.lerp_(part.to(mean.dtype), 1 - keep)
+        if wide[0]:
+            lerp_(*wide, 1 - keep)
+
+    @torch.no_grad()
+    def _exchange(self, pl_module: LightningModule) -> None:
+        self._exchanged = True
+        for parameter, average in self._average.items():
+            part, mean = _local(parameter), _local(average)
+            weights = part.clone()
+            part.copy_(mean)
+            if part.dtype == mean.dtype:
+                mean.copy_(weights)
+            else:
+                self._kept[parameter] = weights
+        _reshard(pl_module)
+
+    @torch.no_grad()
+    def _exchange_back(self, pl_module: LightningModule) -> None:
+        if not self._exchanged:
+            return
+        self._exchanged = False
+        for parameter, average in self._average.items():
+            part, mean = _local(parameter), _local(average)
+            if parameter in self._kept:
+                part.copy_(self._kept.pop(parameter))
+            else:
+                averaged = part.clone()
+                part.copy_(mean)
+                mean.copy_(averaged)
+        _reshard(pl_module)
+
+
+def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters by the names of `state_dict`. A tied one has several names."""
+    state = module.state_dict(keep_vars=True).items()
+    return {name: p for name, p in state if isinstance(p, nn.Parameter) and p.requires_grad}
+
+
+def _empty_average(parameter: nn.Parameter) -> Tensor:
+    """Distributed like the parameter."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part, a view of its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _reshard(module: nn.Module) -> None:
+    """Free the whole weights that FSDP2 may have kept, because they are no longer those of the shards."""
+    for unit in module.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()
