@@ -19,8 +19,8 @@ from lit_llm.mesh_sizes import MeshSizes
 from lit_llm.plan.settings import RunSettings, devices_of
 from lit_llm.training.dry_run import DEVICE_BYTES, Batch, Cluster, DryRun, RankRun
 
-_TAKE_PART = ("gradient_norm", "spike_guard")
-"""Callbacks of the recipe that compute or communicate in a step."""
+_TAKE_PART = ("gradient_norm", "spike_guard", "ema")
+"""Callbacks of the recipe that compute, communicate or hold memory in a step."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ TOLERANCE = 1.25
 PROCESS_BYTES = 200_000_000
 """What Python with torch and Lightning takes at least, in each process on a CPU."""
 
-_STORED = ("weights", "optimizer state", "gradients")
+_STORED = ("weights", "weight average", "optimizer state", "gradients")
 
 
 def memory_problem(
@@ -71,6 +71,7 @@ def memory_problem(
         checkpointing=str(config.compute.activation_checkpointing),
         cuda=not on_cpu,
         lora=lora,
+        ema=config.ema is not None,
     )
     processes = trainer.num_devices if on_cpu else 1  # the processes on a CPU share its memory
     capacity = memory_bytes(device)

@@ -13,7 +13,7 @@ from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.gathering import FSDP2
 from lit_llm.plan.micro_batch import Step, micro_batch
 from lit_llm.plan.optimizer import Optimizer, matrix_shapes, state_bytes, work_bytes
-from lit_llm.plan.parameters import gradient_bytes, stored_bytes, weights_of
+from lit_llm.plan.parameters import average_bytes, gradient_bytes, stored_bytes, weights_of
 from lit_llm.plan.pipeline import StageShare, shares, weights_of_stages
 from lit_llm.plan.reserved import Pools, pools_of, reserved_bytes
 
@@ -144,6 +144,7 @@ def memory_per_rank(
     cuda: bool = True,
     lora: LoRAConfig | None = None,
     compiled: bool = False,
+    ema: bool = False,
 ) -> Memory:
     """Peak memory of training on one rank, by part. With a pipeline: of the rank that needs most.
 
@@ -155,6 +156,7 @@ def memory_per_rank(
         chunk_size: tokens whose logits exist at the same time. None: the whole micro-batch.
         checkpointing: "none", "full", "attention", "cheap", or a number k as a string for every k-th block.
         compiled: the blocks are compiled.
+        ema: an average of the weights is kept.
     """
     layout = layout or Layout()
     per_rank = [
@@ -173,6 +175,7 @@ def memory_per_rank(
             cuda=cuda,
             lora=lora,
             compiled=compiled,
+            ema=ema,
         )
         for rank in range(layout.pipeline.ranks)
     ]
@@ -195,6 +198,7 @@ def _of_rank(
     cuda: bool,
     lora: LoRAConfig | None,
     compiled: bool,
+    ema: bool,
 ) -> Memory:
     weight_bytes, compute_bytes = BYTES[precision]
     tp, weights = layout.tensor_parallel, weights_of(model, lora, layout.tensor_parallel)
@@ -206,6 +210,8 @@ def _of_rank(
     state = 0 if offload else int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
     gradients = gradient_bytes(weights, weight_bytes, 1 if layout.fsdp2 else tp) // layout.divisor("gradients")
     stays = {"weights": stored, "optimizer state": state}
+    if ema and not offload:
+        stays["weight average"] = average_bytes(weights) // layout.divisor("parameters")
     if isinstance(model, CustomConfig):
         from lit_llm.plan import custom
 

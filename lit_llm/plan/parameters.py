@@ -141,6 +141,11 @@ def stored_bytes(weights: tuple[Weight, ...], parameter_bytes: int, *, trainable
     return sum(w.total * w.itemsize(parameter_bytes) for w in weights if w.group is not None or not trainable)
 
 
+def average_bytes(weights: tuple[Weight, ...]) -> int:
+    """Bytes of the average of the trained weights, which is fp32 in every precision."""
+    return sum(4 * w.total for w in weights if w.group is not None)
+
+
 def blocks_apart(weights: tuple[Weight, ...]) -> list[tuple[Weight, ...]]:
     """The weights of each block, once; of equal blocks, one."""
     found: dict[str, list[Weight]] = {}

@@ -15,7 +15,7 @@ from lit_llm.plan.kept_whole import resolved
 from lit_llm.plan.memory import BYTES, Memory, memory_per_rank
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import matrix_shapes, state_bytes
-from lit_llm.plan.parameters import gathered_bytes, parameters, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.parameters import average_bytes, gathered_bytes, parameters, reduced_bytes, stored_bytes, weights_of
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.rank_traffic import (
     bytes_of_rank,
@@ -173,9 +173,10 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Trained weights and optimizer state: of a model with adapters, only these are saved."""
+        """Trained weights, their average and optimizer state: of a model with adapters, only these are saved."""
         weights, weight_bytes = weights_of(self.settings.model, self.settings.lora), BYTES[self.settings.precision][0]
-        return int(stored_bytes(weights, weight_bytes, trainable=True) + self.state_bytes)
+        average = average_bytes(weights) if self.settings.ema else 0
+        return int(stored_bytes(weights, weight_bytes, trainable=True) + average + self.state_bytes)
 
     @property
     def copy_bytes(self) -> int:
@@ -285,6 +286,7 @@ def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
         cuda=cuda,
         lora=settings.lora,
         compiled=settings.compile,
+        ema=settings.ema,
     )
 
 

@@ -309,8 +309,9 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
     lost = checkpoints.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds)
     steps = f" = {two_digits(max(1.0, interval / plan.times.step), whole=True)} steps" if plan.times.step else ""
     given = "" if plan.options.mtbf_hours else ", assuming 50,000 device-hours"
+    saved = "weights, their average and optimizer state" if settings.ema else "weights and optimizer state"
     rows = [
-        ("checkpoint", f"weights and optimizer state, {size(plan.checkpoint_bytes)}, {duration(plan.save_seconds)} to write"),
+        ("checkpoint", f"{saved}, {size(plan.checkpoint_bytes)}, {duration(plan.save_seconds)} to write"),
         *([("background copy", f"{size(plan.copy_bytes)} of host memory on each machine")] if plan.copy_bytes else []),
         (
             "best interval",

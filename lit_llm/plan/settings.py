@@ -79,6 +79,8 @@ class RunSettings:
 
     `length`: tokens of a sequence (`data.block_size`). None: the model's block size.
 
+    `ema`: an average of the weights is kept (`lit_llm.callbacks.EMA`).
+
     `ramp`: the stages of a BatchRamp, pairs of (first step, sequences per step); the last stage has `global_batch`. Total
     tokens follow the ramp. `accumulation` and `tokens_per_step` describe the final batch.
     """
@@ -106,6 +108,7 @@ class RunSettings:
     lora: LoRAConfig | None = None
     length: int | None = None
     attention: AttentionKernel = "auto"
+    ema: bool = False
 
     @property
     def sequence_length(self) -> int:
@@ -291,6 +294,7 @@ def from_recipe(
         lora=lora,
         length=length,
         attention=compute.get("attention") or "auto",
+        ema=config.get("ema") is not None,
     )
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, IterableDataset
 
+from lit_llm.callbacks import EMA
 from lit_llm.distributed.fake_cluster import FakeEnvironment, fake_cluster
 from lit_llm.distributed.loss_scaling import loss_scaling
 from lit_llm.distributed.mesh_strategy import MeshStrategy
@@ -259,6 +260,9 @@ class _Observer(Callback):
         self.memory.name(_gradients(parameters), "gradients")
         state = (value for held in optimizer.state.values() for value in held.values() if isinstance(value, Tensor))
         self.memory.name(state, "optimizer state")
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, EMA):
+                self.memory.name(callback.by_name(pl_module).values(), "weight average")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.accumulate_grad_batches = self.micro_batches[len(self.steps)]

@@ -130,6 +130,7 @@ def test_the_local_box_of_a_shard_is_its_shape_and_offset(group):
     mesh = init_device_mesh("cpu", (2,))
     shard = distribute_tensor(torch.zeros(5, 3), mesh, [Shard(0)])  # rank 0 holds the larger chunk
     assert package.local_box(shard) == ((3, 3), (0, 0))
+    assert internals.local_box(shard) == (slice(0, 3), slice(0, 3))
 
 
 def test_the_box_at_a_coordinate_is_that_of_its_rank():

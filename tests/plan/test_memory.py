@@ -182,6 +182,21 @@ def test_lion_copies_no_more_than_the_largest_group_of_a_small_model():
     assert work_bytes(Optimizer("Lion"), weights_of(big), 2, cuda=True) == 2**24 * (3 * 2 + 8)
 
 
+def test_an_average_of_the_weights_takes_four_bytes_a_trained_parameter_in_every_precision():
+    model = GPTConfig(n_layer=4, n_head=4, n_embd=256, block_size=128, vocab_size=4096)
+    trained = sum(weight.total for weight in weights_of(model))
+
+    def added(layout: Layout, **options) -> int:
+        planned = partial(memory_per_rank, model, sequences=1, optimizer=Optimizer("AdamW", fused=True), layout=layout)
+        return planned(ema=True, **options).total - planned(ema=False, **options).total
+
+    for precision in ("32-true", "bf16-mixed", "bf16-true"):
+        assert added(Layout(), precision=precision) == 4 * trained
+    assert added(Layout("mesh", shard=4, shards="parameters")) == 4 * trained // 4
+    lora = LoRAConfig(rank=2, targets=["query"])
+    assert added(Layout(), lora=lora) == 4 * 4 * 2 * (256 + 256)
+
+
 def test_sharding_divides_what_it_should():
     model = GPTConfig(n_layer=4, n_head=4, n_embd=256, block_size=128, vocab_size=4096)
     adamw = Optimizer("AdamW", fused=True)

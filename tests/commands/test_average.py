@@ -1,0 +1,80 @@
+"""The average of the weights that EMA keeps, in the commands: `--ema` and `--use_ema`."""
+
+import pytest
+import torch
+from recipe_runs import curve, run, table
+from safetensors.torch import load_file
+
+from lit_llm.callbacks import ema
+from lit_llm.checkpoint import average, format
+from lit_llm.checkpoint.load_model import load_model
+from lit_llm.errors import UserError
+
+LAST = "checkpoints/last.ckpt"
+
+
+@pytest.fixture
+def trained(folder, capsys):
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--ema.decay", "0.8", "--run_dir", "tiny")
+    assert code == 0, err
+    return folder / "tiny"
+
+
+def test_the_key_in_checkpoints_is_that_of_the_callback():
+    assert average.AVERAGE == ema.AVERAGE
+
+
+def test_buffers_and_frozen_weights_have_no_average(tmp_path):
+    content = {"state_dict": {"w": 1, "table": 2}, ema.AVERAGE: {"w": 3}}
+    assert average.averaged(content, tmp_path, "--ema") == {"w": 3, "table": 2}
+    with pytest.raises(UserError, match=r"holds no average of the weights: train with --ema EMA, or leave out --use_ema"):
+        average.averaged({"state_dict": {"w": 1}}, tmp_path, "--use_ema")
+
+
+@pytest.mark.slow
+def test_commands_use_the_average_where_they_are_asked_to(trained, capsys):
+    saved = format.read(trained / LAST)
+    assert saved[ema.AVERAGE].keys() == saved["state_dict"].keys()
+    assert not any(torch.equal(saved["state_dict"][name], value) for name, value in saved[ema.AVERAGE].items())
+
+    for name, value in load_model(trained / LAST, average=True).state_dict().items():
+        assert torch.equal(value, saved[ema.AVERAGE][f"model.{name}"])
+    assert run(capsys, "consolidate", "--run", "tiny", "--out", "average.ckpt", "--weights", "--ema")[0] == 0
+    consolidated = torch.load("average.ckpt", weights_only=True)
+    assert ema.AVERAGE not in consolidated and consolidated["state_dict"].keys() == saved["state_dict"].keys()
+    assert all(torch.equal(value, saved[ema.AVERAGE][name]) for name, value in consolidated["state_dict"].items())
+
+    assert run(capsys, "export", "--run", "tiny", "--out", "of-average", "--ema")[0] == 0
+    assert run(capsys, "export", "--run", "tiny", "--out", "of-weights")[0] == 0
+    assert run(capsys, "export", "--run", "tiny", "--out", "of-file", "--ckpt_path", "average.ckpt")[0] == 0
+    exported = {name: load_file(f"of-{name}/model.safetensors") for name in ("average", "weights", "file")}
+    for name, value in exported["average"].items():
+        assert torch.equal(value, exported["file"][name]) and not torch.equal(value, exported["weights"][name])
+
+    logged = curve(trained, "val/loss")[8]  # of the average
+    of_average, of_weights = (
+        table(run(capsys, "validate", "--run", "tiny", *flags)[1])["val/loss"] for flags in (["--use_ema", "true"], [])
+    )
+    assert of_average == pytest.approx(logged, abs=1e-4) != pytest.approx(of_weights, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_a_run_starts_from_the_average_of_another_and_is_evaluated_by_its_own_weights(trained, capsys):
+    still = ["--optimizer", "SGD", "--optimizer.lr", "0", "--trainer.max_steps", "2"]
+    code, _, err = run(
+        capsys, "fit", "--config", "tiny.yaml", "--init_from", "tiny", "--use_ema", "true", "--run_dir", "next", *still
+    )
+    assert code == 0, err
+    expected, found = format.read(trained / LAST)[ema.AVERAGE], format.read(f"next/{LAST}")
+    assert all(torch.equal(value, expected[name]) for name, value in found["state_dict"].items())
+    assert ema.AVERAGE not in found and run(capsys, "validate", "--run", "next")[0] == 0
+    for arguments in (
+        ["validate", "--run", "next", "--use_ema", "true"],
+        ["export", "--run", "next", "--out", "out", "--ema"],
+        ["fit", "--config", "tiny.yaml", "--init_from", "next", "--use_ema", "true", "--run_dir", "third"],
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert code == 2 and "holds no average of the weights: train with --ema EMA, or leave out --" in err, err
+    lora = ["--lora.rank", "2", "--optimizer", "AdamW", "--run_dir", "adapters"]
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--init_from", "tiny", "--use_ema", "true", *lora)
+    assert code == 2 and "write the average with `consolidate --ema` (--use_ema)" in err, err
