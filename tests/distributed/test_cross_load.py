@@ -105,7 +105,7 @@ def test_three_dimensions_continue_from_each_and_each_from_three_dimensions(fold
     continue_on(folder, everything_saved, straight, 8)
 
 
-TIED = {"model": "gpt2", "optimizer": "AdamW"}  # one matrix on the first and the last rank of a pipeline
+TIED = {"model": "gpt2", "optimizer": "AdamW", "ema": 0.9}  # one matrix on the first and the last rank of a pipeline
 
 
 def test_a_matrix_that_two_stages_hold_is_saved_once(folder):
