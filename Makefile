@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
 STAMP  := $(VENV)/.installed
+EVAL   := $(VENV)/.installed-eval
 
 .PHONY: quickstart test test-slow test-all soak lint clean install
 .DEFAULT_GOAL := help
@@ -21,6 +22,11 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
+# lm-eval, which only slow tests need: 28 packages more.
+$(EVAL): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,eval]'
+	@touch $@
+
 quickstart: install ## train a small GPT on this machine's own Python sources (minutes on two CPU cores)
 	$(BIN)/python -m lit_llm fit --config recipes/quickstart.yaml --resume auto
 	$(BIN)/python -m lit_llm.commands.quickstart_report runs/quickstart
@@ -32,10 +38,10 @@ WORKERS ?= 2
 test: install    ## unit tests and one case of each distributed or kill claim, in WORKERS=2 processes (minutes)
 	$(PYTEST) -n $(WORKERS) -m "not slow and not soak"
 
-test-slow: install ## what `make test` leaves out, without the soak tests
+test-slow: $(EVAL) ## what `make test` leaves out, without the soak tests
 	$(PYTEST) -n $(WORKERS) -m "slow and not soak"
 
-test-all: install ## every test except the soak tests
+test-all: $(EVAL) ## every test except the soak tests
 	$(PYTEST) -n $(WORKERS) -m "not soak"
 
 soak: install    ## the long tests

@@ -1,8 +1,9 @@
 """Lightning callbacks for pretraining, one concern a file.
 
-This folder can be copied into another project, under any name: it imports only torch, lightning, numpy and itself. The
-docstring of a callback lists what it logs and what it does in each hook. The x-axis of every row is the number of optimizer
-steps made. Rows are written at step 1 and at multiples of `Trainer(log_every_n_steps)`.
+This folder can be copied into another project, under any name: it imports only torch, lightning, numpy and itself, and
+lm_eval where one of its tasks is named. The docstring of a callback lists what it logs and what it does in each hook. The
+x-axis of every row is the number of optimizer steps made. Rows are written at step 1 and at multiples of
+`Trainer(log_every_n_steps)`.
 """
 
 from .batch_ramp import BatchRamp
@@ -19,6 +20,7 @@ from .spike_guard import SpikeGuard
 from .step_seed import StepSeed
 from .stop_on_signal import StopOnSignal, ignore_signals
 from .stragglers import Stragglers
+from .task_scores import TaskScores
 from .tensorboard_page import TensorBoardPage
 from .throughput import Throughput
 from .time_breakdown import TimeBreakdown
@@ -43,6 +45,7 @@ __all__ = [
     "StepSeed",
     "StopOnSignal",
     "Stragglers",
+    "TaskScores",
     "TensorBoardPage",
     "TextSamples",
     "Throughput",

@@ -321,6 +321,7 @@ def without_sigterm_broadcast(trainer: Trainer) -> Callable[[], None]:
 FETCH = "[_TrainingEpochLoop].train_dataloader_next"
 SAVE = "save_checkpoint"
 SAMPLES = "generate_samples"  # of TextSamples
+TASKS = "score_tasks"  # of TaskScores
 _STRATEGY = {"training_step": "forward", "backward": "backward", "batch_to_device": "data_stall"}
 _MODULE = {"optimizer_step": "optimizer", "optimizer_zero_grad": "optimizer"}
 _ESSENTIAL = frozenset({"forward", "backward", "optimizer"})

@@ -110,6 +110,11 @@ class TrainingProgress(ProgressBar):
     def enable(self) -> None:
         self._enabled = True
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether this prints anything: `LightningModule.print` asks."""
+        return self._enabled
+
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print above the bar."""
         text = kwargs.pop("sep", " ").join(map(str, args))

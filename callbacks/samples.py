@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.seed import isolate_rng
 
 from ._lightning import SAMPLES
 from .errors import ConfigurationError
+from .evaluation_mode import evaluation_mode
 
 
 def markdown(text: str) -> str:
@@ -111,23 +110,16 @@ class TextSamples(Callback):
 
     def _generate(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
         """Prompt and continuation, for each prompt."""
-        modes = [(module, module.training) for module in pl_module.modules()]
         texts = []
-        try:
-            pl_module.eval()
-            # The same autocast context as validation: same kernels, same numbers.
-            with isolate_rng(), torch.no_grad(), trainer.precision_plugin.forward_context():
-                for prompt in self.prompts:
-                    text = pl_module.generate_text(  # type: ignore[operator]
-                        prompt,
-                        max_new_tokens=self.max_new_tokens,
-                        temperature=self.temperature,
-                        top_k=self.top_k,
-                        top_p=None,
-                        seed=self.seed,
-                    )
-                    texts.append(text if text.startswith(prompt) else prompt + text)
-        finally:
-            for module, training in modes:  # per module: some may have been in eval mode before
-                module.training = training
+        with evaluation_mode(trainer, pl_module):
+            for prompt in self.prompts:
+                text = pl_module.generate_text(  # type: ignore[operator]
+                    prompt,
+                    max_new_tokens=self.max_new_tokens,
+                    temperature=self.temperature,
+                    top_k=self.top_k,
+                    top_p=None,
+                    seed=self.seed,
+                )
+                texts.append(text if text.startswith(prompt) else prompt + text)
         return texts

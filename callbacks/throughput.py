@@ -17,6 +17,7 @@ from ._lightning import (
     FETCH,
     SAMPLES,
     SAVE,
+    TASKS,
     LightningChanged,
     around_validation,
     data_parallel,
@@ -65,7 +66,7 @@ PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
 )
 
 # Profiler actions that are not part of a training step. Other callbacks may announce long work as SAMPLES.
-_OUTSIDE = (SAVE, SAMPLES)
+_OUTSIDE = (SAVE, SAMPLES, TASKS)
 
 
 def peak_tflops(device_name: str, precision: str, matmul_precision: str = "highest") -> float | None:

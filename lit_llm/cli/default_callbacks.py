@@ -50,6 +50,7 @@ CALLBACKS: dict[str, ClassGroup] = {
     "stragglers": _callback("Stragglers", "Stragglers"),
     "profile": _callback("Profile"),
     "samples": _callback("TextSamples"),
+    "tasks": _callback("TaskScores"),
     "page": _callback("TensorBoardPage", "TensorBoardPage"),
     "progress": _callback("TrainingProgress", "TrainingProgress"),
     "spike_guard": _callback("SpikeGuard", "SpikeGuard"),

@@ -102,6 +102,11 @@ _CALLBACKS: dict[str, dict[str, Domain]] = {
         "top_k": whole(1, 10**9, null=True),
         "seed": whole(-_INT64, _INT64),
     },
+    "tasks": {
+        "every_n_steps": whole(1, _STEPS, null=True),
+        "limit": whole(1, 10**9, null=True),
+        "batch_size": whole(1, 10**6),
+    },
     "spike_guard": {
         "window": whole(2, 10**6),
         "sigma": above(0, 10**6),

@@ -101,7 +101,7 @@ def _as_list(value: Any) -> list[Any]:
 def _callbacks(recipe: Recipe, groups: list[Callback], *, progress_bar: bool) -> list[Callback]:
     chosen = [c for c in groups if progress_bar or not isinstance(c, callbacks.TrainingProgress)]
     if recipe.command != "fit":
-        return [c for c in chosen if isinstance(c, callbacks.TrainingProgress)]
+        return [c for c in chosen if isinstance(c, callbacks.TrainingProgress | callbacks.TaskScores)]
     return [*chosen, callbacks.StepSeed(int(recipe.config.seed_everything)), callbacks.DDPBucketWarmup()]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -469,6 +469,31 @@ class LanguageModel(L.LightningModule):
         # Conversations have no end: each is what its template writes. Without a `TokenDataModule`, GPT finds the ids.
         opens = self.config.mask_documents and getattr(data, "ends_open", True)
         return [self.config.eos_id] if opens and self.config.eos_id is not None else []
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a text that the model reads at once."""
+        return self.config.block_size
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Logits (B, T, V) of ids (B, T), on every rank. Each sequence is one document, as in an exported model."""
+        assert self.model is not None
+        documents = {"documents": torch.zeros_like(input_ids)} if self.config.mask_documents else {}
+        found = self.model(input_ids, **documents)
+        assert isinstance(found, Tensor)
+        return found
+
+    def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
+        """The likeliest ids after `ids`, one by one, up to the end of the document."""
+        assert self.model is not None
+        return generate(
+            self.model,  # type: ignore[arg-type]  # a pipeline's part gives the logits of the whole
+            ids,
+            max_new_tokens=max_new_tokens,
+            sampling=Sampling(temperature=0),
+            stop_id=self.tokenizer.eos_id,
+            vocab_size=self.tokenizer.vocab_size,
+        )
 
     def generate_text(
         self,

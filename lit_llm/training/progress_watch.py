@@ -33,7 +33,7 @@ from lit_llm.training.progress_judge import UNANSWERED, Judge, Place, no_progres
 INTERVAL = 1.0
 """Most seconds between two beats."""
 _LIBRARIES = (f"{os.sep}torch{os.sep}", f"{os.sep}lightning{os.sep}", f"{os.sep}threading.py", f"{os.sep}contextlib.py")
-_MOVING = ("_dynamo", "_inductor", "_functorch", "checkpoint", "serialization.py")
+_MOVING = ("_dynamo", "_inductor", "_functorch", "checkpoint", "serialization.py", "log_likelihoods.py", "lm_eval")
 """Parts of the paths of code that works for minutes between two hooks: there, a main thread that moves makes progress."""
 
 

@@ -51,6 +51,7 @@ GROUPS = {
     "checkpoint": {"StepCheckpoint": {"every_n_steps": COUNT, "keep_last": COUNT}},
     "samples": {None: {}, "TextSamples": {"every_n_steps": COUNT, "max_new_tokens": COUNT}},
     "ema": {None: {}, "EMA": {"decay": RATE, "every_n_steps": COUNT}},
+    "tasks": {None: {}, "TaskScores": {"every_n_steps": COUNT, "batch_size": COUNT}},
     "batch_ramp": {None: {}, "BatchRamp": {"tokens_per_batch": [[[0, 16]], [[0, 32], [100, 64]]]}},
     **{
         group: {name: {}}
@@ -66,6 +67,7 @@ REQUIRED = {
     "TextFiles": {"paths": "a.txt"},
     "TokenShards": {"train": "x.bin"},
     "TextSamples": {"every_n_steps": 7, "prompts": ["a", "b"]},
+    "TaskScores": {"tasks": ["a.jsonl"]},
     "BatchRamp": {"tokens_per_batch": [[0, 8]]},
     "ValidateEvery": {"every_n_steps": 9},  # after null
 }

@@ -66,6 +66,7 @@ def test_the_keys_read_from_source_are_those_of_the_parser(group):
         names = arguments_of(f"{cls.__module__}.{cls.__name__}")
         required = {"batch_ramp": ["--batch_ramp.tokens_per_batch", "[[0, 16]]"]}.get(group, [])
         required = ["--samples.prompts", "[a]", "--samples.every_n_steps", "1"] if group == "samples" else required
+        required = ["--tasks.tasks", "[a.jsonl]"] if group == "tasks" else required
         required = ["--data.sources", "{}", "--data.phases", "[]"] if cls.__name__ == "Mixture" else required
         chosen = yaml.safe_load(resolved([f"--{group}", cls.__name__, *required]))[group]
         assert set(chosen.get("init_args", {})) <= names, cls

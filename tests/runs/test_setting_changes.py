@@ -28,7 +28,16 @@ def trained(folder, capsys):
 
 def test_every_group_option_and_setting_of_the_trainer_has_a_rule():
     flags = ["--optimizer", "AdamW", "--trainer.max_steps", "5", "--data", "TextFiles", "--data.paths", "x"]
-    flags += ["--time_breakdown", "TimeBreakdown", "--profile", "Profile", "--samples", "TextSamples"]  # off by default
+    flags += [
+        "--time_breakdown",
+        "TimeBreakdown",
+        "--profile",
+        "Profile",
+        "--samples",
+        "TextSamples",
+        "--tasks",
+        "TaskScores",
+    ]  # off by default
     settings = settings_of(parse("fit", flags))
     assert {key.partition(".")[0] for key in settings} >= set(GROUPS)
     names = {option.name for option in OPTIONS if "fit" in option.commands}

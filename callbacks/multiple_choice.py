@@ -1,0 +1,88 @@
+"""Multiple-choice questions in a file, and the scores of their answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from .errors import ConfigurationError
+
+
+class Question(NamedTuple):
+    """A question, its possible answers, and the index of the right one."""
+
+    query: str
+    choices: list[str]
+    gold: int
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Context and continuation of each answer: a space is between them."""
+        return [(self.query, f" {choice}") for choice in self.choices]
+
+
+def read_questions(path: Path, limit: int | None = None) -> list[Question]:
+    """The questions of a JSONL file: `{"query": "…", "choices": ["…", "…"], "gold": 0}` on each line.
+
+    Args:
+        limit: only the first ones.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a line is not a question.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigurationError(f"{path} cannot be read: {reason} (--tasks.tasks).") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            found.append(_question(line, f"{path}, line {number}"))
+        if len(found) == limit:
+            break
+    if not found:
+        raise ConfigurationError(f"{path} has no questions (--tasks.tasks).")
+    return found
+
+
+def _question(line: str, place: str) -> Question:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{place} is not JSON: {error.msg} (--tasks.tasks).") from None
+    query, choices, gold = (value.get(name) for name in Question._fields) if isinstance(value, dict) else (None,) * 3
+    if not (isinstance(query, str) and isinstance(choices, list) and type(gold) is int):
+        raise ConfigurationError(
+            f'{place} is not a question: it needs "query" (text), "choices" (a list of texts) and "gold" (the index of the '
+            "right one) (--tasks.tasks)."
+        )
+    if len(choices) < 2 or not all(isinstance(choice, str) and choice for choice in choices):
+        raise ConfigurationError(f'{place}: "choices" must be at least two texts that are not empty (--tasks.tasks).')
+    if not 0 <= gold < len(choices):
+        raise ConfigurationError(
+            f'{place}: "gold" is {gold}, but must be the index of a choice, from 0 to {len(choices) - 1} (--tasks.tasks).'
+        )
+    return Question(query, choices, gold)
+
+
+def scores(questions: Sequence[Question], log_likelihoods: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Scores of a file, from the log-likelihood of each choice of each question, in nats.
+
+    Returns:
+        `acc`: share of questions whose likeliest choice is right. `acc_norm`: the same with log-likelihoods per character, as
+        in lm_eval. `bits_per_byte`: of all right choices. It is smooth where accuracies are still chance.
+    """
+    right = right_norm = nats = size = 0.0
+    for question, values in zip(questions, log_likelihoods, strict=True):
+        per_character = [value / len(choice) for value, choice in zip(values, question.choices, strict=True)]
+        right += int(np.argmax(values)) == question.gold
+        right_norm += int(np.argmax(per_character)) == question.gold
+        nats -= values[question.gold]
+        size += len(question.choices[question.gold].encode())
+    count = len(questions)
+    return {"acc": right / count, "acc_norm": right_norm / count, "bits_per_byte": nats / size / math.log(2)}

@@ -1,0 +1,190 @@
+"""Scores of tasks during training: multiple-choice files, and tasks of lm_eval."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from ._lightning import TASKS, write_row
+from .errors import ConfigurationError
+from .evaluation_mode import evaluation_mode
+from .log_likelihoods import LogLikelihoods
+from .multiple_choice import Question, read_questions, scores
+from .progress_bar import format_duration
+from .stop_on_signal import StopOnSignal
+
+_NEEDS = ("tokenizer", "context_length")
+
+
+class TaskScores(Callback):
+    """Scores the model on tasks every `every_n_steps` steps and at the end of training, on any layout.
+
+    A name that ends in `.jsonl` is a file of multiple-choice questions (`read_questions`). Any other is a task or group of the
+    package lm_eval, or a YAML file of such a task. Nothing is downloaded. The scores are those of `lm_eval --model hf` on the
+    exported model, if training computes in that precision.
+
+    Needs of the LightningModule: `tokenizer`, with `encode`, `decode`, `eos_id`, and if it has them `bos_id` and
+    `prefix_token_ids`; `context_length`, in tokens; `forward`, the logits (B, T, V) of ids (B, T); and for tasks that generate
+    text `greedy_ids(ids, *, max_new_tokens)`, which yields the likeliest ids.
+
+    Logs: `task/NAME/METRIC`, of a file `acc`, `acc_norm` and `bits_per_byte` (`multiple_choice.scores`), of other tasks their
+    own metrics. Prints them, one line a task.
+
+    Contract:
+        setup: reads files, loads tasks and their data, and tries each on one question.
+        on_train_start: checks that the module can be scored.
+        on_train_batch_end: scores at due optimizer steps, and at `max_steps` if `at_end`, on every rank.
+        on_train_end: scores if `at_end` and training ended otherwise, but not after a signal (StopOnSignal).
+        on_validation_end, on_test_end: scores, in `trainer.validate` and `trainer.test`.
+        Afterwards, random state and train/eval mode are restored. The work is reported to the Trainer's profiler as
+        "score_tasks", so that Throughput can exclude it.
+        State: none. Placed before the checkpoint callback, the row of a saved step has been written.
+
+    Args:
+        tasks: files and names.
+        every_n_steps: optimizer steps between two evaluations; null = only at the end.
+        at_end: score the final model, too.
+        limit: only the first questions of each task; null = all.
+        batch_size: texts that a rank computes at once. Their logits are in memory: batch_size × longest text × vocabulary.
+
+    Raises:
+        ConfigurationError: numbers out of range; a task that is not on this machine, or that this module cannot do.
+    """
+
+    def __init__(
+        self,
+        tasks: list[str],
+        every_n_steps: int | None = None,
+        at_end: bool = True,
+        limit: int | None = None,
+        batch_size: int = 16,
+    ) -> None:
+        for name, value in (("every_n_steps", every_n_steps), ("limit", limit), ("batch_size", batch_size)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} is {value} but must be >= 1 (--tasks.{name}).")
+        if every_n_steps is None and not at_end:
+            raise ConfigurationError("tasks are never scored: set --tasks.every_n_steps, or --tasks.at_end true.")
+        if not tasks:
+            raise ConfigurationError("tasks is empty: name a file or a task (--tasks.tasks '[\"questions.jsonl\"]').")
+        self.tasks = tasks
+        self.every_n_steps = every_n_steps
+        self.at_end = at_end
+        self.limit = limit
+        self.batch_size = batch_size
+        self._files: dict[str, list[Question]] = {}
+        self._lm_eval: Any = None
+        self._fits = False
+        self._seen = 0  # the last optimizer step handled: on_train_batch_end runs once per micro-batch
+        self._scored = 0  # the last optimizer step scored, or from which training started
+
+    # -- before training ----------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._fits |= stage == "fit"
+        if not self._files and self._lm_eval is None:
+            with isolate_rng():
+                self._load()
+
+    def _load(self) -> None:
+        others = [name for name in self.tasks if not name.endswith(".jsonl")]
+        names = []
+        for file in (Path(name) for name in self.tasks if name.endswith(".jsonl")):
+            self._files[file.stem] = read_questions(file, self.limit)
+            names.append(file.stem)
+        if others:
+            try:
+                importlib.import_module("lm_eval.models.utils")
+            except ModuleNotFoundError as error:
+                if error.name != "lm_eval":
+                    raise
+                raise ConfigurationError(
+                    f"{', '.join(others)}: tasks other than .jsonl files need the package lm-eval: pip install lm-eval "
+                    "(--tasks.tasks)."
+                ) from None
+            from .lm_eval_tasks import LmEvalTasks
+
+            self._lm_eval = LmEvalTasks(others, self.limit)
+            names += self._lm_eval.names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigurationError(f"two tasks have the name {twice[0]}: rename one (--tasks.tasks).")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._seen = self._scored = trainer.global_step
+        self._check(pl_module)
+
+    def _check(self, pl_module: LightningModule) -> None:
+        missing = [name for name in _NEEDS if getattr(pl_module, name, None) is None]
+        if missing:
+            raise ConfigurationError(
+                f"TaskScores needs a {' and a '.join(missing)} of the module, which {type(pl_module).__name__} does not have:"
+                " remove the callback (`tasks: null`)."
+            )
+        problem = None if self._lm_eval is None else self._lm_eval.problem(pl_module.context_length)
+        if problem is not None:
+            raise ConfigurationError(problem)
+
+    # -- when -------------------------------------------------------------------------------------------------------------
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step == self._seen:
+            return
+        self._seen = step
+        due = self.every_n_steps is not None and step % self.every_n_steps == 0
+        if due or (self.at_end and step == trainer.max_steps):
+            self._score(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        continues = any(isinstance(callback, StopOnSignal) and callback.stopped_by for callback in callbacks)
+        if self.at_end and not continues and trainer.global_step != self._scored:
+            self._score(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._fits:  # `trainer.validate`, not that of a run
+            self._check(pl_module)
+            self._score(trainer, pl_module)
+
+    on_test_end = on_validation_end
+
+    # -- scores -----------------------------------------------------------------------------------------------------------
+
+    def _score(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        since = time.monotonic()
+        with trainer.profiler.profile(TASKS), evaluation_mode(trainer, pl_module):  # type: ignore[attr-defined]
+            row = self._row(LogLikelihoods(trainer, pl_module, self.batch_size))
+        row = trainer.strategy.broadcast(row)  # what every rank then monitors is the same, to the last bit
+        self._scored = trainer.global_step
+        write_row(trainer, {f"task/{name}": value for name, value in row.items()}, trainer.global_step)
+        step = trainer.global_step if self._fits else None  # `trainer.validate` does not know it
+        pl_module.print(format_scores(step, row, time.monotonic() - since))
+
+    def _row(self, scorer: LogLikelihoods) -> dict[str, float]:
+        row: dict[str, float] = {}
+        pairs = [
+            [scorer.pair(*each) for each in question.pairs()] for questions in self._files.values() for question in questions
+        ]
+        found = iter(scorer.score([pair for of_question in pairs for pair in of_question]))
+        for name, questions in self._files.items():
+            values = [[next(found).log_likelihood for _ in question.choices] for question in questions]
+            row |= {f"{name}/{metric}": value for metric, value in scores(questions, values).items()}
+        return row if self._lm_eval is None else row | self._lm_eval.scores(scorer)
+
+
+def format_scores(step: int | None, row: Mapping[str, float], seconds: float) -> str:
+    """Like "tasks after step 500 (3s)", and a line for each task: "  arc_easy  acc 0.25  acc_norm 0.27"."""
+    lines: dict[str, str] = {}
+    for name, value in row.items():
+        task, _, metric = name.rpartition("/")
+        lines[task] = f"{lines.get(task, f'  {task}')}  {metric} {value:.5g}"
+    title = "tasks" if step is None else f"tasks after step {step}"
+    return "\n".join([f"{title} ({format_duration(seconds)})", *lines.values()])

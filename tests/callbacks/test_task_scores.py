@@ -1,0 +1,224 @@
+import random
+from itertools import pairwise
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from asked import QUESTIONS, Asked, alone, expected, write
+from foreign import Foreign, fit
+from lightning.pytorch import Callback, Trainer
+from missing_package import hide
+
+from lit_llm.callbacks import StepCheckpoint, StopOnSignal, TaskScores
+from lit_llm.callbacks.log_likelihoods import LogLikelihoods
+from lit_llm.callbacks.multiple_choice import read_questions
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path / "quiz.jsonl")
+
+
+def rows_of(rows, name="quiz"):
+    return {
+        step: {k.rpartition("/")[2]: v for k, v in row.items() if k.startswith(f"task/{name}/")} for step, row in rows.items()
+    }
+
+
+def test_scores_are_those_of_the_formula_at_due_steps_and_at_the_end(tmp_path, file):
+    found = {}
+
+    class Formula(Callback):  # after TaskScores: the weights are the same
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            found[trainer.global_step] = expected(pl_module)
+
+    module = Asked()
+    trainer, _, rows = fit([TaskScores([file], every_n_steps=3, batch_size=2), Formula()], tmp_path, module=module)
+    assert list(rows_of(rows)) == [3, 6, 8]
+    for step, row in rows_of(rows).items():
+        assert row == pytest.approx(found[step], rel=1e-5), step
+    assert trainer.callback_metrics["task/quiz/acc"] == pytest.approx(rows[8]["task/quiz/acc"])
+    assert all(batch <= 2 for _, (batch, _) in module.asked)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_without_an_interval_only_the_final_model_is_scored(tmp_path, file, accumulate):
+    _, module, rows = fit([TaskScores([file])], tmp_path, module=Asked(), accumulate_grad_batches=accumulate)
+    assert list(rows) == [8] and {step for step, _ in module.asked} == {8}
+    _, _, rows = fit([TaskScores([file], 3, at_end=False, limit=2)], tmp_path, module=(module := Asked()))
+    assert list(rows) == [3, 6]
+    assert max(step for step, _ in module.asked) == 6
+
+
+def test_a_run_that_ends_before_its_last_step_is_scored_at_its_end_unless_a_signal_ends_it(tmp_path, file):
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *args):
+            trainer.should_stop = trainer.global_step == 5
+
+    _, _, rows = fit([TaskScores([file], 3), Stop()], tmp_path, module=Asked())
+    assert list(rows) == [3, 5]
+    signals = StopOnSignal()
+    with mock.patch.object(StopOnSignal, "on_train_start", lambda self, *args: setattr(self, "stopped_by", "SIGTERM")):
+        _, _, rows = fit([TaskScores([file], 3), Stop(), signals], tmp_path, module=Asked())
+    assert list(rows) == [3]
+
+
+def test_training_is_bit_identical_with_and_without(tmp_path, file):
+    def losses(*callbacks):
+        class Random(Asked):
+            def training_step(self, batch, batch_idx):  # reads all three generators
+                noise = torch.rand(1).item() + np.random.rand() + random.random()
+                return super().training_step(batch, batch_idx) * noise
+
+            def forward(self, ids):
+                torch.rand(1), np.random.rand(), random.random()
+                return super().forward(ids)
+
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)
+        module = Random()
+        module.drop.p = 0.5
+        module.head.eval()  # frozen on purpose
+        torch.manual_seed(1)
+        fit(list(callbacks), tmp_path, module=module)
+        assert not module.head.training and module.embed.training and module.training
+        return module.seen, [p.tolist() for p in module.parameters()]
+
+    assert losses() == losses(TaskScores([file], every_n_steps=1))
+
+
+def test_a_run_killed_in_an_evaluation_continues_as_if_it_had_not_been(tmp_path, file):
+    class Killed(Asked):
+        def forward(self, ids):
+            if self.trainer.global_step == 6:
+                raise KeyError("killed")
+            return super().forward(ids)
+
+    def callbacks():
+        return [TaskScores([file], every_n_steps=3), StepCheckpoint(3, monitor=None)]
+
+    _, straight, wanted = fit(callbacks(), tmp_path / "straight", module=Asked())
+    with pytest.raises(KeyError, match="killed"):
+        fit(callbacks(), tmp_path / "killed", module=Killed())
+    _, resumed, rows = fit(callbacks(), tmp_path / "killed", module=Asked(), resume=tmp_path / "killed/checkpoints/last.ckpt")
+    assert resumed.seen == straight.seen[3:] and list(rows) == [6, 8]
+    assert rows == {step: wanted[step] for step in (6, 8)}
+
+
+def test_a_finished_run_is_not_scored_again_and_validate_scores_any(tmp_path, file, capsys):
+    callbacks = [TaskScores([file], every_n_steps=3), StepCheckpoint(8, monitor=None)]
+    _, module, rows = fit(callbacks, tmp_path, module=Asked())
+    _, _, again = fit([TaskScores([file], 3)], tmp_path, module=Asked(), resume=tmp_path / "checkpoints/last.ckpt")
+    assert again == {}
+    capsys.readouterr()
+    trainer = Trainer(callbacks=[TaskScores([file])], accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.validate(module, verbose=False)
+    assert trainer.callback_metrics["task/quiz/bits_per_byte"] == pytest.approx(rows[8]["task/quiz/bits_per_byte"])
+    out = capsys.readouterr().out
+    assert "tasks (0s)\n  quiz  acc " in out and "bits_per_byte " in out
+
+
+# -- what is scored -----------------------------------------------------------------------------------------------------
+
+
+def scorer(module, batch_size=16):
+    module.eval()
+    return LogLikelihoods(alone(module), module, batch_size)
+
+
+def test_white_space_before_a_continuation_belongs_to_it():
+    found = scorer(Asked())
+    assert found.pair("a b  ", "c") == ([1, 0, 2], [0, 0, 3])
+    assert found.pair("", " c") == ([10], [0, 3]) and found.pair("", ".c") == ([10], [3]), "a text begins after the last one"
+    assert found.pair("  ", "c") == ([10], [0, 0, 3])
+    with_start = scorer(Asked(prefix=[7]))
+    assert with_start.pair("a", " b") == ([7, 1], [0, 2]) and with_start.pair("", "b") == ([7], [2])
+
+
+def test_batches_padding_and_truncation_do_not_change_a_score():
+    torch.manual_seed(3)
+    module = Asked()
+    pairs = [([1, 2], [3, 4, 5]), ([1], [2]), ([5] * 30, [6, 7]), ([1, 2], [3, 4, 9]), ([4], [8] * 20), ([2], [])]
+    table = module.log_probabilities()
+    wanted = []
+    for context, continuation in pairs:
+        kept = [*context, *continuation][-13:]
+        steps = list(pairwise(kept))[len(kept) - 1 - min(len(continuation), 12) :]
+        greedy = all(table[a].argmax() == b for a, b in steps)
+        wanted.append((sum(table[a, b] for a, b in steps), greedy))
+    with torch.no_grad():
+        for batch_size in (1, 2, 16):
+            found = scorer(module, batch_size).score(pairs)
+            assert [score.log_likelihood for score in found] == pytest.approx([value for value, _ in wanted], rel=1e-5)
+            assert [score.is_greedy for score in found] == [greedy for _, greedy in wanted]
+    likeliest = [9]
+    for _ in range(3):
+        likeliest.append(int(table[likeliest[-1]].argmax()))
+    with torch.no_grad():
+        assert scorer(module).score([(likeliest[:1], likeliest[1:])])[0].is_greedy
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "has no questions"),
+        ("{", "line 1 is not JSON"),
+        ("[1]", 'line 1 is not a question: it needs "query"'),
+        ('{"query": "a", "choices": ["b", "c"], "gold": "0"}', "line 1 is not a question"),
+        ('{"query": "a", "choices": ["b", "c"], "gold": true}', "line 1 is not a question"),
+        ('\n{"query": "a", "choices": ["b"], "gold": 0}', 'line 2: "choices" must be at least two texts'),
+        ('{"query": "a", "choices": ["b", ""], "gold": 0}', "texts that are not empty"),
+        ('{"query": "a", "choices": ["b", "c"], "gold": 2}', '"gold" is 2, but must be the index of a choice, from 0 to 1'),
+    ],
+)
+def test_a_file_that_has_no_questions_is_refused_with_its_line(tmp_path, content, said):
+    (tmp_path / "q.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=said):
+        read_questions(tmp_path / "q.jsonl")
+
+
+def test_a_limit_takes_the_first_questions(file):
+    assert [question._asdict() for question in read_questions(Path(file), 2)] == QUESTIONS[:2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"every_n_steps": 0}, "--tasks.every_n_steps"),
+        ({"limit": 0}, "--tasks.limit"),
+        ({"batch_size": 0}, "--tasks.batch_size"),
+        ({"at_end": False}, "never scored"),
+        ({"tasks": []}, "tasks is empty"),
+    ],
+)
+def test_settings_out_of_range_are_named(options, said):
+    with pytest.raises(ValueError, match=said):
+        TaskScores(**{"tasks": ["a.jsonl"], **options})
+
+
+@pytest.mark.parametrize(
+    ("module", "tasks", "said"),
+    [
+        (
+            Foreign,
+            ["quiz.jsonl"],
+            "TaskScores needs a tokenizer and a context_length of the module, which Foreign does not have",
+        ),
+        (Asked, ["missing.jsonl"], "missing.jsonl cannot be read: No such file"),
+        (Asked, ["quiz.jsonl", "other/quiz.jsonl"], "two tasks have the name quiz"),
+        (Asked, ["arc_easy"], "arc_easy: tasks other than .jsonl files need the package lm-eval: pip install lm-eval"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_before_the_first_step(tmp_path, file, monkeypatch, module, tasks, said):
+    hide("lm_eval", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "other/quiz.jsonl")
+    module = module()
+    with pytest.raises(ValueError, match=said):
+        fit([TaskScores(tasks)], tmp_path, module=module)
+    assert module.seen == []
