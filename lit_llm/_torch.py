@@ -22,6 +22,7 @@ from torch.distributed.pipelining._backward import stage_backward_input
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset, compute_local_shape_and_global_offset
 from torch.optim import Optimizer
+from torch.optim._muon import _zeropower_via_newtonschulz
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # In-place arithmetic on lists of tensors, one fused launch a list: what torch's own optimizers are made of.
@@ -30,6 +31,8 @@ foreach_lerp = torch._foreach_lerp
 foreach_lerp_ = torch._foreach_lerp_
 foreach_mul_ = torch._foreach_mul_
 foreach_sign_ = torch._foreach_sign_
+
+torch_newton_schulz = _zeropower_via_newtonschulz  # the iteration of torch.optim.Muon
 
 # The kernels of attention and of LSTM layers on a CPU, for which FlopCounterMode has no formula.
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -118,7 +118,7 @@ def work_of(settings: RunSettings, hardware: Hardware) -> Work | None:
     updated = 5 * stored_bytes(local, weight_bytes, trainable=True) / layout.divisor("optimizer")
     updated += 2 * state_bytes(settings.optimizer, local, weight_bytes) / layout.divisor("optimizer")
     iterations = 0.0
-    if settings.optimizer.name == "MuonAdamW":
+    if settings.optimizer.is_muon:
         owners = math.prod(layout.owners[0]) * layout.owners[1]
         iterations = muon.flops(matrix_shapes(weights_of(model, settings.lora))) / owners / layout.pipeline.ranks
     is_compiled = settings.compile and not isinstance(model, CustomConfig)

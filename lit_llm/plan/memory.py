@@ -252,7 +252,7 @@ def _of_rank(
         for moment, peak in made.peaks.items():
             unusable = _unusable(made.peaks) if moment == "loss head" else 0
             moments.append((moment, peak | buckets, unusable - made.on_other_streams.get(moment, 0)))
-    if optimizer.name == "MuonAdamW":
+    if optimizer.is_muon:
         dimensions, rows = layout.owners
         work = muon.work_bytes(
             matrix_shapes(whole),

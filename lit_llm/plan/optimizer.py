@@ -12,6 +12,9 @@ from lit_llm.plan.parameters import Weight, parameters_by_group
 STATE_COPIES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Lion": 1, "Muon": 1, "RMSprop": 1, "Adagrad": 1}
 """Number of state tensors of the parameter's size. SGD with momentum has one more; MuonAdamW is counted by group."""
 
+TORCH_MUON = "torch.optim.Muon"
+"""Its name in a plan. Classes of other packages are called Muon, too."""
+
 
 @dataclass(frozen=True)
 class Optimizer:
@@ -24,7 +27,12 @@ class Optimizer:
 
     @property
     def is_known(self) -> bool:
-        return self.name in STATE_COPIES or self.name in ("MuonAdamW", "Adafactor", "AdamW8bit")
+        return self.name in STATE_COPIES or self.is_muon or self.name in ("Adafactor", "AdamW8bit")
+
+    @property
+    def is_muon(self) -> bool:
+        """Whether it orthogonalises the hidden matrices, and trains the rest with AdamW."""
+        return self.name in ("MuonAdamW", TORCH_MUON)
 
     def newton_schulz_bytes(self, *, cuda: bool) -> int:
         """Bytes of an element in MuonAdamW's iteration, by its option `ns_dtype`."""
@@ -49,7 +57,7 @@ def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
     if optimizer.name == "Adafactor" and weight.group != "vector":
         return sum(weight.shape)
     copies = STATE_COPIES.get(optimizer.name, 2) + (1 if optimizer.name == "SGD" and optimizer.momentum else 0)
-    if optimizer.name == "MuonAdamW":
+    if optimizer.is_muon:
         copies = 1 if weight.group == "matrix" else 2
     elif optimizer.name == "Adafactor":
         copies = 1

@@ -478,7 +478,7 @@ def exchange_of(settings: RunSettings, hardware: Hardware) -> communication.Exch
 def _muon_seconds(settings: RunSettings, rank: int, links: communication.Links, *, cuda: bool) -> float:
     """Seconds in which Muon's matrices travel to their owners and back, and to the replicas."""
     dimensions, rows = settings.layout.owners
-    if settings.optimizer.name != "MuonAdamW" or not dimensions:
+    if not settings.optimizer.is_muon or not dimensions:
         return 0.0
     iterate = settings.optimizer.newton_schulz_bytes(cuda=cuda)
     size = iterate * sum(math.prod(shape) for shape in matrix_shapes(weights_of_rank(settings, rank)))

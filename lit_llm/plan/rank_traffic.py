@@ -115,7 +115,7 @@ def bytes_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> dict[str, 
         found["gradients all-reduced"] = communication.ddp_bytes(whole / sharing, layout.replicate)
     elif layout.shards in ("optimizer", "gradients"):
         found["gradients scattered, weights gathered"] = communication.ddp_bytes(gradients, layout.shard)
-    if settings.optimizer.name == "MuonAdamW":
+    if settings.optimizer.is_muon:
         dimensions, rows = layout.owners
         shapes = matrix_shapes(weights_of_rank(settings, rank))
         iterate = settings.optimizer.newton_schulz_bytes(cuda=cuda)

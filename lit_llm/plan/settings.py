@@ -17,7 +17,7 @@ from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.memory import BYTES, Layout
 from lit_llm.plan.micro_batch import Step
 from lit_llm.plan.mixture import Phases
-from lit_llm.plan.optimizer import Optimizer
+from lit_llm.plan.optimizer import TORCH_MUON, Optimizer
 from lit_llm.plan.ramp import Stages, sequences_before, steps_for
 
 if TYPE_CHECKING:
@@ -305,6 +305,8 @@ def class_of(group: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 def optimizer_of(group: Mapping[str, Any]) -> Optimizer:
     name, options = class_of(group)
+    if group.get("class_path") == TORCH_MUON:
+        return Optimizer(TORCH_MUON, ns_dtype="bfloat16")
     return Optimizer(
         name,
         momentum=bool(options.get("momentum")),

@@ -31,7 +31,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> tuple[float, ...]:
     tokens = settings.sequences * settings.sequence_length * accumulation
     made, weights = micro_batch(settings.step(cuda=cuda)), weights_of(model, settings.lora)
     matmul = float(made.matmul_flops * accumulation)
-    if settings.optimizer.name == "MuonAdamW":
+    if settings.optimizer.is_muon:
         matmul += muon.flops(matrix_shapes(weights))
     # Clipping reads and writes gradients. The update reads gradients and reads and writes weights and state.
     updated = 5.0 * stored_bytes(weights, weight_bytes, trainable=True)

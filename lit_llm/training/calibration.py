@@ -223,7 +223,7 @@ def predict(settings: RunSettings, *, cuda: bool) -> tuple[int, int, float]:
     """Parameters, peak bytes and executed FLOPs of a step on one device."""
     memory = peak_memory(settings, cuda=cuda)
     flops = float(micro_batch(settings.step(cuda=cuda)).flops * settings.accumulation)
-    if settings.optimizer.name == "MuonAdamW":
+    if settings.optimizer.is_muon:
         flops += muon.flops(matrix_shapes(weights_of(settings.model, settings.lora)))
     return total_parameters(settings.model, settings.lora), memory.total, flops
 

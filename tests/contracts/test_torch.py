@@ -281,3 +281,13 @@ def test_torch_knows_whether_the_processor_multiplies_in_bf16(monkeypatch):
         for name, value in zip(names, faked, strict=True):
             monkeypatch.setattr(torch.cpu, name, lambda value=value: value)
         assert package.cpu_has_bf16_units() == any(faked)
+
+
+def test_torchs_muon_iterates_with_the_function_that_ours_calls():
+    torch.manual_seed(0)
+    matrix = nn.Parameter(torch.zeros(6, 4))
+    matrix.grad = torch.randn(6, 4)
+    torch.optim.Muon([matrix], lr=1.0, weight_decay=0.0, momentum=0.0, nesterov=False, adjust_lr_fn="original").step()
+    direction = package.torch_newton_schulz(matrix.grad.clone(), (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    assert direction.dtype == torch.bfloat16
+    torch.testing.assert_close(matrix.detach(), -(1.5**0.5) * direction.float())

@@ -59,14 +59,14 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ASGD": ("torch.optim.ASGD", {"lr": 1e-2, "t0": 0.0}),
     "Rprop": ("torch.optim.Rprop", {"lr": 1e-3}),
     "Adafactor": ("torch.optim.Adafactor", {"lr": 1e-2}),
-    "torch.optim.Muon": ("torch.optim.Muon", {"lr": 1e-2}),
+    "torch.optim.Muon": ("lit_llm.optim.torch_muon.TorchMuon", {"lr": 1e-2}),
     "LBFGS": ("torch.optim.LBFGS", {}),
     "SparseAdam": ("torch.optim.SparseAdam", {}),
     "torchao AdamW8bit": ("torchao.optim.AdamW8bit", {"lr": 1e-2}),
     "torchao AdamW4bit": ("torchao.optim.AdamW4bit", {"lr": 1e-2}),
     "torchao AdamWFp8": ("torchao.optim.AdamWFp8", {"lr": 1e-2}),
 }
-"""Name in docs/support-matrix.md → class path and init_args."""
+"""Name in docs/support-matrix.md → class path, as `fit` uses it, and init_args."""
 
 STEPS, SAVE, KILL = 4, 2, 3
 WIDTH = 64  # so that a rank's part of a matrix has the 4,096 values from which torchao compresses

@@ -9,6 +9,7 @@ from launch import run_ranks
 from torch import nn
 
 from lit_llm.optim import MuonAdamW
+from lit_llm.optim.torch_muon import TorchMuon
 
 # Tall, wide, square, smaller than the ranks, and odd, so that parts are uneven and some ranks have none.
 SHAPES = [(6, 10), (10, 6), (8, 8), (3, 9), (9, 3), (1, 5), (33, 77), (6, 10)]
@@ -18,6 +19,7 @@ SKIPPED = 1
 OPTIONS = {
     "float32": (torch.float32, {"ns_dtype": "float32"}),
     "bfloat16": (torch.bfloat16, {"ns_dtype": "bfloat16", "nesterov": False}),
+    "torch": (torch.float32, {}),
     "float64, iterating in bf16": (torch.float64, {"ns_dtype": "bfloat16", "adjust_lr": "match_rms_adamw"}),
 }
 
@@ -92,7 +94,8 @@ def train(shapes, kind, distribute=lambda i, whole: whole):
 
     parameters = [nn.Parameter(draw(i, 0)) for i in range(len(shapes))]
     frozen = nn.Parameter(draw(0, 0), requires_grad=False)
-    optimizer = MuonAdamW([*parameters, frozen], lr=0.1, **options)
+    make = TorchMuon if kind == "torch" else MuonAdamW
+    optimizer = make([*parameters, frozen], lr=0.1, **options)
     for step in range(STEPS):
         for i, p in enumerate(parameters):
             p.grad = draw(i, step + 1) * (math.nan if step == SKIPPED else 1.0) if (step, i) != (STEPS - 1, 1) else None

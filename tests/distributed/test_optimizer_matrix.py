@@ -10,14 +10,15 @@ from launch import run_ranks
 from optimizer_matrix import LAYOUTS, OPTIMIZERS
 
 from lit_llm.__main__ import main
+from lit_llm.checkpoint.format import read
 from lit_llm.cli.optimizer_trial import optimizer_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "support-matrix.md").read_text()
-NOWHERE = {"LBFGS", "SparseAdam", "torch.optim.Muon"}
+NOWHERE = {"LBFGS", "SparseAdam"}
 WHOLE_ONLY = {"Adafactor", "Rprop", "torchao AdamW8bit", "torchao AdamW4bit", "torchao AdamWFp8"}
 """Refused on distributed parameters."""
-ON_FOUR = ("MuonAdamW", "Lion", "AdamW")
+ON_FOUR = ("MuonAdamW", "Lion", "AdamW", "torch.optim.Muon")
 ON_STAGES = (*ON_FOUR, "Adagrad")  # which makes its state before the first step
 
 
@@ -88,6 +89,19 @@ def test_fit_refuses_before_anything_is_written(folder, capsys):
         err = capsys.readouterr().err.splitlines()
         assert [line for line in err if line.startswith("error: ")] and flags[1].rpartition(".")[2] in err[-1], err
         assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_fit_takes_torchs_muon_by_its_name_and_continues(folder, capsys):
+    flags = ["--config", "tiny.yaml", "--optimizer", "torch.optim.Muon", "--optimizer.lr", "0.01", "--schedule", "null"]
+    for run_dir, steps in (("straight", "6"), ("parts", "3"), ("parts", "6")):
+        run = ["fit", *flags, "--run_dir", run_dir, "--resume", "auto", "--trainer.max_steps", steps]
+        assert main(run) == 0, capsys.readouterr().err
+    one, other = (read(f"{run}/checkpoints/last.ckpt") for run in ("straight", "parts"))
+    assert one["optimizer_class"] == "lit_llm.optim.torch_muon.TorchMuon"
+    kept = ("state_dict", "optimizer_states")
+    assert optimizer_matrix.different({k: one[k] for k in kept}, {k: other[k] for k in kept}) == 0
+    assert main(["plan", *flags]) == 0 and "torch.optim.Muon, state" in capsys.readouterr().out
 
 
 def exact(layout: str, optimizers: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

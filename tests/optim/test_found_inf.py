@@ -12,6 +12,7 @@ from tiny_model import Tiny, gradients
 from torch import Tensor, nn
 
 from lit_llm.optim import Lion, MuonAdamW, parameter_groups
+from lit_llm.optim.torch_muon import TorchMuon
 
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
@@ -25,8 +26,8 @@ def bits(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[Any]]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "make",
-    [MuonAdamW, lambda params: MuonAdamW(params, nesterov=False), Lion],
-    ids=["muon", "muon without nesterov", "lion"],
+    [MuonAdamW, lambda params: MuonAdamW(params, nesterov=False), Lion, TorchMuon],
+    ids=["muon", "muon without nesterov", "lion", "torch muon"],
 )
 def test_a_step_with_found_inf_changes_nothing_and_a_step_without_it_is_ordinary(make: Any, dtype: torch.dtype) -> None:
     model = Tiny().to(dtype)

@@ -14,6 +14,7 @@ from tiny_model import Tiny, gradients
 from torch import Tensor, nn
 
 from lit_llm.optim import Lion, MuonAdamW, muon, newton_schulz, parameter_groups
+from lit_llm.optim.torch_muon import TorchMuon
 
 
 def trajectory(
@@ -237,6 +238,32 @@ def test_muon_steps_as_torch_muon_does(
             assert (actual - expected).norm() < tolerance * moved, (step, MATRICES[i])
 
 
+@pytest.mark.parametrize("options", [{}, {"nesterov": False, "ns_steps": 3}, {"adjust_lr_fn": "match_rms_adamw"},
+                                     {"ns_coefficients": (2.0, -1.5, 0.5), "eps": 1e-3}], ids=str)  # fmt: skip
+def test_torch_muon_with_adamw_has_the_bits_of_both_torch_optimizers(options: Any) -> None:
+    settings = {"lr": 0.02, "weight_decay": 0.1, **options}
+    _, ours = trajectory(lambda params: TorchMuon(params, **settings), [*MATRICES, (7,), (2, 3, 4)])
+    _, muon = trajectory(lambda params: torch.optim.Muon(params[:-2], **settings), [*MATRICES, (7,), (2, 3, 4)])
+    adamw = {"lr": 0.02, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "fused": True}
+    _, rest = trajectory(lambda params: torch.optim.AdamW(params[-2:], **adamw), [*MATRICES, (7,), (2, 3, 4)])
+    for found, a, b in zip(ours, muon, rest, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(found, [*a[:-2], *b[-2:]], strict=True))
+
+
+@pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
+def test_torch_muon_with_adamw_equals_ours_with_equal_settings(monkeypatch: pytest.MonkeyPatch, adjust_lr: Any) -> None:
+    # torch's always iterates in bf16, where products in another order differ by some percent.
+    monkeypatch.setattr(Tensor, "bfloat16", lambda tensor: tensor.clone())
+    shapes = [*MATRICES, (7,)]
+    start, ours = trajectory(
+        lambda params: MuonAdamW(params, lr=0.02, adamw_lr=0.02, adjust_lr=adjust_lr, ns_dtype="float32"), shapes
+    )
+    _, theirs = trajectory(lambda params: TorchMuon(params, lr=0.02, adjust_lr_fn=adjust_lr), shapes)
+    for a, b in zip(ours, theirs, strict=True):
+        for i, (actual, expected) in enumerate(zip(a, b, strict=True)):
+            assert (actual - expected).norm() < 1e-4 * (expected - start[i]).norm(), shapes[i]
+
+
 def test_adamw_half_equals_torch_adamw_bit_for_bit() -> None:
     def ours(params: list[nn.Parameter]) -> torch.optim.Optimizer:
         groups = [
@@ -418,6 +445,14 @@ def test_step_runs_the_closure_with_gradients_on_and_returns_its_loss(make: Any)
     assert p.square().sum() < 36.0
 
 
+def test_a_copy_of_torch_muon_with_adamw_gives_new_groups_its_options() -> None:
+    twin = copy.deepcopy(TorchMuon([nn.Parameter(torch.ones(2, 2))], ns_coefficients=(2.0, -1.5, 0.5)))
+    twin.add_param_group({"params": [nn.Parameter(torch.ones(3, 2))]})
+    twin.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert [group.get("ns_coefficients") for group in twin.param_groups] == [(2.0, -1.5, 0.5)] * 2 + [None]
+    assert [group["lr"] for group in twin.param_groups] == [1e-3] * 3
+
+
 def test_a_copy_is_the_same_optimizer() -> None:
     optimizer = MuonAdamW([nn.Parameter(torch.ones(2, 2))], lr=0.5, adamw_lr=0.25)
     twin = copy.deepcopy(optimizer)
@@ -435,6 +470,7 @@ def test_a_copy_is_the_same_optimizer() -> None:
         (lambda p: MuonAdamW(p, ns_steps=0), r"ns_steps is 0, but must be at least 1"),
         (lambda p: MuonAdamW(p, ns_dtype="half"), r"ns_dtype is 'half', but must be auto or float32 or bfloat16 \(--opt"),
         (lambda p: MuonAdamW(p, adjust_lr="both"), r"adjust_lr is 'both', but must be original or match_rms_adamw"),
+        (lambda p: TorchMuon(p, adjust_lr_fn="both"), r"adjust_lr_fn is 'both', but must be original, match_rms_adamw or null"),
         (lambda p: Lion(p, weight_decay=-0.1), r"weight_decay is -0.1, but must not be negative"),
         (lambda p: Lion(p, betas=(-0.1, 0.9)), r"betas\[0\] is -0.1"),
     ],

@@ -22,6 +22,7 @@ from lit_llm.plan.optimizer import state_bytes
 from lit_llm.plan.parameters import weights_of
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.schedule import phases, sparkline
+from lit_llm.plan.settings import optimizer_of
 
 # GPT-2 XL as textbooks count it: no biases, rotary positions, tied head, vocabulary not padded.
 GPT2_XL = GPTConfig(
@@ -70,9 +71,12 @@ def test_momentum_of_sgd_is_one_state():
     assert state_bytes(Optimizer("SGD", momentum=True), weights_of(GPT2_XL), 4) == 4 * 1_555_126_400
 
 
-def test_muon_keeps_4_bytes_for_matrices_and_8_for_the_rest():
+@pytest.mark.parametrize("class_path", ["lit_llm.optim.MuonAdamW", "torch.optim.Muon"])
+def test_muon_keeps_4_bytes_for_matrices_and_8_for_the_rest(class_path):
     matrices = 12 * 48 * 1600**2
-    assert state_bytes(Optimizer("MuonAdamW"), weights_of(GPT2_XL), 4) == 4 * matrices + 8 * (1_555_126_400 - matrices)
+    optimizer = optimizer_of({"class_path": class_path})
+    assert state_bytes(optimizer, weights_of(GPT2_XL), 4) == 4 * matrices + 8 * (1_555_126_400 - matrices)
+    assert optimizer.newton_schulz_bytes(cuda=False) == (2 if class_path.startswith("torch") else 4)
 
 
 def test_adafactor_keeps_a_number_a_row_and_one_a_column():

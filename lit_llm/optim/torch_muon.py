@@ -1,0 +1,76 @@
+"""The settings and the iteration of `torch.optim.Muon`, for all parameters and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lit_llm._torch import torch_newton_schulz
+from lit_llm.errors import UserError
+from lit_llm.optim.muon import MuonAdamW
+
+REPLACED = "torch.optim.Muon"
+REPLACEMENT = f"{__name__}.TorchMuon"
+"""The class path in a recipe, and that of the class that is used for it."""
+
+
+class TorchMuon(MuonAdamW):
+    """`torch.optim.Muon` for hidden matrices, and AdamW for all other parameters at the same rate and weight decay.
+
+    `torch.optim.Muon` takes matrices only, while a LightningModule with automatic optimization needs one optimizer. This class
+    has its arguments and calls its Newton–Schulz iteration, always in bf16. On plain fp32 matrices its steps are those of
+    `torch.optim.Muon` bit for bit. The rest is that of `MuonAdamW`: which parameters are hidden matrices, distributed ones,
+    ``found_inf``, and steps of bf16 parameters, which are rounded once. AdamW has β = (0.9, 0.95) and ε = 1e-8.
+
+    Args:
+        adjust_lr_fn: None is "original".
+        eps: the least norm by which a matrix is divided.
+
+    Raises:
+        UserError: if an option is out of range.
+    """
+
+    _MUON_ONLY = MuonAdamW._MUON_ONLY | {"ns_coefficients", "ns_eps"}
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315),
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
+    ) -> None:
+        if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
+            raise UserError(
+                f"adjust_lr_fn is {adjust_lr_fn!r}, but must be original, match_rms_adamw or null (--optimizer.adjust_lr_fn)."
+            )
+        self._iteration: dict[str, Any] = {"ns_coefficients": tuple(ns_coefficients), "ns_eps": eps}
+        super().__init__(
+            params,
+            lr=lr,
+            adamw_lr=lr,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            nesterov=nesterov,
+            ns_steps=ns_steps,
+            adjust_lr=adjust_lr_fn or "original",
+            ns_dtype="bfloat16",
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group({**self._iteration, **param_group})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy, or a loaded optimizer, adds groups with the options of those that it has."""
+        muon: dict[str, Any] = next((group for group in state["param_groups"] if group["algorithm"] == "muon"), {})
+        self._iteration = {name: muon[name] for name in ("ns_coefficients", "ns_eps") if name in muon}
+        super().__setstate__(state)
+
+    def _orthogonal(self, group: dict[str, Any], update: Tensor) -> Tensor:
+        return torch_newton_schulz(update, group["ns_coefficients"], group["ns_steps"], group["ns_eps"])
