@@ -6,6 +6,7 @@ from foreign import VOCAB, Batches, Foreign, assert_same, fit
 from lightning.pytorch.callbacks import Callback
 
 from lit_llm.callbacks import EMA, StepCheckpoint, ValidateEvery
+from lit_llm.callbacks._lightning import ValidationInterrupted, interruptible_validation
 from lit_llm.callbacks.ema import AVERAGE
 from lit_llm.callbacks.errors import ConfigurationError
 
@@ -156,6 +157,26 @@ def test_weights_are_back_after_a_validation_that_fails_and_in_a_checkpoint_save
     for name, p in module.named_parameters():
         assert torch.equal(p.double(), visited.weights[4][name])
         assert torch.equal(within["state_dict"][name].double(), visited.weights[2][name])
+
+
+def test_weights_are_back_before_an_interrupted_validation_is_saved(tmp_path):
+    class Interrupts(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            self.undo = interruptible_validation(trainer)
+
+        def on_validation_batch_start(self, trainer, *args):
+            if trainer.global_step == 4:
+                raise ValidationInterrupted
+
+    visited = Visited()
+    callbacks = [visited, StepCheckpoint(3, monitor=None, keep_last=9), EMA(0.9), ValidateEvery(4), Interrupts()]
+    module = fit(callbacks, tmp_path, **VAL)[1]
+    content = torch.load(tmp_path / "checkpoints" / "step-00000004.ckpt", weights_only=True)
+    average = averaged(visited.weights[:5], decay=0.9)
+    for name, weights in visited.weights[4].items():
+        assert torch.equal(content["state_dict"][name].double(), weights)
+        torch.testing.assert_close(content[AVERAGE][name].double(), average[name], rtol=1e-5, atol=1e-6)
+    assert module.seen == fit([ValidateEvery(4)], tmp_path)[1].seen
 
 
 @pytest.mark.parametrize(
