@@ -164,6 +164,7 @@ def test_no_recipe_or_model_of_today_is_near_a_limit():
 # ---- What a class accepts is not narrower than its domain -------------------------------------------------------
 
 NEEDED = {"BatchRamp": {"tokens_per_batch": [(0, 64)]}, "TextSamples": {"prompts": ["a"], "every_n_steps": 5}}
+NEEDED["TaskScores"] = {"tasks": ["a.jsonl"]}
 NEEDED["ValidateEvery"] = {"every_n_steps": 5}
 NEEDED["Mixture"] = {"sources": {}, "phases": []}
 NARROWER = {

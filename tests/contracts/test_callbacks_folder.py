@@ -13,7 +13,7 @@ from lit_llm import callbacks
 
 FOLDER = ROOT / "callbacks"
 TRAIN = """
-import importlib, sys
+import importlib, sys, types
 from pathlib import Path
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -32,6 +32,9 @@ class Module(LightningModule):
         return loss
     def validation_step(self, batch, batch_idx):
         self.log("val/loss", self.training_step(batch, batch_idx))
+    context_length, tokenizer = 6, types.SimpleNamespace(eos_id=0, encode=lambda text: [ord(c) % 7 for c in text])
+    def forward(self, ids):
+        return self.table(ids)
     def generate_text(self, prompt, **options):
         return prompt + " and so on"
     def configure_optimizers(self):
@@ -40,7 +43,9 @@ class Module(LightningModule):
         return torch.utils.data.DataLoader(torch.arange(24).view(8, 3).repeat(20, 1) % 7, batch_size=2)
     val_dataloader = train_dataloader
 
+Path("quiz.jsonl").write_text('{"query": "a", "choices": ["b", "cd"], "gold": 0}')
 made = {
+    "TaskScores": lambda: theirs.TaskScores(["quiz.jsonl"], 4),
     "BatchRamp": lambda: theirs.BatchRamp([[0, 6], [18, 12]]), "ValidateEvery": lambda: theirs.ValidateEvery(4),
     "Profile": lambda: theirs.Profile(wait=2, steps=1), "TextSamples": lambda: theirs.TextSamples(["once"], 4),
     "StepCheckpoint": lambda: theirs.StepCheckpoint(4), "TrainingProgress": lambda: theirs.TrainingProgress(loss="train_loss"),
@@ -83,7 +88,15 @@ def test_a_copy_under_any_name_trains_with_every_callback(tmp_path, name):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-4000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("METRICS")]
-    expected = {"lr", "grad/norm", "spike/skipped", "throughput/tokens_per_second", "time/other_fraction", "val/loss"}
+    expected = {
+        "lr",
+        "grad/norm",
+        "spike/skipped",
+        "throughput/tokens_per_second",
+        "time/other_fraction",
+        "val/loss",
+        "task/quiz/acc",
+    }
     assert expected <= set(line.split())
     assert "step 8/8  loss " in done.stdout  # of train_loss
     assert (tmp_path / "checkpoints/best.ckpt").exists() and list((tmp_path / "profile").glob("*.json.gz"))
@@ -97,4 +110,11 @@ def test_all_callbacks_are_exported():
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     }
     assert set(callbacks.__all__) - defined == {"ignore_signals"}
-    assert defined - set(callbacks.__all__) == {"ConfigurationError", "Stage"}
+    assert defined - set(callbacks.__all__) == {
+        "ConfigurationError",
+        "Stage",
+        "LogLikelihoods",
+        "Score",
+        "Question",
+        "LmEvalTasks",
+    }
