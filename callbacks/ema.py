@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -134,6 +136,16 @@ class EMA(Callback):
     def by_name(self, pl_module: LightningModule) -> dict[str, Tensor]:
         """The average by the names of `state_dict`; empty before `start_step`. Distributed like the parameters."""
         return {name: self._average[p] for name, p in _trainable(pl_module).items()} if self._average else {}
+
+    @contextmanager
+    def averaged(self, pl_module: LightningModule) -> Iterator[None]:
+        """The model with the weights that validation measures: the average, unless there is none or `validate` is false."""
+        if self.validate and self._average:
+            self._exchange(pl_module)
+        try:
+            yield
+        finally:
+            self._exchange_back(pl_module)
 
     @torch.no_grad()
     def _begin(self, pl_module: LightningModule) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from ._lightning import TASKS, write_row
+from .ema import EMA
 from .errors import ConfigurationError
 from .evaluation_mode import evaluation_mode
 from .log_likelihoods import LogLikelihoods
@@ -28,6 +30,8 @@ class TaskScores(Callback):
     A name that ends in `.jsonl` is a file of multiple-choice questions (`read_questions`). Any other is a task or group of the
     package lm_eval, or a YAML file of such a task. Nothing is downloaded. The scores are those of `lm_eval --model hf` on the
     exported model, if training computes in that precision.
+
+    With EMA, the model is the one that validation measures: the average, after that callback has updated it.
 
     Needs of the LightningModule: `tokenizer`, with `encode`, `decode`, `eos_id`, and if it has them `bos_id` and
     `prefix_token_ids`; `context_length`, in tokens; `forward`, the logits (B, T, V) of ids (B, T); and for tasks that generate
@@ -160,7 +164,11 @@ class TaskScores(Callback):
 
     def _score(self, trainer: Trainer, pl_module: LightningModule) -> None:
         since = time.monotonic()
-        with trainer.profiler.profile(TASKS), evaluation_mode(trainer, pl_module):  # type: ignore[attr-defined]
+        with trainer.profiler.profile(TASKS), contextlib.ExitStack() as stack:  # type: ignore[attr-defined]
+            for callback in trainer.callbacks if self._fits else []:  # type: ignore[attr-defined]
+                if isinstance(callback, EMA):
+                    stack.enter_context(callback.averaged(pl_module))
+            stack.enter_context(evaluation_mode(trainer, pl_module))
             row = self._row(LogLikelihoods(trainer, pl_module, self.batch_size))
         row = trainer.strategy.broadcast(row)  # what every rank then monitors is the same, to the last bit
         self._scored = trainer.global_step

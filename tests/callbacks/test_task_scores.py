@@ -11,7 +11,7 @@ from foreign import Foreign, fit
 from lightning.pytorch import Callback, Trainer
 from missing_package import hide
 
-from lit_llm.callbacks import StepCheckpoint, StopOnSignal, TaskScores
+from lit_llm.callbacks import EMA, StepCheckpoint, StopOnSignal, TaskScores
 from lit_llm.callbacks.log_likelihoods import LogLikelihoods
 from lit_llm.callbacks.multiple_choice import read_questions
 
@@ -41,6 +41,18 @@ def test_scores_are_those_of_the_formula_at_due_steps_and_at_the_end(tmp_path, f
         assert row == pytest.approx(found[step], rel=1e-5), step
     assert trainer.callback_metrics["task/quiz/acc"] == pytest.approx(rows[8]["task/quiz/acc"])
     assert all(batch <= 2 for _, (batch, _) in module.asked)
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_with_an_average_of_the_weights_the_scores_are_those_that_validation_measures(tmp_path, file, validate):
+    ema = EMA(decay=0.9, validate=validate)
+    _, module, rows = fit([ema, TaskScores([file])], tmp_path, module=Asked())
+    weights = expected(module)
+    state = {**module.state_dict(), **ema.by_name(module)}
+    module.load_state_dict(state)
+    average = expected(module)
+    assert average["bits_per_byte"] != pytest.approx(weights["bits_per_byte"], rel=1e-3)
+    assert rows_of(rows)[8] == pytest.approx(average if validate else weights, rel=1e-5)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -19,6 +19,7 @@ MESHES = {
     "context": {"shard": 1, "context": 2},
 }
 JOBS = {"ddp": {"strategy": "ddp"}, **{name: {"strategy": mesh} for name, mesh in MESHES.items()}}
+JOBS["fsdp2, average"] = {"strategy": {"shard": 2}, "averages": True}
 JOBS["documents, bf16"] = {"strategy": {"shard": 2}, "settings": {"mask_documents": True}, "precision": "bf16-mixed"}
 
 
