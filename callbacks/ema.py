@@ -11,11 +11,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from ._torch import lerp_, local_box
 from .errors import ConfigurationError
+from .evaluation_mode import reshard
 
 AVERAGE = "ema_state_dict"
 """Key of a checkpoint: the average by the names of `state_dict`, in fp32. Trainable parameters only."""
@@ -197,7 +197,7 @@ class EMA(Callback):
                 mean.copy_(weights)
             else:
                 self._kept[parameter] = weights
-        _reshard(pl_module)
+        reshard(pl_module)
 
     @torch.no_grad()
     def _exchange_back(self, pl_module: LightningModule) -> None:
@@ -212,7 +212,7 @@ class EMA(Callback):
                 averaged = part.clone()
                 part.copy_(mean)
                 mean.copy_(averaged)
-        _reshard(pl_module)
+        reshard(pl_module)
 
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -230,10 +230,3 @@ def _empty_average(parameter: nn.Parameter) -> Tensor:
 def _local(tensor: Tensor) -> Tensor:
     """This rank's part, a view of its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _reshard(module: nn.Module) -> None:
-    """Free the whole weights that FSDP2 may have kept, because they are no longer those of the shards."""
-    for unit in module.modules():
-        if isinstance(unit, FSDPModule):
-            unit.reshard()

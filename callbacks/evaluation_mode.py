@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
+from torch import nn
 
 
 @contextmanager
@@ -25,9 +25,15 @@ def evaluation_mode(trainer: Trainer, pl_module: LightningModule) -> Iterator[No
     finally:
         for module, training in modes:  # per module: some may have been in eval mode before
             module.training = training
-        if dist.is_available() and dist.is_initialized():
-            from torch.distributed.fsdp import FSDPModule
+        reshard(pl_module)
 
-            for module in pl_module.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+
+def reshard(module: nn.Module) -> None:
+    """Free the whole weights that FSDP2 keeps after a forward pass without a backward pass.
+
+    A module whose FSDP2 modules are not its submodules, such as the stages of a pipeline, has a method `reshard`, too.
+    """
+    for unit in module.modules():
+        free = getattr(unit, "reshard", None)
+        if callable(free):
+            free()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lit_llm.distributed.pipeline_layers import PipelineLayout
@@ -129,6 +130,12 @@ class PipelinedGPT(nn.Module):
         with torch.device(device):  # where parts of other ranks are drawn, to keep the random stream
             self.whole.init_weights()
             reset_adapters(self.whole)
+
+    def reshard(self) -> None:
+        """Free the whole weights that FSDP2 keeps after `forward`: stages are its modules, but not submodules of this one."""
+        for stage in self.stages:
+            if isinstance(stage, FSDPModule):
+                stage.reshard()
 
     def num_parameters(self) -> int:
         """Number of parameters of the whole model. A tied matrix counts once."""

@@ -1,4 +1,4 @@
-"""Scores of tasks while training on two ranks are those of one process, and change nothing in training."""
+"""Scores of tasks while training on several ranks are those of one process, and change nothing in training."""
 
 import json
 from pathlib import Path
@@ -34,12 +34,19 @@ def prepare(folder: Path) -> Path:
     return folder
 
 
-def test_every_layout_gives_the_scores_of_one_process_and_trains_as_without_them(tmp_path):
+FOUR = {
+    "hsdp": {"strategy": {"replicate": 2, "shard": 2}},
+    "fsdp2-pp": {"strategy": {"shard": 2, "pipeline": 2}, "averages": True},  # stages keep weights whole after a forward pass
+}
+
+
+@pytest.mark.parametrize(("ranks", "jobs"), [(2, JOBS), (4, FOUR)], ids=["2 ranks", "4 ranks"])
+def test_every_layout_gives_the_scores_of_one_process_and_trains_as_without_them(tmp_path, ranks, jobs):
     folder = prepare(tmp_path)
-    (folder / "jobs.json").write_text(json.dumps(JOBS))
-    reports = run_ranks(SCRIPT, 2, folder, folder / "jobs.json", timeout=400)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    reports = run_ranks(SCRIPT, ranks, folder, folder / "jobs.json", timeout=400)
     alone = {}
-    for name, job in JOBS.items():
+    for name, job in jobs.items():
         settings = {key: value for key, value in job.items() if key != "strategy"}
         key = json.dumps(settings)
         if key not in alone:
