@@ -159,8 +159,8 @@ def test_free_changes_are_silent_and_others_announced(trained, capsys):
     assert code == 0
     assert [line for line in out.splitlines() if line.startswith("resume: ") and "→" in line] == [
         "resume: data.micro_batch_size 2 → 1",
-        "resume: trainer.precision null → bf16-mixed",
         "resume: trainer.max_steps 4 → 5 (a schedule that ends with the run ends there)",
+        "resume: trainer.precision null → bf16-mixed",
     ]
 
 
