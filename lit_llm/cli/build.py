@@ -446,6 +446,8 @@ def _layout(built: Built, trainer: Trainer) -> tuple[int | None, list[str]]:
     ranks, found = layout(trainer.strategy, trainer.world_size, *_laid_out(built))
     model = built.parts.get("model") if built.architecture is None else None
     found += device_problems(trainer, built.parts.get("compute"), model)
+    if built.recipe.command != "fit":
+        return ranks, found
     problem = optimizer_device_problem(trainer, built.config.optimizer)
     return ranks, [*found, problem] if problem else found
 

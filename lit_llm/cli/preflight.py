@@ -147,10 +147,15 @@ def device_problems(trainer: Trainer, compute: ComputeConfig | None, model: GPTC
 
 
 def optimizer_device_problem(trainer: Trainer, optimizer: Namespace) -> str | None:
-    """Why the optimizer's options do not work on the device; torch would say so in the first step."""
-    device = trainer.strategy.root_device.type
-    if (optimizer.get("init_args") or {}).get("capturable") is True and device == "cpu":
+    """Why the optimizer's options do not work on the device. Torch would refuse capturable in the first step, foreach never."""
+    device, options = trainer.strategy.root_device.type, optimizer.get("init_args") or {}
+    if options.get("capturable") is True and device == "cpu":
         return f"optimizer.capturable is true, but works on GPUs only, not on {device} (--optimizer.capturable false)"
+    if options.get("foreach") is True and device == "cpu" and trainer.precision in ("bf16-true", "16-true"):
+        return (
+            f"optimizer.foreach is true, but on a CPU torch then rounds betas and decay as {trainer.precision} rounds weights: "
+            "0.999 is 1 in bf16 (--optimizer.foreach false)"
+        )
     return None
 
 

@@ -215,6 +215,10 @@ MISTAKES = {
     "a precision that is none": (
         ["--trainer.precision", "bf17"], "", ["trainer.precision is 'bf17', it must be one of", "(nearest: bf16)", "bf16-mixed"]
     ),
+    "factors that are rounded to bf16": (
+        ["--optimizer", "AdamW", "--optimizer.foreach", "true", "--trainer.precision", "bf16-true"], "",
+        ["optimizer.foreach is true", "0.999 is 1 in bf16 (--optimizer.foreach false)"],
+    ),
     "a strategy that is none": (["--trainer.strategy", "fspd"], "", ["trainer.strategy is 'fspd'", "did you mean fsdp?"]),
     "a strategy's class as text": (
         ["--trainer.strategy", "lit_llm.distributed.mesh_strategy.MeshStrategy"], "", ["written as a dict"]
