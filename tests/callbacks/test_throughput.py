@@ -3,10 +3,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from asked import Letters, write
 from foreign import BATCH, LENGTH, Batches, Foreign, fit, make_trainer
 from lightning.pytorch.callbacks import Callback
 
-from lit_llm.callbacks import StepCheckpoint, TextSamples, Throughput, ValidateEvery
+from lit_llm.callbacks import StepCheckpoint, TaskScores, TextSamples, Throughput, ValidateEvery
 from lit_llm.callbacks import throughput as module_under_test
 from lit_llm.callbacks.throughput import count_tokens, peak_tflops
 
@@ -84,8 +85,14 @@ def test_a_slow_callback_is_not_data_time_but_is_training_time(tmp_path, clock):
         assert [rows[t]["throughput/tokens_per_second"] for t in range(2, 9)] == pytest.approx([TOKENS / 8] * 7)
 
 
-def test_validation_saving_and_text_generation_are_left_out(tmp_path, clock, monkeypatch):
+def test_validation_saving_text_generation_and_tasks_are_left_out(tmp_path, clock, monkeypatch):
     class Writer(Slow):
+        tokenizer, context_length = Letters(), 20
+
+        def forward(self, ids):
+            self.clock.now += 500.0
+            return self.head(self.embed(ids))
+
         def generate_text(self, prompt, **kwargs):
             self.clock.now += 1000.0
             return prompt
@@ -94,9 +101,10 @@ def test_validation_saving_and_text_generation_are_left_out(tmp_path, clock, mon
 
     saved = StepCheckpoint(3)
     samples = TextSamples(["a"], every_n_steps=2)
+    tasks = TaskScores([write(tmp_path / "quiz.jsonl")], every_n_steps=2)
     module = Writer(clock, step=1.0, fetch=1.0, val=100.0)
     trainer = make_trainer(
-        [ValidateEvery(3), samples, saved, Throughput()], tmp_path, limit_val_batches=1.0, num_sanity_val_steps=1
+        [ValidateEvery(3), samples, tasks, saved, Throughput()], tmp_path, limit_val_batches=1.0, num_sanity_val_steps=1
     )
     trainer.loggers = [*trainer.loggers, TensorBoardLogger(tmp_path)]
     dump = trainer._checkpoint_connector.dump_checkpoint
@@ -108,7 +116,7 @@ def test_validation_saving_and_text_generation_are_left_out(tmp_path, clock, mon
     monkeypatch.setattr(trainer._checkpoint_connector, "dump_checkpoint", slow_dump)
     trainer.fit(module)
     rows = trainer.logger.rows
-    assert module.validated == [3, 6, 8] and clock.now > 4000
+    assert module.validated == [3, 6, 8] and clock.now > 6000
     assert [rows[t]["throughput/tokens_per_second"] for t in range(2, 9)] == pytest.approx([TOKENS / 2] * 7)
     assert [rows[t]["time/data_fraction"] for t in range(2, 9)] == pytest.approx([0.5] * 7)
 
