@@ -29,6 +29,7 @@ RUNS = {
     # With a short context the optimizer step has the peak.
     "short context, Muon": ({"block_size": 8}, {"optimizer": partial(MuonAdamW, ns_dtype="float32")}),
     "short context, Muon iterating in bf16": ({"block_size": 8}, {"optimizer": partial(MuonAdamW, ns_dtype="bfloat16")}),
+    "short context, Lion in bf16": ({"block_size": 8}, {"optimizer": Lion, "precision": "bf16-true"}),
     "wide heads, Muon": ({"head_dim": 48, "n_kv_head": 2}, {"optimizer": MuonAdamW}),
     "narrow heads and biases of q, k, v": ({"head_dim": 16, "qkv_bias": True, **LLAMA}, {}),
     "wide heads, cheap checkpointing": (
