@@ -58,7 +58,7 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import scale_rates
-from lit_llm.optim.torch_muon import REPLACED, REPLACEMENT
+from lit_llm.optim.torch_muon import REPLACED
 from lit_llm.plan.settings import devices_of, layout_from_strategy
 from lit_llm.ranks import is_rank_zero
 from lit_llm.runs.curve_follower import CurveFollower
@@ -138,7 +138,7 @@ class Built:
         """The recipe's optimizer for parameter groups."""
         chosen = self.config.optimizer.as_dict()
         if chosen["class_path"] == REPLACED:  # it takes matrices only
-            chosen["class_path"] = REPLACEMENT
+            chosen["class_path"] = "lit_llm.optim.TorchMuon"
         return instantiate_class((groups,), chosen)
 
 

@@ -18,9 +18,10 @@ from lit_llm.optim.lion import Lion
 from lit_llm.optim.muon import MuonAdamW
 from lit_llm.optim.newton_schulz import newton_schulz
 from lit_llm.optim.parameter_groups import GROUPS, parameter_groups
+from lit_llm.optim.torch_muon import TorchMuon
 from lit_llm.optim.transfer import optimizer_of, scale_rates
 
-__all__ = ["GROUPS", "Lion", "MuonAdamW", "newton_schulz", "optimizer_of", "parameter_groups", "scale_rates"]
+__all__ = ["GROUPS", "Lion", "MuonAdamW", "TorchMuon", "newton_schulz", "optimizer_of", "parameter_groups", "scale_rates"]
 
 # Checkpoints store the class path that recipes use, not that of the defining file.
-MuonAdamW.__module__ = Lion.__module__ = __name__
+MuonAdamW.__module__ = Lion.__module__ = TorchMuon.__module__ = __name__

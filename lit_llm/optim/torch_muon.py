@@ -12,8 +12,7 @@ from lit_llm.errors import UserError
 from lit_llm.optim.muon import MuonAdamW
 
 REPLACED = "torch.optim.Muon"
-REPLACEMENT = f"{__name__}.TorchMuon"
-"""The class path in a recipe, and that of the class that is used for it."""
+"""The class path in a recipe for which `TorchMuon` is used."""
 
 
 class TorchMuon(MuonAdamW):

@@ -59,7 +59,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ASGD": ("torch.optim.ASGD", {"lr": 1e-2, "t0": 0.0}),
     "Rprop": ("torch.optim.Rprop", {"lr": 1e-3}),
     "Adafactor": ("torch.optim.Adafactor", {"lr": 1e-2}),
-    "torch.optim.Muon": ("lit_llm.optim.torch_muon.TorchMuon", {"lr": 1e-2}),
+    "torch.optim.Muon": ("lit_llm.optim.TorchMuon", {"lr": 1e-2}),
     "LBFGS": ("torch.optim.LBFGS", {}),
     "SparseAdam": ("torch.optim.SparseAdam", {}),
     "torchao AdamW8bit": ("torchao.optim.AdamW8bit", {"lr": 1e-2}),

@@ -98,7 +98,7 @@ def test_fit_takes_torchs_muon_by_its_name_and_continues(folder, capsys):
         run = ["fit", *flags, "--run_dir", run_dir, "--resume", "auto", "--trainer.max_steps", steps]
         assert main(run) == 0, capsys.readouterr().err
     one, other = (read(f"{run}/checkpoints/last.ckpt") for run in ("straight", "parts"))
-    assert one["optimizer_class"] == "lit_llm.optim.torch_muon.TorchMuon"
+    assert one["optimizer_class"] == "lit_llm.optim.TorchMuon"
     kept = ("state_dict", "optimizer_states")
     assert optimizer_matrix.different({k: one[k] for k in kept}, {k: other[k] for k in kept}) == 0
     assert main(["plan", *flags]) == 0 and "torch.optim.Muon, state" in capsys.readouterr().out
