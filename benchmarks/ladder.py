@@ -7,7 +7,7 @@ of the data, and adds a row to a CSV file. Runs whose row is there are skipped, 
 
 The loop is plain: the library's model, loss, optimizer, schedules and order of the data without a Trainer, which would add
 to the time of a step of 50 ms. Its losses are those of `fit`. A step's time is the processor's, without reading data. Every
-20 steps the baseline makes one, too, in the same process: the relative time is the ratio of the two medians, so that other
+30 steps the baseline makes one, too, in the same process: the relative time is the ratio of the two medians, so that other
 load on the machine affects both.
 
     python benchmarks/ladder.py --techniques baseline,z-loss,half-rope+z-loss --seeds 3
@@ -47,8 +47,8 @@ from lit_llm.tokenizers import Characters
 
 KNOWN = {technique.name: technique for technique in (BASELINE, *ladder_model.TECHNIQUES, *ladder_optim.TECHNIQUES)}
 CLIP = 1.0
-CLOCK_EVERY = 20
-CURVE_POINTS, CURVE_TOKENS, FINAL_TOKENS = 10, 16_384, 131_072
+CLOCK_EVERY = 30
+CURVE_POINTS, CURVE_TOKENS, FINAL_TOKENS = 10, 8_192, 131_072
 """Evaluations of a run, the held-out tokens of each, and those of the last."""
 
 
