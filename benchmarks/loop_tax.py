@@ -1,10 +1,10 @@
-"""Time per optimizer step of `Trainer.fit` with every shipped callback over that of a hand-written PyTorch loop.
+"""Processor time per optimizer step of `Trainer.fit` with every default callback over that of a hand-written PyTorch loop.
 
 Both use the same model, optimizer, batches, schedule, clipping, precision and logging interval (both write TensorBoard rows).
 After each step of the Trainer, the same process makes the same step by hand, so other load on the machine affects both. The
 result is the ratio of the medians. Validation, checkpoints and samples are not timed.
 
-    python benchmarks/loop_tax.py [--runs 3] [--steps 100] [--recipe recipes/quickstart.yaml]
+    python benchmarks/loop_tax.py [--runs 3] [--steps 100] [--recipe recipes/quickstart.yaml] [flags of fit]
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class ByHand(Callback):
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.writer = SummaryWriter(str(self.folder))
         self.step, self.logged_at = 0, time.perf_counter()
-        self.resumed_at = time.perf_counter()
+        self.resumed_at = time.process_time()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        now = time.perf_counter()
+        now = time.process_time()
         self.trainer_times.append(now - self.resumed_at)
         self.one_step(trainer)
-        self.resumed_at = time.perf_counter()
+        self.resumed_at = time.process_time()
         self.hand_times.append(self.resumed_at - now)
 
     def one_step(self, trainer: Any) -> None:
@@ -80,16 +80,16 @@ class ByHand(Callback):
             self.logged_at = now
 
 
-def paired(recipe: str, steps: int, folder: Path) -> tuple[float, float]:
-    """Median seconds of a step with the Trainer and by hand."""
+def paired(recipe: str, steps: int, folder: Path, flags: list[str]) -> tuple[float, float]:
+    """Median seconds of the processor of a step with the Trainer and by hand."""
     never = "1000000"
     cli = build(parse("fit", [
         "--config", recipe, "--run_dir", str(folder / "run"),
         "--trainer.max_steps", str(steps), "--trainer.limit_val_batches", "0",
         "--checkpoint.every_n_steps", never, "--checkpoint.monitor", "null", "--samples.every_n_steps", never,
-        "--schedule.warmup_steps", "2",
+        "--schedule.warmup_steps", "2", *flags,
     ]))  # fmt: skip
-    twin = build(parse("fit", ["--config", recipe, "--run_dir", str(folder / "twin")])).datamodule
+    twin = build(parse("fit", ["--config", recipe, "--run_dir", str(folder / "twin"), *flags])).datamodule
     assert isinstance(twin, TokenDataModule)
     twin.prepare_data()
     twin.setup()
@@ -105,12 +105,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--recipe", default="recipes/quickstart.yaml")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
+    options, flags = parser.parse_known_args()
     torch.set_num_threads(options.threads)
     ratios = []
     for run in range(options.runs):
         with tempfile.TemporaryDirectory() as folder:
-            trainer, hand = paired(options.recipe, options.steps, Path(folder))
+            trainer, hand = paired(options.recipe, options.steps, Path(folder), flags)
         ratios.append(trainer / hand)
         print(f"run {run + 1}: Trainer {trainer * 1e3:.1f} ms, hand {hand * 1e3:.1f} ms, ratio {ratios[-1]:.3f}", flush=True)
     print(f"median ratio {statistics.median(ratios):.3f} (min {min(ratios):.3f}, max {max(ratios):.3f})")

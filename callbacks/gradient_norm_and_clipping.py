@@ -139,7 +139,9 @@ class GradientNorm(Callback):
         norm = self.latest_norm = gradient_norm(trainer, optimizer)
         if self.clip is not None:
             grads = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-            scale_(grads, torch.clamp(self.clip / (norm + 1e-6), max=1.0))
+            factor = torch.clamp(self.clip / (norm + 1e-6), max=1.0)
+            if factor.device.type != "cpu" or factor != 1:  # reading is free on a CPU; multiplying by 1 changes no bit
+                scale_(grads, factor)
             self._clipped = self._clipped + (norm > self.clip)
         if not logged:
             return

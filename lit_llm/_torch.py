@@ -42,6 +42,13 @@ CPU_LSTM = torch.ops.aten.mkldnn_rnn_layer
 CPU_LSTM_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward
 
 
+def seconds_of_compilation() -> float:
+    """Seconds that torch.compile has taken in this process so far."""
+    from torch._dynamo.utils import calculate_time_spent  # slow to import, but in memory once something was compiled
+
+    return float(calculate_time_spent().get("total_wall_time", 0.0))
+
+
 def cpu_has_bf16_units() -> bool:
     """Whether this processor multiplies matrices in bf16: AMX's tiles, or AVX-512's dot products."""
     return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())

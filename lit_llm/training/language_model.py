@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_llm._lightning import trainer_of
-from lit_llm._torch import take_unscaled_gradients
+from lit_llm._torch import seconds_of_compilation, take_unscaled_gradients
 from lit_llm.callbacks import Schedule
 from lit_llm.checkpoint.adapters import BASE, LORA, base_record
 from lit_llm.checkpoint.average import averaged
@@ -257,6 +257,7 @@ class LanguageModel(L.LightningModule):
         self.window_batches, self.window_nll, self.window_count = [], 0.0, 0
         self.window_sources = SourceLosses(self._source_names())
         self._configured_rates = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
+        self._first_batch = True
 
     def on_train_start(self) -> None:
         """Without a schedule, apply the configured rates again: a checkpoint has restored its own."""
@@ -372,6 +373,14 @@ class LanguageModel(L.LightningModule):
         for p in self.parameters():
             if p.grad is not None:
                 p.grad.mul_(scale.to(p.grad.device, p.grad.dtype))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Print what compilation took, after the first micro-batch. Every launch pays it."""
+        if self._first_batch and self.compute_config.compile and self.trainer.is_global_zero:
+            seconds = seconds_of_compilation()
+            if seconds:  # 0: there is no compiler
+                print(f"compile: {seconds:.1f} s for the first micro-batch (--compute.compile)")
+        self._first_batch = False
 
     def on_train_end(self) -> None:
         """Add the last loss of all ranks: of a pipeline only one has it. Later a rank may have ended already."""

@@ -291,3 +291,12 @@ def test_torchs_muon_iterates_with_the_function_that_ours_calls():
     direction = package.torch_newton_schulz(matrix.grad.clone(), (3.4445, -4.7750, 2.0315), 5, 1e-7)
     assert direction.dtype == torch.bfloat16
     torch.testing.assert_close(matrix.detach(), -(1.5**0.5) * direction.float())
+
+
+def test_the_time_of_compilation_grows_with_each_graph():
+    before = package.seconds_of_compilation()
+    torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.ones(3))
+    after = package.seconds_of_compilation()
+    assert after > before
+    torch.ones(3).sin()
+    assert package.seconds_of_compilation() == after

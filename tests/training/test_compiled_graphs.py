@@ -1,5 +1,6 @@
 """How many graphs a compiled run makes: each takes seconds to minutes on a GPU."""
 
+import re
 from functools import partial
 
 import pytest
@@ -69,7 +70,7 @@ def graphs(monkeypatch):
     ],
     ids=["plain", "window, documents, dropout, convolution", "two kinds of layers", "cheap", "full"],
 )
-def test_a_kind_of_layer_is_compiled_once_for_training_and_once_for_validation(model, mode, kinds, graphs):
+def test_a_kind_of_layer_is_compiled_once_for_training_and_once_for_validation(model, mode, kinds, graphs, capsys):
     """In a run with a batch ramp, validations with a smaller last batch, and generation."""
     config = GPTConfig(**{"n_layer": 4, "n_head": 2, "n_embd": 16, "block_size": LENGTH, "vocab_size": 32, **model})
     compute = ComputeConfig(compile=True, activation_checkpointing=mode)
@@ -88,3 +89,5 @@ def test_a_kind_of_layer_is_compiled_once_for_training_and_once_for_validation(m
     trainer.fit(module, datamodule=Rows())
     assert trainer.global_step == 4 and len(generates.text) == LENGTH + 4
     assert len(graphs) == 2 * kinds
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("compile: ")]
+    assert len(said) == 1 and re.fullmatch(r"compile: \d+\.\d s for the first micro-batch \(--compute.compile\)", said[0])
