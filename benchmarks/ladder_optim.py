@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
-from ladder_techniques import Technique
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from ladder_optimizers import MuonVariant, ScheduleFreeAdamW, SoapAdamW, polar_express
+from ladder_techniques import WARMUP_STEPS, Technique
+from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from lit_llm.callbacks.schedule import cosine, linear, wsd
+
+Rate = Callable[[float, int], float]
+
+
+def _rate(schedule: Callable[..., float], **options: Any) -> Rate:
+    def rate(t: float, total: int) -> float:
+        return schedule(t, peak=1.0, warmup_steps=min(WARMUP_STEPS, total // 5), **options, **horizon(total))
+
+    def horizon(total: int) -> dict[str, int]:
+        return {"total_steps": total} | ({"decay_steps": total * 4 // 10} if schedule is wsd else {})
+
+    return rate
 
 
 def momentum_warmup(optimizer: Optimizer, t: float, total: int) -> None:
@@ -13,6 +35,98 @@ def momentum_warmup(optimizer: Optimizer, t: float, total: int) -> None:
             group["momentum"] = 0.85 + 0.1 * min(1.0, 10 * t / total)
 
 
+def decay_to_zero(optimizer: Optimizer, t: float, total: int) -> None:
+    """λ (1 − t/total), and times the rate as always."""
+    for group in optimizer.param_groups:
+        group["weight_decay"] = group.setdefault("weight_decay_peak", group["weight_decay"]) * (1 - t / total)
+
+
+def decay_as_rate(optimizer: Optimizer, t: float, total: int) -> None:
+    """λ η/η_peak, so that a step decays by η² λ/η_peak."""
+    for group in optimizer.param_groups:
+        group["lr_peak"] = max(group.get("lr_peak", 0.0), group["lr"])
+        decay = group.setdefault("weight_decay_peak", group["weight_decay"])
+        group["weight_decay"] = decay * group["lr"] / group["lr_peak"]
+
+
+def ratio(name: str, factor: float) -> Callable[[nn.Module, list[dict[str, Any]]], list[dict[str, Any]]]:
+    """Multiply the rate of a group, 0.01; "head" is the part of the embeddings that is the head's."""
+
+    def groups(model: nn.Module, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        lr = {"lr": 0.01 * factor}
+        if name != "head":
+            return [group | lr if group["name"] == name else group for group in found]
+        head = model.head.weight
+        found = [{**group, "params": [p for p in group["params"] if p is not head]} for group in found]
+        return [*found, {"name": "head", "params": [head]} | lr]
+
+    return groups
+
+
+class LastAverage:
+    """The average of the weights after each update of the last part of the run; before it, the weights themselves."""
+
+    def __init__(self, model: nn.Module, fraction: float, decay: float | None = None) -> None:
+        average = {} if decay is None else {"multi_avg_fn": get_ema_multi_avg_fn(decay)}
+        self.model, self.fraction = model, fraction
+        self.averaged = AveragedModel(model, **average)
+
+    def update(self, t: float, total: int) -> None:
+        if t > (1 - self.fraction) * total:
+            self.averaged.update_parameters(self.model)
+
+    @contextmanager
+    def weights(self) -> Iterator[None]:
+        if int(self.averaged.n_averaged) == 0:
+            yield
+            return
+        own = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(self.averaged.module.state_dict())
+        yield
+        self.model.load_state_dict(own)
+
+
+def half_the_batch_first(t: float, total: int) -> float:
+    return 0.5 if t <= total / 3 else 1.0
+
+
+def short_sequences_first(t: float, total: int) -> int:
+    return 4 if t <= total / 6 else 2 if t <= total / 3 else 1
+
+
+NANOCHAT, SPEEDRUN = "nanochat", "modded-nanogpt"
+_VARIANT: dict[str, Any] = {"optimizer": MuonVariant}
+
 TECHNIQUES = [
-    Technique("momentum-warmup", "modded-nanogpt: 0.85 to 0.95", before_step=momentum_warmup),
+    Technique("polar-express", "Amsel et al. 2025, arXiv 2505.16932", **_VARIANT, options={"coefficients": polar_express(5)}),
+    Technique("polar-express-4", "its first 4 steps", **_VARIANT, options={"coefficients": polar_express(4)}),
+    Technique("newton-schulz-3", "3 steps of Jordan et al. 2024 instead of 5", options={"ns_steps": 3}),
+    Technique("normuon", "Li et al. 2025, arXiv 2510.05491; β2 0.95", **_VARIANT, options={"second_moment": 0.95}),
+    Technique("cautious-decay", "Chen et al. 2025, arXiv 2510.12402", **_VARIANT, options={"cautious": True}),
+    Technique("decay-to-zero", NANOCHAT, before_step=decay_to_zero),
+    Technique("decay-as-rate", SPEEDRUN, before_step=decay_as_rate),
+    Technique("no-decay", "weight decay 0", options={"weight_decay": 0.0}),
+    Technique("momentum-warmup", SPEEDRUN + ": 0.85 to 0.95", before_step=momentum_warmup),
+    Technique("momentum-0.9", "Muon's momentum 0.9", options={"momentum": 0.9}),
+    Technique("soap", "Vyas et al. 2024, arXiv 2409.11321; rate 0.003", optimizer=SoapAdamW, options={"lr": 0.003}),
+    Technique(
+        "schedule-free",
+        "Defazio et al. 2024, arXiv 2405.15682; AdamW at 0.005, constant",
+        optimizer=ScheduleFreeAdamW,
+        options={"lr": 0.005},
+        rate=lambda t, total: min(1.0, t / WARMUP_STEPS),
+    ),
+    Technique("rates×1.4", "both rates 0.014", options={"lr": 0.014, "adamw_lr": 0.014}),
+    Technique("rates×2", "both rates 0.02", options={"lr": 0.02, "adamw_lr": 0.02}),
+    Technique("embedding-rate×3", NANOCHAT + " has 10 times Muon's", groups=ratio("embedding", 3.0)),
+    Technique("head-rate÷3", NANOCHAT + " has a fifth of Muon's", groups=ratio("head", 1 / 3)),
+    Technique("vector-rate×3", "norm gains at 0.03", groups=ratio("vector", 3.0)),
+    Technique("beta1-0.8", SPEEDRUN, options={"betas": (0.8, 0.95)}),
+    Technique("cosine-to-zero", "final rate 0", rate=_rate(cosine, final=0.0)),
+    Technique("linear-to-zero", "Bergsma et al. 2025, arXiv 2502.15938", rate=_rate(linear, final=0.0)),
+    Technique("wsd-linear", SPEEDRUN + ": linear over the last 40 %", rate=_rate(wsd, final=0.0, shape="linear")),
+    Technique("batch-warmup", "half the batch in the first third", rows=half_the_batch_first),
+    Technique("length-warmup", "Li et al. 2021, arXiv 2108.06084: a quarter, then half", length=short_sequences_first),
+    Technique("average-last-fifth", "Izmailov et al. 2018, arXiv 1803.05407", average=partial(LastAverage, fraction=0.2)),
+    Technique("ema-0.95", "of the last half", average=partial(LastAverage, fraction=0.5, decay=0.95)),
 ]
