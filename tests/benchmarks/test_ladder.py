@@ -11,9 +11,12 @@ import pytest
 
 from lit_llm.errors import UserError
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+sys.path.append(BENCHMARKS)
 import ladder
 from ladder_techniques import BASELINE, Technique, stack
+
+sys.path.remove(BENCHMARKS)  # benchmarks/clean.py would hide tests/clean
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+sys.path.append(BENCHMARKS)
 from ladder_optimizers import MuonVariant, ScheduleFreeAdamW, SoapAdamW, polar_express
+
+sys.path.remove(BENCHMARKS)  # benchmarks/clean.py would hide tests/clean
 
 STEPS = 4
 SHAPES = [(6, 10), (10, 6), (8, 8)]
