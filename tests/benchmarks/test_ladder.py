@@ -11,12 +11,11 @@ import pytest
 
 from lit_llm.errors import UserError
 
-BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
-sys.path.append(BENCHMARKS)
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import ladder
 from ladder_techniques import BASELINE, Technique, stack
 
-sys.path.remove(BENCHMARKS)  # benchmarks/clean.py would hide tests/clean
+sys.path.pop()  # benchmarks/clean.py would hide tests/clean
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
-sys.path.append(BENCHMARKS)
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from ladder_optimizers import MuonVariant, ScheduleFreeAdamW, SoapAdamW, polar_express
 
-sys.path.remove(BENCHMARKS)  # benchmarks/clean.py would hide tests/clean
+sys.path.pop()  # benchmarks/clean.py would hide tests/clean
 
 STEPS = 4
 SHAPES = [(6, 10), (10, 6), (8, 8)]
