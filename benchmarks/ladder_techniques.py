@@ -84,7 +84,7 @@ def stack(techniques: Sequence[Technique]) -> Technique:
 def _both(a: Technique, b: Technique) -> Technique:
     def one(what: str) -> Any:
         mine, other = getattr(a, what), getattr(b, what)
-        if mine is not None and other is not None:
+        if mine is not None and other is not None and mine is not other:
             raise UserError(f"{a.name} and {b.name} both set the {what}: they cannot be stacked (--techniques).")
         return other if mine is None else mine
 

@@ -106,7 +106,7 @@ def jobs_of(layouts: dict, all_kinds: tuple, precisions: dict) -> dict:
             **{"strategy": layouts[name], "model": "primer", "optimizer": "MuonAdamW", "packed": True, "parameters": True}
         }
         for name in ("fsdp2", "tp", "pp", "fsdp2-tp")
-        if name in layouts
+        if name in layouts and layouts[name].get("tensor_parallel") != 4  # it has two key/value heads
     }
     if "tp" in layouts:  # ranks that share their samples drop what one process drops
         jobs["tp / dropout"] = {"strategy": layouts["tp"], "settings": {"dropout": 0.2}, **KINDS["olmo"]}
