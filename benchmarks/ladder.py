@@ -48,7 +48,7 @@ from lit_llm.tokenizers import Characters
 KNOWN = {technique.name: technique for technique in (BASELINE, *ladder_model.TECHNIQUES, *ladder_optim.TECHNIQUES)}
 CLIP = 1.0
 CLOCK_EVERY = 30
-CURVE_POINTS, CURVE_TOKENS, FINAL_TOKENS = 10, 8_192, 131_072
+CURVE_POINTS, CURVE_TOKENS, FINAL_TOKENS = 10, 4_096, 131_072
 """Evaluations of a run, the held-out tokens of each, and those of the last."""
 
 

@@ -223,7 +223,8 @@ class VariantGPT(nn.Module):
         if targets is None:
             return z
         logp = F.log_softmax(z, dim=-1)
-        nll = -logp.gather(-1, targets[..., None]).sum()
+        counted = targets != -100  # a held-out text ends within a block
+        nll = -(logp.gather(-1, targets.clamp(min=0)[..., None])[..., 0] * counted).sum()
         total = nll
         if self.training and v.next_tokens:
             left = max(0.0, 1 - self.step / NEXT_TOKENS_STEPS)
@@ -231,7 +232,7 @@ class VariantGPT(nn.Module):
             for ahead, weight in enumerate(v.next_tokens, 1):
                 if left:
                     total = total - left * weight * logp[:, :-ahead].gather(-1, targets[:, ahead:, None]).sum()
-        return LossSums(total, nll.detach(), torch.tensor(targets.numel()))
+        return LossSums(total, nll.detach(), counted.sum())
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
