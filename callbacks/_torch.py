@@ -32,6 +32,11 @@ def lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
     torch._foreach_lerp_(tensors, ends, weight)
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a distributed tensor, a view of its memory; any other tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def local_box(tensor: DTensor) -> tuple[slice, ...]:
     """Where this rank's shard lies in the whole tensor."""
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

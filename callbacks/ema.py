@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ._torch import lerp_, local_box
+from ._torch import lerp_, local_box, local_part
 from .errors import ConfigurationError
 from .evaluation_mode import reshard
 
@@ -153,7 +153,7 @@ class EMA(Callback):
         self._updates = 0
         for parameter in _trainable(pl_module).values():
             self._average[parameter] = _empty_average(parameter)
-            _local(self._average[parameter]).copy_(_local(parameter))
+            local_part(self._average[parameter]).copy_(local_part(parameter))
 
     @torch.no_grad()
     def _restore(self, pl_module: LightningModule, saved: Any) -> None:
@@ -169,7 +169,7 @@ class EMA(Callback):
                 )
             if parameter not in self._average:
                 average = self._average[parameter] = _empty_average(parameter)
-                _local(average).copy_(saved[name][local_box(average) if isinstance(average, DTensor) else ...])
+                local_part(average).copy_(saved[name][local_box(average) if isinstance(average, DTensor) else ...])
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -177,7 +177,7 @@ class EMA(Callback):
         self._updates += 1
         wide: tuple[list[Tensor], list[Tensor]] = [], []
         for parameter, average in self._average.items():
-            part, mean = _local(parameter), _local(average)
+            part, mean = local_part(parameter), local_part(average)
             if part.dtype == mean.dtype:
                 wide[0].append(mean)
                 wide[1].append(part)
@@ -190,7 +190,7 @@ class EMA(Callback):
     def _exchange(self, pl_module: LightningModule) -> None:
         self._exchanged = True
         for parameter, average in self._average.items():
-            part, mean = _local(parameter), _local(average)
+            part, mean = local_part(parameter), local_part(average)
             weights = part.clone()
             part.copy_(mean)
             if part.dtype == mean.dtype:
@@ -205,7 +205,7 @@ class EMA(Callback):
             return
         self._exchanged = False
         for parameter, average in self._average.items():
-            part, mean = _local(parameter), _local(average)
+            part, mean = local_part(parameter), local_part(average)
             if parameter in self._kept:
                 part.copy_(self._kept.pop(parameter))
             else:
@@ -225,8 +225,3 @@ def _empty_average(parameter: nn.Parameter) -> Tensor:
     """Distributed like the parameter."""
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part, a view of its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from ._lightning import is_logged, write_row
-from ._torch import multiply_, unscales_by_itself
+from ._torch import local_part, multiply_, unscales_by_itself
 from .errors import ConfigurationError
 
 
@@ -71,7 +71,7 @@ def scale_(grads: Iterable[Tensor], factor: Tensor) -> None:
     """Multiply gradients in place by a 0-d tensor. Of a DTensor, multiplies the local shard, without communication."""
     by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
     for grad in grads:
-        local = grad.to_local() if isinstance(grad, DTensor) else grad
+        local = local_part(grad)
         by_device[local.device].append(local)
     for device, group in by_device.items():
         multiply_(group, factor.to(device))

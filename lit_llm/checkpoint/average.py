@@ -9,7 +9,10 @@ from typing import Any
 from lit_llm.errors import UserError
 
 AVERAGE = "ema_state_dict"
-"""Key in a checkpoint: the average of the trainable parameters by their names, in fp32."""
+"""Key in a checkpoint: the average of the trainable parameters by their names, in fp32.
+
+It equals that of `lit_llm.callbacks.ema`, which needs Lightning.
+"""
 
 EMA_HELP = "the average of the weights that the run kept (--ema EMA) instead of the weights"
 """Help of a command's flag --ema."""

@@ -90,9 +90,8 @@ def work_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_byte
         largest = max(math.prod(weight.shape) for weight in trainable)
         if not cuda:
             return largest * (parameter_bytes + wide) if wide else max(groups.values()) * parameter_bytes
-        return min(max(MUON_BATCH_NUMEL, largest), max(groups.values())) * (
-            3 * parameter_bytes + wide
-        )  # a part is of one group
+        part = min(max(MUON_BATCH_NUMEL, largest), max(groups.values()))  # it belongs to one group
+        return part * (3 * parameter_bytes + wide)
     if optimizer.fused or optimizer.name == "SGD":
         return 0
     if cuda:
