@@ -8,17 +8,21 @@ from contextlib import contextmanager
 import lightning.pytorch  # noqa: F401  # sets the log levels that are recorded here
 
 LOG_LEVELS = {name: logging.getLogger(name).level for name in ("lightning.fabric", "lightning.pytorch")}
-SEED_VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
-"""Set by seed_everything. Processes that are started later would seed with them."""
 
 
 @contextmanager
 def restored_process_state() -> Iterator[None]:
-    """At the end, also after an exception: Lightning's initial log levels, and no seed in the environment."""
+    """At the end, also after an exception: Lightning's initial log levels, and the environment as it was.
+
+    Lightning leaves seeds and, with DDP on one process too, LOCAL_RANK and MASTER_ADDR in the environment. A process that is
+    started later would take that seed, or wait for the other ranks of a group that does not exist.
+    """
+    environment = dict(os.environ)
     try:
         yield
     finally:
         for name, level in LOG_LEVELS.items():
             logging.getLogger(name).setLevel(level)
-        for name in SEED_VARIABLES:
-            os.environ.pop(name, None)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)

@@ -32,6 +32,16 @@ def test_seeds_and_log_levels_are_restored_after_a_test_that_fails():
     assert_nothing_is_left()
 
 
+def test_the_environment_of_ranks_is_removed_and_changed_variables_are_restored(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("NODE_RANK", "1")
+    with restored_process_state():
+        os.environ.update(LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+        del os.environ["NODE_RANK"]
+    assert os.environ["LOCAL_RANK"] == "7" and os.environ["NODE_RANK"] == "1" and "MASTER_ADDR" not in os.environ
+
+
 def test_every_test_is_isolated_without_asking_for_it(request):
     assert "isolated" in request.fixturenames
 

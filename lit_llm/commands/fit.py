@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
@@ -44,11 +43,12 @@ def _run(arguments: Arguments) -> int:
     from lit_llm.cli.parse import parse
     from lit_llm.cli.rank_log import log_to
     from lit_llm.distributed.nccl_environment import record_collectives
+    from lit_llm.runs.run_folder import expanded
     from lit_llm.training.fit import fit
 
     built = build(parse("fit", arguments))
     trainer, config = built.trainer, built.config
-    log_dir = None if config.log_dir is None else Path(config.log_dir)
+    log_dir = None if config.log_dir is None else expanded(config.log_dir, key="log_dir", flag="--log_dir DIR")
     if log_dir is not None:
         log_to(log_dir, trainer.global_rank, trainer.world_size)
     if trainer.world_size > 1 and trainer.strategy.root_device.type == "cuda":

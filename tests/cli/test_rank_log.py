@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from recipe_runs import run
 
 from lit_llm.cli.rank_log import log_to
 from lit_llm.distributed.nccl_environment import record_collectives
@@ -70,3 +71,9 @@ def test_a_record_of_collectives_is_kept_unless_the_user_has_set_it(tmp_path, mo
     monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "5")
     record_collectives(tmp_path / "logs")
     assert [os.environ.get(name) for name in names] == ["1", None, "5", str(tmp_path / "logs" / "nccl-rank-"), None]
+
+
+def test_an_empty_log_folder_is_refused_before_anything_is_written(folder, capsys):
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--log_dir", "")
+    assert code == 2 and "log_dir is empty, but must name a folder (--log_dir DIR)" in err
+    assert sorted(path.name for path in folder.iterdir() if path.name != "cache") == ["text.txt", "tiny.yaml"]
