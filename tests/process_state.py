@@ -8,14 +8,19 @@ from contextlib import contextmanager
 import lightning.pytorch  # noqa: F401  # sets the log levels that are recorded here
 
 LOG_LEVELS = {name: logging.getLogger(name).level for name in ("lightning.fabric", "lightning.pytorch")}
+LEFT_BY_LIGHTNING = (
+    *("PL_GLOBAL_SEED", "PL_SEED_WORKERS"),
+    *("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""Set by seed_everything, and by DDP, also on one process. A process that is started later would take that seed, or wait for
+the other ranks of a group that does not exist."""
 
 
 @contextmanager
 def restored_process_state() -> Iterator[None]:
     """At the end, also after an exception: Lightning's initial log levels, and the environment as it was.
 
-    Lightning leaves seeds and, with DDP on one process too, LOCAL_RANK and MASTER_ADDR in the environment. A process that is
-    started later would take that seed, or wait for the other ranks of a group that does not exist.
+    What Lightning leaves is removed in any case: a fixture of a module may have set it before.
     """
     environment = dict(os.environ)
     try:
@@ -26,3 +31,5 @@ def restored_process_state() -> Iterator[None]:
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
+        for name in LEFT_BY_LIGHTNING:
+            os.environ.pop(name, None)

@@ -33,13 +33,15 @@ def test_seeds_and_log_levels_are_restored_after_a_test_that_fails():
 
 
 def test_the_environment_of_ranks_is_removed_and_changed_variables_are_restored(monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "7")
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    monkeypatch.setenv("NODE_RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")  # as if a fixture of a module had left it
+    monkeypatch.setenv("KEPT", "1")
+    monkeypatch.setenv("CHANGED", "1")
+    monkeypatch.delenv("NEW", raising=False)
     with restored_process_state():
-        os.environ.update(LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
-        del os.environ["NODE_RANK"]
-    assert os.environ["LOCAL_RANK"] == "7" and os.environ["NODE_RANK"] == "1" and "MASTER_ADDR" not in os.environ
+        os.environ.update(MASTER_ADDR="127.0.0.1", CHANGED="2", NEW="3")
+        del os.environ["KEPT"]
+    assert os.environ["KEPT"] == os.environ["CHANGED"] == "1"
+    assert not {"LOCAL_RANK", "MASTER_ADDR", "NEW"} & os.environ.keys()
 
 
 def test_every_test_is_isolated_without_asking_for_it(request):
