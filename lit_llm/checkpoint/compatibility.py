@@ -18,7 +18,7 @@ from lit_llm.renamed_classes import current_name
 SHAPES = {
     *("n_layer", "n_head", "n_kv_head", "n_embd", "head_dim", "block_size", "mlp", "mlp_width", "norm", "position", "bias"),
     *("qkv_bias", "attention_output_bias", "mlp_bias", "norm_bias", "tie_embeddings", "qk_norm", "qk_norm_width"),
-    *("norm_position", "attention_sinks", "qkv_convolution", "pad_vocab_to", "vocab_size"),
+    *("norm_position", "attention_sinks", "qkv_convolution", "input_convolution", "pad_vocab_to", "vocab_size"),
 }
 INITIAL = ("init_std", "zero_init_projections")  # matter before the first step only
 BASES = ("base_width", "base_depth")  # decide rates of the optimizer

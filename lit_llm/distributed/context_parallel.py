@@ -26,11 +26,12 @@ def context_problems(config: GPTConfig, sizes: MeshSizes, kind: ContextAttention
             f"context={sizes.context}, but a sequence has {config.block_size} positions (model.block_size): use at most "
             f"--trainer.strategy.context {config.block_size}"
         )
-    if config.qkv_convolution is not None:
-        found.append(
-            f"context={sizes.context} shares each sequence among ranks, but model.qkv_convolution={config.qkv_convolution} "
-            "needs the positions before each: use --model.qkv_convolution null, or --trainer.strategy.context 1"
-        )
+    for name in ("qkv_convolution", "input_convolution"):
+        if (positions := getattr(config, name)) is not None:
+            found.append(
+                f"context={sizes.context} shares each sequence among ranks, but model.{name}={positions} needs the positions "
+                f"before each: use --model.{name} null, or --trainer.strategy.context 1"
+            )
     heads, ranks = config.kv_heads, sizes.tensor_parallel
     if kind == "heads" and heads // ranks % sizes.context:  # a number that divides them divides the query heads, too
         fitting = max(n for n in range(1, sizes.context) if heads // ranks % n == 0)

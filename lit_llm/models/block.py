@@ -15,6 +15,7 @@ from lit_llm.models.dropout import SITES, Drops, apply_linear, drop
 from lit_llm.models.norms import make_norm
 from lit_llm.models.rotary import Rotation
 from lit_llm.models.self_attention import Attention
+from lit_llm.models.short_convolution import ShortConvolution
 
 
 class MLP(nn.Module):
@@ -60,6 +61,10 @@ class Block(nn.Module):
         self.mlp_norm = make_norm(config) if before else None
         self.mlp = MLP(config)
         self.mlp_output_norm = make_norm(config) if after else None
+        self.attention_convolution = self.mlp_convolution = None
+        if (positions := config.input_convolution) is not None:
+            self.attention_convolution = ShortConvolution(positions, config.n_embd)
+            self.mlp_convolution = ShortConvolution(positions, config.n_embd)
         self.dropout = config.dropout
 
     def forward(
@@ -71,10 +76,16 @@ class Block(nn.Module):
         drops: Drops | None = None,
     ) -> Tensor:
         """(B, T, d) → (B, T, d). Arguments as in `Attention.forward`."""
-        y = self.attention(_normed(x, self.attention_norm), rotation, see, cache, drops)
+        y = _normed(x, self.attention_norm)
+        if self.attention_convolution is not None:
+            y = self.attention_convolution(y, see.documents, cache)
+        y = self.attention(y, rotation, see, cache, drops)
         y = drop(_normed(y, self.attention_output_norm), self.dropout, drops, SITES.index("attention.output"))
         after_attention = self._add(x, y)
-        y = self.mlp(_normed(x if self.parallel_residual else after_attention, self.mlp_norm), drops)
+        y = _normed(x if self.parallel_residual else after_attention, self.mlp_norm)
+        if self.mlp_convolution is not None:
+            y = self.mlp_convolution(y, see.documents, cache)
+        y = self.mlp(y, drops)
         y = drop(_normed(y, self.mlp_output_norm), self.dropout, drops, SITES.index("mlp.output"))
         return self._add(after_attention, y)
 

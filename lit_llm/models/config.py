@@ -26,6 +26,7 @@ MODEL_DOMAINS: dict[str, Domain] = {
     "dropout": below(0, 1),
     "window": whole(1, 1_000_000_000, null=True),
     "qkv_convolution": whole(2, 1024, null=True),
+    "input_convolution": whole(2, 1024, null=True),
     "attention_scale": above(0, 10**6, null=True),
     "attention_softcap": above(0, 10**6, null=True),
     "logit_softcap": above(0, 10**6, null=True),
@@ -131,6 +132,12 @@ class GPTConfig:
     qkv_convolution: int | None = None
     """Positions of a causal convolution by channel that is added to queries, keys and values (Canon layers: 4). It starts as
     zero. None: no convolution."""
+    input_convolution: int | None = None
+    """Positions of a causal convolution by channel that is added to the normalised inputs of attention and MLP (Canon layers:
+    4). It starts as zero. None: no convolution."""
+    exclusive_attention: bool = False
+    """Removes from each head's output its part along the position's own value, which the residual stream holds already
+    (exclusive self-attention, Zhai 2026)."""
     window: int | None = None
     """Sliding window: a position attends to itself and the window - 1 positions before it. None: all earlier positions."""
     layers: dict[str, list[bool | int | float | RopeScaling | None]] | None = None

@@ -7,6 +7,7 @@ h ``head_dim``.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_llm.dtensor import local_part
@@ -26,6 +27,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.resolved_head_dim
         self.dropout, self.scale, self.softcap = config.dropout, config.attention_scale, config.attention_softcap
+        self.exclusive = config.exclusive_attention
         self.norm_heads = config.qk_norm_width == "head"
         self.first_head = 0  # the number of this rank's first query head
         d, heads, kv = config.n_embd, config.n_head * self.head_dim, config.kv_heads * self.head_dim
@@ -67,6 +69,7 @@ class Attention(nn.Module):
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast the norms return fp32; attention runs in the compute dtype
+        own = v  # (B, K, T, h)
         if cache is not None:
             k, v = cache.append(k, v)
         keys = k.size(2) if see.shard is None else k.size(2) * see.shard.ranks
@@ -80,6 +83,8 @@ class Attention(nn.Module):
             sinks=None if self.sinks is None else local_part(self.sinks),
             drops=drop_weights(drops, self.dropout, q.size(1), keys, first_head=self.first_head),
         )  # (B, H, T, h)
+        if self.exclusive:
+            y = _without_own_value(y, own)
         return apply_linear(self.project, y.transpose(1, 2).flatten(2), drops)  # (B, T, H·h) → (B, T, d)
 
     def _heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:
@@ -91,3 +96,11 @@ class Attention(nn.Module):
         if norm is not None and self.norm_heads:
             x = norm(x)
         return x.transpose(1, 2)
+
+
+def _without_own_value(y: Tensor, v: Tensor) -> Tensor:
+    """(B, H, T, h) outputs of heads without their parts along the values (B, K, T, h) of the same positions."""
+    along = F.normalize(v, dim=-1).unsqueeze(2)  # (B, K, 1, T, h): all query heads of a group have the same values
+    grouped = y.unflatten(1, (v.size(1), -1))  # (B, K, H / K, T, h)
+    part = (grouped * along).sum(-1, keepdim=True)
+    return torch.addcmul(grouped, part, along, value=-1).flatten(1, 2).to(y.dtype)  # under autocast sums are fp32

@@ -51,6 +51,10 @@ def test_what_cannot_be_shared_is_refused_with_the_nearest_setting_that_works():
         "context=2 shares each sequence among ranks, but model.qkv_convolution=4 needs the positions before each: use "
         "--model.qkv_convolution null, or --trainer.strategy.context 1"
     ]
+    assert problems({"context": 2}, 2, input_convolution=3) == [
+        "context=2 shares each sequence among ranks, but model.input_convolution=3 needs the positions before each: use "
+        "--model.input_convolution null, or --trainer.strategy.context 1"
+    ]
     (sentence,) = problems({"context": 2}, 2, Architecture("my.Model"))
     assert "my.Model" in sentence and "--trainer.strategy.context 1" in sentence
     with pytest.raises(UserError, match="context_attention is ring, but must be gather or heads"):

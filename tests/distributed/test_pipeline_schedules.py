@@ -14,7 +14,7 @@ TWO = {
         "settings": {"n_layer": 5},
         "packed": True,
     },
-    "zbv": {"strategy": {"schedule": "zbv"}, **MODERN, "model": "primer", "optimizer": "MuonAdamW", "ignoring": True},
+    "zbv": {"strategy": {"schedule": "zbv"}, **MODERN, "model": "canon", "optimizer": "MuonAdamW", "ignoring": True},
     "dualpipev": {"strategy": {"schedule": "dualpipev"}, **MODERN, "model": "gemma"},
     "three stages a rank": {
         "strategy": {"schedule": "interleaved1f1b", "stages_per_rank": 3, "layers_first": 2},

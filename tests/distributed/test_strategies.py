@@ -103,7 +103,8 @@ def jobs_of(layouts: dict, all_kinds: tuple, precisions: dict) -> dict:
     }
     jobs |= {
         f"{name} / convolution": {
-            **{"strategy": layouts[name], "model": "primer", "optimizer": "MuonAdamW", "packed": True, "parameters": True}
+            **{"strategy": layouts[name], "model": "primer" if "tp" in name else "canon"},
+            **{"optimizer": "MuonAdamW", "packed": True, "parameters": True},
         }
         for name in ("fsdp2", "tp", "pp", "fsdp2-tp")
         if name in layouts and layouts[name].get("tensor_parallel") != 4  # it has two key/value heads

@@ -84,6 +84,8 @@ LACKING = {
     ),
     "biases and q/k norms": ({"mlp": "swiglu", "bias": True}, ["--model.qk_norm false"]),
     "convolution": ({"qkv_convolution": 4}, ["--model.qkv_convolution null"]),
+    "input convolution": ({"input_convolution": 4}, ["--model.input_convolution null"]),
+    "exclusive attention": ({"exclusive_attention": True}, ["--model.exclusive_attention false"]),
     "sinks": ({"attention_sinks": True}, ["--model.attention_sinks false"]),
     "a pattern of rotary embeddings": (
         {"layers": {"rope_theta": [1e4, 1e5]}},

@@ -92,10 +92,9 @@ def naive(model: GPT, ids: torch.Tensor, documents: torch.Tensor | None = None) 
             x = x + p["positions.weight"][place]
         for i in range(c.n_layer):
             b, h, layer = f"blocks.{i}", c.resolved_head_dim, c.layer(i)
-            y = normed(x, f"{b}.attention_norm")
 
             def convolved(z, name, b=b, document=document):
-                weight = p.get(f"{b}.attention.{name}_convolution.weight", torch.zeros(z.size(1))).view(z.size(1), -1)
+                weight = p.get(f"{b}.{name}_convolution.weight", torch.zeros(z.size(1))).view(z.size(1), -1)
                 pairs = [(t, t - i, i) for t in range(len(z)) for i in range(min(weight.size(1), t + 1))]
                 out = z.clone()
                 for t, s, i in pairs:
@@ -103,8 +102,10 @@ def naive(model: GPT, ids: torch.Tensor, documents: torch.Tensor | None = None) 
                         out[t] += weight[:, i] * z[s]
                 return out
 
+            y = convolved(normed(x, f"{b}.attention_norm"), "attention")
             attended = torch.zeros(len(row), c.n_head * h, dtype=torch.float64)
-            queries, keys, values = (convolved(linear(y, f"{b}.attention.{n}"), n) for n in ("query", "key", "value"))
+            names = [f"attention.{part}" for part in ("query", "key", "value")]
+            queries, keys, values = (convolved(linear(y, f"{b}.{name}"), name) for name in names)
             if c.qk_norm and c.qk_norm_width == "projection":
                 queries, keys = norm(queries, f"{b}.attention.query_norm"), norm(keys, f"{b}.attention.key_norm")
             for head in range(c.n_head):
@@ -123,9 +124,12 @@ def naive(model: GPT, ids: torch.Tensor, documents: torch.Tensor | None = None) 
                         scores = c.attention_softcap * torch.tanh(scores / c.attention_softcap)
                     sink = p[f"{b}.attention.sinks"][head].exp() if c.attention_sinks else 0
                     weights = scores.exp() / (scores.exp().sum() + sink)
-                    attended[t, head * h : (head + 1) * h] = sum(w * v[s] for w, s in zip(weights, seen, strict=True))
+                    result = sum(w * v[s] for w, s in zip(weights, seen, strict=True))
+                    if c.exclusive_attention:  # its rejection from v[t]
+                        result = result - (result @ v[t]) / (v[t] @ v[t]) * v[t]
+                    attended[t, head * h : (head + 1) * h] = result
             after = x + c.residual_scale * normed(linear(attended, f"{b}.attention.project"), f"{b}.attention_output_norm")
-            y = normed(x if c.parallel_residual else after, f"{b}.mlp_norm")
+            y = convolved(normed(x if c.parallel_residual else after, f"{b}.mlp_norm"), "mlp")
             up = linear(y, f"{b}.mlp.up")
             if c.mlp in ("swiglu", "geglu"):
                 gate = linear(y, f"{b}.mlp.gate")
@@ -226,6 +230,12 @@ VARIANTS = {
     },
     "Granite": {"embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 0.25, "attention_scale": 0.05, "mlp_bias": True},
     "convolution": {"qkv_convolution": 3, "n_kv_head": 2, "bias": True},
+    "input convolution": {"input_convolution": 4, "n_kv_head": 2},
+    "input convolution, documents, post-norm": {
+        **{"input_convolution": 20, "qkv_convolution": 2, "norm_position": "post", "mask_documents": True, "eos_id": 5}
+    },
+    "input convolution, parallel residual": {"input_convolution": 2, "parallel_residual": True},
+    "exclusive attention": {"exclusive_attention": True, "n_kv_head": 2, "window": 4, "input_convolution": 3},
     "convolution, documents, QK-norm of projections": {
         **{"qkv_convolution": 20, "qk_norm_width": "projection", "mask_documents": True, "eos_id": 5, "window": 4}
     },
@@ -245,7 +255,7 @@ DOCUMENTS = {
     "learned positions": {"position": "learned"},
     "window": {"window": 3, "n_kv_head": 1},
     "two tables": {"layers": {"rope_theta": [100.0, 1000.0]}},
-    "convolution": {"qkv_convolution": 4},
+    "convolution": {"qkv_convolution": 4, "input_convolution": 3, "exclusive_attention": True},
     "LongRoPE": {"partial_rotary_factor": 0.5, "rope_scaling": {**LONGROPE, "original_max_position_embeddings": 4}},
 }
 

@@ -85,7 +85,10 @@ RUNS = {
         {"precision": "bf16-mixed"},
     ),
     "documents and a window": ({"mask_documents": True, "eos_id": 0, "window": 50}, {}),
-    "convolutions": ({"qkv_convolution": 4, "n_kv_head": 2}, {"precision": "bf16-mixed"}),
+    "convolutions": (
+        {"qkv_convolution": 4, "input_convolution": 4, "exclusive_attention": True, "n_kv_head": 2},
+        {"precision": "bf16-mixed"},
+    ),
     "sinks": ({"attention_sinks": True, "layers": {"window": [32, None]}, **LLAMA}, {}),
     "parallel residual, partial rotary embedding": (
         {"parallel_residual": True, "partial_rotary_factor": 0.25, "norm": "layernorm", "bias": True, "mlp": "gelu"},

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lit_llm.callbacks.throughput import PEAKS, peak_tflops
-from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
+from lit_llm.distributed.tensor_parallel import apply_tensor_parallel, tensor_parallel_problem
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import parameter_groups
 from lit_llm.plan import parameters, table, total_parameters
@@ -24,6 +24,7 @@ CONFIGS = {
     "rmsnorm with biases": {"bias": True},
     "grouped queries": {"n_kv_head": 2},
     "convolutions": {"qkv_convolution": 5, "n_kv_head": 2},
+    "input convolutions": {"input_convolution": 3},
     "one key head, swiglu": {"n_kv_head": 1, "mlp": "swiglu", "mlp_width": 100},
     "geglu with biases": {"mlp": "geglu", "bias": True, "norm": "layernorm"},
     "padded": {"vocab_size": 1001, "pad_vocab_to": 128},
@@ -81,7 +82,7 @@ def two_ranks():
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if config(name).kv_heads % 2 == config(name).n_head % 2 == 0])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if tensor_parallel_problem(config(name), 2) is None])
 def test_a_tensor_parallel_rank_holds_the_parameters_of_the_split_model(name, two_ranks):
     with torch.device("meta"):
         model = GPT(config(name))

@@ -59,7 +59,13 @@ def graphs(monkeypatch):
     ("model", "mode", "kinds"),
     [
         pytest.param({}, "none", 1, marks=pytest.mark.slow),
-        ({"window": 4, "mask_documents": True, "eos_id": 3, "dropout": 0.1, "n_kv_head": 1, "qkv_convolution": 3}, "none", 1),
+        (
+            {
+                **{"window": 4, "mask_documents": True, "eos_id": 3, "dropout": 0.1, "n_kv_head": 1, "qkv_convolution": 3},
+                **{"input_convolution": 4, "exclusive_attention": True},
+            },
+            *("none", 1),
+        ),
         pytest.param(
             {"layers": {"window": [4, None]}, "attention_sinks": True, "attention_softcap": 5.0},
             *("none", 2),
