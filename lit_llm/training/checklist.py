@@ -31,6 +31,7 @@ from lit_llm.models.lora import reset_adapters
 from lit_llm.models.loss import LossSums
 from lit_llm.optim import optimizer_of
 from lit_llm.runs.run_folder import CHECKPOINTS
+from lit_llm.training.coordinate_check import LARGEST_POWER, width_powers
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.run_length import phases, run_length
 
@@ -147,7 +148,7 @@ def checklist(run: CheckedRun) -> list[Line]:
         save_and_load(run),
     ]
     module.to(trainer.strategy.root_device)
-    lines += [causal_mask(run), ignored_targets(run), *loader(run), overfitting(run)]
+    lines += [causal_mask(run), ignored_targets(run), *loader(run), overfitting(run), coordinates(run)]
     return lines
 
 
@@ -433,6 +434,20 @@ def overfitting(run: CheckedRun) -> Line:
             break
     text = f"loss {first:.2f} to {loss:.2f} in {step} steps on {batch['input_ids'].numel()} tokens, at the recipe's peak rate"
     return Line("one batch can be overfitted", loss < goal * first, text)
+
+
+def coordinates(run: CheckedRun) -> Line:
+    """With base_width, updates change activations equally at every width."""
+    name, module = "coordinate check", run.model
+    model = module.whole_model
+    if not isinstance(model, GPT) or module.lora is not None:
+        return Line(name, True, "not tested: only a GPT that is trained whole has model.base_width")
+    powers = width_powers(model.config, module.optimizer_factory)
+    found = "updates change " + ", ".join(f"{what} with width^{power:+.2f}" for what, power in powers.items())
+    if model.config.base_width is None:
+        return Line(name, True, f"{found}: the best rate depends on the width (model.base_width is not set)")
+    wrong = [what for what, power in powers.items() if not abs(power) <= LARGEST_POWER]
+    return Line(name, not wrong, f"{found}: {'one rate is right for every width' if not wrong else f'beyond ±{LARGEST_POWER}'}")
 
 
 def _part_to_learn(observer: Observer) -> dict[str, Tensor]:

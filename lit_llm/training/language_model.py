@@ -54,8 +54,12 @@ def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict
     groups: list[dict[str, Any]] = []
     changed: dict[str, str] = {}
     for own, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=False):  # torch refuses another number
-        options = {name: value for name, value in own.items() if name not in ("params", "lr") and name in theirs}
-        changed |= {name: f"{name} {theirs[name]} -> {value}" for name, value in options.items() if theirs[name] != value}
+        options = {name: value for name, value in own.items() if name not in ("params", "lr")}
+        changed |= {
+            name: f"{name} {theirs[name]} -> {value}"
+            for name, value in options.items()
+            if name in theirs and theirs[name] != value  # an older version may not have had the option
+        }
         groups.append({**theirs, **options})
     if changed:
         rank_zero_warn(

@@ -37,6 +37,7 @@ NAMES = [
     "data do not repeat",
     "loader is fast enough",
     "one batch can be overfitted",
+    "coordinate check",
 ]
 
 
@@ -47,6 +48,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(check, "LOADER_SHARE", 1.0)  # a toy trains as fast as it reads
     monkeypatch.setattr(check, "LOADER_BATCHES", 100)
     monkeypatch.setattr(check, "OVERFIT_STEPS", 30)
+    monkeypatch.setattr(check, "width_powers", lambda config, make: {"logits": 0.25, "queries": 0.1})  # takes seconds
     lines = "".join(f"line {i} of a text that says {i * i} and {i * 7919 % 10007}\n" for i in range(2000))
     (tmp_path / "text.txt").write_text(lines)
     (tmp_path / "tiny.yaml").write_text(RECIPE)
@@ -119,6 +121,16 @@ def test_a_failing_line_makes_the_exit_code_one(folder, capsys):
     assert main(["check", "--config", "tiny.yaml", "--optimizer.lr", "1e-9", "--optimizer.adamw_lr", "1e-9"]) == 1
     out = capsys.readouterr().out
     assert "FAIL" in out and "one batch can be overfitted" in out
+
+
+def test_the_coordinate_check_fails_only_if_rates_should_hold_for_every_width(folder, monkeypatch):
+    wide = ["--model.base_width", "8"]
+    assert "logits with width^+0.25" in lines(folder, *wide)["coordinate check"].found
+    monkeypatch.setattr(check, "width_powers", lambda config, make: {"logits": -0.31, "queries": 0.1})
+    found = lines(folder, *wide)["coordinate check"]
+    assert not found.passed and found.found.endswith("beyond ±0.3")
+    found = lines(folder)["coordinate check"]
+    assert found.passed and "model.base_width is not set" in found.found
 
 
 def test_a_leak_from_the_future_is_seen(folder, monkeypatch):

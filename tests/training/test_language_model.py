@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
-from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.language_model import LanguageModel, keep_configured_options
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 VOCABULARY, LENGTH = 23, 8
@@ -187,3 +187,14 @@ def test_flops_are_those_of_the_datas_sequences():
     whole = module.flops_per_token
     data.block_size = LENGTH // 2
     assert whole - module.flops_per_token == 12 * 16 * 4
+
+
+def test_an_option_that_an_older_checkpoint_lacks_has_its_configured_value_after_loading():
+    """torch replaces groups as a whole, so the next step of the optimizer would not find it."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    saved = torch.optim.SGD([weight], lr=0.5, momentum=0.9).state_dict()
+    del saved["param_groups"][0]["nesterov"]
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, nesterov=True)
+    optimizer.register_load_state_dict_pre_hook(keep_configured_options)
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["nesterov"] is True and optimizer.param_groups[0]["lr"] == 0.5

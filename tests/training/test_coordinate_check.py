@@ -1,0 +1,55 @@
+"""The coordinate check finds the power that a rule has, and its line of `check` fails where the rule is missing."""
+
+import math
+
+import pytest
+import torch
+
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.optim import Lion, MuonAdamW, transfer
+from lit_llm.training import coordinate_check
+from lit_llm.training.coordinate_check import LARGEST_POWER, width_powers
+
+OPTIMIZERS = {
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=2e-3, weight_decay=0.1),
+    "Muon": MuonAdamW,
+    "Muon, match_rms_adamw": lambda groups: MuonAdamW(groups, lr=2e-3, adamw_lr=2e-3, adjust_lr="match_rms_adamw"),
+    "Lion": lambda groups: Lion(groups, lr=3e-4),
+}
+KINDS = {
+    "defaults": {},
+    "convolutions": {"input_convolution": 4, "qkv_convolution": 4, "exclusive_attention": True},
+    "gpt2": {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "qk_norm": False},
+    "llama": {"mlp": "swiglu", "qk_norm": False, "n_kv_head": 2, "window": 64, "norm_position": "pre"},
+}
+
+
+@pytest.mark.parametrize("kind", ["defaults", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(KINDS)[1:])])
+@pytest.mark.parametrize("name", ["AdamW", *(pytest.param(name, marks=pytest.mark.slow) for name in list(OPTIMIZERS)[1:])])
+def test_powers_are_small_with_base_width_and_large_without(name, kind):
+    config = {"n_layer": 6, "n_head": 8, "n_embd": 512, "vocab_size": 1000, **KINDS[kind]}
+    powers = width_powers(GPTConfig(**config, base_width=64), OPTIMIZERS[name])
+    assert set(powers) == {"queries", "hidden units", "residual stream", "logits"}
+    assert max(map(abs, powers.values())) <= LARGEST_POWER, powers
+    powers = width_powers(GPTConfig(**config), OPTIMIZERS[name])
+    assert max(map(abs, powers.values())) > LARGEST_POWER, powers
+
+
+def test_the_slope_is_the_power_of_a_power_law(monkeypatch):
+    monkeypatch.setattr(coordinate_check, "_changes", lambda config, *_: {"x": 3.0 * config.n_embd**-0.75, "y": 0.5})
+    powers = width_powers(GPTConfig(vocab_size=9), MuonAdamW)
+    assert math.isclose(powers["x"], -0.75) and math.isclose(powers["y"], 0, abs_tol=1e-12)
+
+
+def test_a_rule_that_does_nothing_is_noticed(monkeypatch):
+    monkeypatch.setattr(coordinate_check, "SEEDS", 1)
+    monkeypatch.setattr(transfer, "scale_rates", lambda *_: None)
+    powers = width_powers(GPTConfig(vocab_size=9, base_width=64), OPTIMIZERS["AdamW"])
+    assert max(map(abs, powers.values())) > LARGEST_POWER, powers
+
+
+def test_the_generator_of_the_run_is_left_as_it_was(monkeypatch):
+    monkeypatch.setattr(coordinate_check, "WIDTHS", (32, 64))
+    before = torch.get_rng_state()
+    width_powers(GPTConfig(vocab_size=9), MuonAdamW)
+    assert torch.equal(before, torch.get_rng_state())
