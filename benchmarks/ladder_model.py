@@ -23,6 +23,7 @@ from lit_llm.models.block import Block
 from lit_llm.models.gpt import GPT, View
 from lit_llm.models.loss import LossSums, cross_entropy, logits
 from lit_llm.models.rotary import rotate
+from lit_llm.models.self_attention import without_own_value
 from lit_llm.models.short_convolution import ShortConvolution
 
 GATE_INPUTS = 12
@@ -49,12 +50,9 @@ class Variant:
     shift: bool = False
     """Attention and MLP read a mix of their input and that of the position before, by channel."""
     convolutions: str = ""
-    """Where a causal convolution of 4 positions by channel is added: a input of attention, c input of the MLP, d its hidden
-    values, e embedding."""
+    """Where a causal convolution of 4 positions by channel is added: d hidden values of the MLP, e embedding."""
     head_gates: bool = False
     """Each head's output is multiplied by 2 sigmoid of a linear function of the input's first channels."""
-    exclusive: bool = False
-    """The part of a head's output along the position's own value is removed."""
     key_offset: bool = False
     """The slowly rotating half of each key is that of the position before."""
     skips: bool = False
@@ -90,18 +88,13 @@ class VariantBlock(nn.Module):
         a = block.attention
         self.block, self.v = block, v
         self.heads = a.query.out_features // a.head_dim
-
-        def conv(letter: str, channels: int) -> ShortConvolution | None:
-            return new_convolution(channels) if letter in v.convolutions else None
-
         self.value_embedding = None
         if index >= layers - v.value_embeddings:
             self.value_embedding = nn.Embedding(vocabulary, a.value.out_features)
             nn.init.zeros_(self.value_embedding.weight)
         self.stream = nn.Parameter(torch.tensor([1.0, 0.0])) if v.embedding_lambdas else None
         self.mix = nn.Parameter(torch.zeros(2 * d)) if v.shift else None
-        self.conv_a, self.conv_c = conv("a", d), conv("c", d)
-        self.conv_d = conv("d", block.mlp.up.out_features)
+        self.conv_d = new_convolution(block.mlp.up.out_features) if "d" in v.convolutions else None
         self.gate = nn.Parameter(torch.zeros(GATE_INPUTS * self.heads)) if v.head_gates else None
         self.gains = nn.Parameter(torch.ones(2 * d)) if v.branch_gains else None
 
@@ -112,15 +105,15 @@ class VariantBlock(nn.Module):
         y = block.attention_norm(x)
         if self.mix is not None:
             y = y + self.mix.chunk(2)[0] * (before(y) - y)
-        if self.conv_a is not None:
-            y = self.conv_a(y)
+        if block.attention_convolution is not None:
+            y = block.attention_convolution(y)
         y = self.attention(y, ids, rotation, see)
         x = x + (y if self.gains is None else y * self.gains.chunk(2)[0])
         y = block.mlp_norm(x)
         if self.mix is not None:
             y = y + self.mix.chunk(2)[1] * (before(y) - y)
-        if self.conv_c is not None:
-            y = self.conv_c(y)
+        if block.mlp_convolution is not None:
+            y = block.mlp_convolution(y)
         y = block.mlp(y) if self.conv_d is None else block.mlp.project(block.mlp._activate(self.conv_d(block.mlp.up(y))))
         return x + (y if self.gains is None else y * self.gains.chunk(2)[1])
 
@@ -142,9 +135,8 @@ class VariantBlock(nn.Module):
                 parts[i] = torch.cat((parts[i][:, :, :1], parts[i][:, :, :-1]), dim=2)
             k = torch.cat(parts, dim=-1)
         y = attend(q, k, value, see=see, scale=a.scale, softcap=a.softcap)  # (B, H, T, h)
-        if self.v.exclusive:
-            along = F.normalize(value, dim=-1)
-            y = y - (y * along).sum(-1, keepdim=True) * along
+        if a.exclusive:
+            y = without_own_value(y, value)
         y = y.transpose(1, 2)  # (B, T, H, h)
         if self.gate is not None:
             gates = 2 * torch.sigmoid(x[..., :GATE_INPUTS] @ self.gate.view(GATE_INPUTS, self.heads))
@@ -257,7 +249,7 @@ TECHNIQUES = [
     Technique("softcap", f"logit soft cap of 15: Gemma 2; {SPEED_RUN} 2025-01", config={"logit_softcap": 15.0}),
     Technique("rope-base", "rotary base of 500 for short contexts", config={"rope_theta": 500.0}),
     Technique("qkv-convolution", "Primer, arXiv 2109.08668; Canon-B, Allen-Zhu 2025", config={"qkv_convolution": 4}),
-    Technique("input-convolutions", "Canon-A and -C, Allen-Zhu 2025", model=variant(convolutions="ac")),
+    Technique("input-convolutions", "Canon-A and -C, Allen-Zhu 2025", config={"input_convolution": 4}),
     Technique("hidden-convolution", "Canon-D, Allen-Zhu 2025", model=variant(convolutions="d")),
     Technique("embedding-convolution", "as Canon layers, on the embedding", model=variant(convolutions="e")),
     Technique("token-shift", "RWKV, arXiv 2305.13048", model=variant(shift=True)),
@@ -271,7 +263,7 @@ TECHNIQUES = [
     Technique("skips", f"U-net, {SPEED_RUN} 2024-11-10", model=variant(skips=True)),
     Technique("backout", f"{SPEED_RUN} 2025-11", model=variant(backout=True)),
     Technique("head-gates", f"arXiv 2505.06708; {SPEED_RUN} 2025-08", model=variant(head_gates=True)),
-    Technique("exclusive", "exclusive self-attention, Zhai 2026", model=variant(exclusive=True)),
+    Technique("exclusive", "exclusive self-attention, Zhai 2026", config={"exclusive_attention": True}),
     Technique("key-offset", f"{SPEED_RUN} 2025-12", model=variant(key_offset=True)),
     Technique("branch-gains", "LayerScale, arXiv 2103.17239, from 1", model=variant(branch_gains=True)),
     Technique(

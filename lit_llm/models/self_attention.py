@@ -7,7 +7,6 @@ h ``head_dim``.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_llm.dtensor import local_part
@@ -84,7 +83,7 @@ class Attention(nn.Module):
             drops=drop_weights(drops, self.dropout, q.size(1), keys, first_head=self.first_head),
         )  # (B, H, T, h)
         if self.exclusive:
-            y = _without_own_value(y, own)
+            y = without_own_value(y, own)
         return apply_linear(self.project, y.transpose(1, 2).flatten(2), drops)  # (B, T, H·h) → (B, T, d)
 
     def _heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:
@@ -98,9 +97,9 @@ class Attention(nn.Module):
         return x.transpose(1, 2)
 
 
-def _without_own_value(y: Tensor, v: Tensor) -> Tensor:
+def without_own_value(y: Tensor, v: Tensor) -> Tensor:
     """(B, H, T, h) outputs of heads without their parts along the values (B, K, T, h) of the same positions."""
-    along = F.normalize(v, dim=-1).unsqueeze(2)  # (B, K, 1, T, h): all query heads of a group have the same values
-    grouped = y.unflatten(1, (v.size(1), -1))  # (B, K, H / K, T, h)
-    part = (grouped * along).sum(-1, keepdim=True)
-    return torch.addcmul(grouped, part, along, value=-1).flatten(1, 2).to(y.dtype)  # under autocast sums are fp32
+    grouped, v = y.unflatten(1, (v.size(1), -1)), v.unsqueeze(2)  # (B, K, H / K, T, h), (B, K, 1, T, h)
+    squared = torch.linalg.vecdot(v, v).clamp(min=torch.finfo(v.dtype).tiny)
+    part = torch.linalg.vecdot(grouped, v) / squared  # (B, K, H / K, T)
+    return torch.addcmul(grouped, part[..., None], v, value=-1).flatten(1, 2)
