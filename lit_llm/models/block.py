@@ -76,21 +76,25 @@ class Block(nn.Module):
         drops: Drops | None = None,
     ) -> Tensor:
         """(B, T, d) → (B, T, d). Arguments as in `Attention.forward`."""
-        y = _normed(x, self.attention_norm)
-        if self.attention_convolution is not None:
-            y = self.attention_convolution(y, see.documents, cache)
-        y = self.attention(y, rotation, see, cache, drops)
+        # A name for the input of a branch would keep its memory until the branch ends.
+        y = self.attention(_input(x, self.attention_norm, self.attention_convolution, see, cache), rotation, see, cache, drops)
         y = drop(_normed(y, self.attention_output_norm), self.dropout, drops, SITES.index("attention.output"))
         after_attention = self._add(x, y)
-        y = _normed(x if self.parallel_residual else after_attention, self.mlp_norm)
-        if self.mlp_convolution is not None:
-            y = self.mlp_convolution(y, see.documents, cache)
-        y = self.mlp(y, drops)
+        stream = x if self.parallel_residual else after_attention
+        y = self.mlp(_input(stream, self.mlp_norm, self.mlp_convolution, see, cache), drops)
         y = drop(_normed(y, self.mlp_output_norm), self.dropout, drops, SITES.index("mlp.output"))
         return self._add(after_attention, y)
 
     def _add(self, x: Tensor, branch: Tensor) -> Tensor:
         return x + (branch if self.residual_scale == 1.0 else self.residual_scale * branch)
+
+
+def _input(
+    x: Tensor, norm: nn.Module | None, convolution: nn.Module | None, see: Visibility, cache: LayerCache | None
+) -> Tensor:
+    """What attention or the MLP reads of the residual stream."""
+    y = _normed(x, norm)
+    return y if convolution is None else convolution(y, see.documents, cache)
 
 
 def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:

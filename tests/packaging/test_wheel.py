@@ -14,6 +14,7 @@ SMALL = [
     *("--data", "TextFiles", "--data.paths", "my.txt", "--data.tokenizer", "Bytes"),
     *("--data.micro_batch_size", "4", "--data.global_batch_size", "8"),
     *("--trainer.max_steps", "10", "--schedule.warmup_steps", "2", "--trainer.limit_val_batches", "2", "--samples", "null"),
+    *("--model.input_convolution", "null", "--model.exclusive_attention", "false"),  # transformers has neither
 ]
 COMPARE = """
 import sys
