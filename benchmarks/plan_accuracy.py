@@ -80,7 +80,7 @@ class Case:
 
 
 TEN = [
-    Case("quickstart's model, Muon", {"n_layer": 4, "n_embd": 256, "vocab_size": 2048}, MuonAdamW),
+    Case("4 × 256, Muon", {"n_layer": 4, "n_embd": 256, "vocab_size": 2048}, MuonAdamW),
     Case("GPT-2 block, tied head", {"n_layer": 4, "n_embd": 384, "n_head": 6, "vocab_size": 8192, **GPT2}, sequences=2),
     Case("wide and shallow", {"n_layer": 2, "n_embd": 768, "n_head": 12, "vocab_size": 2048, **GPT2}, sequences=2),
     Case("narrow and deep", {"n_layer": 16, "n_embd": 128, "n_head": 2, "vocab_size": 1024}),
