@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from lit_llm.__main__ import main
+from lit_llm.cli.auto_precision import choose_for
 from lit_llm.cli.planned_recipe import PlannedRecipe
 from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, shipped, with_base
 from lit_llm.cli.resolved_config import resolved
@@ -100,7 +101,10 @@ def comment(name: str) -> str:
 def planned(arguments: list[str]) -> tuple[PlannedRecipe, Plan]:
     request = split(arguments)
     hardware = find(request.own.hardware or "h200")
-    cli = PlannedRecipe(request.recipe, devices=request.own.devices, devices_per_node=hardware.devices_per_node)
+    precision = choose_for(find("cpu"))  # of quickstart, whose header is about CPUs
+    cli = PlannedRecipe(
+        request.recipe, devices=request.own.devices, devices_per_node=hardware.devices_per_node, precision=precision
+    )
     return cli, make_plan(cli.settings(), hardware)
 
 
