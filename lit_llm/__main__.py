@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "prepare": ("prepare", "text to token shards", "prepare --data TextFiles --data.paths 'books/*.txt' --out shards"),
     "consolidate": ("consolidate", "a checkpoint as one file", "consolidate --run runs/quickstart --out model.ckpt"),
     "import": ("import_hf", "weights from Hugging Face", "import --from llama-folder --out runs/llama"),
-    "export": ("export", "weights to Hugging Face", "export --run runs/quickstart --out quickstart-hf"),
+    "export": ("export", "weights to Hugging Face", "export --run runs/llama --out llama-hf"),
     "verify-resume": ("verify_resume", "prove an exact resume", "verify-resume --config quickstart --steps 20 --kill"),
 }
 TRAINING = ("fit", "validate", "test")

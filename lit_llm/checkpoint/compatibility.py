@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from pydoc import locate
 from typing import Any
@@ -23,6 +23,9 @@ SHAPES = {
 INITIAL = ("init_std", "zero_init_projections")  # matter before the first step only
 BASES = ("base_width", "base_depth")  # decide rates of the optimizer
 TRAINING = ("dropout", "mask_documents", "eos_id", *BASES)  # follow the data and the way of training, not the weights
+
+DEFAULTS = {field.name: field.default for field in fields(GPTConfig)}
+"""What a checkpoint of a GPT means that is older than a setting: new settings are off by default."""
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def model_changes(
             for name, before, now in changed
         ]
     for name, value in asdict(model).items():
-        old: Any = saved.get(name, None if name in BASES else value)  # older checkpoints have no bases
+        old: Any = saved.get(name, DEFAULTS[name] if was is None else value)
         if old == value or name in INITIAL or (name in ("vocab_size", "eos_id") and value is None):
             continue
         change = f"model.{name} was {old} in the checkpoint and is {value}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from lit_llm.distributed.convolution_problems import convolution_problems
 from lit_llm.mesh_sizes import MeshSizes
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.sequence_shard import ContextAttention, SequenceShard
@@ -26,12 +27,7 @@ def context_problems(config: GPTConfig, sizes: MeshSizes, kind: ContextAttention
             f"context={sizes.context}, but a sequence has {config.block_size} positions (model.block_size): use at most "
             f"--trainer.strategy.context {config.block_size}"
         )
-    for name in ("qkv_convolution", "input_convolution"):
-        if (positions := getattr(config, name)) is not None:
-            found.append(
-                f"context={sizes.context} shares each sequence among ranks, but model.{name}={positions} needs the positions "
-                f"before each: use --model.{name} null, or --trainer.strategy.context 1"
-            )
+    found += convolution_problems(config, {"context": sizes.context})
     heads, ranks = config.kv_heads, sizes.tensor_parallel
     if kind == "heads" and heads // ranks % sizes.context:  # a number that divides them divides the query heads, too
         fitting = max(n for n in range(1, sizes.context) if heads // ranks % n == 0)

@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from lit_llm.distributed.convolution_problems import convolution_problems
 from lit_llm.models.dropout import Drops
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRALinear
@@ -176,12 +177,8 @@ def _distribute(placement: Replicate | Shard, name: str, module: nn.Module, mesh
 
 def tensor_parallel_problem(config: GPTConfig, ranks: int) -> str | None:
     """Why a model cannot be split over `ranks` tensor-parallel ranks, with every size that does not divide; None if it can."""
-    if config.input_convolution is not None:
-        return (
-            f"tensor_parallel={ranks} shares the positions between matrices among ranks, but model.input_convolution="
-            f"{config.input_convolution} needs the positions before each: use --model.input_convolution null, or "
-            "--trainer.strategy.tensor_parallel 1"
-        )
+    if problems := convolution_problems(config, {"tensor_parallel": ranks}):
+        return problems[0]
     sizes = [("model.n_head", config.n_head, "n_head")]
     if config.kv_heads != config.n_head:
         sizes.append(("model.n_kv_head", config.kv_heads, "n_kv_head"))

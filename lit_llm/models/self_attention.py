@@ -100,6 +100,12 @@ class Attention(nn.Module):
 def without_own_value(y: Tensor, v: Tensor) -> Tensor:
     """(B, H, T, h) outputs of heads without their parts along the values (B, K, T, h) of the same positions."""
     grouped, v = y.unflatten(1, (v.size(1), -1)), v.unsqueeze(2)  # (B, K, H / K, T, h), (B, K, 1, T, h)
-    squared = torch.linalg.vecdot(v, v).clamp(min=torch.finfo(v.dtype).tiny)
-    part = torch.linalg.vecdot(grouped, v) / squared  # (B, K, H / K, T)
-    return torch.addcmul(grouped, part[..., None], v, value=-1).flatten(1, 2)
+    part = _dot(grouped, v) / _dot(v, v).clamp(min=torch.finfo(torch.float32).tiny)  # (B, K, H / K, T)
+    return torch.addcmul(grouped, part[..., None].to(y.dtype), v, value=-1).flatten(1, 2)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """(…, h) twice → (…), in fp32: squares of fp16 overflow."""
+    if a.dtype == torch.float32:
+        return torch.linalg.vecdot(a, b)  # the fastest on a CPU; autocast would compute it in the narrow type
+    return (a.float() * b.float()).sum(-1)

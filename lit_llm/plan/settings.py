@@ -194,10 +194,15 @@ class RunSettings:
 
             architecture = model.architecture
             found += custom.problems(self)
-        elif sizes.context > 1:
-            from lit_llm.distributed.context_parallel import context_problems  # imports torch
+        else:
+            if tp > 1:
+                from lit_llm.distributed.convolution_problems import convolution_problems
 
-            found += context_problems(model, sizes, layout.context_attention)
+                found += convolution_problems(model, {"tensor_parallel": tp})
+            if sizes.context > 1:
+                from lit_llm.distributed.context_parallel import context_problems  # imports torch
+
+                found += context_problems(model, sizes, layout.context_attention)
         if pipeline.ranks > 1:
             from lit_llm.distributed.pipeline_problems import pipeline_problems
 

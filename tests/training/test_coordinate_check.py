@@ -20,7 +20,7 @@ KINDS = {
     "defaults": {},
     "convolutions": {"input_convolution": 4, "qkv_convolution": 4, "exclusive_attention": True},
     "gpt2": {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "qk_norm": False},
-    "llama": {"mlp": "swiglu", "qk_norm": False, "n_kv_head": 2, "window": 64, "norm_position": "pre"},
+    "llama": {"mlp": "swiglu", "qk_norm": False},
 }
 
 
