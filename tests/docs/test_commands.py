@@ -279,7 +279,10 @@ def template(tmp_path_factory):
         checkpoints = Path("runs/quickstart/checkpoints")
         for name in ("stable.ckpt", "step-00000200.ckpt"):  # which longer runs have
             (checkpoints / name).symlink_to("step-00000003.ckpt")
-        run(["export", "--run", "runs/quickstart", "--out", "their-model"])
+        without = ["--model.input_convolution", "null", "--model.exclusive_attention", "false"]  # which transformers has not
+        run(["fit", *small(["--config", "quickstart", *without, "--run_dir", "runs/theirs"])])
+        run(["export", "--run", "runs/theirs", "--out", "their-model"])
+        shutil.rmtree("runs/theirs")
         allow_positions(256, Path("their-model"))
         write_chats(Path("chat.jsonl"), Path("their-model"))
         questions = [line.strip() + "\n" for line in (ROOT / "docs/tasks.md").read_text().splitlines() if '{"query"' in line]
