@@ -9,6 +9,7 @@ an uninterrupted run; for each way of saving, a run that is ended by SIGKILL aft
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -108,6 +109,7 @@ def in_a_fork(work: Callable[[], dict[str, Any]], number: int) -> tuple[int, dic
     child = os.fork()
     if child == 0:
         os.environ["MASTER_PORT"] = str(port)
+        faulthandler.dump_traceback_later(100)  # into the log of the rank, before a run that hangs is killed
         code = 1
         try:
             torch.save(work(), out)
