@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.batch_sizes import accumulation_steps
+from lit_llm.distributed.convolution_problems import convolution_problems
 from lit_llm.distributed.keep_rule import keep
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.errors import UserError
@@ -195,10 +196,7 @@ class RunSettings:
             architecture = model.architecture
             found += custom.problems(self)
         else:
-            if tp > 1:
-                from lit_llm.distributed.convolution_problems import convolution_problems
-
-                found += convolution_problems(model, {"tensor_parallel": tp})
+            found += convolution_problems(model, {"tensor_parallel": tp})
             if sizes.context > 1:
                 from lit_llm.distributed.context_parallel import context_problems  # imports torch
 

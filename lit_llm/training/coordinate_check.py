@@ -7,6 +7,7 @@ they do not, the change grows or falls as a power of the width. The check fits t
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -46,7 +47,8 @@ def width_powers(config: GPTConfig, make: Callable[[list[dict[str, Any]]], Optim
                 logs[name] = logs.get(name, 0.0) + math.log(max(change, 1e-30)) / SEEDS
         for name, value in logs.items():
             points.setdefault(name, []).append(value)
-    return {name: _slope([math.log(width) for width in WIDTHS], values) for name, values in points.items()}
+    x = [math.log(width) for width in WIDTHS]
+    return {name: statistics.linear_regression(x, values).slope for name, values in points.items()}
 
 
 def _small(config: GPTConfig, width: int) -> GPTConfig:
@@ -88,9 +90,3 @@ def _changes(config: GPTConfig, make: Callable[[list[dict[str, Any]]], Optimizer
         optimizer.step()
     after = activations()
     return {name: (after[name] - before[name]).double().square().mean().sqrt().item() for name in before}
-
-
-def _slope(x: list[float], y: list[float]) -> float:
-    """Of the straight line with the least squares."""
-    middle = sum(x) / len(x)
-    return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)

@@ -15,6 +15,7 @@ from lit_llm.models.attention import Visibility, attend, choose
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
 from lit_llm.models.documents import document_numbers
 from lit_llm.models.dropout import drop_weights, hashed, kept, make_drops
+from lit_llm.models.self_attention import without_own_value
 
 B, H, WIDTH = 2, 4, 6
 
@@ -334,3 +335,18 @@ def test_an_empty_batch_has_an_empty_result_and_gradient(settings):
     y = attend(q, q[:, :2], q[:, :2], see=Visibility(4), **made(q, q, **settings))
     y.sum().backward()
     assert y.shape == q.grad.shape == (0, 4, 6, 8)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 200.0])  # squares of the last overflow in fp16, those of the first vanish
+def test_nothing_of_the_own_value_is_left(dtype, bound, size):
+    generator = torch.Generator().manual_seed(4)
+    v = (size * torch.randn(2, 2, 5, 16, generator=generator)).to(dtype)
+    y = (size * torch.randn(2, 4, 5, 16, generator=generator)).to(dtype).requires_grad_()
+    found = without_own_value(y, v)
+    assert found.dtype == dtype
+    wide, of_heads = y.detach().double(), v.double().repeat_interleave(2, dim=1)
+    part = (wide * of_heads).sum(-1, keepdim=True) / (of_heads * of_heads).sum(-1, keepdim=True)
+    torch.testing.assert_close(found.double() / size, (wide - part * of_heads) / size, rtol=bound, atol=bound)
+    found.sum().backward()
+    assert y.grad.isfinite().all()
