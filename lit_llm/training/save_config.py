@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch.distributed as dist
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
@@ -27,6 +28,8 @@ from lit_llm.runs.setting_changes import SETTINGS
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.run_length import phases, run_length
 
+T = TypeVar("T")
+
 LAUNCH_ONLY = (
     *("base", "replace", "accept_changes", "additional_steps", "check_against", "check_tolerance", "hang_timeout", "log_dir"),
 )
@@ -48,19 +51,20 @@ class SaveRunFolder(SaveConfigCallback):
         checkpoint[SETTINGS] = self.settings  # a resume compares them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # With --additional_steps, each rank adds to the step of --resume PATH. If PATH is a link, it may change between ranks.
-        max_steps = trainer.strategy.broadcast(trainer.max_steps)
-        if max_steps != trainer.max_steps:
-            raise UserError(
-                f"trainer.max_steps is {max_steps} on rank 0 and {trainer.max_steps} on rank {trainer.global_rank}: the "
-                "checkpoint of --resume was replaced during the launch. Pass a step-….ckpt to --resume instead of a link."
-            )
-        precision = trainer.strategy.broadcast(trainer.precision)
-        if precision != trainer.precision:  # auto, on processors of two kinds
-            raise UserError(
-                f"trainer.precision is {precision} on rank 0 and {trainer.precision} on rank {trainer.global_rank}: set it "
-                f"(--trainer.precision {precision})"
-            )
+        values = _of_every_rank(trainer, (trainer.max_steps, trainer.precision))
+        max_steps, precision = values[0]
+        for rank, (its_steps, its_precision) in enumerate(values):  # every rank raises: one that went on would lose its peers
+            if its_steps != max_steps:
+                # With --additional_steps, each rank adds to the step of --resume PATH. A link may change between ranks.
+                raise UserError(
+                    f"trainer.max_steps is {max_steps} on rank 0 and {its_steps} on rank {rank}: the "
+                    "checkpoint of --resume was replaced during the launch. Pass a step-….ckpt to --resume instead of a link."
+                )
+            if its_precision != precision:  # auto, on processors of two kinds
+                raise UserError(
+                    f"trainer.precision is {precision} on rank 0 and {its_precision} on rank {rank}: set it "
+                    f"(--trainer.precision {precision})"
+                )
         super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -126,3 +130,11 @@ class SaveRunFolder(SaveConfigCallback):
 
 def _count(number: int, singular: str, plural: str) -> str:
     return f"{number} {singular if number == 1 else plural}"
+
+
+def _of_every_rank(trainer: Trainer, value: T) -> list[T]:
+    """`value` of each rank, by rank. A collective."""
+    values = [value] * trainer.world_size
+    if trainer.world_size > 1:
+        dist.all_gather_object(values, value)
+    return values

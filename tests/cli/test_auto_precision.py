@@ -115,6 +115,6 @@ def test_ranks_whose_processors_differ_are_refused(folder):
         for rank in ("0", "1")
     ]
     said = [node.communicate(timeout=240)[1] for node in nodes]
-    assert [node.returncode for node in nodes] == [1, 2]
+    assert [node.returncode for node in nodes] == [2, 2]
     wanted = "trainer.precision is bf16-mixed on rank 0 and 32-true on rank 1: set it (--trainer.precision bf16-mixed)"
-    assert wanted in said[1], said
+    assert all(wanted in each for each in said), said
