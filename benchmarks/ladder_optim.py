@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ladder_optimizers import MuonVariant, ScheduleFreeAdamW, SoapAdamW, polar_express
+from ladder_optimizers import CautiousMuonAdamW, ScheduleFreeAdamW, SoapAdamW
 from ladder_techniques import WARMUP_STEPS, Technique
 from torch import nn
 from torch.optim import Optimizer
@@ -95,14 +95,13 @@ def short_sequences_first(t: float, total: int) -> int:
 
 
 NANOCHAT, SPEEDRUN = "nanochat", "modded-nanogpt"
-_VARIANT: dict[str, Any] = {"optimizer": MuonVariant}
 
 TECHNIQUES = [
-    Technique("polar-express", "Amsel et al. 2025, arXiv 2505.16932", **_VARIANT, options={"coefficients": polar_express(5)}),
-    Technique("polar-express-4", "its first 4 steps", **_VARIANT, options={"coefficients": polar_express(4)}),
+    Technique("polar-express", "Amsel et al. 2025, arXiv 2505.16932", options={"ns_method": "polar_express"}),
+    Technique("polar-express-4", "its first 4 steps", options={"ns_method": "polar_express", "ns_steps": 4}),
     Technique("newton-schulz-3", "3 steps of Jordan et al. 2024 instead of 5", options={"ns_steps": 3}),
-    Technique("normuon", "Li et al. 2025, arXiv 2510.05491; β2 0.95", **_VARIANT, options={"second_moment": 0.95}),
-    Technique("cautious-decay", "Chen et al. 2025, arXiv 2510.12402", **_VARIANT, options={"cautious": True}),
+    Technique("normuon", "Li et al. 2025, arXiv 2510.05491; β2 0.95", options={"normuon_beta2": 0.95}),
+    Technique("cautious-decay", "Chen et al. 2025, arXiv 2510.12402", optimizer=CautiousMuonAdamW),
     Technique("decay-to-zero", NANOCHAT, before_step=decay_to_zero),
     Technique("decay-as-rate", SPEEDRUN, before_step=decay_as_rate),
     Technique("no-decay", "weight decay 0", options={"weight_decay": 0.0}),

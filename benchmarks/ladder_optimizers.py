@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,105 +12,23 @@ from torch.optim import Optimizer
 
 from lit_llm.optim import MuonAdamW
 
-Coefficients = tuple[tuple[float, float, float], ...]
 
-JORDAN: Coefficients = ((3.4445, -4.7750, 2.0315),) * 5
-"""Jordan et al. 2024, the same in every step."""
+class CautiousMuonAdamW(MuonAdamW):
+    """MuonAdamW that decays only where update and weight have the same sign (Chen et al. 2025, arXiv 2510.12402).
 
-POLAR_EXPRESS: Coefficients = (
-    (8.28721201814563, -23.595886519098837, 17.300387312530933),
-    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
-    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
-    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
-    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
-    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
-    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
-    (1.875, -1.25, 0.375),
-)
-"""Amsel et al. 2025, arXiv 2505.16932: the best odd quintics one after the other, for singular values in [1e-3, 1]."""
-
-CLASSIC: Coefficients = ((2.0, -1.5, 0.5),) * 5
-"""Converges to exactly 1, but slowly: p(1) = 1, p'(1) = 0, p''(1) = 0."""
-
-
-def polar_express(steps: int, safety: float = 1.01) -> Coefficients:
-    """The first steps with the paper's safety factor: x is divided by it before all polynomials but the last."""
-    safe = [(a / safety, b / safety**3, c / safety**5) for a, b, c in POLAR_EXPRESS[: steps - 1]]
-    return (*safe, POLAR_EXPRESS[steps - 1])
-
-
-def orthogonal(x: Tensor, coefficients: Coefficients, dtype: torch.dtype = torch.float32) -> Tensor:
-    """X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F, with its own coefficients in each step."""
-    tall = x.size(0) > x.size(1)
-    x = (x.mT if tall else x).to(dtype).contiguous()
-    x = x / torch.linalg.vector_norm(x, dtype=torch.float32).clamp(min=1e-7)
-    for a, b, c in coefficients:
-        gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
-
-
-class MuonVariant(MuonAdamW):
-    """MuonAdamW with the techniques of 2025 and 2026. All are off by default.
-
-    Args:
-        coefficients: of each Newton–Schulz step.
-        second_moment: β2 of NorMuon (Li et al. 2025, arXiv 2510.05491): v ← β2 v + (1 − β2) mean over a row of O²;
-            O / √v, scaled back to the norm of O. The mean is over the longer dimension, as in nanochat.
-        cautious: decay only where update and weight have the same sign (Chen et al. 2025, arXiv 2510.12402):
-            θ ← θ − η (u + λ 1[u θ > 0] θ); for AdamW groups too.
+    θ ← θ − η (u + λ 1[u θ > 0] θ); for AdamW groups too.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        *,
-        coefficients: Coefficients | None = None,
-        second_moment: float | None = None,
-        by: str = "long",
-        cautious: bool = False,
-        **options: Any,
-    ) -> None:
-        self.coefficients, self.second_moment, self.cautious, self.by = coefficients, second_moment, cautious, by
-        super().__init__(params, **options)
-
-    def _orthogonal(self, group: dict[str, Any], update: Tensor) -> Tensor:
-        if self.coefficients is None:
-            return super()._orthogonal(group, update)
-        return orthogonal(update, self.coefficients)
-
-    def _apply(self, group: dict[str, Any], params: Any, updates: list[Tensor]) -> None:
-        lr, decay = group["lr"], group["weight_decay"]
-        for p, update in zip(params, updates, strict=True):
-            if self.second_moment is not None:
-                update = self._normalised(p, update)
-            scale = math.sqrt(max(1.0, p.size(0) / p.size(1)))
-            if group["adjust_lr"] != "original":
-                scale = 0.2 * math.sqrt(max(p.shape))
-            if self.cautious:
-                p.sub_(lr * decay * p * (update * p > 0))
-            else:
-                p.mul_(1 - lr * decay)
-            p.add_(update, alpha=-lr * scale)
-
-    def _normalised(self, p: Tensor, update: Tensor) -> Tensor:
-        beta2, state = self.second_moment, self.state[p]
-        assert beta2 is not None
-        dim = (1 if p.size(0) >= p.size(1) else 0) if self.by == "long" else 1
-        mean = update.square().mean(dim=dim, keepdim=True)
-        if "row_square" not in state:
-            state["row_square"] = torch.zeros_like(mean)
-        state["row_square"].lerp_(mean, 1 - beta2)
-        found = update / (state["row_square"].sqrt() + 1e-10)
-        return found * (update.norm() / found.norm().clamp(min=1e-10))
+    def _apply(self, group: dict[str, Any], params: Any, updates: list[Tensor], *rest: Any) -> None:
+        self._cautiously(group, params, lambda: super(CautiousMuonAdamW, self)._apply(group, params, updates, *rest))
 
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        if not self.cautious or group["weight_decay"] == 0:
-            super()._adamw(group, params)
-            return
+        self._cautiously(group, params, lambda: super(CautiousMuonAdamW, self)._adamw(group, params))
+
+    def _cautiously(self, group: dict[str, Any], params: Any, step: Callable[[], None]) -> None:
         decay, old = group["weight_decay"], [p.clone() for p in params]
         group["weight_decay"] = 0.0
-        super()._adamw(group, params)
+        step()
         group["weight_decay"] = decay
         for p, before in zip(params, old, strict=True):
             p.sub_(group["lr"] * decay * before * ((before - p) * before > 0))

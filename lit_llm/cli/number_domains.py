@@ -52,6 +52,7 @@ _OPTIMIZER: dict[str, Domain] = {
     "dampening": at_least(0, 1),
     "momentum_decay": at_least(0, _RATE),
     "eps": at_least(0, 1),
+    "normuon_beta2": Domain(0, 1, below_high=True, null=True),
     "ns_steps": whole(1, 99),
     "ns_coefficients": at_least(-_RATE, _RATE),
     "alpha": at_least(0, 1),

@@ -162,6 +162,29 @@ class Turn:
                 dist.broadcast(buffer, group=self._mesh.get_group(d), group_src=row[step])
         return list(buffer.split(sizes))
 
+    def to_all_ranks(self, vectors: dict[int, Tensor], device: torch.device) -> dict[int, Tensor]:
+        """A number (fp32) for each row of each matrix of this turn, on all ranks, from those that each rank owns.
+
+        Adding the zeros of the other ranks is exact, so all ranks have the same bits.
+
+        Args:
+            vectors: (r,) for each matrix that this rank owns.
+        """
+        numbers = [i for row in self.rows.values() for i in row]
+        sizes = [self._matrices[i].shape[0] for i in numbers]
+        buffer = torch.zeros(sum(sizes), device=device)
+        found = dict(zip(numbers, buffer.split(sizes), strict=True))
+        for i, vector in vectors.items():
+            found[i].copy_(vector)
+        for d, n in enumerate(self._mesh.shape):
+            if n > 1:
+                dist.all_reduce(buffer, group=self._mesh.get_group(d))
+        return found
+
+    def local_rows(self, i: int) -> slice:
+        """The rows of a matrix of which this rank has a part."""
+        return self._matrices[i].box(tuple(self._mesh.shape), self._at)[0]
+
     def _exchange(
         self,
         group: dist.ProcessGroup,

@@ -20,7 +20,7 @@ from lit_llm.dtensor import local_gradients, local_part
 from lit_llm.errors import UserError
 from lit_llm.optim.exchange import Matrix, Turn, turns_of
 from lit_llm.optim.found_inf import to_device, undone_if
-from lit_llm.optim.newton_schulz import NS_DTYPES, newton_schulz, newton_schulz_dtype
+from lit_llm.optim.newton_schulz import NS_DTYPES, NS_METHODS, newton_schulz, newton_schulz_dtype
 from lit_llm.optim.option_checks import check_below_one, check_not_negative
 from lit_llm.optim.owners import turns
 
@@ -37,6 +37,11 @@ class MuonAdamW(Optimizer):
     s = √max(1, r/c) for ``adjust_lr="original"``; 0.2·√max(r, c) for ``"match_rms_adamw"``, which gives updates the
     usual RMS of AdamW, so that AdamW's learning rates apply (Liu et al. 2025, arXiv 2502.16982). AdamW is torch's fused kernel.
 
+    With ``normuon_beta2`` (NorMuon: Li et al. 2025, arXiv 2510.05491) each row of O, which belongs to an output neuron, is
+    divided by the root of a moving average of its mean square, and the whole matrix gets its norm back:
+
+        v_i ← β2 v_i + (1 − β2) mean_j O_ij²;   N = O_ij / (√v_i + 10⁻⁸);   O ← N ‖O‖ / ‖N‖
+
     Muon updates a parameter if it has 2 dimensions and its group is named ``matrix`` or ``projection`` (as in
     `parameter_groups`) or has no name. A group with both kinds is split in two.
 
@@ -48,6 +53,9 @@ class MuonAdamW(Optimizer):
             float32 on CPUs. It does not depend on processor features, so that a run gives the same numbers on any CPU.
             "bfloat16" on a CPU with AMX is 2.3 to 6 times faster (k, r, c = 16, 128, 128: 2.8 instead of 6.4 ms; 8, 256, 1024:
             13 instead of 77 ms). Other CPUs emulate bf16. It increases differences between layouts to about 2^-8.
+        ns_method: of the iteration. "jordan": Jordan et al. 2024. "polar_express" (Amsel et al. 2025, arXiv 2505.16932)
+            brings singular values nearer to 1 in as many steps, and so in the same time.
+        normuon_beta2: β2 of NorMuon, in [0, 1). None: no NorMuon. Its state is a number a row, whole on all ranks.
         betas, eps: AdamW's options.
         weight_decay: decoupled weight decay of groups without their own, for both algorithms.
 
@@ -58,7 +66,7 @@ class MuonAdamW(Optimizer):
     honours_found_inf = True
     found_inf: Tensor | None = None
 
-    _MUON_ONLY = frozenset({"momentum", "nesterov", "ns_steps", "ns_dtype", "adjust_lr"})
+    _MUON_ONLY = frozenset({"momentum", "nesterov", "ns_steps", "ns_dtype", "ns_method", "normuon_beta2", "adjust_lr"})
     _ADAMW_ONLY = frozenset({"betas", "eps", "adamw_lr"})
 
     def __init__(
@@ -74,9 +82,13 @@ class MuonAdamW(Optimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         ns_dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        ns_method: Literal["jordan", "polar_express"] = "jordan",
+        normuon_beta2: float | None = None,
     ) -> None:
         check_not_negative(lr=lr, adamw_lr=adamw_lr, weight_decay=weight_decay, eps=eps)
         check_below_one(**{"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]})
+        if normuon_beta2 is not None:
+            check_below_one(normuon_beta2=normuon_beta2)
         if ns_steps < 1:
             raise UserError(f"ns_steps is {ns_steps}, but must be at least 1 (--optimizer.ns_steps).")
         if adjust_lr not in _LR_SCALE:
@@ -84,6 +96,9 @@ class MuonAdamW(Optimizer):
             raise UserError(f"adjust_lr is {adjust_lr!r}, but must be {known} (--optimizer.adjust_lr).")
         if ns_dtype not in NS_DTYPES:
             raise UserError(f"ns_dtype is {ns_dtype!r}, but must be {' or '.join(NS_DTYPES)} (--optimizer.ns_dtype).")
+        if ns_method not in NS_METHODS:
+            known = " or ".join(NS_METHODS)
+            raise UserError(f"ns_method is {ns_method!r}, but must be {known} (--optimizer.ns_method).")
         defaults = {
             "lr": lr,
             "adamw_lr": adamw_lr,
@@ -92,6 +107,8 @@ class MuonAdamW(Optimizer):
             "nesterov": nesterov,
             "ns_steps": ns_steps,
             "ns_dtype": ns_dtype,
+            "ns_method": ns_method,
+            "normuon_beta2": normuon_beta2,
             "adjust_lr": adjust_lr,
             "betas": tuple(betas),
             "eps": eps,
@@ -122,12 +139,13 @@ class MuonAdamW(Optimizer):
                 group.pop(key, None)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Checkpoints from before `ns_dtype` existed load with its default."""
+        """Checkpoints from before an option existed load with its default."""
         super().__setstate__(state)
         self._planned = {}
         for group in self.param_groups:
             if group["algorithm"] == "muon":
-                group.setdefault("ns_dtype", "auto")
+                for option, default in _LATER_OPTIONS.items():
+                    group.setdefault(option, default)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -146,6 +164,8 @@ class MuonAdamW(Optimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            if group["normuon_beta2"] is not None and "row_square" not in self.state[p]:
+                self.state[p]["row_square"] = torch.zeros(p.size(0), dtype=p.dtype, device=p.device)
         alone = [p for p in params if not isinstance(p, DTensor)]
         sizes = [p.numel() for p in alone]
         for numbers in turns(sizes, [0] * len(alone), MUON_BATCH_NUMEL):
@@ -153,7 +173,8 @@ class MuonAdamW(Optimizer):
             updates = self._updates(group, chosen)
             for i in range(len(updates)):
                 updates[i] = self._orthogonal(group, updates[i])
-            self._apply(group, chosen, updates)
+            found = None if group["normuon_beta2"] is None else [mean_squares(update) for update in updates]
+            self._apply(group, chosen, updates, found)
         meshes: dict[Any, list[DTensor]] = defaultdict(list)
         for p in params:
             if isinstance(p, DTensor):
@@ -182,9 +203,14 @@ class MuonAdamW(Optimizer):
         whole = turn.gather(parts, like)
         for i in whole:
             whole[i] = self._orthogonal(group, whole[i])
+        squares = None
+        if group["normuon_beta2"] is not None:
+            squares = turn.to_all_ranks({i: mean_squares(update) for i, update in whole.items()}, device)
         parts = turn.scatter(whole, like)
         for row, numbers in turn.rows.items():
-            self._apply(group, [params[i] for i in numbers], turn.share(row, parts, like))
+            of_row = None if squares is None else [squares[i] for i in numbers]
+            boxes = [turn.local_rows(i) for i in numbers]
+            self._apply(group, [params[i] for i in numbers], turn.share(row, parts, like), of_row, boxes)
 
     def _updates(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
         """Move the momentum of this rank's parts, and return their directions before they are orthogonal."""
@@ -195,21 +221,50 @@ class MuonAdamW(Optimizer):
             return list(foreach_lerp(grads, buffers, momentum)) if group["nesterov"] else [b.clone() for b in buffers]
 
     def _orthogonal(self, group: dict[str, Any], update: Tensor) -> Tensor:
-        return newton_schulz(update, steps=group["ns_steps"], dtype=newton_schulz_dtype(group["ns_dtype"], update.device.type))
+        dtype = newton_schulz_dtype(group["ns_dtype"], update.device.type)
+        return newton_schulz(update, steps=group["ns_steps"], dtype=dtype, ns_method=group["ns_method"])
 
-    def _apply(self, group: dict[str, Any], params: Sequence[Tensor], updates: list[Tensor]) -> None:
+    def _apply(
+        self,
+        group: dict[str, Any],
+        params: Sequence[Tensor],
+        updates: list[Tensor],
+        squares: list[Tensor] | None = None,
+        rows: list[slice] | None = None,
+    ) -> None:
         """Decay this rank's parts and move them by their parts of the orthogonal updates, which may be flat.
 
         Narrow parameters are moved in fp32, because bf16 kernels round the ends of a tensor differently.
+
+        Args:
+            squares: of each whole update, `mean_squares`. None: without NorMuon.
+            rows: of each parameter, this rank's. None: all.
         """
         local, lr = [local_part(p) for p in params], group["lr"]
+        factors = None if squares is None else self._row_factors(group, params, squares)
         with undone_if(self.found_inf, local):
-            for p, part, update in zip(params, local, updates, strict=True):
+            for i, (p, part, update) in enumerate(zip(params, local, updates, strict=True)):
                 wide = part.to(torch.promote_types(part.dtype, torch.float32))
                 wide.mul_(1 - lr * group["weight_decay"])
-                wide.add_(update.view(part.shape).to(wide), alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape))
+                update = update.view(part.shape).to(wide)
+                if factors is not None:
+                    update.mul_(factors[i][slice(None) if rows is None else rows[i]].to(update).unsqueeze(1))
+                wide.add_(update, alpha=-lr * _LR_SCALE[group["adjust_lr"]](*p.shape))
                 if wide is not part:
                     part.copy_(wide)
+
+    def _row_factors(self, group: dict[str, Any], params: Sequence[Tensor], squares: list[Tensor]) -> list[Tensor]:
+        """Move NorMuon's averages, and return what the rows of each update are multiplied by, in fp32."""
+        averages = [self.state[p]["row_square"] for p in params]
+        factors = []
+        with undone_if(self.found_inf, averages):
+            for average, square in zip(averages, squares, strict=True):
+                average.lerp_(square.to(average), 1 - group["normuon_beta2"])
+                square = square.to(average.device)
+                factor = 1 / (average.float().sqrt() + 1e-8)
+                norm = (square * factor.square()).sum().sqrt()  # of a row's mean, as is the next
+                factors.append(factor * (square.sum().sqrt() / norm.clamp(min=1e-30)))
+        return factors
 
     def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in params:
@@ -236,6 +291,14 @@ class MuonAdamW(Optimizer):
             maximize=False,
         )
 
+
+def mean_squares(update: Tensor) -> Tensor:
+    """(r,) in fp32: the mean square of each row."""
+    return torch.linalg.vector_norm(update, dim=1, dtype=torch.float32).square() / update.size(1)
+
+
+_LATER_OPTIONS = {"ns_dtype": "auto", "ns_method": "jordan", "normuon_beta2": None}
+"""Options that the first checkpoints do not have."""
 
 _LR_SCALE: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),

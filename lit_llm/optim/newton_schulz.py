@@ -7,6 +7,25 @@ from torch import Tensor
 
 NS_DTYPES = ("auto", "float32", "bfloat16")
 
+Polynomial = tuple[float, float, float]
+
+_JORDAN: Polynomial = (3.4445, -4.7750, 2.0315)
+# The best odd quintics one after the other for singular values in [1e-3, 1]: each is the best for the interval that the
+# ones before leave, of which parts below 0.024 times its upper end count as if they were there. From the 8th on: the limit.
+_POLAR_EXPRESS: tuple[Polynomial, ...] = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+_SAFETY = 1.01  # rounding makes singular values greater than the interval's upper end, beyond which the quintics explode
+
+NS_METHODS = ("jordan", "polar_express")
+
 
 def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
     """The dtype of the iteration for the option `ns_dtype` of `MuonAdamW`. bf16 is precise enough for a direction."""
@@ -15,26 +34,38 @@ def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[ns_dtype]
 
 
-def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:
-    """Approximate U Vᵀ of a matrix U S Vᵀ. Singular values end in about [0.7, 1.2].
+def polynomials(ns_method: str, steps: int) -> list[Polynomial]:
+    """The coefficients (a, b, c) of each step for the option `ns_method` of `MuonAdamW`.
 
-    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F. With the coefficients of Jordan et al. 2024,
-    singular values do not converge to exactly 1, but small ones grow faster.
+    jordan: the same in each step (Jordan et al. 2024). Singular values do not converge to exactly 1; small ones grow faster.
+    polar_express: Amsel et al. 2025, arXiv 2505.16932, with its safety factor: x is divided by 1.01 before all but the limit.
+    """
+    if ns_method == "jordan":
+        return [_JORDAN] * steps
+    *first, limit = _POLAR_EXPRESS
+    safe = [(a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in first]
+    return (safe + [limit] * (steps - len(safe)))[:steps]
+
+
+def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str = "jordan") -> Tensor:
+    """Approximate U Vᵀ of a matrix U S Vᵀ. After 5 steps singular values are in about [0.7, 1.2]; polar_express: [0.86, 1.13].
+
+    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F.
 
     Takes one matrix, because in a batch its last bits depend on its place: kernels choose by alignment.
 
     Args:
         x: (r, c). A zero matrix stays zero.
         dtype: of the iteration and of the result.
+        ns_method: "jordan" or "polar_express", see `polynomials`.
 
     Returns:
         (r, c) in `dtype`.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
     tall = x.size(0) > x.size(1)
     x = (x.mT if tall else x).to(dtype).contiguous()  # so that the Gram matrix is the smaller one
     x = x / torch.linalg.vector_norm(x, dtype=torch.float32).clamp(min=1e-7)
-    for _ in range(steps):
+    for a, b, c in polynomials(ns_method, steps):
         gram = x @ x.mT  # (r, r)
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x

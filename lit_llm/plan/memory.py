@@ -12,7 +12,7 @@ from lit_llm.plan import muon
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.gathering import FSDP2
 from lit_llm.plan.micro_batch import Step, micro_batch
-from lit_llm.plan.optimizer import Optimizer, matrix_shapes, state_bytes, work_bytes
+from lit_llm.plan.optimizer import Optimizer, matrix_shapes, row_state_bytes, state_bytes, work_bytes
 from lit_llm.plan.parameters import average_bytes, gradient_bytes, stored_bytes, weights_of
 from lit_llm.plan.pipeline import StageShare, shares, weights_of_stages
 from lit_llm.plan.reserved import Pools, pools_of, reserved_bytes
@@ -207,7 +207,10 @@ def _of_rank(
         weights, whole = weights_of_stages(weights, stages), weights_of_stages(whole, stages)
     offload = layout.cpu_offload
     stored = 0 if offload else stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
-    state = 0 if offload else int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
+    state = 0
+    if not offload:
+        state = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
+        state += row_state_bytes(optimizer, whole, weight_bytes)
     gradients = gradient_bytes(weights, weight_bytes, 1 if layout.fsdp2 else tp) // layout.divisor("gradients")
     stays = {"weights": stored, "optimizer state": state}
     if ema and not offload:
@@ -261,6 +264,7 @@ def _of_rank(
             shards=math.prod(dimensions),
             rows=rows,
             cuda=cuda,
+            normuon=optimizer.normuon,
         )
     else:
         work = work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")

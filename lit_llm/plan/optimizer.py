@@ -24,6 +24,7 @@ class Optimizer:
     momentum: bool = False
     fused: bool = False
     ns_dtype: str = "auto"
+    normuon: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -43,13 +44,20 @@ class Optimizer:
 def state_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_bytes: int) -> float:
     """Bytes of optimizer state for these weights: 8 per fp32 parameter for AdamW. Unknown optimizers count as AdamW.
 
-    State has the dtype of the parameters. Exceptions: AdamW8bit keeps two one-byte states, each with an fp32 scale per
-    block of 256 values; Adafactor keeps one number per row and one per column. Frozen weights have none.
+    Without `row_state_bytes`. State has the dtype of the parameters. Exceptions: AdamW8bit keeps two one-byte states, each with
+    an fp32 scale per block of 256 values; Adafactor keeps one number per row and one per column. Frozen weights have none.
     """
     trainable = [weight for weight in weights if weight.group is not None]
     if optimizer.name == "AdamW8bit":
         return sum(w.total for w in trainable) * 2 * (1 + 4 / 256)
     return sum(w.itemsize(parameter_bytes) * _state_elements(optimizer, w) * w.copies for w in trainable)
+
+
+def row_state_bytes(optimizer: Optimizer, whole: tuple[Weight, ...], parameter_bytes: int) -> int:
+    """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split."""
+    if not optimizer.normuon:
+        return 0
+    return sum(w.itemsize(parameter_bytes) * w.shape[0] * w.copies for w in whole if w.group == "matrix")
 
 
 def _state_elements(optimizer: Optimizer, weight: Weight) -> int:

@@ -14,7 +14,7 @@ from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.kept_whole import resolved
 from lit_llm.plan.memory import BYTES, Memory, memory_per_rank
 from lit_llm.plan.micro_batch import micro_batch
-from lit_llm.plan.optimizer import matrix_shapes, state_bytes
+from lit_llm.plan.optimizer import matrix_shapes, row_state_bytes, state_bytes
 from lit_llm.plan.parameters import average_bytes, gathered_bytes, parameters, reduced_bytes, stored_bytes, weights_of
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.rank_traffic import (
@@ -167,9 +167,10 @@ class Plan:
 
     @property
     def state_bytes(self) -> float:
-        """Optimizer state of all ranks."""
+        """Optimizer state of all ranks, as a checkpoint has it."""
         weights = weights_of(self.settings.model, self.settings.lora)
-        return state_bytes(self.settings.optimizer, weights, BYTES[self.settings.precision][0])
+        optimizer, weight_bytes = self.settings.optimizer, BYTES[self.settings.precision][0]
+        return state_bytes(optimizer, weights, weight_bytes) + row_state_bytes(optimizer, weights, weight_bytes)
 
     @property
     def checkpoint_bytes(self) -> int:

@@ -119,7 +119,8 @@ def bytes_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> dict[str, 
         dimensions, rows = layout.owners
         shapes = matrix_shapes(weights_of_rank(settings, rank))
         iterate = settings.optimizer.newton_schulz_bytes(cuda=cuda)
-        found["Muon's updates"] = sum(muon.traffic_bytes(shapes, iterate, dimensions=dimensions, rows=rows).values())
+        sent = muon.traffic_bytes(shapes, iterate, dimensions=dimensions, rows=rows, normuon=settings.optimizer.normuon)
+        found["Muon's updates"] = sum(sent.values())
     return {purpose: sent for purpose, sent in found.items() if sent}
 
 

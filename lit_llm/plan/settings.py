@@ -315,6 +315,7 @@ def optimizer_of(group: Mapping[str, Any]) -> Optimizer:
         momentum=bool(options.get("momentum")),
         fused=bool(options.get("fused")) or name == "AdamW8bit",
         ns_dtype=options.get("ns_dtype") or "auto",
+        normuon=options.get("normuon_beta2") is not None,
     )
 
 

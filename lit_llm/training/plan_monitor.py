@@ -233,6 +233,7 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
             momentum=bool(group[0].get("momentum")),
             fused=all(g.get("fused") for g in group),
             ns_dtype=next((g["ns_dtype"] for g in group if "ns_dtype" in g), "auto"),
+            normuon=any(g.get("normuon_beta2") is not None for g in group),
         ),
         steps=trainer.max_steps,
         global_batch=data.global_batch_size,

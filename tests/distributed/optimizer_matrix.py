@@ -43,6 +43,7 @@ LAYOUTS: dict[str, tuple[int, Any]] = {
 
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "MuonAdamW": ("lit_llm.optim.MuonAdamW", {}),
+    "MuonAdamW, NorMuon": ("lit_llm.optim.MuonAdamW", {"normuon_beta2": 0.95, "ns_method": "polar_express"}),
     "Lion": ("lit_llm.optim.Lion", {"lr": 1e-3}),
     "AdamW": ("torch.optim.AdamW", {"lr": 1e-2}),
     "AdamW, fused": ("torch.optim.AdamW", {"lr": 1e-2, "fused": True}),

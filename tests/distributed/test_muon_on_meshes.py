@@ -19,6 +19,8 @@ SKIPPED = 1
 OPTIONS = {
     "float32": (torch.float32, {"ns_dtype": "float32"}),
     "bfloat16": (torch.bfloat16, {"ns_dtype": "bfloat16", "nesterov": False}),
+    "normuon": (torch.float32, {"ns_dtype": "float32", "normuon_beta2": 0.9, "ns_method": "polar_express"}),
+    "normuon in bf16": (torch.bfloat16, {"ns_dtype": "bfloat16", "normuon_beta2": 0.9}),
     "torch": (torch.float32, {}),
     "float64, iterating in bf16": (torch.float64, {"ns_dtype": "bfloat16", "adjust_lr": "match_rms_adamw"}),
 }
@@ -77,9 +79,10 @@ for name, (devices, placements, shapes) in layouts.items():
         with Traffic(devices) as traffic:
             parameters, states = train(shapes, kind, distribute)
         found[f"{name} / {kind}"] = {
-            "computed": list(computed), "sent": {kind: traffic.sent(kind=kind) for kind in ("all_to_all", "broadcast", None)},
+            "computed": list(computed),
+            "sent": {kind: traffic.sent(kind=kind) for kind in ("all_to_all", "broadcast", "all_reduce", None)},
             "parameters": [p.detach().full_tensor() for p in parameters],
-            "states": [s.full_tensor() for s in states],
+            "states": [s.full_tensor() if isinstance(s, DTensor) else s for s in states],
         }
 report(**found)
 """
@@ -101,7 +104,7 @@ def train(shapes, kind, distribute=lambda i, whole: whole):
             p.grad = draw(i, step + 1) * (math.nan if step == SKIPPED else 1.0) if (step, i) != (STEPS - 1, 1) else None
         optimizer.found_inf = torch.tensor(float(step == SKIPPED))
         optimizer.step()
-    return parameters, [optimizer.state[p]["momentum_buffer"] for p in parameters]
+    return parameters, [state for p in parameters for state in optimizer.state[p].values()]
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +160,13 @@ def test_bytes_are_those_of_the_parts_in_the_dtype_of_the_iteration(reports, mes
     assert sum(each["all_to_all"] for each in found) == exchanged * elements * width
     assert sum(each["broadcast"] for each in found) == shared * elements * width
     assert all(each[None] == each["all_to_all"] + each["broadcast"] for each in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "of_rows"), [("even fsdp", 2 * 3 / 4), ("even hsdp", 2 * 1 / 2 + 2 * 1 / 2)])
+def test_normuon_adds_an_all_reduce_of_a_number_for_each_row(reports, mesh, of_rows):
+    rows = STEPS * sum(rows for rows, _ in EVEN) - EVEN[1][0]  # the second has no gradient once
+    for report in reports:
+        sent = report[f"{mesh} / normuon"]["sent"]
+        assert sent["all_reduce"] == of_rows * rows * 4
+        assert sent[None] == sum(sent[kind] for kind in ("all_to_all", "broadcast", "all_reduce"))

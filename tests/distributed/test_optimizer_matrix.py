@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "support-matrix.md").read_text()
 NOWHERE = {"LBFGS", "SparseAdam"}
 WHOLE_ONLY = {"Adafactor", "Rprop", "torchao AdamW8bit", "torchao AdamW4bit", "torchao AdamWFp8"}
 """Refused on distributed parameters."""
-ON_FOUR = ("MuonAdamW", "Lion", "AdamW", "torch.optim.Muon")
+ON_FOUR = ("MuonAdamW", "MuonAdamW, NorMuon", "Lion", "AdamW", "torch.optim.Muon")
 ON_STAGES = (*ON_FOUR, "Adagrad")  # which makes its state before the first step
 
 

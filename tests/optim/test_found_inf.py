@@ -26,8 +26,14 @@ def bits(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[Any]]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "make",
-    [MuonAdamW, lambda params: MuonAdamW(params, nesterov=False), Lion, TorchMuon],
-    ids=["muon", "muon without nesterov", "lion", "torch muon"],
+    [
+        MuonAdamW,
+        lambda params: MuonAdamW(params, nesterov=False),
+        lambda params: MuonAdamW(params, normuon_beta2=0.9),
+        Lion,
+        TorchMuon,
+    ],
+    ids=["muon", "muon without nesterov", "normuon", "lion", "torch muon"],
 )
 def test_a_step_with_found_inf_changes_nothing_and_a_step_without_it_is_ordinary(make: Any, dtype: torch.dtype) -> None:
     model = Tiny().to(dtype)

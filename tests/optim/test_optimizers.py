@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_model import Tiny, gradients
@@ -58,16 +60,33 @@ def adamw_formula(theta: Tensor, g: Tensor, t: int, state: dict[str, Tensor], *,
     return theta - lr * m_hat / (v_hat.sqrt() + eps) - lr * decay * theta
 
 
-def muon_formula(theta: Tensor, g: Tensor, t: int, state: dict[str, Tensor], *, scale: Callable[[int, int], float]) -> Tensor:
+JORDAN = [(3.4445, -4.7750, 2.0315)] * 5
+
+
+def muon_formula(
+    theta: Tensor,
+    g: Tensor,
+    t: int,
+    state: dict[str, Tensor],
+    *,
+    scale: Callable[[int, int], float],
+    quintics: Sequence[tuple[float, float, float]] = JORDAN,
+    normuon: float | None = None,
+) -> Tensor:
     lr, decay, mu = 0.02, 0.1, 0.95
     state["m"] = mu * state.get("m", 0) + (1 - mu) * g
     update = mu * state["m"] + (1 - mu) * g
     # The quintic acts on singular values alone: U p(p(...(S / norm))) Vᵀ, through an SVD and no matrix iteration.
     u, s, vh = torch.linalg.svd(update, full_matrices=False)
     s = s / s.square().sum().sqrt()
-    for _ in range(5):
-        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-    return (1 - lr * decay) * theta - lr * scale(*theta.shape) * (u * s) @ vh
+    for a, b, c in quintics:
+        s = a * s + b * s**3 + c * s**5
+    o = (u * s) @ vh
+    if normuon is not None:  # arXiv 2510.05491, algorithm 1; the norm is that of O instead of 0.2 √(r c)
+        state["v"] = normuon * state.get("v", 0) + (1 - normuon) * (o**2).mean(dim=1)
+        n = o / (state["v"].sqrt() + 1e-8)[:, None]
+        o = n * (o**2).sum().sqrt() / (n**2).sum().sqrt()
+    return (1 - lr * decay) * theta - lr * scale(*theta.shape) * o
 
 
 def lion_formula(theta: Tensor, g: Tensor, t: int, state: dict[str, Tensor]) -> Tensor:
@@ -220,6 +239,62 @@ def test_muon_follows_its_formula(adjust_lr: Any, scale: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("steps", [2, 5])
+def test_polar_express_and_normuon_follow_their_formulas(steps: int) -> None:
+    options: dict[str, Any] = {"lr": 0.02, "ns_steps": steps, "ns_method": "polar_express", "normuon_beta2": 0.9}
+    assert_follows(
+        partial(
+            muon_formula,
+            scale=lambda rows, columns: math.sqrt(max(1, rows / columns)),
+            quintics=best_quintics(steps),
+            normuon=0.9,
+        ),
+        lambda params: MuonAdamW(params, **options),
+        MATRICES,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def best_quintics(steps: int, low: float = 1e-3, high: float = 1.0) -> list[tuple[float, float, float]]:
+    """Amsel et al. 2025, algorithm 1, with the safety factor 1.01: the quintics that are best on what the ones before leave."""
+    found = []
+    for _ in range(steps):
+        a, b, c = best_quintic(max(low, 0.02407327424182761 * high), high)
+        ends = [a * x + b * x**3 + c * x**5 for x in (low, high)]
+        a, b, c = (2 * coefficient / sum(ends) for coefficient in (a, b, c))  # so that both ends are as far from 1
+        low = a * low + b * low**3 + c * low**5
+        high = 2 - low
+        found.append((a / 1.01, b / 1.01**3, c / 1.01**5))
+    return found
+
+
+def best_quintic(low: float, high: float) -> tuple[float, float, float]:
+    """The a x + b x³ + c x⁵ that is nearest to 1 on [low, high], by Remez' exchange: its error alternates at 4 points."""
+    points = np.linspace(low, high, 4)
+    for _ in range(50):
+        matrix = np.stack([points, points**3, points**5, [1, -1, 1, -1]], axis=1)
+        a, b, c, _error = np.linalg.solve(matrix, np.ones(4))
+        inner = np.sort(np.sqrt(np.roots([5 * c, 3 * b, a]).real))  # where its derivative is 0
+        points = np.array([low, *inner, high])
+    return a, b, c
+
+
+@pytest.mark.parametrize("ns_method", ["jordan", "polar_express"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_normuon_survives_matrices_and_rows_of_zeros(dtype: torch.dtype, ns_method: Any) -> None:
+    params = [nn.Parameter(torch.ones(4, 6, dtype=dtype)) for _ in range(2)]
+    optimizer = MuonAdamW(params, weight_decay=0.0, ns_method=ns_method, normuon_beta2=0.95)
+    for _ in range(3):
+        params[0].grad = torch.zeros(4, 6, dtype=dtype)
+        params[1].grad = torch.randn(4, 6, generator=torch.Generator().manual_seed(1)).to(dtype)
+        params[1].grad[2] = 0.0
+        optimizer.step()
+    assert torch.equal(params[0].detach(), torch.ones(4, 6, dtype=dtype))
+    moved = (params[1].detach() - 1).float().norm(dim=1)
+    assert moved[2] == 0 and moved[[0, 1, 3]].min() > 0.5 * moved.max()
+
+
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize(("ns_dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.05)])
@@ -294,7 +369,9 @@ def test_groups_get_the_algorithm_of_their_role_and_only_its_options() -> None:
         ("vector", "adamw", 0.25, 0.0, 3),
     ]
     muon, adamw = optimizer.param_groups[0], optimizer.param_groups[2]
-    assert muon.keys() - adamw.keys() == {"momentum", "nesterov", "ns_steps", "ns_dtype", "adjust_lr"}
+    assert muon.keys() - adamw.keys() == {
+        *("momentum", "nesterov", "ns_steps", "ns_dtype", "ns_method", "normuon_beta2", "adjust_lr")
+    }
     assert adamw.keys() - muon.keys() == {"betas", "eps", "fused"}
 
 
@@ -340,9 +417,9 @@ def test_the_default_dtype_of_the_iteration_depends_on_the_device_type_only(monk
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     seen: list[torch.dtype] = []
 
-    def recording(x: Tensor, *, steps: int, dtype: torch.dtype) -> Tensor:
+    def recording(x: Tensor, *, dtype: torch.dtype, **options: Any) -> Tensor:
         seen.append(dtype)
-        return newton_schulz(x, steps=steps, dtype=dtype)
+        return newton_schulz(x, dtype=dtype, **options)
 
     monkeypatch.setattr(muon, "newton_schulz", recording)
     for options in ({}, {"ns_dtype": "float32"}, {"ns_dtype": "bfloat16"}):
@@ -367,14 +444,33 @@ def test_state_saved_before_the_option_existed_loads_with_the_default() -> None:
         return optimizer
 
     saved = stepped().state_dict()
-    del saved["param_groups"][0]["ns_dtype"]
+    for option in ("ns_dtype", "ns_method", "normuon_beta2"):
+        del saved["param_groups"][0][option]
     resumed, straight = stepped(), stepped()
     resumed.load_state_dict(saved)
-    assert [group.get("ns_dtype") for group in resumed.param_groups] == ["auto", None]
+    muon_group = resumed.param_groups[0]
+    assert [muon_group[name] for name in ("ns_dtype", "ns_method", "normuon_beta2")] == ["auto", "jordan", None]
     for optimizer in (resumed, straight):
         optimizer.step()
     for ours, expected in zip(resumed.param_groups, straight.param_groups, strict=True):
         assert torch.equal(ours["params"][0], expected["params"][0])
+
+
+def test_normuon_starts_from_a_checkpoint_without_its_state() -> None:
+    def one_step(optimizer: MuonAdamW) -> Tensor:
+        p = optimizer.param_groups[0]["params"][0]
+        p.grad = torch.randn(4, 5, generator=torch.Generator().manual_seed(2))
+        optimizer.step()
+        return p.detach()
+
+    params = [nn.Parameter(torch.ones(4, 5)) for _ in range(2)]
+    before, now = (MuonAdamW([p], weight_decay=0.0, normuon_beta2=b) for p, b in zip(params, (None, 0.9), strict=True))
+    one_step(before)
+    now.load_state_dict(before.state_dict())
+    for group in now.param_groups:  # as `keep_configured_options` does in a run
+        group["normuon_beta2"] = 0.9
+    moved = (one_step(now) - 1).norm(dim=1)
+    assert moved.max() < 1.001 * moved.min()  # the average of one step is that step's, so rows move alike
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -390,7 +486,9 @@ def test_newton_schulz_keeps_singular_vectors_and_brings_values_near_one(dtype: 
     assert (inner - torch.diag_embed(values)).abs().max() < (1e-4 if dtype == torch.float32 else 0.05)
 
 
-@pytest.mark.parametrize("make", [lambda params: MuonAdamW(params), lambda params: Lion(params)], ids=["muon", "lion"])
+@pytest.mark.parametrize(
+    "make", [MuonAdamW, lambda params: MuonAdamW(params, normuon_beta2=0.9), Lion], ids=["muon", "normuon", "lion"]
+)
 def test_a_saved_and_loaded_optimizer_continues_bit_for_bit(make: Callable[[Any], torch.optim.Optimizer]) -> None:
     def steps(model: Tiny, optimizer: torch.optim.Optimizer, seed: int) -> None:
         trainable = [p for p in model.parameters() if p.requires_grad]
@@ -469,6 +567,11 @@ def test_a_copy_is_the_same_optimizer() -> None:
         (lambda p: MuonAdamW(p, betas=(0.9, 1.5)), r"betas\[1\] is 1.5, but must be in \[0, 1\) \(--optimizer.betas\)"),
         (lambda p: MuonAdamW(p, ns_steps=0), r"ns_steps is 0, but must be at least 1"),
         (lambda p: MuonAdamW(p, ns_dtype="half"), r"ns_dtype is 'half', but must be auto or float32 or bfloat16 \(--opt"),
+        (lambda p: MuonAdamW(p, ns_method="best"), r"ns_method is 'best', but must be jordan or polar_express \(--opt"),
+        (
+            lambda p: MuonAdamW(p, normuon_beta2=1.0),
+            r"normuon_beta2 is 1.0, but must be in \[0, 1\) \(--optimizer.normuon_beta2\)",
+        ),
         (lambda p: MuonAdamW(p, adjust_lr="both"), r"adjust_lr is 'both', but must be original or match_rms_adamw"),
         (lambda p: TorchMuon(p, adjust_lr_fn="both"), r"adjust_lr_fn is 'both', but must be original, match_rms_adamw or null"),
         (lambda p: Lion(p, weight_decay=-0.1), r"weight_decay is -0.1, but must not be negative"),

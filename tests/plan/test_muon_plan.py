@@ -13,10 +13,14 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lit_llm.distributed.traffic import Traffic
-from lit_llm.optim import MuonAdamW
+from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.optim import MuonAdamW, parameter_groups
 from lit_llm.plan import muon
+from lit_llm.plan.optimizer import Optimizer, row_state_bytes, state_bytes
+from lit_llm.plan.parameters import weights_of
 from lit_llm.training.calibration import highest
 
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=32)
 BLOCK = [(128, 128)] * 4 + [(512, 128), (128, 512)]
 MESHES = {  # shape of the mesh, placements, sizes of the dimensions that split, replicas
     "one process": ((), [], (), 1),
@@ -27,7 +31,7 @@ MESHES = {  # shape of the mesh, placements, sizes of the dimensions that split,
 }
 
 
-def step(shapes, mesh, placements, ns_dtype):
+def step(shapes, mesh, placements, **options):
     """(peak bytes of a step, bytes sent by collective) of this rank."""
     weights = [torch.zeros(shape) for shape in shapes]
     if mesh is not None:
@@ -35,7 +39,7 @@ def step(shapes, mesh, placements, ns_dtype):
     parameters = [nn.Parameter(weight) for weight in weights]
     for p in parameters:
         p.grad = torch.zeros_like(p)
-    optimizer = MuonAdamW(parameters, ns_dtype=ns_dtype)
+    optimizer = MuonAdamW(parameters, **options)
     with Traffic() as traffic:
         optimizer.step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
@@ -43,9 +47,13 @@ def step(shapes, mesh, placements, ns_dtype):
     return highest(log), {row.kind: row.sent for row in traffic.rows()}
 
 
-@pytest.mark.parametrize(("ns_dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [({"ns_dtype": "float32"}, 4), ({"ns_dtype": "bfloat16"}, 2), ({"ns_dtype": "float32", "normuon_beta2": 0.9}, 4)],
+    ids=["float32", "bfloat16", "normuon"],
+)
 @pytest.mark.parametrize("name", MESHES)
-def test_memory_and_bytes_are_those_of_a_step(name, ns_dtype, width):
+def test_memory_and_bytes_are_those_of_a_step(name, options, width):
     sizes, placements, dimensions, rows = MESHES[name]
     shapes, peaks, sent = tuple(BLOCK * 3), [], []
     ranks = math.prod(sizes)
@@ -54,15 +62,30 @@ def test_memory_and_bytes_are_those_of_a_step(name, ns_dtype, width):
         if ranks > 1:
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
             # Unique names, because torch keeps what it derived for a mesh of the same names and an earlier process group.
-            mesh = init_device_mesh("cpu", sizes, mesh_dim_names=[f"{name}-{width}-{rank}-{d}" for d in range(len(sizes))])
+            names = [f"{name}-{options}-{rank}-{d}" for d in range(len(sizes))]
+            mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
         try:
-            peak, bytes_of = step(shapes, mesh, placements, ns_dtype)
+            peak, bytes_of = step(shapes, mesh, placements, **options)
         finally:
             if ranks > 1:
                 dist.destroy_process_group()
         peaks.append(peak)
         sent.append(bytes_of)
-    planned = muon.work_bytes(shapes, 4, width, shards=ranks // rows, rows=rows, cuda=False)
+    normuon = "normuon_beta2" in options
+    planned = muon.work_bytes(shapes, 4, width, shards=ranks // rows, rows=rows, cuda=False, normuon=normuon)
     assert planned / max(peaks) == pytest.approx(1, abs=0.01 if width == 4 else 0.05)
-    traffic = muon.traffic_bytes(shapes, width, dimensions=dimensions, rows=rows)
+    traffic = muon.traffic_bytes(shapes, width, dimensions=dimensions, rows=rows, normuon=normuon)
     assert traffic == {kind: pytest.approx(mean(each[kind] for each in sent)) for kind in sent[0]}
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 4), (torch.bfloat16, 2)])
+@pytest.mark.parametrize("normuon_beta2", [None, 0.9])
+def test_state_has_the_planned_bytes(normuon_beta2, dtype, width):
+    model = GPT(TINY).to(dtype)
+    optimizer = MuonAdamW(parameter_groups(model), normuon_beta2=normuon_beta2)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    planned, weights = Optimizer("MuonAdamW", normuon=normuon_beta2 is not None), weights_of(TINY)
+    assert sum(s.nbytes for s in states) == state_bytes(planned, weights, width) + row_state_bytes(planned, weights, width)
