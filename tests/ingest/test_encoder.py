@@ -119,12 +119,12 @@ def test_one_other_id_is_enough_for_the_library(kinds: dict[str, TokenizerJSON],
     class Wrong(encoder.TiktokenEncoding):
         def encode(self, text: str) -> np.ndarray:
             ids = super().encode(text)
-            return ids + 1 if text == " recipe" else ids
+            return ids + 1 if text == " statement" else ids
 
     monkeypatch.setattr(encoder, "TiktokenEncoding", Wrong)
     choice = choose_encoder(kinds["gpt2"], ["no such word"])
     assert choice.kind == "tokenizers"
-    assert "recipe" in choice.reason
+    assert "statement" in choice.reason
 
 
 def test_without_tiktoken_the_reason_names_the_pip_command(

@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds in use, trained on the text of this repository's pages."""
+"""Small tokenizers of the kinds in use, trained on text that comes with Python."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
+from pydoc_data.topics import topics
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -20,10 +21,9 @@ KINDS = ("gpt2", "llama3", "qwen", "llama2", "gemma", "metaspace", "collapsing",
 
 @lru_cache
 def pages() -> str:
-    """Text with letters of several scripts: about 150 KB."""
-    root = Path(__file__).parents[2]
+    """Pages of Python's reference, and letters of several scripts: about 150 KB."""
     extra = "\nGrüße, naïve café – Ελληνικά, русский, 中文字符 und 日本語テキスト 🙂🎉.\nl’été 1984 12345\n" * 20
-    return "".join(path.read_text() for path in sorted((root / "docs").glob("*.md")))[:150_000] + extra
+    return "\n".join(topics[name] for name in sorted(topics))[:150_000] + extra
 
 
 def write(kind: str, folder: Path, *, vocab_size: int = 1500) -> TokenizerJSON:
