@@ -39,13 +39,17 @@ def as_text(launches: list[dict[str, Any]]) -> str:
     return json.dumps({"format": _FORMAT, "launches": launches}, indent=2, default=str) + "\n"
 
 
-def earlier_launches(run_dir: Path) -> list[dict[str, Any]]:
-    """The launches in plan.json that measured something. A file that cannot be read has none."""
+def recorded_launches(run_dir: Path) -> list[dict[str, Any]]:
+    """The launches in plan.json, oldest first. A file that cannot be read has none."""
     try:
-        launches = _launches(run_dir)
+        return _launches(run_dir)
     except UserError:
         return []
-    return [launch for launch in launches if launch["measured"].get("step_seconds")][-_KEPT + 1 :]
+
+
+def earlier_launches(run_dir: Path) -> list[dict[str, Any]]:
+    """The newest launches in plan.json that measured something."""
+    return [launch for launch in recorded_launches(run_dir) if launch["measured"].get("step_seconds")][-_KEPT + 1 :]
 
 
 def measured_run(run: Path) -> MeasuredRun:

@@ -1,1 +1,21 @@
 """What the folder of a run is, and how a run continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lit_llm.runs.loaded_run import LoadedRun
+
+
+def load(run: str | Path) -> LoadedRun:
+    """The curves, texts, settings and checkpoints of a run folder, for notebooks.
+
+    Raises:
+        UserError: It is not a run folder.
+    """
+    from lit_llm.runs.loaded_run import LoadedRun  # TensorBoard takes a second to import
+    from lit_llm.runs.run_folder import expanded
+
+    return LoadedRun(expanded(run, key="run", flag="--run"))

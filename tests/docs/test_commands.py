@@ -228,9 +228,9 @@ RULES = [  # the first that matches
     ),
     Rule("`recipes`", "run as written", r"python -m lit_llm recipes( |$)", lit_llm(recipes)),
     Rule(
-        "`plan`, `validate`, `test`, `generate`, `curve`, `consolidate`, `import`, `export`",
+        "`plan`, `validate`, `test`, `generate`, `curve`, `report`, `consolidate`, `import`, `export`",
         "run as written",
-        r"python -m lit_llm (plan|validate|test|generate|curve|consolidate|import|export) ",
+        r"python -m lit_llm (plan|validate|test|generate|curve|report|consolidate|import|export) ",
         lit_llm(run),
     ),
     Rule(

@@ -24,6 +24,7 @@ ARGUMENTS = {
     "test": [*RUN, "--data.test", "held-out.txt"],
     "generate": [*RUN, "--max_new_tokens", "3"],
     "curve": [*RUN, "--out", "mine.csv"],
+    "report": [*RUN, "--out", "report.html"],
     "clean": ["--data.paths", "text.txt", "--out", "cleaned"],
     "prepare": ["--data", "TextFiles", "--data.paths", "text.txt", "--out", "shards"],
     "consolidate": [*RUN, "--out", "whole.ckpt"],

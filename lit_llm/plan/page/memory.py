@@ -6,10 +6,10 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
+from lit_llm import html_page as html
 from lit_llm.plan.memory import Memory
 from lit_llm.plan.micro_batch import Operation, micro_batch
 from lit_llm.plan.numbers import size
-from lit_llm.plan.page import html
 from lit_llm.plan.plan import Plan, usable_bytes
 
 PARTS = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from lit_llm import html_page as html
+from lit_llm.html_page import Bar
 from lit_llm.plan.memory import BYTES
 from lit_llm.plan.numbers import duration, percent
 from lit_llm.plan.optimizer import state_bytes
-from lit_llm.plan.page import html
-from lit_llm.plan.page.html import Bar
 from lit_llm.plan.page.schedule import DURATION, idle_share, played
 from lit_llm.plan.parameters import stored_bytes
 from lit_llm.plan.pipeline import bubble

@@ -1,4 +1,4 @@
-"""The parts of the page: the document with its style, tables, legends, and pictures in SVG.
+"""The parts of a page: the document with its style, tables, legends, and pictures in SVG.
 
 Places are percentages of a picture's width and height, so it fits any screen while text keeps its size.
 """
@@ -39,6 +39,11 @@ th { font-weight: 600; } td + td { font-variant-numeric: tabular-nums; } details
 .pairs th { width: 11rem; color: var(--soft); font-weight: 400; } .pairs td { overflow-wrap: anywhere; }
 @media (max-width: 30rem) { .pairs th, .pairs td { display: block; width: auto; padding-right: 0; }
   .pairs td { border: 0; padding-top: 0; } }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); border-radius: .5rem; padding: .5rem .7rem;
+  font-size: .8rem; margin: .3rem 0; }
+.tabs > section { display: none; } .tabs > label { margin-right: 1rem; font-size: .85rem; color: var(--soft); }
+.tabs > input:nth-of-type(1):checked ~ section:nth-of-type(1), .tabs > input:nth-of-type(2):checked ~ section:nth-of-type(2),
+.tabs > input:nth-of-type(3):checked ~ section:nth-of-type(3) { display: block; }
 summary { cursor: pointer; color: var(--soft); font-size: .85rem; }
 .plot { margin: 1.2rem .3rem 0 3.6rem; } .plot > svg { display: block; width: 100%; overflow: visible; }
 svg text { font-size: 12px; fill: var(--soft); } svg .grid { stroke: var(--line); }
@@ -46,6 +51,7 @@ svg .strong { fill: var(--text); paint-order: stroke;
   stroke: var(--page); stroke-width: 3px; }
 svg .limit { stroke: var(--bad); stroke-dasharray: 5 4; stroke-width: 1.5; } svg .box { stroke: var(--page); stroke-width: .6; }
 svg .idle { fill: var(--panel); } svg .front { stroke: var(--text); stroke-dasharray: 2 3; fill: none; }
+svg .curve { fill: none; stroke-width: 1.6; vector-effect: non-scaling-stroke; } svg .dashed { stroke-dasharray: 5 4; }
 svg .number { font-size: 10px; fill: #fff; } svg .out { fill: none; stroke: var(--c8); opacity: .7; }
 """
 
@@ -108,6 +114,22 @@ def legend(entries: Iterable[tuple[int, str]]) -> str:
 def figure(caption: str, picture: str, below: str = "") -> str:
     """A picture with its caption."""
     return f"<figure><figcaption>{escape(caption)}</figcaption>{picture}{below}</figure>"
+
+
+def tabs(name: str, parts: Sequence[tuple[str, str]]) -> str:
+    """One of at most three parts at a time, chosen by the reader: (label, content). `name` is unique in the page."""
+    buttons = (
+        f'<input type="radio" name="{name}" id="{name}-{i}"{" checked" if i == 0 else ""}><label for="{name}-{i}">'
+        f"{escape(label)}</label>"
+        for i, (label, _) in enumerate(parts)
+    )
+    sections = (f"<section>{content}</section>" for _, content in parts)
+    return f'<div class="tabs">{"".join(buttons)}{"".join(sections)}</div>'
+
+
+def preformatted(text: str) -> str:
+    """A text with its line breaks and spaces."""
+    return f"<pre>{escape(text)}</pre>"
 
 
 def plot(label: str, height: int, shapes: Iterable[str], *, below: int = 20) -> str:

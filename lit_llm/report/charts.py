@@ -1,0 +1,115 @@
+"""Line charts for a page, in SVG without scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import NamedTuple
+
+from lit_llm import html_page as html
+
+Points = list[tuple[float, float]]
+
+_HEIGHT = 260
+_MOST = 600
+"""Points of a line. More are drawn as the lowest and highest of each stretch, so that no spike is lost."""
+
+
+class Line(NamedTuple):
+    """A curve. `color`: of the page's style. `kind`: "" for a line, "dashed", or "dots" for single points joined by a line."""
+
+    name: str
+    color: int
+    points: Points
+    kind: str = ""
+
+
+def chart(
+    lines: Sequence[Line],
+    *,
+    label: str,
+    x_name: str,
+    text_of_x: Callable[[float], str],
+    unit: str = "",
+    high: float | None = None,
+) -> str:
+    """A picture of curves over one axis, with their legend. Values that are not finite are left out and counted.
+
+    Args:
+        unit: of the values.
+        high: the highest value that is shown. None: the highest of all.
+    """
+    finite = [line._replace(points=[p for p in line.points if math.isfinite(p[1])]) for line in lines]
+    missing = sum(len(line.points) for line in lines) - sum(len(line.points) for line in finite)
+    drawn = [line for line in finite if line.points]
+    if not drawn:
+        return f"<p>{escape(label)}: no finite value was logged.</p>"
+    low_x, high_x = _ends([x for line in drawn for x, _ in line.points])
+    low_y, high_y = _ends([y for line in drawn for _, y in line.points])
+    if high is not None and high > low_y:
+        high_y = min(high_y, high)
+    rows, columns = round_numbers(low_y, high_y, 8), round_numbers(low_x, high_x, 8)
+    low_y, high_y = min(low_y, rows[0]), max(high_y, rows[-1])
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return 100 * (x - low_x) / (high_x - low_x), 100 * (high_y - y) / (high_y - low_y)
+
+    axes = []
+    for y in rows:
+        axes.append(html.line(0, place(low_x, y)[1], 100, place(low_x, y)[1], "grid"))
+        axes.append(html.text("-6", place(low_x, y)[1], number(y), anchor="end", dy=4))
+    for x in columns:
+        at = place(x, low_y)[0]
+        axes.append(html.text(at, 100.0, text_of_x(x), anchor=html.anchor(at), dy=15))
+    paths, dots = [], []
+    for line in drawn:
+        shown = thinned(line.points)
+        places = [place(x, y) for x, y in shown]
+        path = "L".join(f"{10 * x:.1f} {10 * y:.1f}" for x, y in places)
+        paths.append(f'<path class="curve {line.kind}" d="M{path}" stroke="var(--c{line.color})"/>')
+        for (x, y), (at, value) in zip(places, shown, strict=True) if line.kind == "dots" or len(places) == 1 else ():
+            said = escape(f"{line.name}: {number(value)} at {text_of_x(at)}")
+            where = f'cx="{x:.2f}%" cy="{y:.2f}%" r="3.5" fill="var(--c{line.color})"'
+            dots.append(f"<circle {where}><title>{said}</title></circle>")
+    curves = '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">' + "".join(paths) + "</svg>"
+    key = html.legend([(line.color, line.name) for line in drawn]) if len(drawn) > 1 else ""
+    picture = html.plot(f"{label} over {x_name}", _HEIGHT, [*axes, curves, *dots])
+    said = f"{unit}, over {x_name}" if unit else f"over {x_name}"
+    if missing:
+        said += f". {missing} {'value is' if missing == 1 else 'values are'} not finite and not drawn"
+    if high is not None and any(y > high_y for line in drawn for _, y in line.points):
+        said += f". Values above {number(high_y)} are cut off"
+    return html.figure(said, key + picture)
+
+
+def thinned(points: Points) -> Points:
+    """At most 2 points for each of `_MOST` / 2 stretches: their lowest and highest, in order."""
+    if len(points) <= _MOST:
+        return points
+    size = -(-len(points) // (_MOST // 2))
+    found = []
+    for i in range(0, len(points), size):
+        stretch = points[i : i + size]
+        ends = {stretch.index(min(stretch, key=lambda p: p[1])), stretch.index(max(stretch, key=lambda p: p[1]))}
+        found += [stretch[j] for j in sorted(ends)]
+    return found
+
+
+def round_numbers(low: float, high: float, most: int) -> list[float]:
+    """At most `most` round numbers in [low, high]: multiples of 1, 2 or 5 times a power of ten, evenly."""
+    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    step *= next(factor for factor in (1, 2, 5, 10, 20) if (high - low) / (step * factor) < most - 1)
+    first = math.ceil(low / step - 1e-9)
+    return [round((first + i) * step, 12) for i in range(math.floor(high / step + 1e-9) - first + 1)]
+
+
+def number(value: float) -> str:
+    """Four digits, for example "3.142", "0.0002", "1.2e+06"."""
+    return f"{value:.4g}"
+
+
+def _ends(values: list[float]) -> tuple[float, float]:
+    """The lowest and the highest. Equal ones are moved apart."""
+    low, high = min(values), max(values)
+    return (low, high) if low < high else (low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1))

@@ -1,0 +1,252 @@
+"""The whole page."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from lit_llm import html_page as html
+from lit_llm.plan.numbers import count, duration, size
+from lit_llm.report.charts import Line, chart
+from lit_llm.report.run_curves import TOKENS, RunCurves
+from lit_llm.runs.curve import Curve
+from lit_llm.runs.curve_follower import CurveFollower
+from lit_llm.runs.logged_curve import logged
+
+COLORS = (0, 6, 2, 4, 7, 5, 8, 1, 3)
+"""Of the page's style, so that neighbours differ most."""
+MOST_RUNS = len(COLORS)
+SAMPLES = 6
+"""Steps of which samples are shown, the newest."""
+PLANNED = (
+    "Planned → measured, for each launch. – is not known. On a CPU, the measured memory is that of the whole process, with "
+    "Python and its libraries."
+)
+
+
+class Quantity(NamedTuple):
+    """A chart: tags and what each line is called. `robust`: single high values are cut off."""
+
+    title: str
+    tags: dict[str, str]
+    robust: bool = False
+
+
+QUANTITIES = (
+    Quantity("Learning rate", {"lr": ""}),
+    Quantity("Gradient norm", {"grad/norm": "", "grad/norm_clipped": "after clipping"}, robust=True),
+    Quantity("Tokens per second", {"throughput/tokens_per_second": ""}),
+    Quantity("Share of the time that steps wait for data", {"time/data_fraction": ""}),
+    Quantity("Peak memory, GB", {"memory/peak_gb": "", "plan/peak_gb": "planned"}),
+)
+RANKED_BY = ("val/bits_per_byte", "val/loss", "train/loss")
+"""Bits per byte first: runs with different tokenizers can be compared by nothing else."""
+
+
+class Recorded(NamedTuple):
+    """An earlier curve to compare runs with. `tolerance`: allowed relative difference of losses."""
+
+    curve: Curve
+    name: str
+    tolerance: float
+
+
+def report_page(runs: Sequence[RunCurves], command: str, recorded: Recorded | None = None) -> str:
+    """The page of one run, or of several that are compared.
+
+    Args:
+        command: that made it.
+    """
+    names = ", ".join(run.name for run in runs)
+    body = [f"<h1>{escape(f'Report: {names}')}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
+    body.append(html.keys(_keys(runs[0])) if len(runs) == 1 else _ranking(runs))
+    body += [f"<p>{escape(said)}</p>" for run in runs for said in missing(run)]
+    body += [html.heading("Loss"), _loss(runs, recorded)]
+    if recorded is not None:
+        body += [html.heading("Against the recorded curve"), html.pairs([(run.name, _compared(run, recorded)) for run in runs])]
+    for quantity in QUANTITIES:
+        lines = list(_lines(runs, quantity.tags, RunCurves.over_steps))
+        if lines:
+            high = _without_outliers(lines) if quantity.robust else None
+            body.append(html.heading(quantity.title))
+            body.append(chart(lines, label=quantity.title, x_name="steps", text_of_x=count, high=high))
+    body += _planned(runs)
+    body += [part for run in runs for part in _samples(run, titled=len(runs) > 1)]
+    body += [html.heading("Settings"), _settings(runs), html.heading("Environment"), _environment(runs)]
+    return html.document(f"Report: {names}", body)
+
+
+def missing(run: RunCurves) -> Iterator[str]:
+    """One sentence for each part that the page cannot show, and why."""
+    if not run.run.scalars:
+        yield f"{run.name} has logged nothing: it has not reached its first row, or ran without a TensorBoard logger."
+        return
+    if run.last("val/loss") is None:
+        yield f"{run.name} has no validation loss yet."
+    if not run.launches:
+        yield f"{run.name} has no plan.json: versions, hardware and plan are not known, and times include pauses."
+    if not run.run.checkpoints:
+        yield f"{run.name} has no checkpoint."
+
+
+def ranked(runs: Sequence[RunCurves]) -> tuple[str, list[tuple[RunCurves, float]]]:
+    """(tag, runs with their last value of it, the lowest first). A value that is missing or not finite is infinite, and last.
+
+    The tag is the first of `RANKED_BY` that all runs have logged; the last one if there is none.
+    """
+    tag = next((tag for tag in RANKED_BY if all(run.last(tag) is not None for run in runs)), RANKED_BY[-1])
+    found = [(run, math.inf if (value := run.last(tag)) is None or not math.isfinite(value) else value) for run in runs]
+    return tag, sorted(found, key=lambda each: each[1])
+
+
+def figures(run: RunCurves) -> dict[str, str]:
+    """The most important figures, by name. "–" where a run has none."""
+
+    def shown(tag: str, text: Callable[[float], str]) -> str:
+        value = run.last(tag)
+        return "–" if value is None else text(value)
+
+    steps = run.run.config.get("trainer", {}).get("max_steps")
+    return {
+        "validation loss": shown("val/loss", lambda v: f"{v:.4f}"),
+        "bits per byte": shown("val/bits_per_byte", lambda v: f"{v:.4f}"),
+        "training loss": shown("train/loss", lambda v: f"{v:.4f}"),
+        "steps": f"{run.step:,} of {steps:,}" if isinstance(steps, int) and steps > 0 else f"{run.step:,}",
+        "tokens": shown(TOKENS, count),
+        "time": duration(run.seconds),
+        "tokens per second": shown("throughput/tokens_per_second", count),
+        "peak memory": shown("memory/peak_gb", lambda v: size(v * 1e9).partition(" (")[0]),
+    }
+
+
+def _keys(run: RunCurves) -> list[tuple[str, str, str]]:
+    found = [(name, text, "") for name, text in figures(run).items() if text != "–"]
+    parameters = run.launches[-1].get("parameters") if run.launches else None
+    return [*([("parameters", count(parameters), "")] if parameters else []), *found]
+
+
+def _ranking(runs: Sequence[RunCurves]) -> str:
+    tag, found = ranked(runs)
+    rows = [[f"{place}", run.name, *figures(run).values()] for place, (run, _) in enumerate(found, 1)]
+    return f"<p>Ordered by the last {tag}.</p>" + html.table(["", "run", *figures(runs[0])], rows)
+
+
+def _loss(runs: Sequence[RunCurves], recorded: Recorded | None) -> str:
+    tags = {"train/loss": "training", "val/loss": "validation"}
+    parts = []
+    for name, over, text in (
+        ("steps", RunCurves.over_steps, count),
+        ("tokens", RunCurves.over_tokens, count),
+        ("time", RunCurves.over_time, duration),
+    ):
+        lines = list(_lines(runs, tags, over))
+        if recorded is not None and name == "steps":
+            points = [(float(row.step), row.loss) for row in recorded.curve.rows if row.loss is not None]
+            lines.append(Line("recorded curve: training", 8, points, "dashed"))
+        if lines:
+            high = _without_outliers(lines)
+            parts.append(
+                (f"over {name}", chart(lines, label="Loss", unit="nats per token", x_name=name, text_of_x=text, high=high))
+            )
+    return html.tabs("loss", parts) if parts else "<p>No loss was logged.</p>"
+
+
+def _lines(runs: Sequence[RunCurves], tags: dict[str, str], over: Callable[[RunCurves, str], Any]) -> Iterator[Line]:
+    """A line for each run and tag with values. One run has a colour for each tag, several have one for each run."""
+    for i, run in enumerate(runs):
+        for j, (tag, said) in enumerate(tags.items()):
+            points = over(run, tag)
+            if points:
+                name = (f"{run.name}: {said}" if said else run.name) if len(runs) > 1 else said or "logged"
+                kind = "dots" if tag.startswith("val/") else "dashed" if j else ""
+                yield Line(name, COLORS[i if len(runs) > 1 else j], points, kind)
+
+
+def _without_outliers(lines: Sequence[Line]) -> float:
+    """Twice the highest of each line's first value and of the value that a twentieth of its values exceed."""
+    found = []
+    for line in lines:
+        values = [y for _, y in line.points if y == y]
+        if values:
+            found.append(max(values[0], sorted(values)[int(0.95 * (len(values) - 1))]))
+    return 2 * max(found, default=1.0)
+
+
+def _compared(run: RunCurves, recorded: Recorded) -> str:
+    follower = CurveFollower(recorded.curve, recorded.name, recorded.tolerance)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the sentence is in the page
+        follower.catch_up(logged(run.run.path), run.step)
+    return follower.summary()
+
+
+def _planned(runs: Sequence[RunCurves]) -> list[str]:
+    rows = []
+    for run in runs:
+        for launch in run.launches:
+            planned, measured = launch.get("predicted") or {}, launch["measured"]
+            rows.append(
+                [
+                    run.name,
+                    launch["started"][:16].replace("T", " "),
+                    f"{launch.get('first_step', 0):,}",
+                    _pair(planned.get("peak_bytes"), measured.get("peak_bytes", measured.get("resident_bytes")), size),
+                    _pair(planned.get("step_seconds"), measured.get("step_seconds"), duration),
+                    _pair(planned.get("tokens_per_second"), measured.get("tokens_per_second"), count),
+                ]
+            )
+    if not rows:
+        return []
+    head = ["run", "started", "from step", "peak memory", "a step", "tokens per second"]
+    return [html.heading("Planned and measured"), f"<p>{escape(PLANNED)}</p>", html.table(head, rows)]
+
+
+def _pair(planned: float | None, measured: float | None, text: Callable[[float], str]) -> str:
+    return " → ".join("–" if value is None else text(value).partition(" (")[0] for value in (planned, measured))
+
+
+def _samples(run: RunCurves, *, titled: bool) -> list[str]:
+    found = []
+    for tag, texts in run.run.texts.items():
+        if tag.startswith("samples/"):
+            for step, text in texts[-SAMPLES:]:
+                found.append(f"<p>{escape(tag)}, step {step:,}</p>{html.preformatted(textwrap.dedent(text).strip())}")
+    if not found:
+        return []
+    return [html.heading("Samples" + (f": {run.name}" if titled else "")), *found]
+
+
+def _settings(runs: Sequence[RunCurves]) -> str:
+    flat = [dict(flattened(run.run.config)) for run in runs]
+    keys = sorted({key for each in flat for key in each})
+    if len(runs) == 1:
+        return html.table(["setting", "value"], [[key, flat[0][key]] for key in keys], summary="all settings")
+    rows = [[key, *(each.get(key, "–") for each in flat)] for key in keys]
+    differing = [row for row in rows if len(set(row[1:])) > 1]
+    if not differing:
+        return "<p>All runs have the same settings.</p>"
+    return html.table(["setting", *(run.name for run in runs)], differing)
+
+
+def flattened(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every value with its dotted key, as text."""
+    items = settings.items() if isinstance(settings, dict) else enumerate(settings) if isinstance(settings, list) else None
+    if items is None or not settings:
+        yield prefix, "null" if settings is None else str(settings).lower() if isinstance(settings, bool) else str(settings)
+        return
+    for key, value in items:
+        yield from flattened(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _environment(runs: Sequence[RunCurves]) -> str:
+    rows = []
+    for run in runs:
+        for launch in run.launches[-1:]:
+            versions = ", ".join(f"{name} {version}" for name, version in launch["versions"].items())
+            machine = ", ".join(f"{name} {value}" for name, value in launch["machine"].items())
+            rows.append((run.name, f"{versions}; {launch['hardware']['name']}; {machine}"))
+    return html.pairs(rows) if rows else "<p>Not recorded.</p>"
