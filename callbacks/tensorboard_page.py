@@ -8,24 +8,34 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from .task_scores import TaskScores
 
 # TensorBoard matches tags as regular expressions at the beginning: without the anchors "lr" also matches "lr/embedding".
-CHARTS = {
-    "loss": ["Multiline", ["^train/loss$", "^val/loss$"]],
-    "learning rate": ["Multiline", ["^lr$", "^lr/"]],
-    "gradient norm": ["Multiline", ["^grad/norm$", "^grad/norm_clipped$"]],
-    "throughput (tokens/s)": ["Multiline", ["^throughput/tokens_per_second$"]],
+# Training and validation loss are two charts, because TensorBoard scales a chart by all its curves.
+QUALITY = {
+    "validation loss": ["Multiline", ["^val/loss$"]],
+    "training loss": ["Multiline", ["^train/loss$"]],
+    "bits per byte": ["Multiline", ["^val/bits_per_byte$"]],
 }
 BY_SOURCE = {
     "training loss by source": ["Multiline", ["^train/[^/]+/loss$"]],
     "validation loss by source": ["Multiline", ["^val/[^/]+/loss$"]],
 }
-
 BY_TASK = {"accuracy by task": ["Multiline", ["^task/.+/acc$"]]}
+HEALTH = {
+    "learning rate": ["Multiline", ["^lr$", "^lr/"]],
+    "gradient norm": ["Multiline", ["^grad/norm$", "^grad/norm_clipped$"]],
+    "fraction of steps clipped": ["Multiline", ["^grad/clip_fraction$"]],
+    "skipped steps": ["Multiline", ["^spike/skipped$"]],
+}
+SPEED = {
+    "throughput (tokens/s)": ["Multiline", ["^throughput/tokens_per_second$"]],
+    "fractions of the time": ["Multiline", ["^time/.+_fraction$"]],
+    "peak memory (GB)": ["Multiline", ["^memory/peak_gb$", "^plan/peak_gb$"]],
+}
 
 
 class TensorBoardPage(Callback):
-    """Lays out loss (training and validation), learning rate, gradient norm and throughput under "Custom Scalars".
+    """Lays out the charts under "Custom Scalars" in three categories: quality, health and speed.
 
-    If the data module lists `source_names`, also the losses of its sources. With TaskScores, also accuracies.
+    If the data module lists `source_names`, quality also has the losses of its sources; with TaskScores, accuracies.
 
     Logs: the layout. Without a TensorBoardLogger it does nothing.
 
@@ -37,8 +47,8 @@ class TensorBoardPage(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sources = getattr(getattr(trainer, "datamodule", None), "source_names", ())
         scored = any(isinstance(callback, TaskScores) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        charts = CHARTS | (BY_SOURCE if sources else {}) | (BY_TASK if scored else {})
+        quality = QUALITY | (BY_SOURCE if sources else {}) | (BY_TASK if scored else {})
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 # On other ranks `experiment` is a dummy that does nothing.
-                logger.experiment.add_custom_scalars({"training": charts})
+                logger.experiment.add_custom_scalars({"quality": quality, "health": HEALTH, "speed": SPEED})

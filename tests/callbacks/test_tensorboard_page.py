@@ -34,15 +34,25 @@ def test_one_page_shows_exactly_the_contract_metrics(tmp_path, by_source):
     trainer = make_trainer([TensorBoardPage()], tmp_path, steps=1, logger=logger)
     trainer.fit(Foreign(steps=1), datamodule=TwoSources() if by_source else None)
     logger.finalize("success")
-    (category,) = read_layout(tmp_path).category
+    categories = read_layout(tmp_path).category
+    assert [category.title for category in categories] == ["quality", "health", "speed"]
     names = [
         *("train/loss", "train/perplexity", "val/loss", "val/perplexity", "lr", "lr/embedding", "grad/norm"),
         *("train/web/loss", "train/code/loss", "val/web/loss", "val/web/perplexity"),
-        *("grad/norm_clipped", "grad/clip_fraction", "throughput/tokens_per_second", "throughput/mfu"),
+        *("grad/norm_clipped", "grad/clip_fraction", "throughput/tokens_per_second", "throughput/mfu", "val/bits_per_byte"),
+        *(
+            "time/data_fraction",
+            "time/forward_fraction",
+            "memory/peak_gb",
+            "plan/peak_gb",
+            "plan/memory_ratio",
+            "spike/skipped",
+        ),
     ]
     # TensorBoard draws every scalar that a pattern matches from its beginning (custom_scalars_plugin: regex.match).
     shown = {
         chart.title: [name for name in names if any(re.match(tag, name) for tag in chart.multiline.tag)]
+        for category in categories
         for chart in category.chart
     }
     sources = {
@@ -50,10 +60,16 @@ def test_one_page_shows_exactly_the_contract_metrics(tmp_path, by_source):
         "validation loss by source": ["val/web/loss"],
     }
     assert shown == (sources if by_source else {}) | {
-        "loss": ["train/loss", "val/loss"],
+        "training loss": ["train/loss"],
+        "validation loss": ["val/loss"],
+        "bits per byte": ["val/bits_per_byte"],
         "learning rate": ["lr", "lr/embedding"],
         "gradient norm": ["grad/norm", "grad/norm_clipped"],
+        "fraction of steps clipped": ["grad/clip_fraction"],
+        "skipped steps": ["spike/skipped"],
         "throughput (tokens/s)": ["throughput/tokens_per_second"],
+        "fractions of the time": ["time/data_fraction", "time/forward_fraction"],
+        "peak memory (GB)": ["memory/peak_gb", "plan/peak_gb"],
     }
 
 
