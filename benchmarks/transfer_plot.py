@@ -2,8 +2,9 @@
 
     python benchmarks/transfer_plot.py runs/transfer.csv --out docs/transfer.svg
 
-A row for each optimizer, with and without `model.base_width` and `model.base_depth`. A ring marks the lowest point of the
-parabola through the best rate and its neighbours. Where one rate is right for every size, the rings stand in one column.
+A row for each optimizer, with and without `model.base_width` and `model.base_depth`. A ring stands at the best rate, by the
+parabola through the best measured rate and its neighbours. Where one rate is right for every size, the rings stand in one
+column.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def panel(title: str, drawn: dict[int, Curve], base_rate: float, low: float, hig
         yield f'<text x="{x:.1f}" y="{HIGH + 14}" class="m">{base_rate * 2**exponent:.2g}</text>'
     for tenth in range(math.ceil(low * 10), math.floor(high * 10) + 1):
         yield f'<text x="-5" y="{place(0, tenth / 10)[1] + 4:.1f}" class="e">{tenth / 10:.1f}</text>'
-    for i, (color, (size, curve)) in enumerate(zip(COLORS, drawn.items(), strict=False)):
+    for i, (color, (size, curve)) in enumerate(zip(COLORS[: len(drawn)], drawn.items(), strict=True)):
         points = [place(x, y) for x, y in curve.items() if y <= high]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         yield f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>'
@@ -95,6 +96,8 @@ def main() -> None:
     results = Results(options.csv[0])
     for further in options.csv[1:]:
         results.losses |= Results(further).losses
+    if len({run.steps for run in results.losses}) != 1:
+        parser.error("the files must have runs, all with the same number of steps")
     options.out.write_text(picture(results))
 
 

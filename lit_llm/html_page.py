@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import chain, repeat
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -32,7 +33,10 @@ figure { margin: 0; } .key { display: flex; flex-wrap: wrap; gap: .6rem; margin:
 .key b { display: block; font-size: 1.15rem; color: var(--text); } .key .bad b { color: var(--bad); }
 .key .good b { color: var(--good); }
 .legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin: .5rem 0; padding: 0; list-style: none; font-size: .85rem; }
-.legend i { display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .4em; }
+.legend i { display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .4em;
+  background: currentColor; }
+.legend .line, .legend .dashed { height: 0; border-top: 2px solid; vertical-align: middle; width: 1.4em; }
+.legend .dashed { border-top-style: dashed; } .legend .dots { border-radius: 50%; width: .6em; height: .6em; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-top: 1px solid var(--line); }
 th { font-weight: 600; } td + td { font-variant-numeric: tabular-nums; } details { margin: .5rem 0; }
@@ -105,9 +109,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str 
     return f"<details><summary>{escape(summary)}</summary>{found}</details>" if summary else found
 
 
-def legend(entries: Iterable[tuple[int, str]]) -> str:
-    """Colours and what they mean."""
-    items = (f'<li><i style="background:var(--c{color})"></i>{escape(text)}</li>' for color, text in entries)
+def legend(entries: Iterable[tuple[int, str]], kinds: Iterable[str] = ()) -> str:
+    """Colours and what they mean. `kinds`: of the lines, "", "dots" or "dashed"; none for areas."""
+    items = [
+        f'<li><i class="{kind}" style="color:var(--c{color})"></i>{escape(text)}</li>'
+        for kind, (color, text) in zip(chain(kinds, repeat("")), entries, strict=False)
+    ]
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from pathlib import Path
 
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
+
+TOLERANCE = 0.02
+"""As of `fit --check_against`."""
 
 
 def main(arguments: list[str]) -> int:
@@ -23,7 +25,9 @@ def main(arguments: list[str]) -> int:
     )
     flags.add_argument("--out", required=True, type=Path, help="the HTML file; it needs no other file and no network")
     flags.add_argument("--check_against", type=Path, help="a recorded curve, such as `curve` writes")
-    flags.add_argument("--check_tolerance", type=float, default=0.02, help="allowed relative difference of its losses")
+    flags.add_argument(
+        "--check_tolerance", type=float, help=f"allowed relative difference of its losses; {TOLERANCE} by default"
+    )
     flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     own = flags.parse(arguments)
     from lit_llm.disk import write_text
@@ -31,26 +35,31 @@ def main(arguments: list[str]) -> int:
     from lit_llm.report.run_curves import RunCurves, named
     from lit_llm.runs import load
     from lit_llm.runs.curve import Curve
+    from lit_llm.runs.curve_follower import CurveFollower
 
     if len(own.run) > MOST_RUNS:
         raise UserError(f"{len(own.run)} runs are given, but a page has colours for {MOST_RUNS} (--run)")
     loaded = [load(run) for run in own.run]
-    if not own.check_tolerance > 0:
-        raise UserError(f"check_tolerance is {own.check_tolerance}, it must be above 0 (--check_tolerance)")
     if len({run.path.resolve() for run in loaded}) < len(loaded):
         raise UserError("a run folder is given twice (--run)")
     runs = [RunCurves(run, name) for run, name in zip(loaded, named([run.path for run in loaded]), strict=True)]
     recorded = None
     if own.check_against is not None:
-        recorded = Recorded(Curve.read(own.check_against), str(own.check_against), own.check_tolerance)
+        tolerance = TOLERANCE if own.check_tolerance is None else own.check_tolerance
+        CurveFollower.of_file(own.check_against, tolerance)  # refuses what `fit` refuses
+        recorded = Recorded(Curve.read(own.check_against), str(own.check_against), tolerance)
+    elif own.check_tolerance is not None:
+        raise UserError("check_tolerance has no effect without a curve (--check_against)")
     command = f"python -m lit_llm report {shlex.join(arguments)}"
     with new_file(own.out, replace=own.replace) as partial:
         write_text(partial, report_page(runs, command, recorded))
     if len(runs) > 1:
-        tag, found = ranked(runs)
-        for place, (run, value) in enumerate(found, 1):
-            said = f"{tag} {value:.4f}" if math.isfinite(value) else f"no finite {tag}"
-            print(f"{place}. {run.name}: {said} after step {run.step:,}")
+        tag, places = ranked(runs)
+        for i, (run, value) in enumerate(places, 1):
+            if value is None:
+                print(f"–. {run.name}: no finite {tag or 'loss'} after step {run.step:,}")
+            else:
+                print(f"{i}. {run.name}: {tag} {value:.4f} after step {run.step:,}")
     for run in runs:
         for sentence in missing(run):
             print(f"note: {sentence}")

@@ -48,7 +48,10 @@ def polynomials(ns_method: str, steps: int) -> list[Polynomial]:
 
 
 def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str = "jordan") -> Tensor:
-    """Approximate U Vᵀ of a matrix U S Vᵀ. After 5 steps singular values are in about [0.7, 1.2]; polar_express: [0.86, 1.13].
+    """Approximate U Vᵀ of a matrix U S Vᵀ.
+
+    After 5 steps, singular values that were at least 0.003 of ‖X‖_F are in [0.68, 1.21]; with polar_express in [0.86, 1.13].
+    Smaller ones end lower.
 
     Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F.
 

@@ -40,7 +40,7 @@ def chart(
         unit: of the values.
         high: the highest value that is shown. None: the highest of all.
     """
-    finite = [line._replace(points=[p for p in line.points if math.isfinite(p[1])]) for line in lines]
+    finite = [line._replace(points=[p for p in line.points if math.isfinite(p[0]) and math.isfinite(p[1])]) for line in lines]
     missing = sum(len(line.points) for line in lines) - sum(len(line.points) for line in finite)
     drawn = [line for line in finite if line.points]
     if not drawn:
@@ -56,12 +56,12 @@ def chart(
         return 100 * (x - low_x) / (high_x - low_x), 100 * (high_y - y) / (high_y - low_y)
 
     axes = []
-    for y in rows:
+    for y, said in zip(rows, labels(rows, number), strict=True):
         axes.append(html.line(0, place(low_x, y)[1], 100, place(low_x, y)[1], "grid"))
-        axes.append(html.text("-6", place(low_x, y)[1], number(y), anchor="end", dy=4))
-    for x in columns:
+        axes.append(html.text("-6", place(low_x, y)[1], said, anchor="end", dy=4))
+    for x, said in zip(columns, labels(columns, text_of_x), strict=True):
         at = place(x, low_y)[0]
-        axes.append(html.text(at, 100.0, text_of_x(x), anchor=html.anchor(at), dy=15))
+        axes.append(html.text(at, 100.0, said, anchor=html.anchor(at), dy=15))
     paths, dots = [], []
     for line in drawn:
         shown = thinned(line.points)
@@ -69,11 +69,12 @@ def chart(
         path = "L".join(f"{10 * x:.1f} {10 * y:.1f}" for x, y in places)
         paths.append(f'<path class="curve {line.kind}" d="M{path}" stroke="var(--c{line.color})"/>')
         for (x, y), (at, value) in zip(places, shown, strict=True) if line.kind == "dots" or len(places) == 1 else ():
-            said = escape(f"{line.name}: {number(value)} at {text_of_x(at)}")
+            said = escape(f"{line.name}: {number(value)} at {at:,.10g}")
             where = f'cx="{x:.2f}%" cy="{y:.2f}%" r="3.5" fill="var(--c{line.color})"'
             dots.append(f"<circle {where}><title>{said}</title></circle>")
     curves = '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">' + "".join(paths) + "</svg>"
-    key = html.legend([(line.color, line.name) for line in drawn]) if len(drawn) > 1 else ""
+    kinds = [line.kind or "line" for line in drawn]
+    key = html.legend([(line.color, line.name) for line in drawn], kinds) if len(drawn) > 1 else ""
     picture = html.plot(f"{label} over {x_name}", _HEIGHT, [*axes, curves, *dots])
     said = f"{unit}, over {x_name}" if unit else f"over {x_name}"
     if missing:
@@ -104,9 +105,15 @@ def round_numbers(low: float, high: float, most: int) -> list[float]:
     return [round((first + i) * step, 12) for i in range(math.floor(high / step + 1e-9) - first + 1)]
 
 
+def labels(values: Sequence[float], text: Callable[[float], str]) -> list[str]:
+    """The values as `text` says them, or in full if two of them would look the same."""
+    said = [text(value) for value in values]
+    return said if len(set(said)) == len(said) else [f"{value:,.10g}" for value in values]
+
+
 def number(value: float) -> str:
-    """Four digits, for example "3.142", "0.0002", "1.2e+06"."""
-    return f"{value:.4g}"
+    """Four digits, for example "3.142", "0.0002", "123,500"."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _ends(values: list[float]) -> tuple[float, float]:

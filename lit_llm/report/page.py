@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
@@ -15,9 +14,9 @@ from lit_llm.report.charts import Line, chart
 from lit_llm.report.run_curves import TOKENS, RunCurves
 from lit_llm.runs.curve import Curve
 from lit_llm.runs.curve_follower import CurveFollower
-from lit_llm.runs.logged_curve import logged
+from lit_llm.runs.logged_curve import curve_of_scalars
 
-COLORS = (0, 6, 2, 4, 7, 5, 8, 1, 3)
+COLORS = (0, 6, 2, 4, 7, 5, 1, 3)
 """Of the page's style, so that neighbours differ most."""
 MOST_RUNS = len(COLORS)
 SAMPLES = 6
@@ -77,30 +76,44 @@ def report_page(runs: Sequence[RunCurves], command: str, recorded: Recorded | No
     body += _planned(runs)
     body += [part for run in runs for part in _samples(run, titled=len(runs) > 1)]
     body += [html.heading("Settings"), _settings(runs), html.heading("Environment"), _environment(runs)]
-    return html.document(f"Report: {names}", body)
+    page = html.document(f"Report: {names}", body)
+    return page.encode(errors="replace").decode()  # plan.json may have texts that UTF-8 cannot
 
 
 def missing(run: RunCurves) -> Iterator[str]:
     """One sentence for each part that the page cannot show, and why."""
     if not run.run.scalars:
         yield f"{run.name} has logged nothing: it has not reached its first row, or ran without a TensorBoard logger."
-        return
-    if run.last("val/loss") is None:
+    elif run.last("train/loss") is None and run.last("val/loss") is None:
+        yield f"{run.name} has neither train/loss nor val/loss. It logged {', '.join(run.run.scalars)}."
+    elif run.last("val/loss") is None:
         yield f"{run.name} has no validation loss yet."
+    for said in run.run.unread:
+        yield f"{run.name}: {said}."
     if not run.launches:
-        yield f"{run.name} has no plan.json: versions, hardware and plan are not known, and times include pauses."
+        yield (
+            f"{run.name} has no plan.json that can be read: versions, hardware and plan are not known, and times include "
+            "pauses."
+        )
     if not run.run.checkpoints:
         yield f"{run.name} has no checkpoint."
 
 
-def ranked(runs: Sequence[RunCurves]) -> tuple[str, list[tuple[RunCurves, float]]]:
-    """(tag, runs with their last value of it, the lowest first). A value that is missing or not finite is infinite, and last.
+class Place(NamedTuple):
+    """A run in the ranking. `value`: the last one of the tag. None: it has none, or none that is finite, and no place."""
 
-    The tag is the first of `RANKED_BY` that all runs have logged; the last one if there is none.
-    """
-    tag = next((tag for tag in RANKED_BY if all(run.last(tag) is not None for run in runs)), RANKED_BY[-1])
-    found = [(run, math.inf if (value := run.last(tag)) is None or not math.isfinite(value) else value) for run in runs]
-    return tag, sorted(found, key=lambda each: each[1])
+    run: RunCurves
+    value: float | None
+
+
+def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Place]]:
+    """(the first of `RANKED_BY` that a run has logged, the runs by it, the lowest first, then those without a place)."""
+    tag = next((tag for tag in RANKED_BY if any(run.last(tag) is not None for run in runs)), None)
+    places = []
+    for run in runs:
+        value = None if tag is None else run.last(tag)
+        places.append(Place(run, value if value is not None and math.isfinite(value) else None))
+    return tag, sorted(places, key=lambda place: math.inf if place.value is None else place.value)
 
 
 def figures(run: RunCurves) -> dict[str, str]:
@@ -108,9 +121,11 @@ def figures(run: RunCurves) -> dict[str, str]:
 
     def shown(tag: str, text: Callable[[float], str]) -> str:
         value = run.last(tag)
-        return "–" if value is None else text(value)
+        return "–" if value is None else text(value) if math.isfinite(value) else str(value)
 
-    steps = run.run.config.get("trainer", {}).get("max_steps")
+    trainer = run.run.config.get("trainer")
+    steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
+    peak = run.highest("memory/peak_gb")  # each launch counts from zero
     return {
         "validation loss": shown("val/loss", lambda v: f"{v:.4f}"),
         "bits per byte": shown("val/bits_per_byte", lambda v: f"{v:.4f}"),
@@ -119,40 +134,50 @@ def figures(run: RunCurves) -> dict[str, str]:
         "tokens": shown(TOKENS, count),
         "time": duration(run.seconds),
         "tokens per second": shown("throughput/tokens_per_second", count),
-        "peak memory": shown("memory/peak_gb", lambda v: size(v * 1e9).partition(" (")[0]),
+        "peak memory": "–" if peak is None else size(peak * 1e9).partition(" (")[0],
     }
 
 
 def _keys(run: RunCurves) -> list[tuple[str, str, str]]:
     found = [(name, text, "") for name, text in figures(run).items() if text != "–"]
-    parameters = run.launches[-1].get("parameters") if run.launches else None
+    parameters = run.launches[-1].parameters if run.launches else None
     return [*([("parameters", count(parameters), "")] if parameters else []), *found]
 
 
 def _ranking(runs: Sequence[RunCurves]) -> str:
-    tag, found = ranked(runs)
-    rows = [[f"{place}", run.name, *figures(run).values()] for place, (run, _) in enumerate(found, 1)]
+    tag, places = ranked(runs)
+    if tag is None:
+        return "<p>No run has logged a loss.</p>"
+    rows = []
+    for i, place in enumerate(places, 1):
+        rows.append(["–" if place.value is None else str(i), place.run.name, *figures(place.run).values()])
     return f"<p>Ordered by the last {tag}.</p>" + html.table(["", "run", *figures(runs[0])], rows)
 
 
 def _loss(runs: Sequence[RunCurves], recorded: Recorded | None) -> str:
     tags = {"train/loss": "training", "val/loss": "validation"}
+    seconds, unit = _unit_of_time(max(run.seconds for run in runs))
     parts = []
-    for name, over, text in (
-        ("steps", RunCurves.over_steps, count),
-        ("tokens", RunCurves.over_tokens, count),
-        ("time", RunCurves.over_time, duration),
+    for name, over, scale in (
+        ("steps", RunCurves.over_steps, 1.0),
+        ("tokens", RunCurves.over_tokens, 1.0),
+        (unit, RunCurves.over_time, seconds),
     ):
-        lines = list(_lines(runs, tags, over))
+        lines = [line._replace(points=[(x / scale, y) for x, y in line.points]) for line in _lines(runs, tags, over)]
         if recorded is not None and name == "steps":
             points = [(float(row.step), row.loss) for row in recorded.curve.rows if row.loss is not None]
             lines.append(Line("recorded curve: training", 8, points, "dashed"))
         if lines:
             high = _without_outliers(lines)
-            parts.append(
-                (f"over {name}", chart(lines, label="Loss", unit="nats per token", x_name=name, text_of_x=text, high=high))
-            )
+            drawn = chart(lines, label="Loss", unit="nats per token", x_name=name, text_of_x=count, high=high)
+            parts.append((f"over {name}", drawn))
     return html.tabs("loss", parts) if parts else "<p>No loss was logged.</p>"
+
+
+def _unit_of_time(seconds: float) -> tuple[float, str]:
+    """(seconds, name) of the unit in which a time is a small number."""
+    units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+    return next((unit for unit in units if seconds > 2 * unit[0]), units[-1])
 
 
 def _lines(runs: Sequence[RunCurves], tags: dict[str, str], over: Callable[[RunCurves, str], Any]) -> Iterator[Line]:
@@ -166,21 +191,25 @@ def _lines(runs: Sequence[RunCurves], tags: dict[str, str], over: Callable[[RunC
                 yield Line(name, COLORS[i if len(runs) > 1 else j], points, kind)
 
 
-def _without_outliers(lines: Sequence[Line]) -> float:
-    """Twice the highest of each line's first value and of the value that a twentieth of its values exceed."""
+def _without_outliers(lines: Sequence[Line]) -> float | None:
+    """Twice the highest of each line's first value and of the value that a twentieth of its values exceed.
+
+    None: this is not above 0.
+    """
     found = []
     for line in lines:
-        values = [y for _, y in line.points if y == y]
+        values = [y for _, y in line.points if math.isfinite(y)]
         if values:
             found.append(max(values[0], sorted(values)[int(0.95 * (len(values) - 1))]))
-    return 2 * max(found, default=1.0)
+    return 2 * max(found) if found and max(found) > 0 else None
 
 
 def _compared(run: RunCurves, recorded: Recorded) -> str:
-    follower = CurveFollower(recorded.curve, recorded.name, recorded.tolerance)
+    versions = run.launches[-1].versions if run.launches else ""
+    follower = CurveFollower(recorded.curve, recorded.name, recorded.tolerance, versions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the sentence is in the page
-        follower.catch_up(logged(run.run.path), run.step)
+        follower.catch_up(curve_of_scalars(run.run.scalars), run.step)
     return follower.summary()
 
 
@@ -188,15 +217,15 @@ def _planned(runs: Sequence[RunCurves]) -> list[str]:
     rows = []
     for run in runs:
         for launch in run.launches:
-            planned, measured = launch.get("predicted") or {}, launch["measured"]
+            memory = launch.measured.get("peak_bytes", launch.measured.get("resident_bytes"))
             rows.append(
                 [
                     run.name,
-                    launch["started"][:16].replace("T", " "),
-                    f"{launch.get('first_step', 0):,}",
-                    _pair(planned.get("peak_bytes"), measured.get("peak_bytes", measured.get("resident_bytes")), size),
-                    _pair(planned.get("step_seconds"), measured.get("step_seconds"), duration),
-                    _pair(planned.get("tokens_per_second"), measured.get("tokens_per_second"), count),
+                    f"{launch.started:%Y-%m-%d %H:%M %Z}",
+                    f"{launch.first_step:,}",
+                    _pair(launch.planned.get("peak_bytes"), memory, size),
+                    _pair(launch.planned.get("step_seconds"), launch.measured.get("step_seconds"), duration),
+                    _pair(launch.planned.get("tokens_per_second"), launch.measured.get("tokens_per_second"), count),
                 ]
             )
     if not rows:
@@ -214,10 +243,15 @@ def _samples(run: RunCurves, *, titled: bool) -> list[str]:
     for tag, texts in run.run.texts.items():
         if tag.startswith("samples/"):
             for step, text in texts[-SAMPLES:]:
-                found.append(f"<p>{escape(tag)}, step {step:,}</p>{html.preformatted(textwrap.dedent(text).strip())}")
+                found.append(f"<p>{escape(tag)}, step {step:,}</p>{html.preformatted(_without_markdown(text))}")
     if not found:
         return []
     return [html.heading("Samples" + (f": {run.name}" if titled else "")), *found]
+
+
+def _without_markdown(text: str) -> str:
+    """A sample as it was generated: TextSamples indents it by four spaces, for TensorBoard."""
+    return "\n".join(line.removeprefix("    ") for line in text.split("\n"))
 
 
 def _settings(runs: Sequence[RunCurves]) -> str:
@@ -245,8 +279,5 @@ def flattened(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _environment(runs: Sequence[RunCurves]) -> str:
     rows = []
     for run in runs:
-        for launch in run.launches[-1:]:
-            versions = ", ".join(f"{name} {version}" for name, version in launch["versions"].items())
-            machine = ", ".join(f"{name} {value}" for name, value in launch["machine"].items())
-            rows.append((run.name, f"{versions}; {launch['hardware']['name']}; {machine}"))
+        rows += [(run.name, launch.environment) for launch in run.launches[-1:]]
     return html.pairs(rows) if rows else "<p>Not recorded.</p>"

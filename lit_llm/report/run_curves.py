@@ -1,18 +1,47 @@
-"""What the page shows of one run: its curves over steps, tokens and time, and its most important figures."""
+"""What the page shows of one run: its curves over steps, tokens and time, and its launches."""
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_llm.plan.run_record import recorded_launches
 from lit_llm.report.charts import Points
+from lit_llm.runs.curve import as_text
 from lit_llm.runs.loaded_run import LoadedRun, Series
 
 TOKENS = "progress/tokens"
+
+
+class Launch(NamedTuple):
+    """What plan.json says of one launch. Numbers are those that it has, by name."""
+
+    started: datetime
+    first_step: int
+    versions: str
+    environment: str
+    parameters: float | None
+    planned: dict[str, float]
+    measured: dict[str, float]
+
+    @classmethod
+    def of(cls, recorded: dict[str, Any]) -> Launch:
+        """Raises KeyError, TypeError, ValueError or AttributeError if it is not what a run records."""
+        machine = ", ".join(f"{name} {value}" for name, value in recorded["machine"].items())
+        versions = as_text(recorded["versions"])
+        return cls(
+            datetime.fromisoformat(recorded["started"]),
+            int(recorded.get("first_step") or 0),
+            versions,
+            f"{versions}; {recorded['hardware']['name']}; {machine}",
+            _numbers(recorded).get("parameters"),
+            _numbers(recorded.get("predicted")),
+            _numbers(recorded["measured"]),
+        )
 
 
 class RunCurves:
@@ -24,16 +53,16 @@ class RunCurves:
 
     def __init__(self, run: LoadedRun, name: str) -> None:
         self.run, self.name = run, name
-        self.launches = recorded_launches(run.path)
-        self._clock = _clock(run.scalars, [_seconds(launch) for launch in self.launches])
+        self.launches = _launches(run.path)
+        self._clock = _clock(run.scalars, [launch.started.timestamp() for launch in self.launches])
 
     def over_steps(self, tag: str) -> Points:
-        series = self._series(tag)
+        series = self.series(tag)
         return list(zip(series.steps, series.values, strict=True))
 
     def over_tokens(self, tag: str) -> Points:
         """Over trained tokens; none if they were not logged."""
-        tokens, series = self._series(TOKENS), self._series(tag)
+        tokens, series = self.series(TOKENS), self.series(tag)
         found = []
         for step, value in zip(series.steps, series.values, strict=True):
             at = bisect.bisect_right(tokens.steps, step) - 1  # of the same row, or of the last one before a validation
@@ -43,48 +72,69 @@ class RunCurves:
 
     def over_time(self, tag: str) -> Points:
         """Over seconds since the first row, without the pauses between launches."""
-        series = self._series(tag)
+        series = self.series(tag)
         return [(self._clock(time), value) for time, value in zip(series.times, series.values, strict=True)]
 
     def last(self, tag: str) -> float | None:
         """The last value of a tag."""
-        values = self._series(tag).values
+        values = self.series(tag).values
         return values[-1] if values else None
+
+    def highest(self, tag: str) -> float | None:
+        """The highest value of a tag."""
+        return max(self.series(tag).values, default=None)
 
     @property
     def seconds(self) -> float:
         """From the first row to the last, without the pauses between launches."""
-        return max((self._clock(series.times[-1]) for series in self.run.scalars.values()), default=0.0)
+        return max((self._clock(max(series.times)) for series in self.run.scalars.values()), default=0.0)
 
     @property
     def step(self) -> int:
         """The last logged optimizer step."""
         return max((series.steps[-1] for series in self.run.scalars.values()), default=0)
 
-    def _series(self, tag: str) -> Series:
+    def series(self, tag: str) -> Series:
+        """The values of a tag; none if it was not logged."""
         return self.run.scalars.get(tag, Series((), (), ()))
 
 
 def named(paths: Sequence[Path]) -> list[str]:
     """A short name for each run: its folder's, or its whole path if two folders have the same name."""
     names = [path.absolute().name for path in paths]
-    return [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
+    chosen = [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
+    return [name.encode(errors="replace").decode() for name in chosen]
 
 
-def _seconds(launch: dict[str, Any]) -> float:
-    return datetime.fromisoformat(launch["started"]).timestamp()
+def _launches(run_dir: Path) -> list[Launch]:
+    """The launches of plan.json that have the form that a run records."""
+    found = []
+    for recorded in recorded_launches(run_dir):
+        try:
+            found.append(Launch.of(recorded))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue
+    return found
+
+
+def _numbers(recorded: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in (recorded or {}).items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _clock(scalars: dict[str, Series], starts: list[float]) -> Callable[[float], float]:
     """A function from the time of a row to the seconds that the run had been running since its first row.
 
-    Between two launches nothing runs: from the last row before a start to the start.
+    Between two launches nothing runs: from the last row before a start to the start. A launch may have logged no row.
     """
-    times = sorted({time for series in scalars.values() for time in series.times})
-    pauses = []  # (begin, length)
+    times = sorted({time for series in scalars.values() for time in series.times if math.isfinite(time)})
+    pauses: dict[float, float] = {}  # begin → length
     for start in starts:
         at = bisect.bisect_left(times, start) - 1
         if 0 <= at < len(times) - 1:
-            pauses.append((times[at], start - times[at]))
+            pauses[times[at]] = max(start - times[at], pauses.get(times[at], 0.0))
     first = times[0] if times else 0.0
-    return lambda time: time - first - sum(length for begin, length in pauses if begin < time)
+    return lambda time: time - first - sum(length for begin, length in pauses.items() if begin < time)

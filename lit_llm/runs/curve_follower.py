@@ -27,13 +27,15 @@ class CurveFollower(Logger):
         reference: The curve to compare with.
         name: The curve's name in messages.
         tolerance: Allowed relative difference of training and validation loss. Gradient norms are not compared.
+        own_versions: Of the packages that the run used; "" if they are not known. None: those of this process.
     """
 
-    def __init__(self, reference: Curve, name: str, tolerance: float) -> None:
+    def __init__(self, reference: Curve, name: str, tolerance: float, own_versions: str | None = None) -> None:
         super().__init__()
         self._reference = {row.step: row for row in reference.rows}
         self._name = name
         self._versions = reference.facts.get("versions", "")
+        self._own_versions = as_text(versions()) if own_versions is None else own_versions
         self.tolerance = tolerance
         self.left: str | None = None
         """The first difference above the tolerance, as a sentence; None if there is none."""
@@ -101,10 +103,9 @@ class CurveFollower(Logger):
                 rank_zero_warn(f"This run {self.left}.")
 
     def _other_versions(self) -> str:
-        ours = as_text(versions())
-        if not self._versions or self._versions == ours:
+        if not self._versions or not self._own_versions or self._versions == self._own_versions:
             return ""
-        return f"; the curve was made with {self._versions}, this run with {ours}"
+        return f"; the curve was made with {self._versions}, this run with {self._own_versions}"
 
     @property
     def followed(self) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from google.protobuf.message import DecodeError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
+from lit_llm.errors import UserError
 from lit_llm.ingest.optional_package import need
 from lit_llm.runs.run_folder import CHECKPOINTS, config_of, settings_of
 
@@ -28,7 +32,7 @@ class Series(NamedTuple):
 
 
 class LoadedRun:
-    """What a run folder holds. What a resumed run repeated counts once, with its later values.
+    """What a run folder holds. Of a step that was logged twice, as after an interruption, the later values count.
 
     Args:
         path: the run folder.
@@ -54,11 +58,7 @@ class LoadedRun:
     @cached_property
     def scalars(self) -> dict[str, Series]:
         """Every logged number, by tag. A run that logged nothing has none."""
-        found = {}
-        for tag in sorted(self._events.Tags()["scalars"]):
-            events = self._events.Scalars(tag)
-            found[tag] = Series(*([getattr(e, name) for e in events] for name in ("step", "value", "wall_time")))
-        return found
+        return scalars_of(self._events)
 
     @cached_property
     def texts(self) -> dict[str, list[tuple[int, str]]]:
@@ -67,8 +67,19 @@ class LoadedRun:
         for tag in sorted(self._events.Tags()["tensors"]):
             name, is_text, _ = tag.rpartition("/text_summary")
             if is_text:
-                events = self._events.Tensors(tag)
-                found[name] = [(e.step, make_ndarray(e.tensor_proto).item().decode(errors="replace")) for e in events]
+                events = {event.step: make_ndarray(event.tensor_proto) for event in self._events.Tensors(tag)}
+                found[name] = [(step, _joined(events[step])) for step in sorted(events)]
+        return found
+
+    @cached_property
+    def unread(self) -> list[str]:
+        """Event files of which a part cannot be read, one sentence each. The last row of a run that is going on may be one."""
+        found = []
+        for file in sorted(self.path.glob("*tfevents*")):
+            size = file.stat().st_size
+            read = sum(len(record) + _FRAME for record in RawEventFileLoader(str(file)).Load())
+            if read < size:
+                found.append(f"{file.name} cannot be read after byte {read:,} of {size:,}: the rows behind it are missing")
         return found
 
     @cached_property
@@ -84,7 +95,42 @@ class LoadedRun:
 
     @cached_property
     def _events(self) -> EventAccumulator:
-        # Sizes of 0 keep every row. The purge step of a resumed run drops the rows that it repeats.
-        events = EventAccumulator(str(self.path), size_guidance={"scalars": 0, "tensors": 0})
+        return events_of(self.path)
+
+
+def events_of(folder: Path) -> EventAccumulator:
+    """Every event in the TensorBoard files of a folder, without the rows that a resumed run repeats.
+
+    Raises:
+        UserError: An event is none of TensorBoard's.
+    """
+    # Sizes of 0 keep every row. The purge step of a resumed run drops the rows that it repeats, and a warning says so.
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    log = logging.getLogger("tensorboard")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
         events.Reload()
-        return events
+    except DecodeError:
+        raise UserError(f"an event file in {folder} is not TensorBoard's: move it to another folder (--run)") from None
+    finally:
+        log.setLevel(level)
+    return events
+
+
+def scalars_of(events: EventAccumulator) -> dict[str, Series]:
+    """The numbers of each tag, by step. Of a step's values, the last one counts."""
+    found = {}
+    for tag in sorted(events.Tags()["scalars"]):
+        last = {event.step: event for event in events.Scalars(tag)}
+        rows = [last[step] for step in sorted(last)]
+        found[tag] = Series(*([getattr(row, name) for row in rows] for name in ("step", "value", "wall_time")))
+    return found
+
+
+def _joined(texts: Any) -> str:
+    return "\n".join(each.decode(errors="replace") for each in texts.flatten().tolist())
+
+
+_FRAME = 16
+"""Bytes of a record beside its content: its length and two checksums."""

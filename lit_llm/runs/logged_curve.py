@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.checkpoint.format import read_manifest
 from lit_llm.errors import UserError
 from lit_llm.runs.curve import METRICS, Curve, Row, as_text
+from lit_llm.runs.loaded_run import Series, events_of, scalars_of
 from lit_llm.runs.run_folder import config_of, find_checkpoint, settings_of
 
 
 def logged(run: Path) -> Curve:
     """The logged steps of a run folder, without facts; no rows if nothing was logged."""
-    # Sizes of 0 keep every row; an interrupted run's overwritten rows are dropped by the purge step.
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0})
-    events.Reload()
-    there = set(events.Tags()["scalars"])
+    return curve_of_scalars(scalars_of(events_of(run)))
+
+
+def curve_of_scalars(scalars: Mapping[str, Series]) -> Curve:
+    """The same, from the logged numbers by tag."""
     rows: dict[int, Row] = {}
     for column, metric in METRICS.items():
-        for event in events.Scalars(metric) if metric in there else []:
-            setattr(rows.setdefault(event.step, Row(event.step)), column, event.value)
+        series = scalars.get(metric, Series((), (), ()))
+        for step, value in zip(series.steps, series.values, strict=True):
+            setattr(rows.setdefault(step, Row(step)), column, value)
     return Curve(rows=[rows[step] for step in sorted(rows)])
 
 

@@ -88,14 +88,22 @@ class SettingChanges:
     """`key before → now`."""
 
 
+OLDER = {"optimizer.ns_dtype": "auto", "optimizer.ns_method": "jordan", "optimizer.normuon_beta2": None}
+"""Settings of MuonAdamW that a checkpoint may be older than, and what it trained with."""
+
+
 def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any], *, accepted: bool, compares_data: bool) -> SettingChanges:
-    """Compare the settings of a checkpoint with the current ones. A setting that only one of them knows is no difference.
+    """Compare the settings of a checkpoint with the current ones.
+
+    A setting that only one of them knows is no difference, except those of `OLDER`.
 
     Args:
         accepted: REFUSED changes are announced instead (`--accept_changes`, or a branch).
         compares_data: The data compare themselves with the checkpoint (`TokenDataModule.changes_since`).
     """
     found = SettingChanges()
+    if "optimizer" in saved:
+        saved = {**OLDER, **saved}
     other_class = tuple(
         f"{key}."
         for key, value in now.items()

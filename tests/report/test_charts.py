@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from lit_llm.report.charts import Line, chart, round_numbers, thinned
+from lit_llm.plan.numbers import count
+from lit_llm.report.charts import Line, chart, labels, number, round_numbers, thinned
 
 
 def drawn(lines, **options):
@@ -55,13 +56,24 @@ def test_values_above_the_limit_are_cut_off_and_the_caption_says_so():
 def test_one_point_and_equal_values_have_a_place_inside():
     picture = drawn([Line("a", 0, [(5.0, 0.0)]), Line("b", 1, [(5.0, 0.0)])])
     assert places(picture) == [[(500.0, 500.0)], [(500.0, 500.0)]]
-    assert picture.count("<circle") == 2 and "a: 0 at 5.0" in picture
+    assert picture.count("<circle") == 2 and "a: 0 at 5<" in picture
 
 
 def test_names_are_escaped_and_a_legend_is_there_for_two_lines():
     two = drawn([Line("<b>", 0, [(1.0, 1.0)]), Line("c", 1, [(1.0, 2.0)])])
     assert "&lt;b&gt;" in two and "<b>" not in two and 'class="legend"' in two
     assert 'class="legend"' not in drawn([Line("a", 0, [(1.0, 1.0)])])
+
+
+def test_labels_that_would_look_the_same_are_written_in_full():
+    assert labels([100.0, 200.0], count) == ["100", "200"]
+    assert labels([1_000_100.0, 1_000_200.0], count) == ["1,000,100", "1,000,200"]
+    assert [number(v) for v in (3.14159, 0.0002, 123_456.0, 2.5e12)] == ["3.142", "0.0002", "123,456", "2.5e+12"]
+
+
+def test_a_place_that_is_not_finite_is_left_out():
+    picture = drawn([Line("a", 0, [(1.0, 3.0), (math.nan, 2.0), (3.0, 1.0)])])
+    assert [len(path) for path in places(picture)] == [2]
 
 
 def test_thinning_keeps_every_spike_the_ends_of_the_range_and_the_order():
