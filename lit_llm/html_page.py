@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from itertools import chain, repeat
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -109,12 +108,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str 
     return f"<details><summary>{escape(summary)}</summary>{found}</details>" if summary else found
 
 
-def legend(entries: Iterable[tuple[int, str]], kinds: Iterable[str] = ()) -> str:
-    """Colours and what they mean. `kinds`: of the lines, "", "dots" or "dashed"; none for areas."""
-    items = [
-        f'<li><i class="{kind}" style="color:var(--c{color})"></i>{escape(text)}</li>'
-        for kind, (color, text) in zip(chain(kinds, repeat("")), entries, strict=False)
-    ]
+def legend(entries: Iterable[tuple[int, str]], kinds: Sequence[str] = ()) -> str:
+    """Colours and what they mean. `kinds`: of lines, "line", "dots" or "dashed" for each entry; none for areas."""
+    items = (
+        f'<li><i class="{kinds[i] if kinds else ""}" style="color:var(--c{color})"></i>{escape(text)}</li>'
+        for i, (color, text) in enumerate(entries)
+    )
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -206,11 +205,12 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.2f}%" y1="{y1:.2f}%" x2="{x2:.2f}%" y2="{y2:.2f}%"/>'
 
 
-def ticks(top: float) -> list[float]:
-    """At most six round numbers from 0 to `top`."""
-    step = 10.0 ** math.floor(math.log10(top / 5))
-    step *= next(factor for factor in (1, 2, 5, 10) if top / (step * factor) < 6)
-    return [step * i for i in range(int(top / step) + 1)]
+def round_numbers(low: float, high: float, most: int) -> list[float]:
+    """At most `most` round numbers in [low, high]: multiples of 1, 2 or 5 times a power of ten, evenly."""
+    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    step *= next(factor for factor in (1, 2, 5, 10, 20) if (high - low) / (step * factor) < most - 1)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [step * i for i in range(first, last + 1)]
 
 
 def few(found: list[T], most: int) -> list[T]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lit_llm.cli.default_callbacks import CALLBACKS, ClassGroup
+from lit_llm.runs.curve import TOLERANCE
 
 Command = Literal["fit", "validate", "test", "prepare"]
 
@@ -126,7 +127,7 @@ OPTIONS: tuple[Option, ...] = (
         "that leaves the curve reports where and exits with code 1.",
         ("fit",),
     ),
-    Option("check_tolerance", float, 0.02, "Allowed relative difference of losses from that curve.", ("fit",)),
+    Option("check_tolerance", float, TOLERANCE, "Allowed relative difference of losses from that curve.", ("fit",)),
     Option(
         "additional_steps",
         int | None,

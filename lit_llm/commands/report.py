@@ -8,9 +8,7 @@ from pathlib import Path
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
-
-TOLERANCE = 0.02
-"""As of `fit --check_against`."""
+from lit_llm.runs.curve import TOLERANCE
 
 
 def main(arguments: list[str]) -> int:
@@ -31,10 +29,9 @@ def main(arguments: list[str]) -> int:
     flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     own = flags.parse(arguments)
     from lit_llm.disk import write_text
-    from lit_llm.report.page import MOST_RUNS, Recorded, missing, ranked, report_page
+    from lit_llm.report.page import MOST_RUNS, missing, ranked, report_page
     from lit_llm.report.run_curves import RunCurves, named
     from lit_llm.runs import load
-    from lit_llm.runs.curve import Curve
     from lit_llm.runs.curve_follower import CurveFollower
 
     if len(own.run) > MOST_RUNS:
@@ -46,8 +43,7 @@ def main(arguments: list[str]) -> int:
     recorded = None
     if own.check_against is not None:
         tolerance = TOLERANCE if own.check_tolerance is None else own.check_tolerance
-        CurveFollower.of_file(own.check_against, tolerance)  # refuses what `fit` refuses
-        recorded = Recorded(Curve.read(own.check_against), str(own.check_against), tolerance)
+        recorded = CurveFollower.of_file(own.check_against, tolerance)
     elif own.check_tolerance is not None:
         raise UserError("check_tolerance has no effect without a curve (--check_against)")
     command = f"python -m lit_llm report {shlex.join(arguments)}"

@@ -49,7 +49,7 @@ def chart(
     low_y, high_y = _ends([y for line in drawn for _, y in line.points])
     if high is not None and high > low_y:
         high_y = min(high_y, high)
-    rows, columns = round_numbers(low_y, high_y, 8), round_numbers(low_x, high_x, 8)
+    rows, columns = html.round_numbers(low_y, high_y, 8), html.round_numbers(low_x, high_x, 8)
     low_y, high_y = min(low_y, rows[0]), max(high_y, rows[-1])
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -95,14 +95,6 @@ def thinned(points: Points) -> Points:
         ends = {stretch.index(min(stretch, key=lambda p: p[1])), stretch.index(max(stretch, key=lambda p: p[1]))}
         found += [stretch[j] for j in sorted(ends)]
     return found
-
-
-def round_numbers(low: float, high: float, most: int) -> list[float]:
-    """At most `most` round numbers in [low, high]: multiples of 1, 2 or 5 times a power of ten, evenly."""
-    step = 10.0 ** math.floor(math.log10((high - low) / most))
-    step *= next(factor for factor in (1, 2, 5, 10, 20) if (high - low) / (step * factor) < most - 1)
-    first = math.ceil(low / step - 1e-9)
-    return [round((first + i) * step, 12) for i in range(math.floor(high / step + 1e-9) - first + 1)]
 
 
 def labels(values: Sequence[float], text: Callable[[float], str]) -> list[str]:

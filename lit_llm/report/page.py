@@ -12,7 +12,6 @@ from lit_llm import html_page as html
 from lit_llm.plan.numbers import count, duration, size
 from lit_llm.report.charts import Line, chart
 from lit_llm.report.run_curves import TOKENS, RunCurves
-from lit_llm.runs.curve import Curve
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.logged_curve import curve_of_scalars
 
@@ -46,19 +45,12 @@ RANKED_BY = ("val/bits_per_byte", "val/loss", "train/loss")
 """Bits per byte first: runs with different tokenizers can be compared by nothing else."""
 
 
-class Recorded(NamedTuple):
-    """An earlier curve to compare runs with. `tolerance`: allowed relative difference of losses."""
-
-    curve: Curve
-    name: str
-    tolerance: float
-
-
-def report_page(runs: Sequence[RunCurves], command: str, recorded: Recorded | None = None) -> str:
+def report_page(runs: Sequence[RunCurves], command: str, recorded: CurveFollower | None = None) -> str:
     """The page of one run, or of several that are compared.
 
     Args:
         command: that made it.
+        recorded: has an earlier curve, with which each run is compared, and the tolerance.
     """
     names = ", ".join(run.name for run in runs)
     body = [f"<h1>{escape(f'Report: {names}')}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
@@ -154,7 +146,7 @@ def _ranking(runs: Sequence[RunCurves]) -> str:
     return f"<p>Ordered by the last {tag}.</p>" + html.table(["", "run", *figures(runs[0])], rows)
 
 
-def _loss(runs: Sequence[RunCurves], recorded: Recorded | None) -> str:
+def _loss(runs: Sequence[RunCurves], recorded: CurveFollower | None) -> str:
     tags = {"train/loss": "training", "val/loss": "validation"}
     seconds, unit = _unit_of_time(max(run.seconds for run in runs))
     parts = []
@@ -165,7 +157,7 @@ def _loss(runs: Sequence[RunCurves], recorded: Recorded | None) -> str:
     ):
         lines = [line._replace(points=[(x / scale, y) for x, y in line.points]) for line in _lines(runs, tags, over)]
         if recorded is not None and name == "steps":
-            points = [(float(row.step), row.loss) for row in recorded.curve.rows if row.loss is not None]
+            points = [(float(row.step), row.loss) for row in recorded.reference.rows if row.loss is not None]
             lines.append(Line("recorded curve: training", 8, points, "dashed"))
         if lines:
             high = _without_outliers(lines)
@@ -204,9 +196,9 @@ def _without_outliers(lines: Sequence[Line]) -> float | None:
     return 2 * max(found) if found and max(found) > 0 else None
 
 
-def _compared(run: RunCurves, recorded: Recorded) -> str:
+def _compared(run: RunCurves, recorded: CurveFollower) -> str:
     versions = run.launches[-1].versions if run.launches else ""
-    follower = CurveFollower(recorded.curve, recorded.name, recorded.tolerance, versions)
+    follower = CurveFollower(recorded.reference, recorded.curve_name, recorded.tolerance, versions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the sentence is in the page
         follower.catch_up(curve_of_scalars(run.run.scalars), run.step)
@@ -277,7 +269,5 @@ def flattened(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _environment(runs: Sequence[RunCurves]) -> str:
-    rows = []
-    for run in runs:
-        rows += [(run.name, launch.environment) for launch in run.launches[-1:]]
+    rows = [(run.name, run.launches[-1].environment) for run in runs if run.launches]
     return html.pairs(rows) if rows else "<p>Not recorded.</p>"

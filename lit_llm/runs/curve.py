@@ -19,6 +19,8 @@ METRICS = {
     "validation_loss": "val/loss",
 }
 """Column → name of the metric."""
+TOLERANCE = 0.02
+"""The relative difference of losses from a curve that is allowed by default."""
 
 
 @dataclass

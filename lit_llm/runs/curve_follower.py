@@ -32,8 +32,8 @@ class CurveFollower(Logger):
 
     def __init__(self, reference: Curve, name: str, tolerance: float, own_versions: str | None = None) -> None:
         super().__init__()
-        self._reference = {row.step: row for row in reference.rows}
-        self._name = name
+        self.reference, self.curve_name = reference, name
+        self._rows = {row.step: row for row in reference.rows}
         self._versions = reference.facts.get("versions", "")
         self._own_versions = as_text(versions()) if own_versions is None else own_versions
         self.tolerance = tolerance
@@ -69,7 +69,7 @@ class CurveFollower(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        if step not in self._reference:
+        if step not in self._rows:
             return
         if values := columns_of(metrics):
             self._compare(Row(step, **values))
@@ -77,7 +77,7 @@ class CurveFollower(Logger):
     def catch_up(self, curve: Curve, step: int) -> None:
         """Compare the rows that a run logged up to `step`, where it is resumed."""
         for row in curve.rows:
-            if row.step <= step and row.step in self._reference:
+            if row.step <= step and row.step in self._rows:
                 self._compare(row)
 
     def _compare(self, row: Row) -> None:
@@ -89,7 +89,7 @@ class CurveFollower(Logger):
             ("loss", self.tolerance),
             ("validation_loss", self.tolerance),
         ):
-            ours, theirs = getattr(row, column), getattr(self._reference[step], column)
+            ours, theirs = getattr(row, column), getattr(self._rows[step], column)
             if ours is None or theirs is None:
                 continue
             difference = abs(ours - theirs) / max(abs(theirs), 1e-12)
@@ -97,7 +97,7 @@ class CurveFollower(Logger):
                 self._largest = (difference, step, column)
             if not difference <= allowed and self.left is None:  # NaN leaves it too
                 self.left = (
-                    f"leaves {self._name} at step {step}: {column.replace('_', ' ')} {ours:.6g}, expected {theirs:.6g} "
+                    f"leaves {self.curve_name} at step {step}: {column.replace('_', ' ')} {ours:.6g}, expected {theirs:.6g} "
                     f"(difference {difference:.2%}, allowed {allowed:.3%}){self._other_versions()}"
                 )
                 rank_zero_warn(f"This run {self.left}.")
@@ -116,7 +116,7 @@ class CurveFollower(Logger):
         if self.left is not None:
             return f"this run {self.left}"
         if not self.compared:
-            return f"this run has no logged step in common with {self._name} (--trainer.log_every_n_steps)"
+            return f"this run has no logged step in common with {self.curve_name} (--trainer.log_every_n_steps)"
         difference, step, column = self._largest
         largest = f"; largest difference {difference:.3%}, {column.replace('_', ' ')} at step {step}" if step else ""
-        return f"this run follows {self._name}: {len(self.compared)} rows of {len(self._reference)}{largest}"
+        return f"this run follows {self.curve_name}: {len(self.compared)} rows of {len(self._rows)}{largest}"

@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from lit_llm.html_page import round_numbers
 from lit_llm.plan.numbers import count
-from lit_llm.report.charts import Line, chart, labels, number, round_numbers, thinned
+from lit_llm.report.charts import Line, chart, labels, number, thinned
 
 
 def drawn(lines, **options):

@@ -51,7 +51,7 @@ def memory_figure(plan: Plan) -> str:
     columns = [(width, [o.live.get(name, 0) for name in names]) for width, o in zip(widths, operations, strict=True)]
     unit, factor = ("GB", 1e9) if top >= 1e9 else ("MB", 1e6)
     shapes = []
-    for value in html.ticks(top / factor):
+    for value in html.round_numbers(0, top / factor, 7):
         y = 100 * (1 - value * factor / top)
         shapes += [html.line(0, y, 100, y, "grid"), html.text("-6", y, f"{value:g} {unit}", anchor="end", dy=4)]
     shapes.append(html.areas(columns, colors, top))
