@@ -177,6 +177,13 @@ DOMAINS: dict[str, Domain] = {
 FIT_FLAGS: dict[str, Domain] = {"dry_run_rank": whole(0, 10_000_000, null=True)}
 """Of the flags that `fit` has beside its recipe."""
 
+FIND_LR_FLAGS: dict[str, Domain] = {
+    "seeds": whole(1, 100),
+    "sweep_steps": whole(20, 10**6),
+    "probe_steps": whole(5, _STEPS, null=True),
+}
+"""Of `find-lr`, in addition to those of `fit`."""
+
 PLAN_FLAGS: dict[str, Domain] = {
     "devices": whole(1, 10_000_000, null=True),
     "mfu": Domain(0, 1, above_low=True, null=True),

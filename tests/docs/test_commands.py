@@ -111,6 +111,12 @@ def train(words: list[str]) -> None:
     run([words[0], *small(words[1:]), *(["--replace=true"] if begins else [])])
 
 
+def find(words: list[str]) -> None:
+    """Run `find-lr` with few and short runs."""
+    few = {"find-lr": ["--seeds", "1", "--sweep_steps", "20", "--probe_steps", "5"]}
+    run([words[0], *small(words[1:]), *few.get(words[0], [])])
+
+
 def parse_fit(words: list[str]) -> None:
     """Parse a `fit` that is too large to run. tests/training/test_dry_run.py runs `--dry_run`, with small models."""
     assert not is_run(words)
@@ -225,6 +231,12 @@ RULES = [  # the first that matches
         "run with a small model on a short text",
         r"python -m lit_llm check ",
         lit_llm(lambda words: run(["check", *small(words[1:])])),
+    ),
+    Rule(
+        "`find-lr`, `find-batch`",
+        "run with a small model on a short text and few steps",
+        r"python -m lit_llm find-(lr|batch) ",
+        lit_llm(find),
     ),
     Rule("`recipes`", "run as written", r"python -m lit_llm recipes( |$)", lit_llm(recipes)),
     Rule(

@@ -20,6 +20,7 @@ ARGUMENTS = {
     "fit": TINY,
     "plan": [*TINY, "--hardware", "h100-sxm"],
     "check": TINY,
+    "find-lr": [*TINY, "--out", "rate.yaml", "--seeds", "1", "--probe_steps", "5", "--sweep_steps", "20"],
     "validate": RUN,
     "test": [*RUN, "--data.test", "held-out.txt"],
     "generate": [*RUN, "--max_new_tokens", "3"],

@@ -1,0 +1,164 @@
+"""The rates that `find-lr` suggests, against a grid of 12 rates, on small versions of seven recipes.
+
+    OMP_NUM_THREADS=1 python benchmarks/find_lr.py --out find-lr.csv
+    python benchmarks/find_lr.py --out find-lr.csv --table
+
+Each run of the grid is a whole run of the small recipe, with all rates of the recipe's optimizer multiplied by one factor, a
+power of two from 2^-6 to 2^5 (finetune: 2^-1 to 2^10). The run with the suggested rates is whole, too. All have the same
+weights at the start and the same data. The final loss is that of validation data, 32 batches. Each finished run is a line of
+the CSV file and is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import pydoc
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from lit_llm.cli.rate_finder import default_probe_steps, find_rates
+from lit_llm.cli.short_runs import ShortRuns
+
+EXPONENTS = dict.fromkeys(("quickstart", "bytes", "chars", "gpt2-124m", "llama3.2-1b", "dial"), range(-6, 6))
+EXPONENTS["finetune"] = range(-1, 11)  # a small model needs a higher rate
+SEEDS = 3
+BATCHES = 32
+
+_SMALL = ["--model.n_layer", "2", "--model.n_embd", "128", "--model.n_head", "4", "--model.block_size", "128"]
+_BATCH = ["--data.micro_batch_size", "8", "--data.global_batch_size", "8"]
+_BYTES = ["--data", "PythonStdlib", "--data.tokenizer", "Bytes"]
+_FP32 = ["--trainer.precision", "32-true"]
+_DEBUG = ["--config", "debug", "--schedule.warmup_steps", "30", "--trainer.max_steps", "250"]
+BASE = Path("find-lr-base")
+TEXT = str(Path(pydoc.__file__).parent / "pydoc_data" / "topics.py")
+"""English: Python's reference."""
+RECIPES: dict[str, list[str]] = {
+    "quickstart": ["--config", "quickstart", *_SMALL, *_FP32, "--trainer.max_steps", "150"],
+    "bytes": ["--config", "bytes", *_SMALL, *_BATCH, "--trainer.max_steps", "150"],
+    "chars": ["--config", "chars", "--model.n_layer", "2", *_BATCH, "--schedule.warmup_steps", "20", "--trainer.max_steps",
+              "200"],
+    "gpt2-124m": ["--config", "gpt2-124m", *_DEBUG],
+    "llama3.2-1b": ["--config", "llama3.2-1b", *_DEBUG],
+    "dial": ["--config", "dial", "--depth", "2", *_BYTES, *_BATCH, *_FP32, "--model.block_size", "128",
+             "--trainer.max_steps", "150"],
+    "finetune": ["--config", "finetune", "--init_from", str(BASE), "--data.paths", TEXT, *_BATCH, *_FP32,
+                 "--data.block_size", "64", "--trainer.max_steps", "150", "--schedule.warmup_steps", "20"],
+}  # fmt: skip
+
+
+class FinalLoss(Callback):
+    """Mean validation loss when training ends."""
+
+    loss = float("inf")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module: Any = pl_module
+        nll = count = 0.0
+        module.eval()
+        with torch.no_grad(), trainer.precision_plugin.val_step_context():
+            for i, batch in enumerate(trainer.datamodule.val_dataloader()):
+                if i == BATCHES:
+                    break
+                sums = module.sums(batch)
+                nll, count = nll + float(sums.nll), count + float(sums.count)
+        self.loss = nll / count
+
+
+def final_loss(runs: ShortRuns, rates: dict[str, float]) -> float:
+    """Of a whole run."""
+    observer = FinalLoss()
+    runs.probe(rates, runs.steps, seed=0, observers=[observer])
+    return observer.loss
+
+
+def make_base() -> None:
+    """The weights that `finetune` starts from: the small GPT-2, trained on the standard library."""
+    if not (BASE / "checkpoints").exists():
+        words = ["fit", "--config", "gpt2-124m", *_DEBUG, "--run_dir", str(BASE), "--optimizer.lr", "3e-3", "--resume", "auto"]
+        subprocess.run([sys.executable, "-m", "lit_llm", *words], check=True, cwd=Path.cwd(), stdout=subprocess.DEVNULL)
+
+
+def read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Finished rows by recipe and run."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return {(row["recipe"], row["run"]): row for row in csv.DictReader(file)}
+
+
+def add(path: Path, **row: object) -> None:
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, ["recipe", "run", "rates", "loss", "steps", "of_run", "spread", "seconds"])
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def measure(name: str, path: Path) -> None:
+    """Search, then run the suggestion and the grid."""
+    if name == "finetune":
+        make_base()
+    runs = ShortRuns(RECIPES[name])
+    if (name, "suggestion") not in read(path):
+        began = time.process_time()
+        found = find_rates(runs, seeds=SEEDS, sweep_steps=100, probe_steps=default_probe_steps(runs.steps))
+        seconds = time.process_time() - began
+        spread = {key: [min(each), max(each)] for key, each in found.by_seed.items()}
+        loss = final_loss(runs, found.rates)
+        add(path, recipe=name, run="suggestion", rates=json.dumps(found.rates), loss=loss, steps=found.steps, of_run=runs.steps,
+            spread=json.dumps(spread), seconds=round(seconds))  # fmt: skip
+    for exponent in EXPONENTS[name]:
+        if (name, str(exponent)) not in read(path):
+            rates = {key: rate * 2.0**exponent for key, rate in runs.rates.items()}
+            add(path, recipe=name, run=exponent, rates=json.dumps(rates), loss=final_loss(runs, rates), of_run=runs.steps)
+
+
+def table(path: Path) -> str:
+    """The table of docs/find.md."""
+    rows = read(path)
+    lines = ["| recipe, small | suggestion (over 3 seeds) | its loss | best of 12 (factor) | excess | recipe's rates | cost |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for name in RECIPES:
+        grid = {e: float(rows[name, str(e)]["loss"]) for e in EXPONENTS[name] if (name, str(e)) in rows}
+        own = rows.get((name, "suggestion"))
+        if own is None or not grid:
+            continue
+        best = min(grid, key=grid.__getitem__)
+        loss = float(own["loss"])
+        spread = json.loads(own["spread"])
+        said = ", ".join(
+            f"{key} {rate:.2g} ({spread[key][0]:.2g} to {spread[key][1]:.2g})" for key, rate in json.loads(own["rates"]).items()
+        )
+        missing = "" if len(grid) == 12 else f" of {len(grid)} rates"
+        lines.append(
+            f"| {name} | {said} | {loss:.3f} | {grid[best]:.3f} (2^{best}){missing} | {100 * (loss / grid[best] - 1):+.1f} % | "
+            f"{grid.get(0, float('nan')):.3f} | {int(own['steps']) / int(own['of_run']):.1f} runs |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("find-lr.csv"))
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
+    parser.add_argument("--table", action="store_true", help="print what the file has")
+    own = parser.parse_args()
+    if not own.table:
+        for name in own.recipes:
+            measure(name, own.out)
+    print(table(own.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The search of `find-lr`: a sweep for each rate of the optimizer, then short runs around what it found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lit_llm.cli.short_runs import ShortRuns
+from lit_llm.training.rate_search import (
+    Sweep,
+    geometric_mean,
+    has_diverged,
+    lowest,
+    search,
+    swept_rates,
+    two_digits,
+    vertex,
+)
+
+LOW, HIGH = 1e-6, 10.0
+"""The rates of a sweep. They do not depend on the recipe's rate, which may be wrong."""
+PROBE_SHARE, LEAST_PROBE = 0.1, 50
+"""A short run has this share of the run's steps, and at least so many."""
+_TAIL = 0.2
+"""The loss of a short run is the mean of this last part of its steps."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found, by option of the optimizer.
+
+    Attributes:
+        recipe: the recipe's rates.
+        rates: the suggested ones.
+        by_seed: the suggestion of each seed.
+        probes: for each seed, the loss of each short run by its rate.
+        steps: optimizer steps of everything.
+    """
+
+    recipe: dict[str, float]
+    rates: dict[str, float]
+    by_seed: dict[str, list[float]]
+    sweeps: dict[str, Sweep]
+    probes: dict[str, list[dict[float, float]]]
+    probe_steps: int
+    steps: int
+
+
+def default_probe_steps(steps: int) -> int:
+    """A tenth of the run, at least 50 steps, at most the run."""
+    return min(steps, max(LEAST_PROBE, round(PROBE_SHARE * steps)))
+
+
+def tail_loss(losses: list[float], steps: int) -> float:
+    """Mean loss of the last fifth of a short run; infinity if it ended early or is not finite."""
+    if len(losses) < steps:
+        return math.inf
+    last = losses[-max(1, round(_TAIL * steps)) :]
+    mean = sum(last) / len(last)
+    return mean if math.isfinite(mean) else math.inf
+
+
+def find_rates(
+    runs: ShortRuns, *, seeds: int, sweep_steps: int, probe_steps: int, say: Callable[[str], None] = lambda text: None
+) -> Found:
+    """Sweep each rate once, then search each with short runs, one after the other.
+
+    With several seeds: the first finds the best power of two, the others compare it with its neighbours, with other weights
+    and other data. Each seed's suggestion is the lowest point of a parabola. The suggestion is their geometric mean.
+
+    Args:
+        say: is given a line about each measurement.
+    """
+    keys = list(runs.rates)
+    probe_steps = min(probe_steps, runs.steps)
+    sweeps: dict[str, Sweep] = {}
+    for key in keys:
+        rates = swept_rates(LOW, HIGH, min(sweep_steps, runs.steps))
+        sweeps[key] = Sweep(rates, runs.sweep(key, rates, has_diverged, seed=0))
+        say(f"sweep {key}: {len(sweeps[key].losses)} steps, loss lowest at {sweeps[key].edge:.2g}")
+    origin = {key: sweeps[key].start for key in keys}  # of the exponents
+    probes: dict[str, list[dict[float, float]]] = {key: [] for key in keys}
+    by_seed: dict[str, list[float]] = {key: [] for key in keys}
+    best = dict.fromkeys(keys, 0)
+    for seed in range(seeds):
+        current = {key: origin[key] * 2.0 ** best[key] for key in keys}
+        for key in keys:
+
+            def loss_at(exponent: int, key: str = key, seed: int = seed, others: dict[str, float] = current) -> float:
+                rates = {**others, key: origin[key] * 2.0**exponent}
+                loss = tail_loss(runs.probe(rates, probe_steps, seed=seed), probe_steps)
+                said = ", ".join(f"{name} {rate:.2g}" for name, rate in rates.items())
+                say(f"seed {seed}, {said}: loss {loss:.4f}")
+                return loss
+
+            losses = search(loss_at, first=best[key], stride=2 if seed == 0 else 1)
+            if seed == 0:
+                best[key] = lowest(losses)
+            current[key] = origin[key] * 2.0 ** vertex(losses)
+            by_seed[key].append(current[key])
+            probes[key].append({origin[key] * 2.0**e: loss for e, loss in losses.items()})
+    return Found(
+        recipe=dict(runs.rates),
+        rates={key: two_digits(geometric_mean(by_seed[key])) for key in keys},
+        by_seed=by_seed,
+        sweeps=sweeps,
+        probes=probes,
+        probe_steps=probe_steps,
+        steps=runs.done,
+    )

@@ -1,0 +1,195 @@
+"""Short runs of a recipe for commands that look for a setting. They write nothing: no run folder, checkpoint or log."""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim import Optimizer
+
+from lit_llm import callbacks
+from lit_llm.cli.arguments import Arguments
+from lit_llm.cli.build import Built, build
+from lit_llm.cli.parse import parse
+from lit_llm.errors import UserError
+from lit_llm.plan.settings import devices_of
+from lit_llm.training.language_model import LanguageModel
+
+_QUIET: dict[str, Any] = {
+    "devices": 1,
+    "num_nodes": 1,
+    "strategy": "auto",
+    "logger": False,
+    "limit_val_batches": 0,
+    "num_sanity_val_steps": 0,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "min_steps": None,
+    "min_epochs": None,
+}
+
+Rate = Callable[[int, str, float], float]
+"""The rate of a parameter group from the number of the update, the option that sets it, and its configured value."""
+
+
+class ShortRuns:
+    """Runs the beginning of a recipe again and again, with other rates and seeds.
+
+    Model, data, optimizer, precision, accumulation and clipping are the recipe's, on one device. What does not change the
+    weights is left out: validation, samples, checkpoints, logging, an average of the weights. So are the spike guard, which
+    would hide a rate that is too high, a ramp of the batch, and the user's own callbacks.
+
+    Attributes:
+        rates: option of the optimizer → the recipe's rate. Two for MuonAdamW: lr (Muon) and adamw_lr.
+        steps: of the recipe's run.
+        done: optimizer steps of all runs so far.
+        devices: of the recipe. One of them is used.
+
+    Raises:
+        UserError: What `fit` would refuse, one sentence a line; no length of the run; an optimizer without a rate.
+    """
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        self._notes_said = False
+        self._precision: Any = None
+        with self._built({}, 0) as built:
+            chosen = built.config.optimizer.init_args.as_dict()
+            self.steps: int = built.trainer.max_steps
+            self.seed = int(built.config.seed_everything)
+            self.class_path: str = built.config.optimizer.class_path
+            self.data = built.datamodule
+            schedule = built.parts.get("schedule")
+            self.devices = devices_of(built.config.trainer.devices, built.config.trainer.num_nodes or 1)
+        self.rates: dict[str, float] = {key: chosen[key] for key in ("lr", "adamw_lr") if chosen.get(key) is not None}
+        self.done = 0
+        if self.steps == -1:
+            raise UserError("the run has no length, and the best rate depends on it: set --trainer.max_steps")
+        if isinstance(schedule, callbacks.Decay):
+            raise UserError("Decay continues with the rates of a checkpoint, so there is none to find (--schedule)")
+        if "lr" not in self.rates:
+            raise UserError(f"{self.class_path} has no option lr, so there is no rate to find (--optimizer)")
+
+    def sweep(self, key: str, rates: Sequence[float], ends: Callable[[Sequence[float]], bool], *, seed: int) -> list[float]:
+        """Losses of one run whose rate `key` is another one at each step. The others are constant.
+
+        Args:
+            ends: is given the losses after each step; True ends the run.
+        """
+
+        def rate(t: int, of: str, configured: float) -> float:
+            return configured * (rates[t - 1] / rates[0] if of == key else 1.0)
+
+        return self._run({key: rates[0]}, seed, len(rates), lambda _: rate, ends)
+
+    def probe(self, rates: dict[str, float], steps: int, *, seed: int, observers: Sequence[Callback] = ()) -> list[float]:
+        """Losses of a short run with the recipe's schedule, compressed. It ends early if a loss is not finite."""
+
+        def compressed(built: Built) -> Rate:
+            schedule: callbacks.Schedule | None = built.parts.get("schedule")
+            if schedule is None:
+                return lambda t, of, configured: configured
+            schedule.resolve(built.trainer)
+            return lambda t, of, configured: schedule.rate(max(1, round(t * self.steps / steps)), configured)
+
+        return self._run(rates, seed, steps, compressed, lambda losses: not math.isfinite(losses[-1]), *observers)
+
+    def observe(self, steps: int, observer: Callback, *, seed: int) -> list[float]:
+        """Losses of the first steps of the run itself, with another callback."""
+
+        def unchanged(built: Built) -> Rate:
+            schedule: callbacks.Schedule | None = built.parts.get("schedule")
+            if schedule is None:
+                return lambda t, of, configured: configured
+            schedule.resolve(built.trainer)
+            return lambda t, of, configured: schedule.rate(t, configured)
+
+        return self._run({}, seed, steps, unchanged, lambda losses: not math.isfinite(losses[-1]), observer)
+
+    def _run(
+        self,
+        rates: dict[str, float],
+        seed: int,
+        steps: int,
+        make_rate: Callable[[Built], Rate],
+        ends: Callable[[Sequence[float]], bool],
+        *observers: Callback,
+    ) -> list[float]:
+        with self._built(rates, seed) as built:
+            trainer = built.trainer
+            steered = _Steered(make_rate(built), tuple(self.rates), min(steps, self.steps), ends)
+            kept = [c for c in trainer.callbacks if isinstance(c, callbacks.GradientNorm | callbacks.StepSeed)]  # type: ignore[attr-defined]
+            trainer.callbacks = [steered, *observers, *kept]  # type: ignore[attr-defined]
+            try:
+                trainer.fit(built.model, datamodule=built.datamodule)
+            except SystemExit:  # Lightning turns a KeyboardInterrupt into it
+                raise KeyboardInterrupt from None
+        self.done += len(steered.losses)
+        return steered.losses
+
+    @contextmanager
+    def _built(self, rates: dict[str, float], seed: int) -> Iterator[Built]:
+        """The recipe with these rates, and other weights and another order of the data for each seed."""
+        recipe = parse("fit", self._arguments)
+        if self._notes_said:
+            recipe.notes.clear()
+            recipe.config.trainer.precision = self._precision
+            recipe.config.seed_everything = self.seed + seed
+        recipe.config.batch_ramp = None
+        for key, rate in rates.items():
+            recipe.config.optimizer.init_args[key] = rate
+        with tempfile.TemporaryDirectory(prefix="lit_llm-find-") as folder, _without_messages():
+            built = build(recipe, run_dir=Path(folder), trainer=_QUIET)
+            self._notes_said, self._precision = True, built.config.trainer.precision
+            if seed and hasattr(built.datamodule, "seed"):
+                built.datamodule.seed += seed
+            yield built
+
+
+class _Steered(Callback):
+    """Sets the rate of each group before each step, and records the loss of each step."""
+
+    def __init__(self, rate: Rate, keys: tuple[str, ...], steps: int, ends: Callable[[Sequence[float]], bool]) -> None:
+        self.rate, self.keys, self.steps, self.ends = rate, keys, steps, ends
+        self.losses: list[float] = []
+        self._configured: list[tuple[str, float]] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        groups = trainer.optimizers[0].param_groups
+        self._configured = [(option_of(group, self.keys), float(group["lr"])) for group in groups]
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        groups = trainer.optimizers[0].param_groups
+        for group, (key, configured) in zip(groups, self._configured, strict=True):
+            group["lr"] = self.rate(trainer.global_step + 1, key, configured)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        assert isinstance(pl_module, LanguageModel)
+        self.losses.append(float(pl_module.window_nll / pl_module.window_count))  # before the module sets them to zero
+        if len(self.losses) == self.steps or self.ends(self.losses):
+            trainer.should_stop = True
+
+
+def option_of(group: dict[str, Any], keys: Sequence[str]) -> str:
+    """The option that sets the rate of a parameter group: `adamw_lr` for the AdamW groups of MuonAdamW, otherwise `lr`."""
+    return "adamw_lr" if "adamw_lr" in keys and group.get("algorithm") == "adamw" else "lr"
+
+
+@contextmanager
+def _without_messages() -> Iterator[None]:
+    """Without Lightning's lines about devices and the end of each run."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,128 @@
+"""Finding a learning rate: where a sweep leads, and which of a few short runs is best. Plain numbers.
+
+A sweep raises the rate from step to step (Smith 2017, arXiv 1506.01186, section 3.3). It shows where training breaks, not
+which rate ends lowest: each rate is used for one step, so the loss still falls at rates that are too high for a whole run.
+Its result is therefore only the start of a search. The search compares short runs whose rates differ by factors of two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+SMOOTHING = 0.8
+"""Of the sweep's losses: the weight of the past in an exponential average."""
+BELOW_EDGE = 4.0
+"""The search starts so many times below the sweep's edge."""
+FARTHEST = 12
+"""Of the search: factors of two from its start."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Losses of steps at growing rates."""
+
+    rates: list[float]
+    losses: list[float]
+
+    @property
+    def smoothed(self) -> list[float]:
+        """The exponential average, without its bias towards the first loss. It ends where a loss is not finite."""
+        return smooth(self.losses)
+
+    @property
+    def edge(self) -> float:
+        """The rate of the lowest smoothed loss: above it, steps do more harm than good."""
+        smoothed = self.smoothed
+        if not smoothed:
+            return self.rates[0]
+        return self.rates[min(range(len(smoothed)), key=smoothed.__getitem__)]
+
+    @property
+    def start(self) -> float:
+        """Where to search."""
+        return self.edge / BELOW_EDGE
+
+
+def smooth(losses: Sequence[float], weight: float = SMOOTHING) -> list[float]:
+    """Exponential average of each loss and those before it: sum of w^i · loss / sum of w^i. Ends before a NaN or infinity."""
+    found: list[float] = []
+    total = count = 0.0
+    for loss in losses:
+        if not math.isfinite(loss):
+            break
+        total, count = weight * total + loss, weight * count + 1
+        found.append(total / count)
+    return found
+
+
+def has_diverged(losses: Sequence[float]) -> bool:
+    """Whether a sweep can end: a loss is not finite, or the smoothed loss has lost half of what was gained, and 5 %."""
+    smoothed = smooth(losses)
+    if len(smoothed) < len(losses):
+        return True
+    if not smoothed:
+        return False
+    lowest = min(smoothed)
+    return smoothed[-1] > lowest + max(0.5 * (smoothed[0] - lowest), 0.05 * lowest)
+
+
+def swept_rates(low: float, high: float, steps: int) -> list[float]:
+    """Rates with a constant factor between neighbours."""
+    return [low * (high / low) ** (i / (steps - 1)) for i in range(steps)]
+
+
+def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) -> dict[int, float]:
+    """Losses at powers of two around the lowest one, by exponent. Both neighbours of the lowest are among them.
+
+    It walks downhill in steps of `stride`, then in halves of it down to 1.
+
+    Args:
+        loss_at: measures the loss at an exponent; infinity or NaN if training breaks.
+        first: the exponent where it starts. It ends at most `FARTHEST` away.
+    """
+    found: dict[int, float] = {}
+
+    def measure(exponent: int) -> None:
+        loss = loss_at(exponent)
+        found[exponent] = loss if math.isfinite(loss) else math.inf
+
+    measure(first)
+    while stride >= 1:
+        while True:
+            best = lowest(found)
+            missing = [e for e in (best - stride, best + stride) if e not in found and abs(e - first) <= FARTHEST]
+            if not missing:
+                break
+            measure(missing[0])
+        stride //= 2
+    return found
+
+
+def lowest(losses: dict[int, float]) -> int:
+    """The exponent of the lowest loss. Of equal ones, the lowest: if all break, lower rates come next."""
+    return min(losses, key=lambda exponent: (losses[exponent], exponent))
+
+
+def vertex(losses: dict[int, float]) -> float:
+    """The exponent at the lowest point of the parabola through the lowest loss and its neighbours.
+
+    Without two finite neighbours: that of the lowest loss.
+    """
+    best = lowest(losses)
+    left, middle, right = (losses.get(best + i, math.inf) for i in (-1, 0, 1))
+    curvature = left - 2 * middle + right
+    if not (math.isfinite(curvature) and curvature > 0):
+        return float(best)
+    return best + 0.5 * (left - right) / curvature  # within half a step, because the middle is the lowest
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp of the mean logarithm."""
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
+def two_digits(value: float) -> float:
+    """Rounded to what is known of it."""
+    return float(f"{value:.2g}")
