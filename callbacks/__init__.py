@@ -1,4 +1,4 @@
-"""Lightning callbacks for pretraining, one concern a file.
+"""Lightning callbacks for pretraining, and a logger, one concern a file.
 
 This folder can be copied into another project, under any name: it imports only torch, lightning, numpy and itself, and
 lm_eval where one of its tasks is named. The docstring of a callback lists what it logs and what it does in each hook. The
@@ -12,6 +12,7 @@ from .ddp_bucket_warmup import DDPBucketWarmup
 from .ema import EMA
 from .gradient_norm_and_clipping import GradientNorm
 from .logger_errors import LoggerErrors
+from .metrics_file import MetricsFile
 from .profile_steps import Profile
 from .progress_bar import TrainingProgress
 from .samples import TextSamples
@@ -38,6 +39,7 @@ __all__ = [
     "InverseSquareRoot",
     "Linear",
     "LoggerErrors",
+    "MetricsFile",
     "Profile",
     "Schedule",
     "SpikeGuard",

@@ -27,6 +27,7 @@ from lit_llm.distributed.loss_scaling import loss_scaling
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError
 from lit_llm.runs.resume import RunStart
+from lit_llm.runs.run_folder import METRICS
 from lit_llm.runs.setting_changes import to_remember
 from lit_llm.training.save_config import SaveRunFolder
 
@@ -51,7 +52,7 @@ def make_trainer(
     """
     config, fits = recipe.config, recipe.command == "fit"
     settings = {**trainer_settings(recipe, without=replaced), **replaced, "default_root_dir": str(run_dir)}
-    settings["logger"] = _logger(settings["logger"], run_dir, start) if fits else False  # evaluation must not write into curves
+    settings["logger"] = _loggers(settings["logger"], run_dir, start) if fits else False  # not into curves
     own = _as_list(settings["callbacks"])
     chosen = [*own, *_callbacks(recipe, groups, progress_bar=settings["enable_progress_bar"] is not False)]
     if fits:
@@ -105,12 +106,15 @@ def _callbacks(recipe: Recipe, groups: list[Callback], *, progress_bar: bool) ->
     return [*chosen, callbacks.StepSeed(int(recipe.config.seed_everything)), callbacks.DDPBucketWarmup()]
 
 
-def _logger(logger: Any, run_dir: Path, start: RunStart) -> Any:
-    if logger not in (None, True):
-        return logger
-    # Rows that an interrupted run wrote after its checkpoint are purged. Without a checkpoint, that is every row.
-    purge_step = 0 if start.step is None else start.step + 1
-    return TensorBoardLogger(save_dir=run_dir, name="", version="", purge_step=purge_step)
+def _loggers(logger: Any, run_dir: Path, start: RunStart) -> Any:
+    """The recipe's loggers, or a TensorBoardLogger, and the metrics file of the run folder. With `logger: false`, none."""
+    if logger is False or logger == []:
+        return False
+    # Rows that an interrupted run wrote after its checkpoint are removed. Without a checkpoint, that is every row.
+    if logger in (None, True):
+        purge_step = 0 if start.step is None else start.step + 1
+        logger = TensorBoardLogger(save_dir=run_dir, name="", version="", purge_step=purge_step)
+    return [*_as_list(logger), callbacks.MetricsFile(run_dir / METRICS, start.step)]
 
 
 def _plugins(settings: Mapping[str, Any]) -> Any:

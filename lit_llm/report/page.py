@@ -75,7 +75,9 @@ def report_page(runs: Sequence[RunCurves], command: str, recorded: CurveFollower
 def missing(run: RunCurves) -> Iterator[str]:
     """One sentence for each part that the page cannot show, and why."""
     if not run.run.scalars:
-        yield f"{run.name} has logged nothing: it has not reached its first row, or ran without a TensorBoard logger."
+        yield (
+            f"{run.name} has logged nothing: it has not reached its first row, or ran without a logger (trainer.logger=false)."
+        )
     elif run.last("train/loss") is None and run.last("val/loss") is None:
         yield f"{run.name} has neither train/loss nor val/loss. It logged {', '.join(run.run.scalars)}."
     elif run.last("val/loss") is None:

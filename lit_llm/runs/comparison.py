@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.checkpoint.format import read
+from lit_llm.runs.loaded_run import events_of, rows_of, scalars_of
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.runs.setting_changes import SETTINGS
 
@@ -53,11 +52,10 @@ def ledger(run: Path, rank: int = 0) -> dict[int, list[int]]:
 
 def curves(run: Path) -> dict[str, dict[int, float]]:
     """Every logged number by name and step, except those about time."""
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns about every row that a resumed run repeated
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0})
-    events.Reload()
-    names = [name for name in events.Tags()["scalars"] if not name.startswith(NOT_COMPARED)]
-    return {name: {event.step: event.value for event in events.Scalars(name)} for name in names}
+    scalars = scalars_of(rows_of(run), lambda: events_of(run)).items()
+    return {
+        name: dict(zip(found.steps, found.values, strict=True)) for name, found in scalars if not name.startswith(NOT_COMPARED)
+    }
 
 
 def differences(straight: Path, interrupted: Path) -> tuple[list[tuple[str, int, int]], list[str]]:

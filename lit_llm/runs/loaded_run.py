@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,8 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from lit_llm.errors import UserError
 from lit_llm.ingest.optional_package import need
-from lit_llm.runs.run_folder import CHECKPOINTS, config_of, settings_of
+from lit_llm.runs.metrics_rows import MetricsRows, Value
+from lit_llm.runs.run_folder import CHECKPOINTS, METRICS, config_of, settings_of
 
 if TYPE_CHECKING:
     import pandas
@@ -57,8 +59,12 @@ class LoadedRun:
 
     @cached_property
     def scalars(self) -> dict[str, Series]:
-        """Every logged number, by tag. A run that logged nothing has none."""
-        return scalars_of(self._events)
+        """Every logged number, by tag. A run that logged nothing has none.
+
+        They are read from metrics.jsonl, whatever logger the run used. Without that file, and for steps before its first
+        row, which an older version may have written, they are read from TensorBoard's events.
+        """
+        return scalars_of(self._rows, lambda: self._events)
 
     @cached_property
     def texts(self) -> dict[str, list[tuple[int, str]]]:
@@ -73,13 +79,16 @@ class LoadedRun:
 
     @cached_property
     def unread(self) -> list[str]:
-        """Event files of which a part cannot be read, one sentence each. The last row of a run that is going on may be one."""
-        found = []
+        """What cannot be read of metrics.jsonl and the event files, one sentence each. Of a run that is going on, this can be
+        the last row.
+        """
+        found = [] if self._rows is None else list(self._rows.unread)
         for file in sorted(self.path.glob("*tfevents*")):
             size = file.stat().st_size
             read = sum(len(record) + _FRAME for record in RawEventFileLoader(str(file)).Load())
             if read < size:
-                found.append(f"{file.name} cannot be read after byte {read:,} of {size:,}: the rows behind it are missing")
+                lost = "rows" if self._rows is None else "samples"  # which are nowhere else
+                found.append(f"{file.name} cannot be read after byte {read:,} of {size:,}: the {lost} behind it are missing")
         return found
 
     @cached_property
@@ -92,6 +101,10 @@ class LoadedRun:
         pandas = need("pandas", extra="notebook", what="a table of curves")
         columns = {tag: pandas.Series(s.values, index=s.steps, dtype="float64") for tag, s in self.scalars.items()}
         return pandas.DataFrame(columns).rename_axis("step").sort_index()
+
+    @cached_property
+    def _rows(self) -> MetricsRows | None:
+        return rows_of(self.path)
 
     @cached_property
     def _events(self) -> EventAccumulator:
@@ -118,14 +131,33 @@ def events_of(folder: Path) -> EventAccumulator:
     return events
 
 
-def scalars_of(events: EventAccumulator) -> dict[str, Series]:
-    """The numbers of each tag, by step. Of a step's values, the last one counts."""
-    found = {}
-    for tag in sorted(events.Tags()["scalars"]):
-        last = {event.step: event for event in events.Scalars(tag)}
-        rows = [last[step] for step in sorted(last)]
-        found[tag] = Series(*([getattr(row, name) for row in rows] for name in ("step", "value", "wall_time")))
-    return found
+def rows_of(folder: Path) -> MetricsRows | None:
+    """The rows of the folder's metrics.jsonl; None if there is no such file."""
+    return MetricsRows(folder / METRICS) if (folder / METRICS).is_file() else None
+
+
+def scalars_of(rows: MetricsRows | None, events: Callable[[], EventAccumulator]) -> dict[str, Series]:
+    """The numbers of each tag, by step. Of a step's values, the last one counts.
+
+    Args:
+        rows: of metrics.jsonl.
+        events: called if the rows do not begin with the run.
+    """
+    found = {} if rows is None else {tag: list(values) for tag, values in rows.values.items()}
+    first = min((value.step for values in found.values() for value in values), default=math.inf)
+    if first > 1:
+        recorded = events()
+        for tag in recorded.Tags()["scalars"]:
+            earlier = [Value(event.step, event.value, event.wall_time) for event in recorded.Scalars(tag) if event.step < first]
+            if earlier:
+                found[tag] = earlier + found.get(tag, [])
+    return {tag: _series(found[tag]) for tag in sorted(found)}
+
+
+def _series(values: Sequence[Value]) -> Series:
+    last = {value.step: value for value in values}
+    ordered = [last[step] for step in sorted(last)]
+    return Series([v.step for v in ordered], [v.value for v in ordered], [v.time for v in ordered])
 
 
 def _joined(texts: Any) -> str:

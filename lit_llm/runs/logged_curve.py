@@ -1,4 +1,4 @@
-"""The curve of a run folder, read from its TensorBoard events."""
+"""The curve of a run folder, read from its metrics.jsonl, or its TensorBoard events."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from lit_llm.checkpoint.format import read_manifest
 from lit_llm.errors import UserError
 from lit_llm.runs.curve import METRICS, Curve, Row, as_text
-from lit_llm.runs.loaded_run import Series, events_of, scalars_of
+from lit_llm.runs.loaded_run import Series, events_of, rows_of, scalars_of
 from lit_llm.runs.run_folder import config_of, find_checkpoint, settings_of
 
 
 def logged(run: Path) -> Curve:
     """The logged steps of a run folder, without facts; no rows if nothing was logged."""
-    return curve_of_scalars(scalars_of(events_of(run)))
+    return curve_of_scalars(scalars_of(rows_of(run), lambda: events_of(run)))
 
 
 def curve_of_scalars(scalars: Mapping[str, Series]) -> Curve:
@@ -38,7 +38,7 @@ def curve_of(run: Path) -> Curve:
     config = settings_of(config_of(run).parent)
     curve = logged(run)
     if not curve.rows:
-        raise UserError(f"{run} has no curves: it was run without a TensorBoard logger, or not at all (--run)")
+        raise UserError(f"{run} has no curves: it was run without a logger (trainer.logger=false), or not at all (--run)")
     curve.facts = {
         "versions": as_text(read_manifest(find_checkpoint(run, "last"))["versions"]),
         "seed": str(config["seed_everything"]),

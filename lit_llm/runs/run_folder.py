@@ -1,4 +1,4 @@
-"""A run folder, `runs/<name>/`: config.yaml, tokenizer.json, TensorBoard events, checkpoints/ and, during `fit`, lock.json.
+"""A run folder, `runs/<name>/`: config.yaml, tokenizer.json, curves, checkpoints/ and, during `fit`, lock.json.
 
 Names and rules of the folder only. `lit_llm.runs.resume` decides where a run starts.
 """
@@ -15,6 +15,8 @@ from lit_llm.yaml_reading import InvalidYaml, read_yaml_file
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
+METRICS = "metrics.jsonl"
+"""What `callbacks.MetricsFile` writes."""
 
 
 def expanded(run_dir: str | Path, *, key: str = "run_dir", flag: str = "--run_dir, or --run") -> Path:

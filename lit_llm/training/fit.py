@@ -195,6 +195,8 @@ def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule,
     if trainer.global_step != start.step:  # otherwise it was logged before
         for metrics in evaluated:  # empty with limit_val_batches 0
             model.log_row(dict(metrics), trainer.global_step)
+        for logger in trainer.loggers:
+            logger.save()  # training has finalized them
 
 
 @rank_zero_only

@@ -24,6 +24,7 @@ from typing import Any
 
 KINDS = {
     "events": r"events\.out\.tfevents",
+    "metrics": r"metrics\.jsonl",
     "config": r"config\.yaml",
     "tokenizer": r"runs/mine/.*tokenizer\.json",
     "checkpoint": r"\.ckpt",

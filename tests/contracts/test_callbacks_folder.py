@@ -13,7 +13,7 @@ from lit_llm import callbacks
 
 FOLDER = ROOT / "callbacks"
 TRAIN = """
-import importlib, sys, types
+import importlib, json, sys, types
 from pathlib import Path
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -50,16 +50,18 @@ made = {
     "Profile": lambda: theirs.Profile(wait=2, steps=1), "TextSamples": lambda: theirs.TextSamples(["once"], 4),
     "StepCheckpoint": lambda: theirs.StepCheckpoint(4), "TrainingProgress": lambda: theirs.TrainingProgress(loss="train_loss"),
 }
-schedules = {"Constant", "Cosine", "Linear", "InverseSquareRoot", "Decay", "Schedule"}  # one at a time: WSD
-names = [name for name in theirs.__all__ if isinstance(getattr(theirs, name), type) and name not in schedules]
+others = {"Constant", "Cosine", "Linear", "InverseSquareRoot", "Decay", "Schedule", "MetricsFile"}  # one schedule: WSD
+names = [name for name in theirs.__all__ if isinstance(getattr(theirs, name), type) and name not in others]
 trainer = Trainer(max_steps=8, log_every_n_steps=2, accelerator="cpu", num_sanity_val_steps=0, limit_val_batches=2,
-                  enable_model_summary=False, logger=TensorBoardLogger(".", name="", version=""), default_root_dir=".",
+                  enable_model_summary=False, default_root_dir=".",
+                  logger=[TensorBoardLogger(".", name="", version=""), theirs.MetricsFile("metrics.jsonl")],
                   callbacks=[made.get(name, getattr(theirs, name))() for name in names])
 trainer.fit(Module())
 ours = [name for name in sys.modules if name.split(".")[0] in ("lit_llm", "callbacks") and name.split(".")[0] != sys.argv[1]]
 assert ours == [], ours
 assert Path(theirs.__file__).is_relative_to(Path.cwd()), theirs.__file__
-rows = sorted(name for name in trainer.callback_metrics if name != "train_loss")
+logged = {name for line in open("metrics.jsonl") for name in json.loads(line)}
+rows = sorted(name for name in trainer.callback_metrics if name != "train_loss" and name in logged)
 print("METRICS", *rows)
 """
 

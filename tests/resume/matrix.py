@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import random
 import signal
+import struct
 import sys
 import time
 from pathlib import Path
@@ -26,6 +28,7 @@ from typing import NamedTuple
 from launcher import Launcher, Run
 
 from lit_llm.runs.comparison import LEDGER, differences
+from lit_llm.runs.loaded_run import events_of, scalars_of
 
 STEPS = 20
 RECIPE = """
@@ -192,11 +195,30 @@ def run_cell(
     done, in_a_save = run_killed(launcher, cell, folder, known[cell.straight], kills, rng)
     runs = [folder / cell.straight, folder / f"{cell.straight}-{cell.workers}"]
     rows, found = differences(*runs)
+    for run in runs:
+        found += [f"{run.name}: {problem}" for problem in problems_of_curves(run)]
     left, right = ({path.name for path in (run / "checkpoints").iterdir()} for run in runs)
     rows.append(("files in checkpoints/", len(left | right), len(left ^ right)))
     if left != right:
         found.append(f"checkpoints/ holds {sorted(right)}, and straight {sorted(left)}")
     return Result(done, in_a_save, sum(count for _, count, _ in rows), sum(differ for *_, differ in rows), found)
+
+
+def problems_of_curves(run: Path) -> list[str]:
+    """Steps that metrics.jsonl has twice, and tags whose values in TensorBoard's events are not those of metrics.jsonl."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    pairs = [(line["step"], tag) for line in lines for tag in line.keys() - {"step", "time"}]
+    found = [f"metrics.jsonl has {pair} twice" for pair in {pair for pair in pairs if pairs.count(pair) > 1}]
+    written = {(line["step"], tag): line[tag] for line in lines for tag in line.keys() - {"step", "time"}}
+    events = scalars_of(None, lambda: events_of(run)).items()
+    drawn = {(step, tag): value for tag, all_of in events for step, value in zip(all_of.steps, all_of.values, strict=True)}
+    differing = [pair for pair in sorted(written.keys() | drawn.keys()) if drawn.get(pair) != single(written.get(pair))]
+    return found + [f"metrics.jsonl and TensorBoard differ at {pair}" for pair in differing]
+
+
+def single(value: float | str | None) -> float | None:
+    """A value rounded to fp32, as TensorBoard has it."""
+    return None if value is None else struct.unpack("f", struct.pack("f", float(value)))[0]
 
 
 HEADER = (

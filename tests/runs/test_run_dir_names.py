@@ -9,7 +9,7 @@ from recipe_runs import run
 from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import expanded
 
-FILES = {"config.yaml", "tokenizer.json", "hparams.yaml", "checkpoints"}
+FILES = {"config.yaml", "tokenizer.json", "hparams.yaml", "checkpoints", "metrics.jsonl"}
 
 
 @pytest.fixture

@@ -1,0 +1,154 @@
+"""A logger that writes one file of JSON lines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+_NOT_METRICS = ("step", "time")
+
+
+class MetricsFile(Logger):
+    """Writes every logged number into one file, a JSON object on each line, beside the Trainer's other loggers.
+
+    A line is like `{"step": 20, "time": 1732400000.1, "train/loss": 3.2}`: the names are those of TensorBoard's scalars, and
+    `time` is when the first value of the line was logged, in seconds since 1970. JSON has no NaN: values that are not finite
+    are the strings "NaN", "Infinity" and "-Infinity". Values that are no numbers are left out, and metrics named step or time.
+
+    The values of one step are one line, which is written with one call when a value of another step is logged, when the
+    Trainer saves or finalizes its loggers, and at the end. So a step can have several lines, for example if a checkpoint was
+    saved before its validation. If they repeat a name, the later value counts. After a kill the last line may be incomplete:
+    it is cut off when the file is continued.
+
+    Only rank 0 writes. Nothing is read from the device if the values are numbers, as Lightning passes them.
+
+    Args:
+        path: of the file. Its folder is made if it is missing.
+        resume_step: the optimizer step from which training is resumed. Rows of later steps are removed from the file when the
+            first row is written, because they are logged again. None: a new run, which removes all rows.
+    """
+
+    def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
+        super().__init__()
+        self.path, self.resume_step = Path(path), resume_step
+        self._step = 0
+        self._row: dict[str, Any] = {}  # the values of `_step` that are not written yet
+        self._time = 0.0  # of the first of them
+        self._begun = False  # rows of an earlier launch have been removed
+        self._whole = True  # the file ends with a complete line
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: the file has metrics only."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        step = self._step if step is None else int(step)
+        try:
+            if step != self._step:
+                self._write()
+        finally:  # if the earlier row could not be written, it is lost, and this one is not
+            if step != self._step:
+                self._step, self._row = step, {}
+            if not self._row:
+                self._time = time.time()
+            for name, value in metrics.items():
+                number = _number(value)
+                if number is not None and name not in _NOT_METRICS:
+                    self._row[name] = number
+
+    @rank_zero_only
+    def save(self) -> None:
+        self._write()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        if not self._row:
+            return
+        if not self._begun:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _keep_rows(self.path, self.resume_step)
+            self._begun = True
+        line = json.dumps({"step": self._step, "time": round(self._time, 3), **self._row}) + "\n"
+        # Opened for each line, so that a deleted or replaced file is noticed. After an error the file may end within a line.
+        repair, self._whole = not self._whole, False
+        with open(self.path, "ab", buffering=0) as file:
+            if repair:
+                file.truncate(_end_of_last_line(self.path.read_bytes()))
+            content = line.encode()
+            written = file.write(content)
+            if written != len(content):
+                file.write(content[written:])  # raises: the disk took a part
+        self._whole, self._row = True, {}
+
+
+def _number(value: Any) -> int | float | str | None:
+    """As JSON has it; None if it is no number."""
+    if isinstance(value, str | bytes):
+        return None
+    if isinstance(value, int):
+        return int(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    if math.isnan(number):
+        return "NaN"
+    return number if math.isfinite(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _end_of_last_line(content: bytes) -> int:
+    return content.rfind(b"\n") + 1
+
+
+def _keep_rows(path: Path, step: int | None) -> None:
+    """Remove the rows after a step, and lines that are none. With None: all. The file is replaced whole, or left as it is."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    lines = content[: _end_of_last_line(content)].split(b"\n")
+    kept = b"".join(line + b"\n" for line in lines if step is not None and _is_row_until(line, step))
+    if kept == content:
+        return
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def _is_row_until(line: bytes, step: int) -> bool:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] <= step

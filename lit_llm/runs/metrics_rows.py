@@ -1,0 +1,79 @@
+"""Reading metrics.jsonl, the file of `callbacks.MetricsFile`. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
+_LAST_STEP = 2**53  # larger whole numbers are no steps, and a float cannot hold them
+
+
+class Value(NamedTuple):
+    """A logged number."""
+
+    step: int
+    value: float
+    time: float
+
+
+class MetricsRows:
+    """The rows of a file.
+
+    Attributes:
+        values: by tag, in the order of the file.
+        unread: what could not be read, as sentences.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.values: dict[str, list[Value]] = {}
+        self.unread: list[str] = []
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            self.unread.append(f"{path.name} cannot be read ({error.strerror}): its rows are missing")
+            return
+        lines = content.split(b"\n")
+        cut, bad = lines.pop(), []
+        for number, line in enumerate(lines, 1):
+            found = list(_values(line))
+            if not found:
+                bad.append(number)
+            for tag, value in found:
+                self.values.setdefault(tag, []).append(value)
+        if bad:
+            many = f"{len(bad):,} of {len(lines):,} lines are no rows, the first is line {bad[0]:,}"
+            self.unread.append(f"{path.name}: {many}: they are left out")
+        if cut:
+            self.unread.append(f"{path.name} ends within line {len(lines) + 1:,}: that row is left out")
+
+
+def _values(line: bytes) -> Iterator[tuple[str, Value]]:
+    """The numbers of a line by tag; none if it is no row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(row, dict):
+        return
+    step, time = row.pop("step", None), _number(row.pop("time", None))
+    if type(step) is not int or not 0 <= step < _LAST_STEP or time is None or not math.isfinite(time):
+        return
+    for tag, value in row.items():
+        number = _number(value)
+        if number is not None:
+            yield tag, Value(step, number, time)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        return float(value) if value in _NOT_FINITE else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None

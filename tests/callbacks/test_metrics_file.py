@@ -1,0 +1,146 @@
+"""MetricsFile: one JSON line a row, whatever happens to the run or the disk."""
+
+import json
+import resource
+import struct
+from types import SimpleNamespace
+
+import pytest
+from foreign import Foreign, make_trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_llm.callbacks import Cosine, GradientNorm, LoggerErrors, MetricsFile, ValidateEvery, logger_errors, metrics_file
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """The time of each call is 1.0, 2.0, …"""
+    now = [0.0]
+
+    def time():
+        now[0] += 1
+        return now[0]
+
+    monkeypatch.setattr(metrics_file, "time", SimpleNamespace(time=time))
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "new" / "metrics.jsonl"
+
+
+def strict(line):
+    """JSON has no NaN; Python's reader accepts it unless told not to."""
+    return json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def rows(file):
+    return [strict(line) for line in file.read_text().splitlines()]
+
+
+def test_the_values_of_a_step_are_one_line_that_every_json_reader_reads(file):
+    logger = MetricsFile(file)
+    logger.log_metrics({"lr": 0.5, "count": 3, "flag": True}, step=1)
+    logger.log_metrics({"loss": float("nan"), "up": float("inf"), "down": -float("inf"), "lr": 0.25}, step=1)
+    assert not file.exists(), "the line may not be complete"
+    logger.log_metrics({"text": "no number", "picture": object(), "step": 9.0, "time": 9.0, "loss": 2.0}, step=2)
+    assert rows(file) == [
+        {"step": 1, "time": 1.0, "lr": 0.25, "count": 3, "flag": 1, "loss": "NaN", "up": "Infinity", "down": "-Infinity"}
+    ]
+    logger.save()
+    logger.save()
+    logger.log_metrics({"val": 1.0}, step=2)
+    logger.log_metrics({"val": 0.5})  # without a step: of the last one
+    logger.finalize("failed")
+    assert rows(file)[1:] == [{"step": 2, "time": 2.0, "loss": 2.0}, {"step": 2, "time": 3.0, "val": 0.5}]
+
+
+ROWS = [{"step": step, "time": 1.0, "loss": 1.0 / step} for step in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("step", "kept"),
+    [(2, [1, 2]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4]), (0, []), (None, [])],
+)
+@pytest.mark.parametrize("tail", [b"", b'{"step": 5, "ti', b"\xff\x00"])
+def test_rows_after_the_resumed_step_and_a_half_line_are_removed_before_the_first_row(file, step, kept, tail):
+    file.parent.mkdir()
+    before = "".join(json.dumps(row) + "\n" for row in ROWS).encode() + tail
+    file.write_bytes(before)
+    logger = MetricsFile(file, step)
+    logger.save()
+    assert file.read_bytes() == before, "a run that ends before its first row changes nothing"
+    logger.log_metrics({"loss": 7.0}, step=10)
+    logger.save()
+    assert [row["step"] for row in rows(file)] == [*kept, 10]
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_lines_that_are_no_rows_are_removed_when_a_file_is_continued(file):
+    file.parent.mkdir()
+    file.write_text('{"step": 1, "time": 1.0}\nnothing\n[1]\n{"step": "1"}\n{"time": 1}\n\n' + "[" * 100_000 + "\n")
+    logger = MetricsFile(file, 5)
+    logger.log_metrics({"loss": 7.0}, step=6)
+    logger.save()
+    assert [row["step"] for row in rows(file)] == [1, 6]
+
+
+def test_a_module_that_knows_nothing_of_it_gets_the_rows_that_tensorboard_gets(tmp_path, file):
+    module = Foreign(steps=5)
+    training_step = module.training_step
+
+    def logging_step(batch, batch_idx):
+        loss = training_step(batch, batch_idx)
+        module.log("train_loss", loss)
+        return loss
+
+    module.training_step = logging_step
+    loggers = [TensorBoardLogger(tmp_path, name="", version="events"), MetricsFile(file)]
+    parts = [Cosine(total_steps=5), GradientNorm(0.5), ValidateEvery(2)]
+    make_trainer(parts, tmp_path, steps=5, every=2, logger=loggers, limit_val_batches=1.0).fit(module)
+    events = EventAccumulator(str(tmp_path / "events"), size_guidance={"scalars": 0}).Reload()
+    drawn = {(e.step, tag): e.value for tag in events.Tags()["scalars"] for e in events.Scalars(tag)}
+    names = [(row["step"], tag, row[tag]) for row in rows(file) for tag in row.keys() - {"step", "time"}]
+    written = {(step, tag): struct.unpack("f", struct.pack("f", value))[0] for step, tag, value in names}
+    assert written == drawn and {"train_loss", "val/loss", "lr", "grad/norm"} <= {tag for _, tag in drawn}
+    assert len({(step, tag) for step, tag, _ in names if tag != "epoch"}) == sum(tag != "epoch" for _, tag, _ in names)
+
+
+def test_a_line_that_the_disk_took_a_part_of_is_removed_when_there_is_room_again(file):
+    logger = MetricsFile(file)
+    logger.log_metrics({"loss": 1.0}, step=1)
+    logger.save()
+    size = file.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    logger.log_metrics({"loss": 2.0}, step=2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            logger.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.stat().st_size == size + 10
+    logger.log_metrics({"loss": 3.0}, step=3)
+    logger.save()
+    assert [row["step"] for row in rows(file)] == [1, 2, 3]
+
+
+def test_a_full_disk_costs_rows_and_not_the_run(tmp_path, file, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(logger_errors, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(logger_errors, "RETRY_SECONDS", 3.0)
+    full = {3: lambda: (file.rename(tmp_path / "before"), file.symlink_to("/dev/full"))}
+    room = {6: lambda: (file.unlink(), (tmp_path / "before").rename(file))}
+
+    class Writing(Foreign):
+        def on_train_batch_end(self, *_):
+            step = now[0] = self.trainer.global_step
+            {**full, **room}.get(step, lambda: None)()
+            self.trainer.logger.log_metrics({"a": float(step)}, step=step)
+            self.trainer.logger.save()
+
+    errors = LoggerErrors()
+    with pytest.warns(UserWarning, match="MetricsFile cannot write: No space left on device"):
+        make_trainer([errors], tmp_path, steps=8, logger=MetricsFile(file)).fit(Writing(steps=8))
+    assert [row["step"] for row in rows(file)] == [1, 2, 3, 6, 7, 8] and errors.lost == 2
