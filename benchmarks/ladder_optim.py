@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ladder_optimizers import CautiousMuonAdamW, ScheduleFreeAdamW, SoapAdamW
+from ladder_optimizers import CautiousMuonAdamW, QuinticsMuonAdamW, ScheduleFreeAdamW, SoapAdamW
 from ladder_techniques import WARMUP_STEPS, Technique
 from torch import nn
 from torch.optim import Optimizer
@@ -94,12 +94,30 @@ def short_sequences_first(t: float, total: int) -> int:
     return 4 if t <= total / 6 else 2 if t <= total / 3 else 1
 
 
+JIACHENG = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+"""x.com/YouJiacheng/status/1905861218138804534, as in Dion and modded-nanogpt."""
 NANOCHAT, SPEEDRUN = "nanochat", "modded-nanogpt"
 
 TECHNIQUES = [
     Technique("polar-express", "Amsel et al. 2025, arXiv 2505.16932", options={"ns_method": "polar_express"}),
     Technique("polar-express-4", "its first 4 steps", options={"ns_method": "polar_express", "ns_steps": 4}),
     Technique("newton-schulz-3", "3 steps of Jordan et al. 2024 instead of 5", options={"ns_steps": 3}),
+    Technique(
+        "quintics-jiacheng",
+        "a quintic for each of the 5 steps, Jiacheng You 2025",
+        optimizer=partial(QuinticsMuonAdamW, quintics=JIACHENG),
+    ),
+    Technique(
+        "quintics-convergent",
+        "5 steps of (15, -10, 3)/8, which converge to 1",
+        optimizer=partial(QuinticsMuonAdamW, quintics=((1.875, -1.25, 0.375),) * 5),
+    ),
     Technique("normuon", "Li et al. 2025, arXiv 2510.05491; β2 0.95", options={"normuon_beta2": 0.95}),
     Technique("cautious-decay", "Chen et al. 2025, arXiv 2510.12402", optimizer=CautiousMuonAdamW),
     Technique("decay-to-zero", NANOCHAT, before_step=decay_to_zero),
@@ -124,6 +142,12 @@ TECHNIQUES = [
     Technique("cosine-to-zero", "final rate 0", rate=_rate(cosine, final=0.0)),
     Technique("linear-to-zero", "Bergsma et al. 2025, arXiv 2502.15938", rate=_rate(linear, final=0.0)),
     Technique("wsd-linear", SPEEDRUN + ": linear over the last 40 %", rate=_rate(wsd, final=0.0, shape="linear")),
+    Technique(
+        "wsd-sqrt",
+        "1 − √x over the last 40 %, Hägele et al. 2024, arXiv 2405.18392",
+        rate=_rate(wsd, final=0.0, shape="one_minus_sqrt"),
+    ),
+    Technique("wsd-cosine", "cosine over the last 40 %", rate=_rate(wsd, final=0.0, shape="cosine")),
     Technique("batch-warmup", "half the batch in the first third", rows=half_the_batch_first),
     Technique("length-warmup", "Li et al. 2021, arXiv 2108.06084: a quarter, then half", length=short_sequences_first),
     Technique("average-last-fifth", "Izmailov et al. 2018, arXiv 1803.05407", average=partial(LastAverage, fraction=0.2)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,22 @@ class CautiousMuonAdamW(MuonAdamW):
         group["weight_decay"] = decay
         for p, before in zip(params, old, strict=True):
             p.sub_(group["lr"] * decay * before * ((before - p) * before > 0))
+
+
+class QuinticsMuonAdamW(MuonAdamW):
+    """MuonAdamW with other coefficients (a, b, c) for each step of its iteration X ← a X + (b A + c A²) X, A = X Xᵀ."""
+
+    def __init__(self, params: Iterable[Any], *, quintics: Sequence[tuple[float, float, float]], **options: Any):
+        self.quintics = quintics
+        super().__init__(params, **options)
+
+    def _orthogonal(self, group: dict[str, Any], update: Tensor) -> Tensor:
+        x = update.mT if update.size(0) > update.size(1) else update
+        x = x / x.norm().clamp(min=1e-7)
+        for a, b, c in self.quintics:
+            gram = x @ x.mT
+            x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        return x.mT if update.size(0) > update.size(1) else x
 
 
 class SoapAdamW(MuonAdamW):

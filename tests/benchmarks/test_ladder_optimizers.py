@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from ladder_optimizers import CautiousMuonAdamW, ScheduleFreeAdamW, SoapAdamW
+from ladder_optimizers import CautiousMuonAdamW, QuinticsMuonAdamW, ScheduleFreeAdamW, SoapAdamW
 
 sys.path.pop()  # benchmarks/clean.py would hide tests/clean
 
@@ -50,6 +50,18 @@ def test_cautious_decay_follows_its_formula(shape):
         update = math.sqrt(max(1, shape[0] / shape[1])) * u * s @ vh
         theta = theta - lr * (update + decay * (update * theta > 0) * theta)
         np.testing.assert_allclose(found[t - 1], theta, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_quintics_act_on_the_singular_values(shape):
+    lr, quintics = 0.02, [(4.0, -6.0, 2.5), (1.875, -1.25, 0.375)]
+    found, _, _ = visited(lambda groups: QuinticsMuonAdamW(groups, quintics=quintics, lr=lr, weight_decay=0.0), shape)
+    u, s, vh = np.linalg.svd(drawn(shape, 1), full_matrices=False)  # the first direction is a multiple of the gradient
+    s = s / np.linalg.norm(s)
+    for a, b, c in quintics:
+        s = a * s + b * s**3 + c * s**5
+    expected = drawn(shape, 0) - lr * math.sqrt(max(1, shape[0] / shape[1])) * u * s @ vh
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-7)
 
 
 def test_cautious_decay_of_an_adamw_group_decays_where_the_update_goes_the_same_way():

@@ -61,9 +61,9 @@ FIXED_TEXT = "\n".join(
     for _ in range(6000)
 )
 LOSSES = {
-    "bytes": {1: 5.666511, 10: 1.053215},
+    "bytes": {1: 5.666511, 10: 1.061672},
     "chars": {1: 3.405690, 10: 2.596214},
-    "quickstart": {1: 5.673246, 10: 1.415771},
+    "quickstart": {1: 5.673246, 10: 1.416546},
 }
 """Training loss by step on FIXED_TEXT: torch 2.13, one thread, x86-64 with AVX2."""
 
