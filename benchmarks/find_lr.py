@@ -34,26 +34,35 @@ EXPONENTS["finetune"] = range(-1, 11)  # a small model needs a higher rate
 SEEDS = 3
 BATCHES = 32
 
-_SMALL = ["--model.n_layer", "2", "--model.n_embd", "128", "--model.n_head", "4", "--model.block_size", "128"]
-_BATCH = ["--data.micro_batch_size", "8", "--data.global_batch_size", "8"]
+_SMALL = [
+    *("--model.n_layer", "2", "--model.n_embd", "64", "--model.n_head", "4", "--model.block_size", "64"),
+    *("--data.micro_batch_size", "8", "--data.global_batch_size", "8", "--trainer.precision", "32-true"),
+    *("--schedule.warmup_steps", "15", "--trainer.max_steps", "150"),
+]
 _BYTES = ["--data", "PythonStdlib", "--data.tokenizer", "Bytes"]
-_FP32 = ["--trainer.precision", "32-true"]
-_DEBUG = ["--config", "debug", "--schedule.warmup_steps", "30", "--trainer.max_steps", "250"]
+_DEBUG = ["--config", "debug", "--schedule.warmup_steps", "15", "--trainer.max_steps", "150"]
 BASE = Path("find-lr-base")
 TEXT = str(Path(pydoc.__file__).parent / "pydoc_data" / "topics.py")
 """English: Python's reference."""
 RECIPES: dict[str, list[str]] = {
-    "quickstart": ["--config", "quickstart", *_SMALL, *_FP32, "--trainer.max_steps", "150"],
-    "bytes": ["--config", "bytes", *_SMALL, *_BATCH, "--trainer.max_steps", "150"],
-    "chars": ["--config", "chars", "--model.n_layer", "2", *_BATCH, "--schedule.warmup_steps", "20", "--trainer.max_steps",
-              "200"],
+    "quickstart": ["--config", "quickstart", *_SMALL],
+    "bytes": ["--config", "bytes", *_SMALL],
+    "chars": ["--config", "chars", *_SMALL],
     "gpt2-124m": ["--config", "gpt2-124m", *_DEBUG],
     "llama3.2-1b": ["--config", "llama3.2-1b", *_DEBUG],
-    "dial": ["--config", "dial", "--depth", "2", *_BYTES, *_BATCH, *_FP32, "--model.block_size", "128",
-             "--trainer.max_steps", "150"],
-    "finetune": ["--config", "finetune", "--init_from", str(BASE), "--data.paths", TEXT, *_BATCH, *_FP32,
-                 "--data.block_size", "64", "--trainer.max_steps", "150", "--schedule.warmup_steps", "20"],
-}  # fmt: skip
+    "dial": ["--config", "dial", "--depth", "2", *_BYTES, *_SMALL],
+    "finetune": [
+        "--config",
+        "finetune",
+        "--init_from",
+        str(BASE),
+        "--data.paths",
+        TEXT,
+        *_SMALL[8:],
+        "--data.block_size",
+        "64",
+    ],
+}
 
 
 class FinalLoss(Callback):

@@ -10,6 +10,7 @@ from .batch_ramp import BatchRamp
 from .checkpoint import StepCheckpoint
 from .ddp_bucket_warmup import DDPBucketWarmup
 from .ema import EMA
+from .gradient_noise import GradientNoise
 from .gradient_norm_and_clipping import GradientNorm
 from .logger_errors import LoggerErrors
 from .metrics_file import MetricsFile
@@ -35,6 +36,7 @@ __all__ = [
     "Cosine",
     "DDPBucketWarmup",
     "Decay",
+    "GradientNoise",
     "GradientNorm",
     "InverseSquareRoot",
     "Linear",

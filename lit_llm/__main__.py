@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "plan": ("plan", "memory, time, cost", "plan --config gpt2-124m --hardware h100-sxm --devices 8"),
     "check": ("check", "launch checklist", "check --config quickstart"),
     "find-lr": ("find_lr", "a learning rate", "find-lr --config quickstart --out rate.yaml"),
+    "find-batch": ("find_batch", "a batch size", "find-batch --config quickstart --out batch.yaml"),
     "validate": ("validate", "loss on held-out text", "validate --run runs/quickstart"),
     "test": ("test", "loss on the test set", "test --run runs/quickstart"),
     "generate": ("generate", "text from a run", 'generate --run runs/quickstart --prompt "def "'),

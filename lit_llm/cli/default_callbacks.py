@@ -38,6 +38,7 @@ CALLBACKS: dict[str, ClassGroup] = {
     "schedule": _callback("Schedule", "Cosine"),
     "batch_ramp": _callback("BatchRamp"),
     "gradient_norm": _callback("GradientNorm", "GradientNorm"),
+    "gradient_noise": _callback("GradientNoise"),
     "ema": _callback("EMA"),
     "validation": _callback("ValidateEvery", "ValidateEvery", every_n_steps=1000),
     "throughput": _callback("Throughput", "Throughput"),

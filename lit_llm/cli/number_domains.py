@@ -90,6 +90,7 @@ _CALLBACKS: dict[str, dict[str, Domain]] = {
     },
     "batch_ramp": {"tokens_per_batch": whole(0, LARGEST)},
     "gradient_norm": {"clip": above(0, 10**9, null=True)},
+    "gradient_noise": {"every_n_steps": whole(1, _STEPS), "decay": below(0, 1)},
     "ema": {"decay": below(0, 1), "every_n_steps": whole(1, _STEPS), "start_step": whole(0, _STEPS)},
     "validation": {"every_n_steps": whole(1, _STEPS)},
     "throughput": {"peak_tflops": above(0, 10**9, null=True)},
@@ -183,6 +184,12 @@ FIND_LR_FLAGS: dict[str, Domain] = {
     "probe_steps": whole(5, _STEPS, null=True),
 }
 """Of `find-lr`, in addition to those of `fit`."""
+
+FIND_BATCH_FLAGS: dict[str, Domain] = {
+    "seeds": whole(1, 100),
+    "noise_steps": whole(4, _STEPS, null=True),
+}
+"""Of `find-batch`, in addition to those of `fit`."""
 
 PLAN_FLAGS: dict[str, Domain] = {
     "devices": whole(1, 10_000_000, null=True),

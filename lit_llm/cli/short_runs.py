@@ -50,6 +50,7 @@ class ShortRuns:
         steps: of the recipe's run.
         done: optimizer steps of all runs so far.
         devices: of the recipe. One of them is used.
+        data_options: arguments of the data module that further runs use instead of the recipe's.
 
     Raises:
         UserError: What `fit` would refuse, one sentence a line; no length of the run; an optimizer without a rate.
@@ -57,6 +58,7 @@ class ShortRuns:
 
     def __init__(self, arguments: Arguments) -> None:
         self._arguments = arguments
+        self.data_options: dict[str, Any] = {}
         self._notes_said = False
         self._precision: Any = None
         with self._built({}, 0) as built:
@@ -100,17 +102,34 @@ class ShortRuns:
 
         return self._run(rates, seed, steps, compressed, lambda losses: not math.isfinite(losses[-1]), *observers)
 
-    def observe(self, steps: int, observer: Callback, *, seed: int) -> list[float]:
-        """Losses of the first steps of the run itself, with another callback."""
+    def observe(
+        self,
+        steps: int,
+        observers: Sequence[Callback],
+        *,
+        seed: int,
+        rates: dict[str, float] | None = None,
+        ends: Callable[[Sequence[float]], bool] = lambda losses: not math.isfinite(losses[-1]),
+        frozen_after: int | None = None,
+    ) -> list[float]:
+        """Losses of the first steps of the run itself, with further callbacks.
+
+        Args:
+            frozen_after: the weights do not change after so many steps.
+        """
 
         def unchanged(built: Built) -> Rate:
             schedule: callbacks.Schedule | None = built.parts.get("schedule")
-            if schedule is None:
-                return lambda t, of, configured: configured
-            schedule.resolve(built.trainer)
-            return lambda t, of, configured: schedule.rate(t, configured)
+            if schedule is not None:
+                schedule.resolve(built.trainer)
+            end = self.steps if frozen_after is None else frozen_after
 
-        return self._run({}, seed, steps, unchanged, lambda losses: not math.isfinite(losses[-1]), observer)
+            def rate(t: int, of: str, configured: float) -> float:
+                return 0.0 if t > end else configured if schedule is None else schedule.rate(t, configured)
+
+            return rate
+
+        return self._run(rates or {}, seed, steps, unchanged, ends, *observers)
 
     def _run(
         self,
@@ -142,6 +161,8 @@ class ShortRuns:
             recipe.config.trainer.precision = self._precision
             recipe.config.seed_everything = self.seed + seed
         recipe.config.batch_ramp = None
+        for key, value in self.data_options.items():
+            recipe.config.data.init_args[key] = value
         for key, rate in rates.items():
             recipe.config.optimizer.init_args[key] = rate
         with tempfile.TemporaryDirectory(prefix="lit_llm-find-") as folder, _without_messages():

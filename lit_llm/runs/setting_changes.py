@@ -36,7 +36,8 @@ _RULES: dict[Change, str] = {
     Change.FREE: """
         run_dir async_checkpoints sharded_checkpoints init_from resume replace accept_changes check_against check_tolerance
         additional_steps hang_timeout log_dir use_ema
-        validation throughput plan time_breakdown stragglers profile samples tasks page progress signals checkpoint
+        validation throughput plan time_breakdown gradient_noise stragglers profile samples tasks page
+        progress signals checkpoint
         data.num_workers data.cache_dir
         trainer.logger trainer.fast_dev_run trainer.limit_val_batches trainer.limit_test_batches trainer.limit_predict_batches
         trainer.val_check_interval trainer.check_val_every_n_epoch trainer.num_sanity_val_steps trainer.log_every_n_steps

@@ -336,6 +336,13 @@ class LanguageModel(L.LightningModule):
         # each sequence have sums of its parts, and the strategy averages the gradients over these ranks, too.
         return targets.numel() / self._mesh("context", 1) if self.every_target_counts else self.config.block_size
 
+    def first_gradient_scale(self) -> Tensor | float:
+        """After the first micro-batch of a step: what makes its gradient that of the mean over its targets."""
+        micro_batches = self.trainer.accumulate_grad_batches
+        if self.every_target_counts:
+            return micro_batches
+        return micro_batches * self.config.block_size / torch.as_tensor(self.window_count).clamp(min=1)
+
     def _mesh(self, name: str, otherwise: int) -> int:
         """A number of ranks of the MeshStrategy; `otherwise` with another strategy, or without a Trainer."""
         trainer = trainer_of(self)

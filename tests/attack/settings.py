@@ -192,6 +192,8 @@ SETTINGS: tuple[Setting, ...] = (
     _whole("profile.wait", [1], [-1], needs=_PROFILE),
     _whole("profile.steps", [1], [0, -1], needs=_PROFILE),
     _whole("time_breakdown.communication_every_n_steps", [2], [0, -1], needs=("--time_breakdown=TimeBreakdown",)),
+    _whole("gradient_noise.every_n_steps", [1, 2], [0, -1], needs=("--gradient_noise=GradientNoise",)),
+    _real("gradient_noise.decay", [0, 0.9], [-0.1, 1], needs=("--gradient_noise=GradientNoise",)),
     _whole("trainer.max_steps", [1, 3], [-5, HUGE**3]),
     _whole("trainer.log_every_n_steps", [1, 2], [0, -1], null=True),
     _real("trainer.limit_train_batches", [], [0, -1, 1.5], null=True),

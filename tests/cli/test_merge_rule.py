@@ -61,6 +61,7 @@ GROUPS = {
         }.items()
     },
     "time_breakdown": {None: {}, "TimeBreakdown": {}},
+    "gradient_noise": {None: {}, "GradientNoise": {}},
     "profile": {None: {}, "Profile": {}},
 }  # fmt: skip
 REQUIRED = {

@@ -21,6 +21,7 @@ ARGUMENTS = {
     "plan": [*TINY, "--hardware", "h100-sxm"],
     "check": TINY,
     "find-lr": [*TINY, "--out", "rate.yaml", "--seeds", "1", "--probe_steps", "5", "--sweep_steps", "20"],
+    "find-batch": [*TINY, "--out", "batch.yaml", "--seeds", "1", "--noise_steps", "4"],
     "validate": RUN,
     "test": [*RUN, "--data.test", "held-out.txt"],
     "generate": [*RUN, "--max_new_tokens", "3"],

@@ -1,0 +1,153 @@
+"""Steps to a loss at five batch sizes, against the law of the gradient noise scale and what `find-batch` measures.
+
+    OMP_NUM_THREADS=1 python benchmarks/find_batch.py --out find-batch.csv
+    python benchmarks/find_batch.py --out find-batch.csv --table
+
+A small version of chars (2 layers of width 32, AdamW, a constant rate after 10 steps of warmup). A run ends when the mean
+loss of its last 256 sequences is below the target; steps count to the middle of these. For each batch size, the fewest steps
+of five rates count. The law is S = S_min (1 + B_noise / B) (McCandlish et al. 2018, equation 2.7); S_min and B_noise are
+fitted to the logarithms of the steps. The noise scale is measured with batches of 32 at fixed weights: after 0, 25, 100 and
+400 steps at a rate of 4e-3. Each finished run is a line of the CSV file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from lit_llm.cli.batch_finder import FrozenNoise
+from lit_llm.cli.short_runs import ShortRuns
+
+BATCHES = (4, 8, 16, 64, 256)
+RATES = (4e-3, 8e-3, 2e-3, 16e-3, 1e-3)
+TARGET = 2.5
+MOST = 3000
+"""Steps of a run that does not get there."""
+_WINDOW = 256
+_MEASURED = (0, 25, 100, 400)
+_STEPS = 60
+_RECIPE = [
+    *("--config", "chars", "--model.n_layer", "2", "--model.n_embd", "32", "--model.n_head", "2", "--model.block_size", "32"),
+    *("--schedule", "Constant", "--schedule.warmup_steps", "10", "--trainer.max_steps", str(MOST)),
+]
+
+
+def runs_of(batch: int) -> ShortRuns:
+    """The recipe with a batch size."""
+    return ShortRuns([*_RECIPE, "--data.global_batch_size", str(batch), "--data.micro_batch_size", str(batch)])
+
+
+def steps_to_target(runs: ShortRuns, batch: int, rate: float, most: int) -> int | None:
+    """Optimizer steps; None: more than `most`."""
+    window = max(1, _WINDOW // batch)
+
+    def mean(losses: Sequence[float]) -> float:
+        return sum(losses[-window:]) / window if len(losses) >= window else math.inf
+
+    def ends(losses: Sequence[float]) -> bool:
+        return not math.isfinite(losses[-1]) or mean(losses) < TARGET
+
+    losses = runs.observe(most, [], seed=0, rates={"lr": rate}, ends=ends)
+    return len(losses) - window // 2 if mean(losses) < TARGET else None
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Rows of finished runs."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def add(path: Path, kind: str, batch: int, rate: float, steps: object, trace: object = "", square: object = "") -> None:
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if is_new:
+            writer.writerow(["kind", "batch", "rate", "steps", "trace", "square"])
+        writer.writerow([kind, batch, rate, steps, trace, square])
+
+
+def measure(path: Path) -> None:
+    """Everything that the file does not have yet."""
+    done = {(row["kind"], int(row["batch"]), float(row["rate"]), row["steps"]) for row in read(path)}
+    runs = runs_of(32)
+    runs.data_options = {"micro_batch_size": 8}
+    for after in _MEASURED:
+        if ("noise", 32, 4e-3, str(after)) not in done:
+            recorder = FrozenNoise(after)
+            runs.observe(after + _STEPS, [recorder], seed=0, rates={"lr": 4e-3}, frozen_after=after)
+            noise = recorder.noise()
+            add(path, "noise", 32, 4e-3, after, noise.trace, noise.square)
+    finished = {(batch, rate) for kind, batch, rate, _ in done if kind == "run"}
+    for batch in BATCHES[::-1]:
+        runs, best = runs_of(batch), MOST
+        for rate in RATES:
+            if (batch, rate) in finished:
+                continue
+            steps = steps_to_target(runs, batch, rate, best)
+            best = min(best, steps or best)
+            add(path, "run", batch, rate, steps or "")
+
+
+def fewest(rows: list[dict[str, str]]) -> dict[int, tuple[int, float]]:
+    """Batch size → steps and rate of the fastest run."""
+    found: dict[int, tuple[int, float]] = {}
+    for row in rows:
+        if row["kind"] == "run" and row["steps"]:
+            each = int(row["steps"]), float(row["rate"])
+            found[int(row["batch"])] = min(found.get(int(row["batch"]), each), each)
+    return dict(sorted(found.items()))
+
+
+def fitted(steps: dict[int, int]) -> tuple[float, float]:
+    """S_min and B_noise with the least squares of logarithms, by a search over B_noise."""
+
+    def at(noise: float) -> tuple[float, float]:
+        logs = [math.log(count) - math.log(1 + noise / batch) for batch, count in steps.items()]
+        mean = sum(logs) / len(logs)
+        return sum((each - mean) ** 2 for each in logs), math.exp(mean)
+
+    noise = min((2 ** (i / 50) for i in range(-100, 700)), key=lambda value: at(value)[0])
+    return at(noise)[1], noise
+
+
+def table(path: Path) -> str:
+    """The tables of docs/find.md."""
+    rows = read(path)
+    found = fewest(rows)
+    least, noise = fitted({batch: steps for batch, (steps, _) in found.items()})
+    lines = [
+        f"S_min {least:.0f} steps, B_noise {noise:.0f} sequences",
+        "",
+        "| batch | best rate | steps | the law | sequences |",
+    ]
+    lines.append("|---|---|---|---|---|")
+    for batch, (steps, rate) in found.items():
+        lines.append(f"| {batch} | {rate:g} | {steps} | {least * (1 + noise / batch):.0f} | {steps * batch:,} |")
+    lines += ["", "| after steps | tr(Σ) | squared norm | B_simple |", "|---|---|---|---|"]
+    for row in rows:
+        if row["kind"] == "noise":
+            trace, square = float(row["trace"]), float(row["square"])
+            lines.append(f"| {row['steps']} | {trace:.3g} | {square:.3g} | {trace / square:.3g} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("find-batch.csv"))
+    parser.add_argument("--table", action="store_true", help="print what the file has")
+    own = parser.parse_args()
+    if not own.table:
+        measure(own.out)
+    print(table(own.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The gradient noise scale: about how many samples a batch should have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from ._lightning import is_logged, write_row
+from .batch_ramp import BatchRamp
+from .errors import ConfigurationError
+from .gradient_norm_and_clipping import GradientNorm, gradient_norm
+
+
+def noise_and_signal(small: Tensor, big: Tensor, small_samples: int, big_samples: int) -> Tensor:
+    """Unbiased estimates of tr(Σ) and |G|², (2,), from the squared gradient norms of a small and a big batch.
+
+    A batch of b samples has E|G_b|² = |G|² + tr(Σ)/b, where Σ is the covariance of the gradients of single samples. Two sizes
+    give two equations (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1). A single estimate can be negative.
+    """
+    trace = (small - big) / (1 / small_samples - 1 / big_samples)
+    square = (big_samples * big - small_samples * small) / (big_samples - small_samples)
+    return torch.stack([trace, square])
+
+
+class GradientNoise(Callback):
+    """Logs the simple gradient noise scale tr(Σ)/|G|², from the micro-batches of a step. Off by default.
+
+    A batch of that size needs twice the steps, and twice the samples, of the least possible (McCandlish et al. 2018). It grows
+    while the loss falls. The theory is that of SGD; for Adam it gives the order of magnitude.
+
+    Logs at logged steps, from moving averages of both estimates, which are averaged before the division:
+        `gradient_noise/scale_samples`: tr(Σ)/|G|². Left out while the estimate of |G|² is not above 0.
+        `gradient_noise/scale_tokens`: the same in tokens, if a batch is integers (B, T).
+        `gradient_noise/variance`: tr(Σ), of the gradient of one sample.
+        `gradient_noise/squared_norm`: |G|², without the noise of the batch.
+
+    The small batch is the first micro-batch of a step on each rank, the big one is the whole step. The loss of a micro-batch is
+    its mean; otherwise the LightningModule has `first_gradient_scale()`: what the gradient of the first micro-batch is
+    multiplied by to become that of its mean.
+
+    Contract:
+        on_train_start: refuses settings in which no gradient of a smaller batch exists.
+        on_after_backward: at sampled steps, the norm after the first micro-batch.
+        on_before_optimizer_step: at sampled steps, the norm of the step before clipping, `GradientNorm`'s if there is one. The
+            host synchronises at logged steps only. With several ranks one number is reduced in a sampled step.
+        State: the moving averages.
+    Cost: one more gradient norm in a sampled step, which reads each gradient once.
+
+    Args:
+        every_n_steps: sample one step of this many.
+        decay: weight of the past in the moving averages, for each sampled step.
+
+    Raises:
+        ConfigurationError: numbers out of range; one micro-batch a step; fp16 loss scaling; a strategy other than DDP on
+            several ranks, which keeps no gradient of one rank.
+    """
+
+    def __init__(self, every_n_steps: int = 10, decay: float = 0.95) -> None:
+        if every_n_steps < 1:
+            raise ConfigurationError(
+                f"every_n_steps is {every_n_steps} but must be at least 1 (--gradient_noise.every_n_steps)."
+            )
+        if not 0 <= decay < 1:
+            raise ConfigurationError(f"decay is {decay} but must lie in [0, 1) (--gradient_noise.decay).")
+        self.every_n_steps, self.decay = every_n_steps, decay
+        self.sums: Tensor | None = None  # (3,), on the device: of tr(Σ) and |G|², and of their weights
+        self._micro_batches = 0  # of the current step, whose backward has ended
+        self._small: Tensor | None = None
+        self._shape = (1, 1)  # samples of a micro-batch, and tokens of a sample
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._micro_batches, self._small = 0, None  # an interrupted fit may have left a part of a step
+        ramps = any(isinstance(callback, BatchRamp) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        if trainer.accumulate_grad_batches < 2 and not ramps:
+            raise ConfigurationError(
+                "GradientNoise compares the first micro-batch of a step with the whole step, but a step has one micro-batch: "
+                "lower --data.micro_batch_size, or turn it off with --gradient_noise null."
+            )
+        if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
+            raise ConfigurationError(
+                f"GradientNoise needs the gradient of one rank, which {type(trainer.strategy).__name__} does not keep: use "
+                "--trainer.strategy ddp, or turn it off with --gradient_noise null."
+            )
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            raise ConfigurationError(
+                "GradientNoise does not work with the scaled gradients of 16-mixed: use --trainer.precision bf16-mixed, or "
+                "turn it off with --gradient_noise null."
+            )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._micro_batches == 0:
+            self._shape = _shape(batch)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._micro_batches += 1
+        if self._micro_batches > 1 or not self._is_sampled(trainer) or trainer.accumulate_grad_batches < 2:
+            return
+        own = getattr(pl_module, "first_gradient_scale", None)
+        scale = trainer.accumulate_grad_batches if own is None else own()
+        self._small = _square(gradient_norm(trainer, trainer.optimizers[0]) * scale)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
+        small, count = self._small, self._micro_batches
+        self._small, self._micro_batches = None, 0
+        if small is not None:
+            if trainer.world_size > 1:
+                reduced = trainer.strategy.reduce(small, reduce_op="mean")
+                assert isinstance(reduced, Tensor)
+                small = reduced
+            samples = self._shape[0]
+            big = _square(_norm_before_clipping(trainer, optimizer))
+            self.add(noise_and_signal(small, big, samples, samples * count * trainer.world_size))
+        step = trainer.global_step + 1
+        if self.sums is not None and is_logged(trainer, step):
+            trace, square, weight = self.sums.tolist()
+            if weight:
+                write_row(trainer, self._row(trace / weight, square / weight), step)
+
+    def add(self, estimates: Tensor) -> None:
+        """Add a pair to the moving averages, unless it is not finite."""
+        if self.sums is None:
+            self.sums = estimates.new_zeros(3)
+        sums = self.sums.to(estimates.device)
+        new = self.decay * sums + (1 - self.decay) * torch.cat([estimates, torch.ones_like(estimates[:1])])
+        self.sums = torch.where(estimates.isfinite().all(), new, sums)
+
+    def _row(self, trace: float, square: float) -> dict[str, float]:
+        row = {"gradient_noise/variance": trace, "gradient_noise/squared_norm": square}
+        if square > 0:
+            row["gradient_noise/scale_samples"] = trace / square
+            if self._shape[1] > 1:
+                row["gradient_noise/scale_tokens"] = trace / square * self._shape[1]
+        return row
+
+    def _is_sampled(self, trainer: Trainer) -> bool:
+        return trainer.global_step % self.every_n_steps == 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": None if self.sums is None else self.sums.tolist()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        sums = state_dict["sums"]
+        self.sums = None if sums is None else torch.tensor(sums, dtype=torch.float64)
+
+
+def _norm_before_clipping(trainer: Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Of the whole step. A `GradientNorm` that comes first has computed it, and may have clipped the gradients since."""
+    known = (c.latest_norm for c in trainer.callbacks if isinstance(c, GradientNorm))  # type: ignore[attr-defined]
+    norm = next((norm for norm in known if norm is not None), None)
+    return gradient_norm(trainer, optimizer) if norm is None else norm
+
+
+def _square(norm: Tensor) -> Tensor:
+    """In float64, because estimates are differences of large numbers; float32 where the device has none."""
+    return (norm if norm.device.type == "mps" else norm.double()).square()
+
+
+def _shape(batch: Any) -> tuple[int, int]:
+    """Samples of a batch, by its first tensor, and tokens of a sample: 1 unless the tensor is integers (B, T)."""
+    if isinstance(batch, Tensor):
+        counts_tokens = batch.ndim == 2 and not batch.is_floating_point()
+        return (batch.size(0), batch.size(1) if counts_tokens else 1) if batch.ndim else (1, 1)
+    values = list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else []
+    return next((_shape(value) for value in values if isinstance(value, Tensor)), (1, 1))

@@ -1,0 +1,84 @@
+"""`python -m lit_llm find-batch`: the gradient noise scale of a recipe, and a batch size that follows from it, as an overlay.
+
+A batch of the noise scale needs twice the steps, and twice the samples, of the least possible (McCandlish et al. 2018, arXiv
+1812.06162). It is measured in the first steps of the run, on one device. Nothing but the overlay is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+from pathlib import Path
+
+from lit_llm.cli.arguments import Arguments
+from lit_llm.cli.launch import launch
+from lit_llm.cli.new_output import REPLACE_HELP, new_file
+from lit_llm.cli.number_domains import FIND_BATCH_FLAGS, flag_problems
+from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.errors import UserError
+
+
+def _own_flags() -> OwnFlags:
+    flags = OwnFlags(prog="python -m lit_llm find-batch")
+    add = flags.add_argument
+    add("--out", type=Path, help="The overlay with the advised batch. Default: it is only printed.")
+    add("--seeds", type=int, default=3, help="Repeat the measurement with other weights and data.")
+    add(
+        "--noise_steps",
+        type=int,
+        help="Steps of each seed: half to train, half to measure. Default: a tenth of the run, at least 100.",
+    )
+    add("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
+    return flags
+
+
+def main(words: list[str]) -> int:
+    """Measure, print, and write the overlay; returns the exit code."""
+    flags = _own_flags()
+    own, rest = flags.split(words)
+    if problems := flag_problems(FIND_BATCH_FLAGS, own):
+        raise UserError("\n".join(problems))
+    own.command = shlex.join(["python", "-m", "lit_llm", "find-batch", *words])
+    return launch("fit", rest, lambda arguments: _run(own, arguments), own=flags)
+
+
+def _run(own: argparse.Namespace, arguments: Arguments) -> int:
+    from contextlib import ExitStack
+
+    from lit_llm.cli.batch_finder import find_batch
+    from lit_llm.cli.short_runs import ShortRuns
+    from lit_llm.disk import write_text
+
+    with ExitStack() as files:
+        overlay = None if own.out is None else files.enter_context(new_file(own.out, replace=own.replace))
+        runs = ShortRuns(arguments)
+        if runs.devices > 1:
+            _say(f"find-batch trains on one device, with the whole batch of the recipe's {runs.devices}")
+        found = find_batch(runs, seeds=own.seeds, steps=own.noise_steps, say=_say)
+        if overlay is not None:
+            write_text(overlay, overlay_text(found.batch, found.micro_batch, own.command))
+    scale, length = found.noise.scale, found.length
+    each = [noise.scale for noise in found.by_seed]
+    spread = f", {min(each):.3g} to {max(each):.3g} over {len(each)} seeds" if len(each) > 1 else ""
+    spread = spread.replace("inf", "more than measurable")
+    print(f"noise scale: {scale:,.3g} sequences, {scale * length:,.3g} tokens{spread}; after {found.steps // 2:,} steps")
+    for name, batch in {"recipe": found.recipe, "advised": found.batch}.items():
+        print(
+            f"{name}: {batch:,} sequences, {batch * length:,} tokens: {1 + scale / batch:.2g} times the least steps, "
+            f"{1 + batch / scale:.2g} times the least tokens"
+        )
+    if not math.isclose(found.batch, found.recipe):
+        print("Another batch needs another learning rate: run find-lr with it.")
+    if own.out is not None:
+        print(f"Wrote {own.out}. Use it: fit --config RECIPE --config {own.out}")
+    return 0
+
+
+def overlay_text(batch: int, micro_batch: int, command: str) -> str:
+    """An overlay of a recipe with this batch."""
+    return f"# {command}\ndata:\n  init_args:\n    global_batch_size: {batch}\n    micro_batch_size: {micro_batch}\n"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
