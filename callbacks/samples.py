@@ -1,24 +1,30 @@
-"""Generated text in TensorBoard during training."""
+"""Generated text during training."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from ._lightning import SAMPLES
 from .errors import ConfigurationError
 from .evaluation_mode import evaluation_mode
+from .text_loggers import log_text, takes_text
 
 
-def markdown(text: str) -> str:
-    """A Markdown code block of `text`.
-
-    TensorBoard renders text as Markdown, which would drop white space and `#`, `*`, `_`. The block is indented, not
-    fenced, because the text may contain a fence.
-    """
-    return "\n".join("    " + line for line in text.split("\n"))
+def tags_of(prompts: Sequence[str]) -> list[str]:
+    """A readable tag for each prompt: "samples/def" for "def "."""
+    found: list[str] = []
+    for prompt in prompts:
+        name = tag = "samples/" + (re.sub(r"[^\w.-]+", "-", prompt)[:40].strip("-.") or "prompt")
+        number = 1
+        while tag in found:
+            number += 1
+            tag = f"{name}-{number}"
+        found.append(tag)
+    return found
 
 
 class TextSamples(Callback):
@@ -27,8 +33,8 @@ class TextSamples(Callback):
     Needs `LightningModule.generate_text(prompt, *, max_new_tokens, temperature, top_k, top_p, seed) -> str`. The seed
     is the same each time, so only the model changes between two samples.
 
-    Logs: text `samples/<i>` (prompt and continuation) to TensorBoard loggers only. Without a TensorBoard logger it does
-    not generate.
+    Logs: text `samples/<prompt>` (prompt and continuation, the prompt shortened to a tag) to loggers of TensorBoard, W&B
+    and MLflow. Without one of them it does not generate.
 
     Contract:
         on_train_start: checks that the module can generate.
@@ -98,15 +104,15 @@ class TextSamples(Callback):
             self._write(trainer, pl_module, step)
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        loggers = [logger for logger in trainer.loggers if takes_text(logger)]
         if not loggers:
             return
         with trainer.profiler.profile(SAMPLES):  # type: ignore[attr-defined]
             texts = self._generate(trainer, pl_module)
         if trainer.is_global_zero:
-            for i, text in enumerate(texts):
+            for tag, text in zip(tags_of(self.prompts), texts, strict=True):
                 for logger in loggers:
-                    logger.experiment.add_text(f"samples/{i}", markdown(text), global_step=step)
+                    log_text(logger, tag, text, step)
 
     def _generate(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
         """Prompt and continuation, for each prompt."""

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
@@ -26,6 +25,7 @@ from lit_llm.runs.resume import is_path
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.runs.setting_changes import SETTINGS
 from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.logged_settings import log_settings
 from lit_llm.training.run_length import phases, run_length
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class SaveRunFolder(SaveConfigCallback):
     """Makes a run folder self-contained: writes config.yaml, which can be run again unchanged, and the tokenizer.
 
     Args:
-        settings: by key, for checkpoints.
+        settings: by key, for checkpoints and loggers.
         scratch: the run is thrown away, and its length says nothing about that of the recipe.
     """
 
@@ -89,8 +89,7 @@ class SaveRunFolder(SaveConfigCallback):
             if form.end_of_turn_id is not None:
                 add_stop_id(run_dir, form.end_of_turn_id, eos_id=trainer.datamodule.eos_id)  # type: ignore[attr-defined]
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("config", f"```yaml\n{text}\n```", trainer.global_step)
+            log_settings(logger, self.settings, text, trainer.global_step)
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

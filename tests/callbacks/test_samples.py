@@ -1,14 +1,16 @@
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from foreign import Foreign, fit
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.callbacks import TextSamples
-from lit_llm.callbacks.samples import markdown
+from lit_llm.callbacks.samples import tags_of
+from lit_llm.callbacks.text_loggers import log_text, markdown, takes_text
 
 
 class Writer(Foreign):
@@ -49,7 +51,7 @@ def test_samples_are_written_at_due_steps_and_at_the_end(tmp_path, accumulate):
     expected = [(step, prompt, 7, 0.5, None, None, 4) for step in (3, 6, 8) for prompt in ("def ", "class ")]
     assert module.calls == expected
     written = texts(tmp_path)
-    assert list(written["samples/0/text_summary"]) == list(written["samples/1/text_summary"]) == [3, 6, 8]
+    assert list(written["samples/def/text_summary"]) == list(written["samples/class/text_summary"]) == [3, 6, 8]
 
 
 def test_the_last_step_is_not_sampled_twice(tmp_path):
@@ -61,9 +63,37 @@ def test_the_last_step_is_not_sampled_twice(tmp_path):
 @pytest.mark.parametrize("whole", [True, False])
 def test_prompt_and_continuation_are_one_block_with_its_white_space(tmp_path, whole):
     run(tmp_path, Writer(whole=whole), TextSamples(["def "], every_n_steps=8))
-    text = texts(tmp_path)["samples/0/text_summary"][8]
+    text = texts(tmp_path)["samples/def/text_summary"][8]
     assert text.startswith("    def  continued ")
     assert text.split("\n")[1:] == ["      * as # Markdown", "    "]
+
+
+def test_tags_are_readable_valid_and_distinct():
+    prompts = ["def ", "def-2", "def", "def", "class Foo(x):", "", "../..", "héllo\nwörld", "x" * 60]
+    assert [tag.removeprefix("samples/") for tag in tags_of(prompts)] == [
+        *("def", "def-2", "def-3", "def-4", "class-Foo-x", "prompt", "prompt-2", "héllo-wörld"),
+        "x" * 40,
+    ]
+
+
+def test_each_logger_gets_text_in_its_way_and_others_get_none(tmp_path):
+    """Objects of the real classes, without their packages; tests/training/test_other_loggers.py has the packages."""
+    calls = []
+    wandb = object.__new__(type("Table", (WandbLogger,), {"log_text": lambda self, key, **kwargs: calls.append((key, kwargs))}))
+    client = SimpleNamespace(log_text=lambda *arguments: calls.append(arguments))
+    mlflow = object.__new__(type("Client", (MLFlowLogger,), {"experiment": client, "run_id": "7"}))
+    for logger in (wandb, mlflow, CSVLogger(tmp_path)):
+        log_text(logger, "samples/a", "b", 3)
+    table = ("samples/a", {"columns": ["step", "text"], "data": [[3, "b"]], "step": 3})
+    assert calls == [table, ("7", "b", "samples/a/step-00000003.txt")]
+    assert takes_text(wandb) and takes_text(mlflow) and not takes_text(CSVLogger(tmp_path))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    client.log_text = full
+    with pytest.warns(UserWarning, match="cannot write the text samples/a of step 3: No space left on device"):
+        log_text(mlflow, "samples/a", "b", 3)
 
 
 def test_a_block_survives_any_text():

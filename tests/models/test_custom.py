@@ -109,7 +109,7 @@ def test_flops_are_those_of_its_matrix_products_and_memory_is_planned(folder):
     speed, mfu = curve("runs/own", "throughput/tokens_per_second"), curve("runs/own", "throughput/mfu")
     assert {step: mfu[step] / speed[step] for step in mfu} == pytest.approx(dict.fromkeys(mfu, 6 * products / 1e12), rel=1e-5)
     tags = EventAccumulator("runs/own").Reload().Tags()
-    assert "samples/0/text_summary" in tags["tensors"]
+    assert "samples/line/text_summary" in tags["tensors"]
     config = CustomConfig(vocab_size=257, block_size=16, architecture=Architecture("custom_models.LSTMModel", {"width": 24}))
     step = TrainingStep(
         config, partial(torch.optim.AdamW, lr=0.01), sequences=2, accumulation=2, loss=LossConfig(z_loss=Z_LOSS)

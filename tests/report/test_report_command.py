@@ -45,8 +45,8 @@ def test_a_run_that_was_interrupted_is_one_curve_and_the_page_is_one_file(traine
     training, validated = re.findall(r'<path class="curve[^"]*" d="M([^"]*)"', over_steps)
     assert training.count("L") == 7 and validated.count("L") == 1
     assert not re.search(r"(src|href)=|<script|<link|@import|url\(", page)
-    texts = load(trained).texts["samples/0"]
-    assert [step for step, _ in texts] == [4, 8] and all(f"samples/0, step {step}" in page for step, _ in texts)
+    texts = load(trained).texts["samples/line"]
+    assert [step for step, _ in texts] == [4, 8] and all(f"samples/line, step {step}" in page for step, _ in texts)
     launches = json.loads((trained / "plan.json").read_text())["launches"]
     assert section(page, "Planned and measured").count("<tr>") == 1 + len(launches)
 
