@@ -19,7 +19,7 @@ def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_text(tag, markdown(text), global_step=step)
     elif isinstance(logger, WandbLogger):
-        logger.log_text(tag, columns=["step", "text"], data=[[step, text]], step=step)
+        logger.log_text(tag, columns=["step", "text"], data=[[str(step), text]], step=step)
     elif isinstance(logger, MLFlowLogger):
         try:
             logger.experiment.log_text(logger.run_id, text, f"{tag}/step-{step:08d}.txt")

@@ -84,7 +84,7 @@ def test_each_logger_gets_text_in_its_way_and_others_get_none(tmp_path):
     mlflow = object.__new__(type("Client", (MLFlowLogger,), {"experiment": client, "run_id": "7"}))
     for logger in (wandb, mlflow, CSVLogger(tmp_path)):
         log_text(logger, "samples/a", "b", 3)
-    table = ("samples/a", {"columns": ["step", "text"], "data": [[3, "b"]], "step": 3})
+    table = ("samples/a", {"columns": ["step", "text"], "data": [["3", "b"]], "step": 3})
     assert calls == [table, ("7", "b", "samples/a/step-00000003.txt")]
     assert takes_text(wandb) and takes_text(mlflow) and not takes_text(CSVLogger(tmp_path))
 
