@@ -4,9 +4,9 @@
     python benchmarks/find_lr.py --out find-lr.csv --table
 
 Each run of the grid is a whole run of the small recipe, with all rates of the recipe's optimizer multiplied by one factor, a
-power of two from 2^-6 to 2^5 (finetune: 2^-1 to 2^10). The run with the suggested rates is whole, too. All have the same
-weights at the start and the same data. The final loss is that of validation data, 32 batches. Each finished run is a line of
-the CSV file and is not repeated.
+power of two from 2^-6 to 2^5 (finetune: 2^-1 to 2^10). The run with the suggested rates is whole, too. Runs of one seed have
+the same weights at the start and the same data. The final loss is that of validation data, 32 batches, and a mean over three
+seeds: single runs of neighbouring rates differ by up to 5 %. Each finished run is a line of the CSV file and is not repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import json
 import pydoc
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,17 @@ from lit_llm.cli.short_runs import ShortRuns
 EXPONENTS = dict.fromkeys(("quickstart", "bytes", "chars", "gpt2-124m", "llama3.2-1b", "dial"), range(-6, 6))
 EXPONENTS["finetune"] = range(-1, 11)  # a small model needs a higher rate
 SEEDS = 3
+NEAR = 1.06
+"""A rate whose loss with the first seed is above this multiple of the best one is not run with the others."""
 BATCHES = 32
 
 _SMALL = [
-    *("--model.n_layer", "2", "--model.n_embd", "64", "--model.n_head", "4", "--model.block_size", "64"),
+    *("--model.n_layer", "2", "--model.n_embd", "64", "--model.n_head", "4", "--model.block_size", "32"),
     *("--data.micro_batch_size", "8", "--data.global_batch_size", "8", "--trainer.precision", "32-true"),
     *("--schedule.warmup_steps", "15", "--trainer.max_steps", "150"),
 ]
 _BYTES = ["--data", "PythonStdlib", "--data.tokenizer", "Bytes"]
-_DEBUG = ["--config", "debug", "--schedule.warmup_steps", "15", "--trainer.max_steps", "150"]
+_DEBUG = ["--config", "debug", *_SMALL[6:]]
 BASE = Path("find-lr-base")
 TEXT = str(Path(pydoc.__file__).parent / "pydoc_data" / "topics.py")
 """English: Python's reference."""
@@ -60,7 +61,7 @@ RECIPES: dict[str, list[str]] = {
         TEXT,
         *_SMALL[8:],
         "--data.block_size",
-        "64",
+        "32",
     ],
 }
 
@@ -83,10 +84,10 @@ class FinalLoss(Callback):
         self.loss = nll / count
 
 
-def final_loss(runs: ShortRuns, rates: dict[str, float]) -> float:
+def final_loss(runs: ShortRuns, rates: dict[str, float], seed: int) -> float:
     """Of a whole run."""
     observer = FinalLoss()
-    runs.probe(rates, runs.steps, seed=0, observers=[observer])
+    runs.probe(rates, runs.steps, seed=seed, observers=[observer])
     return observer.loss
 
 
@@ -97,62 +98,73 @@ def make_base() -> None:
         subprocess.run([sys.executable, "-m", "lit_llm", *words], check=True, cwd=Path.cwd(), stdout=subprocess.DEVNULL)
 
 
-def read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Finished rows by recipe and run."""
-    if not path.exists():
-        return {}
-    with path.open(newline="") as file:
-        return {(row["recipe"], row["run"]): row for row in csv.DictReader(file)}
+def read(path: Path, name: str) -> dict[str, dict[int, dict[str, str]]]:
+    """Finished rows of a recipe, by run and seed."""
+    found: dict[str, dict[int, dict[str, str]]] = {}
+    if path.exists():
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                if row["recipe"] == name:
+                    found.setdefault(row["run"], {})[int(row["seed"])] = row
+    return found
 
 
 def add(path: Path, **row: object) -> None:
     is_new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, ["recipe", "run", "rates", "loss", "steps", "of_run", "spread", "seconds"])
+        writer = csv.DictWriter(file, ["recipe", "run", "seed", "rates", "loss", "steps", "of_run", "spread"])
         if is_new:
             writer.writeheader()
         writer.writerow(row)
 
 
+def mean_loss(rows: dict[int, dict[str, str]]) -> float:
+    """Over the seeds."""
+    return sum(float(row["loss"]) for row in rows.values()) / len(rows)
+
+
 def measure(name: str, path: Path) -> None:
-    """Search, then run the suggestion and the grid."""
+    """Search, then run the suggestion and the grid. Rates near the best of the first seed are run with the others, too."""
     if name == "finetune":
         make_base()
     runs = ShortRuns(RECIPES[name])
-    if (name, "suggestion") not in read(path):
-        began = time.process_time()
+    if "suggestion" not in read(path, name):
         found = find_rates(runs, seeds=SEEDS, sweep_steps=100, probe_steps=default_probe_steps(runs.steps))
-        seconds = time.process_time() - began
         spread = {key: [min(each), max(each)] for key, each in found.by_seed.items()}
-        loss = final_loss(runs, found.rates)
-        add(path, recipe=name, run="suggestion", rates=json.dumps(found.rates), loss=loss, steps=found.steps, of_run=runs.steps,
-            spread=json.dumps(spread), seconds=round(seconds))  # fmt: skip
-    for exponent in EXPONENTS[name]:
-        if (name, str(exponent)) not in read(path):
-            rates = {key: rate * 2.0**exponent for key, rate in runs.rates.items()}
-            add(path, recipe=name, run=exponent, rates=json.dumps(rates), loss=final_loss(runs, rates), of_run=runs.steps)
+        loss = final_loss(runs, found.rates, 0)
+        add(path, recipe=name, run="suggestion", seed=0, rates=json.dumps(found.rates), loss=loss, steps=found.steps,
+            of_run=runs.steps, spread=json.dumps(spread))  # fmt: skip
+    grid = {str(e): {key: rate * 2.0**e for key, rate in runs.rates.items()} for e in EXPONENTS[name]}
+    grid["suggestion"] = json.loads(read(path, name)["suggestion"][0]["rates"])
+    for seed in range(SEEDS):
+        done = read(path, name)
+        best = min((float(rows[0]["loss"]) for run, rows in done.items() if run != "suggestion"), default=0.0)
+        for run, rates in grid.items():
+            near = seed == 0 or run == "suggestion" or float(done[run][0]["loss"]) < NEAR * best
+            if near and seed not in done.get(run, {}):
+                add(path, recipe=name, run=run, seed=seed, rates=json.dumps(rates), loss=final_loss(runs, rates, seed))
 
 
 def table(path: Path) -> str:
     """The table of docs/find.md."""
-    rows = read(path)
     lines = ["| recipe, small | suggestion (over 3 seeds) | its loss | best of 12 (factor) | excess | recipe's rates | cost |"]
     lines.append("|---|---|---|---|---|---|---|")
     for name in RECIPES:
-        grid = {e: float(rows[name, str(e)]["loss"]) for e in EXPONENTS[name] if (name, str(e)) in rows}
-        own = rows.get((name, "suggestion"))
-        if own is None or not grid:
+        rows = read(path, name)
+        own = rows.pop("suggestion", {})
+        complete = {run: mean_loss(each) for run, each in rows.items() if len(each) == SEEDS}
+        if len(own) < SEEDS or len(rows) < len(EXPONENTS[name]):
             continue
-        best = min(grid, key=grid.__getitem__)
-        loss = float(own["loss"])
-        spread = json.loads(own["spread"])
+        best = min(complete, key=complete.__getitem__)
+        loss, first = mean_loss(own), own[0]
+        spread = json.loads(first["spread"])
         said = ", ".join(
-            f"{key} {rate:.2g} ({spread[key][0]:.2g} to {spread[key][1]:.2g})" for key, rate in json.loads(own["rates"]).items()
+            f"{key} {rate:.2g} ({spread[key][0]:.2g} to {spread[key][1]:.2g})"
+            for key, rate in json.loads(first["rates"]).items()
         )
-        missing = "" if len(grid) == 12 else f" of {len(grid)} rates"
         lines.append(
-            f"| {name} | {said} | {loss:.3f} | {grid[best]:.3f} (2^{best}){missing} | {100 * (loss / grid[best] - 1):+.1f} % | "
-            f"{grid.get(0, float('nan')):.3f} | {int(own['steps']) / int(own['of_run']):.1f} runs |"
+            f"| {name} | {said} | {loss:.3f} | {complete[best]:.3f} (2^{best}) | {100 * (loss / complete[best] - 1):+.1f} % | "
+            f"{mean_loss(rows['0']):.3f} | {int(first['steps']) / int(first['of_run']):.1f} runs |"
         )
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from lit_llm.training.rate_search import (
     Sweep,
     geometric_mean,
     has_diverged,
+    horizon_factor,
     lowest,
     search,
     swept_rates,
@@ -36,6 +37,7 @@ class Found:
         by_seed: the suggestion of each seed.
         probes: for each seed, the loss of each short run by its rate.
         steps: optimizer steps of everything.
+        factor: from the best rate of a short run to that of the whole run. It is part of `rates` and `by_seed`.
     """
 
     recipe: dict[str, float]
@@ -45,6 +47,7 @@ class Found:
     probes: dict[str, list[dict[float, float]]]
     probe_steps: int
     steps: int
+    factor: float
 
 
 def default_probe_steps(steps: int) -> int:
@@ -67,13 +70,15 @@ def find_rates(
     """Sweep each rate once, then search each with short runs, one after the other.
 
     With several seeds: the first finds the best power of two, the others compare it with its neighbours, with other weights
-    and other data. Each seed's suggestion is the lowest point of a parabola. The suggestion is their geometric mean.
+    and other data. Each seed's suggestion is the lowest point of a parabola, times the factor from the length of a short run to
+    that of the whole run. The suggestion is their geometric mean.
 
     Args:
         say: is given a line about each measurement.
     """
     keys = list(runs.rates)
     probe_steps = min(probe_steps, runs.steps)
+    factor = horizon_factor(probe_steps, runs.steps)
     sweeps: dict[str, Sweep] = {}
     for key in keys:
         rates = swept_rates(LOW, HIGH, min(sweep_steps, runs.steps))
@@ -98,7 +103,7 @@ def find_rates(
             if seed == 0:
                 best[key] = lowest(losses)
             current[key] = origin[key] * 2.0 ** vertex(losses)
-            by_seed[key].append(current[key])
+            by_seed[key].append(current[key] * factor)
             probes[key].append({origin[key] * 2.0**e: loss for e, loss in losses.items()})
     return Found(
         recipe=dict(runs.rates),
@@ -108,4 +113,5 @@ def find_rates(
         probes=probes,
         probe_steps=probe_steps,
         steps=runs.done,
+        factor=factor,
     )

@@ -1,8 +1,9 @@
 """`python -m lit_llm find-lr`: the peak learning rate of a recipe, from a sweep and short runs, as an overlay.
 
 A sweep of each rate of the optimizer, from 1e-6 to 10, finds where training breaks. Then short runs with the recipe's schedule,
-compressed, compare rates by factors of two below that. The suggestion is the lowest point of a parabola through the best three.
-It trains on one device and writes nothing but the overlay and the page: no run folder, no checkpoint, no log.
+compressed, compare rates by factors of two below that. The suggestion is the lowest point of a parabola through the best three,
+times a factor for the length of the run: the best rate falls with the power -0.32 of the tokens. It trains on one device and
+writes nothing but the overlay and the page: no run folder, no checkpoint, no log.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
         write_text(overlay, overlay_text(found.rates, own.command))
         if page is not None:
             write_text(page, rate_page(found, "Learning rates", own.command))
+    if found.factor != 1:
+        print(f"rates of short runs of {found.probe_steps} steps, times {found.factor:.2f} because the run is longer:")
     for key, rate in found.rates.items():
         each = found.by_seed[key]
         spread = f", {min(each):.2g} to {max(each):.2g} over {len(each)} seeds" if len(each) > 1 else ""

@@ -18,6 +18,10 @@ def rate_page(found: Found, title: str, command: str) -> str:
         (key, number(found.recipe[key]), number(rate), f"{number(min(each))} – {number(max(each))}")
         for (key, rate), each in zip(found.rates.items(), found.by_seed.values(), strict=True)
     ]
+    if found.factor != 1:
+        body.append(
+            f"<p>A short run has {found.probe_steps} steps. The suggestion is {found.factor:.2f} times its best rate.</p>"
+        )
     body.append(html.table(("rate", "recipe", "suggestion", "over seeds"), rows))
     for key in found.rates:
         body.append(html.heading(f"{key}: short runs"))

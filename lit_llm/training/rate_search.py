@@ -15,6 +15,8 @@ SMOOTHING = 0.8
 """Of the sweep's losses: the weight of the past in an exponential average."""
 BELOW_EDGE = 4.0
 """The search starts so many times below the sweep's edge."""
+HORIZON_POWER = -0.32
+"""Of the tokens, in the best rate. Bjorck et al. 2024 (arXiv 2409.19913) fit it to runs with AdamW."""
 FARTHEST = 12
 """Of the search: factors of two from its start."""
 
@@ -116,6 +118,11 @@ def vertex(losses: dict[int, float]) -> float:
     if not (math.isfinite(curvature) and curvature > 0):
         return float(best)
     return best + 0.5 * (left - right) / curvature  # within half a step, because the middle is the lowest
+
+
+def horizon_factor(short: int, whole: int) -> float:
+    """The best rate of a run of `whole` steps over that of a run of `short` steps with the same batch."""
+    return (whole / short) ** HORIZON_POWER
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -56,9 +56,10 @@ class KnownLosses:
 
 def test_the_suggestion_is_the_mean_over_seeds_of_the_best_rates():
     found = find_rates(KnownLosses(), seeds=3, sweep_steps=100, probe_steps=10)  # type: ignore[arg-type]
-    assert found.by_seed["lr"] == pytest.approx([0.01, 0.01 * 2**0.2, 0.01 * 2**0.4], rel=1e-6)
-    assert found.by_seed["adamw_lr"] == pytest.approx([0.003] * 3, rel=1e-6)
-    assert found.rates == {"lr": 0.011, "adamw_lr": 0.003}
+    longer = 100**-0.32  # of 1,000 steps instead of 10
+    assert found.by_seed["lr"] == pytest.approx([longer * 0.01 * 2 ** (0.2 * seed) for seed in range(3)], rel=1e-6)
+    assert found.by_seed["adamw_lr"] == pytest.approx([longer * 0.003] * 3, rel=1e-6)
+    assert found.rates == {"lr": 0.0026, "adamw_lr": 0.00069}
     assert (default_probe_steps(30), default_probe_steps(300), default_probe_steps(5000)) == (30, 50, 500)
     assert tail_loss([9.0, 9, 9, 9, 9, 9, 9, 9, 2, 4], 10) == 3 and tail_loss([1.0, math.nan], 10) == math.inf
 
@@ -69,7 +70,9 @@ def test_the_page_is_one_file_with_every_measurement():
     sweep = Sweep([1e-4, 1e-3, 1e-2], [5.0, 4.0, math.nan])
     probes = [{0.001: 3.25, 0.002: 3.0, 0.004: math.inf}, {0.001: 3.5, 0.002: 3.125}]
     page = rate_page(
-        Found({"lr": 0.01}, {"lr": 0.002}, {"lr": [0.0019, 0.0021]}, {"lr": sweep}, {"lr": probes}, 50, 500), "T", "find-lr <x>"
+        Found({"lr": 0.01}, {"lr": 0.002}, {"lr": [0.0019, 0.0021]}, {"lr": sweep}, {"lr": probes}, 50, 500, 0.5),
+        "T",
+        "find-lr <x>",
     )
     assert page.startswith("<!DOCTYPE html>") and "find-lr &lt;x&gt;" in page and "<script" not in page
     assert "0.0019 – 0.0021" in page and all(f"seed {i}: {loss}" in page for i, loss in ((0, 3.25), (0, 3), (1, 3.125)))
