@@ -20,6 +20,7 @@ _SHOWN = (
     ("grad/norm", "grad", "{:.3g}"),
 )
 _REFRESH_SECONDS = 0.1
+_LINE_SECONDS = 30.0  # between two lines of a validation in a log file
 
 
 def format_duration(seconds: float) -> str:
@@ -70,11 +71,18 @@ def format_validation(step: int, metrics: Mapping[str, float], seconds: float) -
     return f"validation after step {step}: {values}  ({format_duration(seconds)})"
 
 
+def format_validating(step: int, done: int, batches: float) -> str:
+    """Like "validating after step 500: batch 120 of 400"; no total if the number of batches is not known."""
+    total = "" if batches == float("inf") else f" of {batches:.0f}"
+    return f"validating after step {step}: batch {done}{total}"
+
+
 class TrainingProgress(ProgressBar):
     """Shows the optimizer step, loss, perplexity, learning rate, gradient norm, tokens/s and remaining time.
 
     On a terminal: one bar, redrawn at logged steps and otherwise at most ten times a second, and a second bar during
-    validation. Elsewhere (a log file, CI): one plain line per logged step. Both print one line with each validation result.
+    validation. Elsewhere (a log file, CI): one plain line per logged step, and one every 30 seconds of a validation. Both
+    print one line with each validation result.
 
     Reads the loss, `train/perplexity`, `lr`, `grad/norm` and `throughput/tokens_per_second` from
     `trainer.callback_metrics`; metrics that are missing there are not shown. ETA = time per step × remaining steps. The
@@ -102,7 +110,8 @@ class TrainingProgress(ProgressBar):
         self._step = 0
         self._drawn = 0.0  # time of the last drawing
         self._first: tuple[int, float] | None = None  # the first step of this process and the time of its end
-        self._val_since = 0.0
+        self._val_since = self._val_said = 0.0
+        self._val_done = 0
 
     def disable(self) -> None:
         self._enabled = False
@@ -177,11 +186,12 @@ class TrainingProgress(ProgressBar):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not self._enabled:
             return
-        self._val_since = time.monotonic()
+        self._val_since = self._val_said = time.monotonic()
+        self._val_done = 0
         if sys.stdout.isatty():
             batches = sum(trainer.num_val_batches)
             self._val_bar = Tqdm(
-                desc="validation",
+                desc="validating",
                 total=batches if batches != float("inf") else None,
                 file=sys.stdout,
                 leave=False,
@@ -199,8 +209,14 @@ class TrainingProgress(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        if trainer.sanity_checking or not self._enabled:
+            return
+        self._val_done += 1
         if self._val_bar is not None:
             self._val_bar.update()
+        elif time.monotonic() - self._val_said >= _LINE_SECONDS:
+            self._val_said = time.monotonic()
+            self.print(format_validating(trainer.global_step, self._val_done, sum(trainer.num_val_batches)))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not self._enabled:

@@ -94,7 +94,11 @@ _CALLBACKS: dict[str, dict[str, Domain]] = {
     "ema": {"decay": below(0, 1), "every_n_steps": whole(1, _STEPS), "start_step": whole(0, _STEPS)},
     "validation": {"every_n_steps": whole(1, _STEPS)},
     "throughput": {"peak_tflops": above(0, 10**9, null=True)},
-    "plan": {"mfu": Domain(0, 1, above_low=True, null=True), "tolerance": above(0, 1000)},
+    "plan": {
+        "mfu": Domain(0, 1, above_low=True, null=True),
+        "tolerance": above(0, 1000),
+        "price": Domain(0, 1000, above_low=True, null=True),
+    },
     "time_breakdown": {"communication_every_n_steps": whole(1, _STEPS)},
     "profile": {"wait": whole(0, _STEPS), "steps": whole(1, 10_000)},
     "samples": {

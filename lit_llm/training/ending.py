@@ -11,7 +11,10 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from torch import Tensor
 
 from lit_llm import callbacks
+from lit_llm.callbacks._lightning import is_logged
+from lit_llm.callbacks.progress_bar import format_line
 from lit_llm.errors import UserError
+from lit_llm.training.language_model import LanguageModel, safe_exp
 
 
 class RequireMonitor(Callback):
@@ -70,6 +73,15 @@ def reason_for_end(trainer: Trainer) -> str:
         if remaining is not None and remaining <= 0:
             return "reached trainer.max_time"
     return "a callback stopped it"
+
+
+def loss_of_last_step(trainer: Trainer, model: LanguageModel) -> str | None:
+    """The line of the last optimizer step, if it was not a logged one: "step 103/103  loss 2.3456  ppl 10.44"."""
+    count = float(model.last_count)
+    if not count or is_logged(trainer, trainer.global_step):
+        return None
+    loss = float(model.last_nll) / count
+    return format_line(trainer.global_step, trainer.max_steps, {"train/loss": loss, "train/perplexity": safe_exp(loss)}, None)
 
 
 def unsaved(trainer: Trainer, run_dir: Path, *, resumed: bool) -> str | None:

@@ -31,7 +31,7 @@ from lit_llm.runs.logged_curve import logged
 from lit_llm.runs.resume import RunStart
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, holds_run, set_aside
 from lit_llm.tokenizers import TOKENIZER_FILE
-from lit_llm.training.ending import not_finite, reason_for_end, require_monitors, unsaved
+from lit_llm.training.ending import loss_of_last_step, not_finite, reason_for_end, require_monitors, unsaved
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.lost_peer import PeerWatch, is_lost_peer, is_port_in_use
 from lit_llm.training.progress_watch import ProgressWatch
@@ -170,6 +170,8 @@ def _train(
         return 1
     finally:
         trainer.strategy.checkpoint_io.teardown()  # a checkpoint in the background; Lightning leaves this out after some errors
+    if trainer.is_global_zero and (line := loss_of_last_step(trainer, model)):
+        print(line)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
             if problem := unsaved(trainer, run_dir, resumed=start.checkpoint is not None):

@@ -137,6 +137,7 @@ class LanguageModel(L.LightningModule):
         # Sums over the current optimizer step's micro-batches, on the device. Not saved: checkpoints are made between steps.
         self.window_nll: Tensor | float = 0.0
         self.last_nll: Tensor | float = 0.0  # of the last step, also if that was not logged; of all ranks once training ends
+        self.last_count: Tensor | int = 0  # the tokens of `last_nll`
         self.window_count: Tensor | int = 0
         self.window_sources = SourceLosses(())
         self.window_batches: list[dict[str, Tensor]] = []  # of a pipeline: the step's micro-batches until the last one
@@ -395,14 +396,15 @@ class LanguageModel(L.LightningModule):
 
     def on_train_end(self) -> None:
         """Add the last loss of all ranks: of a pipeline only one has it. Later a rank may have ended already."""
-        nll = torch.as_tensor(self.last_nll, device=self.trainer.strategy.root_device)
-        self.last_nll = self.trainer.strategy.reduce(nll, reduce_op="sum")
+        device = self.trainer.strategy.root_device
+        sums = torch.stack([torch.as_tensor(value, device=device).double() for value in (self.last_nll, self.last_count)])
+        self.last_nll, self.last_count = self.trainer.strategy.reduce(sums, reduce_op="sum")
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         step = self.trainer.global_step + 1
         nll, count, sources = self.window_nll, self.window_count, self.window_sources.take()
         self.window_nll, self.window_count = 0.0, 0
-        self.last_nll = nll
+        self.last_nll, self.last_count = nll, count
         if step != 1 and step % self.trainer.log_every_n_steps:  # type: ignore[attr-defined]  # set by a connector
             return
         device = self.trainer.strategy.root_device  # of a pipeline, ranks without the loss have plain zeros

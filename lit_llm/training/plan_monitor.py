@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 from dataclasses import replace
@@ -34,6 +35,7 @@ from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_va
 from lit_llm.plan.settings import DataFacts, RunSettings, canonical_precision
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.run_cost import RunCost
 
 
 class PlanMonitor(Callback):
@@ -51,26 +53,32 @@ class PlanMonitor(Callback):
     plan.json has one entry for each launch. Of earlier launches, those that measured a speed stay. It is written when
     training starts and ends, and with each checkpoint. An error of the disk does not end the run.
 
+    If a price is known, the planned cost of the steps to come is printed at the start, and the cost of the time that this
+    launch has trained, with validation and saving, at the end.
+
     Contract:
-        on_train_start: predicts; rank 0 writes plan.json if the folder has a config.yaml.
+        on_train_start: predicts; rank 0 writes plan.json if the folder has a config.yaml, and prints the planned cost.
         on_train_batch_end: writes the row, without a device synchronisation.
-        on_save_checkpoint, on_train_end: rank 0 writes plan.json.
+        on_save_checkpoint, on_train_end: rank 0 writes plan.json; at the end it prints the cost.
         State: none.
 
     Args:
         mfu: the planned MFU (`plan --mfu`). None: as `plan` assumes it.
         tolerance: relative difference that causes a warning.
+        price: USD per device-hour (`plan --price`). None: the range of the hardware table, which has none for a processor.
 
     Raises:
         UserError: if an argument is out of range.
     """
 
-    def __init__(self, mfu: float | None = None, tolerance: float = 0.1) -> None:
+    def __init__(self, mfu: float | None = None, tolerance: float = 0.1, price: float | None = None) -> None:
         if mfu is not None and not 0 < mfu <= 1:
             raise UserError(f"mfu is {mfu}, but must be in (0, 1] (--plan.mfu).")
         if not tolerance > 0:
             raise UserError(f"tolerance is {tolerance}, but must be above 0 (--plan.tolerance).")
-        self.mfu, self.tolerance = mfu, tolerance
+        if price is not None and not 0 < price < math.inf:
+            raise UserError(f"price is {price}, but must be above 0 (--plan.price).")
+        self.mfu, self.tolerance, self.price = mfu, tolerance, price
         self._forget()
 
     def _forget(self) -> None:
@@ -82,6 +90,7 @@ class PlanMonitor(Callback):
         self._earlier: list[dict[str, Any]] = []
         self._launch: dict[str, Any] | None = None
         self._final_batch_from = 0
+        self._cost: RunCost | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._forget()
@@ -106,6 +115,10 @@ class PlanMonitor(Callback):
             self._planned_mfu = flops * settings.tokens_per_step / (step * settings.layout.devices * peak * 1e12)
         if not trainer.is_global_zero:
             return
+        self._cost = RunCost.known(hardware, self.price, trainer.world_size)
+        left = settings.tokens - settings.tokens_before(trainer.global_step)
+        if self._cost is not None and step and left > 0:
+            print(self._cost.planned(step * left / settings.tokens_per_step))
         self._earlier = earlier_launches(Path(trainer.default_root_dir))
         self._launch = {
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -157,6 +170,8 @@ class PlanMonitor(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer)
+        if self._cost is not None:
+            print(self._cost.so_far())
 
     def _write(self, trainer: Trainer) -> None:
         """Write plan.json if this rank has something new for it."""

@@ -4,12 +4,20 @@ import sys
 
 import pytest
 import torch
-from foreign import Foreign, fit, make_trainer
+from foreign import Batches, Foreign, fit, make_trainer
 from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
 
 from lit_llm.callbacks import Constant, GradientNorm, TrainingProgress, ValidateEvery
 from lit_llm.callbacks import progress_bar as module_under_test
-from lit_llm.callbacks.progress_bar import format_count, format_duration, format_line, format_metrics, format_validation
+from lit_llm.callbacks.progress_bar import (
+    format_count,
+    format_duration,
+    format_line,
+    format_metrics,
+    format_validating,
+    format_validation,
+)
 
 METRICS = {
     "train/loss": 2.34561,
@@ -99,6 +107,26 @@ def test_validation_leaves_one_line_with_its_result(tmp_path, capsys):
     assert [x.split(":")[0] for x in lines] == ["validation after step 5", "validation after step 8"]
 
 
+def test_a_long_validation_leaves_a_line_every_30_seconds_in_a_log_file(tmp_path, capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module_under_test.time, "monotonic", lambda: now[0])
+
+    class Slow(Callback):
+        def on_validation_batch_start(self, trainer, *_):
+            now[0] += 20.0
+
+    class Long(WithLoss):
+        def val_dataloader(self):
+            return DataLoader(Batches(5), batch_size=None)
+
+    fit(
+        [ValidateEvery(8), Slow(), TrainingProgress()], tmp_path, module=Long(), limit_val_batches=1.0, enable_progress_bar=True
+    )
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("validating")]
+    assert said == ["validating after step 8: batch 2 of 5", "validating after step 8: batch 4 of 5"]
+    assert format_validating(8, 4, float("inf")) == "validating after step 8: batch 4"
+
+
 def test_a_resumed_run_starts_at_its_step(tmp_path, capsys, monkeypatch):
     trainer = make_trainer([], tmp_path, steps=5)
     trainer.fit(WithLoss(steps=5))
@@ -139,7 +167,7 @@ def test_a_terminal_gets_one_bar_that_counts_optimizer_steps(tmp_path, monkeypat
     assert states[0] == "0" and states[-1] == "8" and set(states) <= {str(i) for i in range(9)}
     assert "loss 1.5000" in shown
     assert "validation after step 4: val/loss" in shown
-    assert re.search(r"validation: +\d+%", shown)
+    assert re.search(r"validating: +\d+%", shown)
 
 
 def test_unlogged_steps_redraw_at_most_ten_times_a_second(tmp_path, monkeypatch):

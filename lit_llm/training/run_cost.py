@@ -1,0 +1,60 @@
+"""What a launch costs, as lines for the terminal."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from lit_llm.callbacks.progress_bar import format_duration
+from lit_llm.plan.compute import cost_usd
+from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.numbers import money_range
+
+
+@dataclass
+class RunCost:
+    """The price of the devices of a run, from now on.
+
+    Attributes:
+        usd_hour: lowest and highest price of a device-hour.
+        origin: where the price is from.
+        count: devices.
+        devices: the same, as text.
+        began: when this was made.
+    """
+
+    usd_hour: tuple[float, float]
+    origin: str
+    count: int
+    devices: str
+    began: float
+
+    @classmethod
+    def known(cls, hardware: Hardware, price: float | None, count: int) -> RunCost | None:
+        """None if nobody knows a price.
+
+        Args:
+            price: USD per device-hour. None: that of the hardware table.
+        """
+        usd_hour = hardware.price_usd_hour if price is None else (price, price)
+        if usd_hour is None:
+            return None
+        origin = "assumed price, --plan.price" if price is None else "--plan.price"
+        devices = f"{count} x {hardware.name}" if count > 1 else hardware.name
+        return cls(usd_hour, origin, count, devices, time.monotonic())
+
+    def planned(self, seconds: float) -> str:
+        """For example "cost: about $1.2 planned for 37m00s on h100-sxm (--plan.price)"."""
+        return f"cost: about {self._usd(seconds)} planned for {self._time(seconds)}"
+
+    def so_far(self) -> str:
+        """The same, for the time since this was made."""
+        seconds = time.monotonic() - self.began
+        return f"cost: about {self._usd(seconds)} for {self._time(seconds)}"
+
+    def _usd(self, seconds: float) -> str:
+        low, high = (cost_usd(seconds, self.count, usd) for usd in self.usd_hour)
+        return money_range(low, high)
+
+    def _time(self, seconds: float) -> str:
+        return f"{format_duration(seconds)} on {self.devices} ({self.origin})"
