@@ -1,6 +1,7 @@
 """The command line as a user sees it: exit codes, messages, run folders, and resuming."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -171,7 +172,8 @@ def test_a_run_that_breaks_later_keeps_its_curves(folder, capsys):
 def test_the_last_line_does_not_show_the_numbers_of_an_earlier_step(folder, capsys):
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--trainer.log_every_n_steps", "5")
     lines = [line for line in out.splitlines() if line.startswith("step ")]
-    assert [line.split()[1] for line in lines] == ["1/8", "5/8"] and all("loss" in line for line in lines)
+    assert [line.split()[1] for line in lines] == ["1/8", "5/8", "8/8"] and all("loss" in line for line in lines)
+    assert re.fullmatch(r"step 8/8  loss [\d.]+  ppl [\d.]+", lines[-1]), "learning rate and norm would be those of step 5"
     assert out.count("training ended after step 8: reached trainer.max_steps=8") == 1
 
 
