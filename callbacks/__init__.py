@@ -12,6 +12,7 @@ from .ddp_bucket_warmup import DDPBucketWarmup
 from .ema import EMA
 from .gradient_noise import GradientNoise
 from .gradient_norm_and_clipping import GradientNorm
+from .health import HealthSignals
 from .logger_errors import LoggerErrors
 from .metrics_file import MetricsFile
 from .profile_steps import Profile
@@ -38,6 +39,7 @@ __all__ = [
     "Decay",
     "GradientNoise",
     "GradientNorm",
+    "HealthSignals",
     "InverseSquareRoot",
     "Linear",
     "LoggerErrors",

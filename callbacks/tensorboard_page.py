@@ -24,6 +24,10 @@ HEALTH = {
     "gradient norm": ["Multiline", ["^grad/norm$", "^grad/norm_clipped$"]],
     "fraction of steps clipped": ["Multiline", ["^grad/clip_fraction$"]],
     "skipped steps": ["Multiline", ["^spike/skipped$"]],
+    "update norm / weight norm": ["Multiline", ["^health/update_ratio/"]],
+    "largest attention logit": ["Multiline", ["^health/attention_logit_max/"]],
+    "root mean square of activations": ["Multiline", ["^health/activation_rms/"]],
+    "entropy of the output (nats)": ["Multiline", ["^health/output_entropy$"]],
 }
 SPEED = {
     "throughput (tokens/s)": ["Multiline", ["^throughput/tokens_per_second$"]],

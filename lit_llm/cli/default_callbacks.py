@@ -37,6 +37,7 @@ def _callback(name: str, default: str | None = None, **arguments: Any) -> ClassG
 CALLBACKS: dict[str, ClassGroup] = {
     "schedule": _callback("Schedule", "Cosine"),
     "batch_ramp": _callback("BatchRamp"),
+    "health": _callback("HealthSignals", "HealthSignals"),  # sees gradients before they are clipped
     "gradient_norm": _callback("GradientNorm", "GradientNorm"),
     "gradient_noise": _callback("GradientNoise"),
     "ema": _callback("EMA"),

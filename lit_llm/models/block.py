@@ -5,6 +5,8 @@ Shape letters: B sequences, T positions, d ``n_embd``, f hidden width of the MLP
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -28,11 +30,14 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.n_embd, config.hidden_width, bias=bias)
         self.gate = nn.Linear(config.n_embd, config.hidden_width, bias=bias) if config.gated else None
         self.project = nn.Linear(config.hidden_width, config.n_embd, bias=bias)
+        self.unit_probe: Callable[[Tensor], None] | None = None  # set by `HealthSignals` while it measures
 
     def forward(self, x: Tensor, drops: Drops | None = None) -> Tensor:
         """(B, T, d) → (B, T, d)."""
         up = apply_linear(self.up, x, drops)  # (B, T, f)
         hidden = self._activate(up) if self.gate is None else self._activate(apply_linear(self.gate, x, drops)) * up
+        if self.unit_probe is not None:
+            self.unit_probe(hidden)
         return apply_linear(self.project, hidden, drops)
 
     def _activate(self, x: Tensor) -> Tensor:

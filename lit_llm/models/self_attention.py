@@ -6,6 +6,8 @@ h ``head_dim``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +31,7 @@ class Attention(nn.Module):
         self.exclusive = config.exclusive_attention
         self.norm_heads = config.qk_norm_width == "head"
         self.first_head = 0  # the number of this rank's first query head
+        self.score_probe: Callable[..., None] | None = None  # set by `HealthSignals` while it measures
         d, heads, kv = config.n_embd, config.n_head * self.head_dim, config.kv_heads * self.head_dim
         # Three matrices, not one fused matrix: Muon orthogonalises each, and tensor parallelism splits each by heads.
         self.query = nn.Linear(d, heads, bias=config.has_bias("qkv"))
@@ -68,6 +71,8 @@ class Attention(nn.Module):
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast the norms return fp32; attention runs in the compute dtype
+        if self.score_probe is not None:
+            self.score_probe(q, k, scale=self.scale, window=see.window)
         own = v  # (B, K, T, h)
         if cache is not None:
             k, v = cache.append(k, v)

@@ -277,6 +277,11 @@ class LanguageModel(L.LightningModule):
         """Whether the data module declares that no training target is ignored, so that micro-batches have equal weight."""
         return getattr(getattr(self.trainer, "datamodule", None), "every_target_counts", False)
 
+    @property
+    def holds_all_logits(self) -> bool:
+        """Whether training has the logits of a whole micro-batch in memory. `HealthSignals` reads it."""
+        return self.loss_config.chunk_size is None
+
     def sums(self, batch: dict[str, Tensor]) -> LossSums:
         assert self.model is not None
         documents = {"documents": batch["documents"]} if "documents" in batch else {}  # a custom model takes none

@@ -191,6 +191,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("samples.prompts", "list", (["a", "b"],), ([3],), needs=_SAMPLES),
     _whole("profile.wait", [1], [-1], needs=_PROFILE),
     _whole("profile.steps", [1], [0, -1], needs=_PROFILE),
+    _whole("health.every_n_steps", [1, 2], [0, -1]),
     _whole("time_breakdown.communication_every_n_steps", [2], [0, -1], needs=("--time_breakdown=TimeBreakdown",)),
     _whole("gradient_noise.every_n_steps", [1, 2], [0, -1], needs=("--gradient_noise=GradientNoise",)),
     _real("gradient_noise.decay", [0, 0.9], [-0.1, 1], needs=("--gradient_noise=GradientNoise",)),

@@ -48,6 +48,8 @@ def test_one_page_shows_exactly_the_contract_metrics(tmp_path, by_source):
             "plan/memory_ratio",
             "spike/skipped",
         ),
+        *("health/update_ratio/head", "health/attention_logit_max/blocks.0", "health/activation_rms/blocks.0"),
+        *("health/output_entropy", "health/update_norm/head"),
     ]
     # TensorBoard draws every scalar that a pattern matches from its beginning (custom_scalars_plugin: regex.match).
     shown = {
@@ -67,6 +69,10 @@ def test_one_page_shows_exactly_the_contract_metrics(tmp_path, by_source):
         "gradient norm": ["grad/norm", "grad/norm_clipped"],
         "fraction of steps clipped": ["grad/clip_fraction"],
         "skipped steps": ["spike/skipped"],
+        "update norm / weight norm": ["health/update_ratio/head"],
+        "largest attention logit": ["health/attention_logit_max/blocks.0"],
+        "root mean square of activations": ["health/activation_rms/blocks.0"],
+        "entropy of the output (nats)": ["health/output_entropy"],
         "throughput (tokens/s)": ["throughput/tokens_per_second"],
         "fractions of the time": ["time/data_fraction", "time/forward_fraction"],
         "peak memory (GB)": ["memory/peak_gb", "plan/peak_gb"],

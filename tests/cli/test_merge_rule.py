@@ -46,6 +46,7 @@ GROUPS = {
         "TextFiles": {"global_batch_size": COUNT, "num_workers": COUNT, "val_fraction": RATE, "cache_dir": ["c", "d"]},
         "TokenShards": {"global_batch_size": COUNT, "micro_batch_size": COUNT, "headerless": SWITCH, "vocab_size": COUNT},
     },
+    "health": {"HealthSignals": {"every_n_steps": COUNT}},
     "gradient_norm": {"GradientNorm": {"clip": RATE}},
     "validation": {"ValidateEvery": {"every_n_steps": COUNT}},
     "checkpoint": {"StepCheckpoint": {"every_n_steps": COUNT, "keep_last": COUNT}},

@@ -1,0 +1,217 @@
+"""Signals of a run's health: norms, activations, logits, and checks of batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+
+from ._lightning import write_row
+from .errors import ConfigurationError
+from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
+from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square
+from .health_probe import Probe
+from .health_readings import Readings
+
+DESCRIPTIONS = {
+    "health/gradient_norm/LAYER": "L2 norm of a layer's gradient, before clipping",
+    "health/weight_norm/LAYER": "L2 norm of a layer's trained weights, before the update",
+    "health/update_norm/LAYER": "L2 norm of what the optimizer added to them; an estimate from about 16,384 weights of a rank",
+    "health/update_ratio/LAYER": "update norm / weight norm",
+    "health/activation_rms/BLOCK": "root mean square of a block's output",
+    "health/activation_max/BLOCK": "largest absolute value of a block's output",
+    "health/attention_logit_max/BLOCK": "largest attention score of visible keys, before softmax and soft cap",
+    "health/dead_units/BLOCK": "share of the MLP's hidden units that are zero on every probed token",
+    "health/logit_rms": "root mean square of the logits",
+    "health/logit_max": "largest absolute logit",
+    "health/output_entropy": "mean entropy of the predicted distribution, in nats; ln(vocabulary) = uniform",
+    "health/loss_by_position/1..4": "loss on each quarter of the probed sequence",
+    "health/loss_by_frequency/common|middle|rare": "loss on the commonest, middle and rarest third of the targets",
+    "health/untouched_embeddings": "share of the vocabulary that no input of this launch has contained",
+    "health/repeated_samples": "share of the sequences since the last row that occurred before on the same rank in this launch",
+    "health/shifted_targets": "share of the counted targets that equal the next input; 1 where each target is the next token",
+    "health/copied_targets": "share of the counted targets that equal the input at their own position",
+    "health/ignored_targets": "share of the targets that are -100",
+    "health/future_leak": "largest relative change of earlier logits if later inputs change; 0 or rounding in a causal model",
+    "health/rank_difference": "DDP: largest relative difference of a layer's weight norm between ranks; 0 if they agree",
+}
+"""Every tag and its meaning. LAYER is like `embedding`, `blocks.0.attention`, `head`; BLOCK like `blocks.0`."""
+
+
+class HealthSignals(Callback):
+    """Logs signals from which trouble can be diagnosed, at step 1 and every `every_n_steps` steps.
+
+    Logs `DESCRIPTIONS`, in four parts:
+        Norms, of the parameters that the optimizer has, by layer. The blocks are the largest list of modules with numbers as
+            names; a layer is a submodule of a block, or a module beside the list. Absent with several optimizers, and under
+            FSDP1, which flattens parameters.
+        Batches, if they are dicts with `input_ids` and `targets`, (B, T) each. Targets: of all micro-batches of the step.
+            Untouched embeddings and repeated samples: of all steps of this launch. A table of 65,536 hashes on each rank
+            remembers sequences. Padding rows of an embedding do not count if the probe, or the data module's `vocab_size`,
+            tells the vocabulary.
+        Probe: before the step's first micro-batch, one forward pass without gradients of a few of its sequences, in eval mode
+            and without compiled code: `forward(input_ids)` → logits (B, T, V). Documents in a sequence see each other.
+            Together with copies that differ in their last halves, these are at most half of the micro-batch's tokens, and
+            16,384. They are also at most 2²⁴ / V, unless the LightningModule has a true attribute `holds_all_logits`: training
+            has the logits of a whole micro-batch in memory. Absent in a pipeline, and where `forward` cannot do this.
+        Rank difference, with DDP on several processes.
+
+    In the probe, modules of a block report what hooks cannot see, if they have these attributes. They are None otherwise:
+        score_probe(q, k, scale=None, window=None): queries (B, H, T, h) and keys (B, K, T, h) of causal attention.
+        unit_probe(hidden): (B, T, f), the MLP's activations. Without it, outputs of nn.ReLU, nn.GELU and nn.SiLU are used.
+    A unit is dead if no probed value exceeds 10⁻⁶ of its layer's largest one.
+
+    List this callback before `GradientNorm`: it then sees gradients before clipping.
+
+    Contract:
+        on_fit_start: finds blocks and layers.
+        on_train_batch_start: hashes the sequences and notes the ids; at a sampled step, checks targets and runs the probe.
+        on_before_optimizer_step: at a sampled step, computes norms and copies some weights.
+        on_train_batch_end: after a sampled step, compares these weights, reduces all values over the ranks, and writes the row.
+            This is the only host synchronisation.
+        State: none. After a resume, untouched embeddings and repeated samples start anew.
+    Cost: see docs/measurements.md.
+
+    Args:
+        every_n_steps: optimizer steps between two rows.
+
+    Raises:
+        ConfigurationError: every_n_steps < 1.
+    """
+
+    def __init__(self, every_n_steps: int = 100) -> None:
+        if every_n_steps < 1:
+            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--health.every_n_steps).")
+        self.every_n_steps = every_n_steps
+        self._layers: dict[str, list[Tensor]] = {}  # of this rank
+        self._names: list[str] = []  # of the layers of all ranks
+        self._ranks = 1  # that hold a parameter or parts of it
+        self._probe: Probe | None = None
+        self._rows = 0  # of the embedding
+        self._sequences: SeenSequences | None = None
+        self._tokens: SeenTokens | None = None
+        self._step = 0  # under way: on_train_batch_start runs once per micro-batch
+        self._readings: Readings | None = None  # of the step under way, if it is sampled
+        self._update: UpdateSample | None = None
+        self._compares_ranks = False
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not later: FSDP2 may have gathered weights by then, and named_parameters would give those.
+        self._step, self._readings, self._update = 0, None, None
+        pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
+        self._ranks = trainer.world_size // (1 if pipeline is None else pipeline.size())
+        path, blocks = find_blocks(pl_module)
+        base = path.rpartition(".")[2]
+        self._probe = None
+        if pipeline is None:
+            self._probe = Probe(pl_module, {f"{base}.{number}": block for number, block in blocks.items()})
+        self._layers = {}
+        if len(trainer.optimizers) == 1 and not _flattens(trainer):
+            repeated = getattr(trainer.strategy, "repeated_parameters", ())
+            trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
+            self._layers = layers_of([(name, p) for name, p in pl_module.named_parameters() if p in trained], path)
+        self._names = list(self._layers)
+        embedding = next((m for m in pl_module.modules() if isinstance(m, nn.Embedding)), None)
+        self._rows = 0 if embedding is None else embedding.num_embeddings
+        if pipeline is not None:
+            held: list[Any] = [None] * trainer.world_size
+            dist.all_gather_object(held, (self._names, self._rows))
+            self._names = list(dict.fromkeys(name for names, _ in held for name in names))
+            self._rows = max(rows for _, rows in held)
+        self._sequences = self._tokens = None
+        self._compares_ranks = trainer.world_size > 1 and isinstance(trainer.strategy, DDPStrategy)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        step = trainer.global_step + 1
+        begins, self._step = step != self._step, step
+        if begins:
+            sampled = step == 1 or step % self.every_n_steps == 0
+            self._readings = Readings(trainer.strategy.root_device) if sampled else None
+        ids, targets = ids_of(batch), targets_of(batch)
+        if ids is None:
+            return
+        self._note(ids)
+        if self._readings is None:
+            return
+        if targets is not None:
+            check_targets(ids, targets, self._readings)
+        if begins and self._probe is not None:
+            self._probe.run(trainer, pl_module, ids, targets, self._rows, self._readings)
+
+    def _note(self, ids: Tensor) -> None:
+        if self._sequences is None:
+            self._sequences = SeenSequences(ids.device)
+            self._tokens = SeenTokens(self._rows, ids.device) if self._rows else None
+        self._sequences.add(ids)
+        if self._tokens is not None:
+            self._tokens.add(ids)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
+        if self._readings is None or not self._names:
+            return
+        for name in self._names:
+            parameters = self._layers.get(name, [])
+            weight = self._add_norm("weight_norm", name, parameters)
+            self._add_norm("gradient_norm", name, [p.grad for p in parameters if p.grad is not None])
+            if self._compares_ranks:
+                self._readings.largest(f"highest/{name}", weight)
+                self._readings.largest(f"lowest/{name}", -weight)
+        self._update = UpdateSample(self._layers)
+
+    def _add_norm(self, tag: str, layer: str, tensors: list[Tensor]) -> Tensor:
+        """Add the norm of a layer's tensors. Returns this rank's part of its square."""
+        assert self._readings is not None
+        device = self._readings.device
+        square = torch.zeros((), device=device)
+        for tensor in tensors:
+            square = square + share_of_square(tensor, self._ranks).to(device)
+        self._readings.root_mean(f"health/{tag}/{layer}", square, 1 / dist_size())
+        return square
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._readings is None or trainer.global_step != self._step:
+            return
+        readings, update, self._readings, self._update = self._readings, self._update, None, None
+        if update is not None:
+            for name in self._names:
+                readings.root_mean(f"health/update_norm/{name}", 0.0, 1 / dist_size())
+                update.add_to(readings, f"health/update_norm/{name}", name, self._ranks)
+        if self._sequences is not None:
+            self._sequences.add_to(readings)
+        if self._tokens is not None:
+            probed = None if self._probe is None else self._probe.vocabulary
+            self._tokens.add_to(readings, probed or getattr(getattr(trainer, "datamodule", None), "vocab_size", None))
+        write_row(trainer, _row(readings.read()), self._step)
+
+
+def dist_size() -> int:
+    """Number of processes."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _flattens(trainer: Trainer) -> bool:
+    """Whether a strategy's parameters are not the model's own: FSDP1."""
+    from lightning.pytorch.strategies import FSDPStrategy
+
+    return isinstance(trainer.strategy, FSDPStrategy)
+
+
+def _row(values: dict[str, float]) -> dict[str, float]:
+    """The row of a sampled step, from what all ranks have measured."""
+    row = {name: value for name, value in values.items() if name.startswith("health/")}
+    for name, norm in values.items():
+        _, _, layer = name.partition("health/update_norm/")
+        weight = values.get(f"health/weight_norm/{layer}", 0.0) if layer else 0.0
+        if weight:
+            row[f"health/update_ratio/{layer}"] = norm / weight
+    highest = {name.partition("/")[2]: value for name, value in values.items() if name.startswith("highest/")}
+    if highest:
+        spread = ((value + values[f"lowest/{layer}"]) / value for layer, value in highest.items() if value)
+        row["health/rank_difference"] = max(spread, default=0.0) / 2  # of squares: twice the difference of norms
+    return row

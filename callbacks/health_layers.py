@@ -1,0 +1,125 @@
+"""Layers of any model by name, and norms of their parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from ._torch import local_part
+from .health_readings import Readings
+
+SAMPLED = 2**14
+"""Weights of a layer on a rank that an update is estimated from, about."""
+
+
+def find_blocks(module: nn.Module) -> tuple[str, dict[str, nn.Module]]:
+    """Path of the list of blocks, and the blocks by number: of the outermost lists of modules, the one with most parameters.
+
+    A list is an `nn.ModuleList`, or an `nn.ModuleDict` whose keys are numbers. Without one: ("", {}).
+    """
+    lists: dict[str, dict[str, nn.Module]] = {}
+    for name, each in module.named_modules():
+        numbered = isinstance(each, nn.ModuleList) or (isinstance(each, nn.ModuleDict) and all(k.isdigit() for k in each))
+        if numbered and not any(name.startswith(f"{outer}.") for outer in lists):
+            lists[name] = dict(each.named_children())
+
+    def size(name: str) -> int:
+        return sum(p.numel() for block in lists[name].values() for p in block.parameters())
+
+    found = max(lists, key=size, default="")
+    return (found, lists[found]) if found and size(found) else ("", {})
+
+
+def layers_of(named: Iterable[tuple[str, Tensor]], blocks: str) -> dict[str, list[Tensor]]:
+    """Parameters by layer, named without the path to the model: `embedding`, `blocks.0.attention`, `norm`.
+
+    Args:
+        named: parameters with their paths.
+        blocks: path of the list of blocks; "" if there is none. A block's layers are its submodules, the other layers are the
+            modules beside the list.
+    """
+    named = list(named)
+    root = blocks.split(".")[:-1] if blocks else _common([name.split(".")[:-2] for name, _ in named])
+    depth = len(root)
+    layers: dict[str, list[Tensor]] = {}
+    for name, parameter in named:
+        parts = name.split(".")
+        parts = parts[depth:] if parts[:depth] == root else parts
+        in_block = bool(blocks) and parts[0] == blocks.rpartition(".")[2] and len(parts) > 2
+        length = min(3, len(parts) - 1) if in_block else 1
+        layers.setdefault(".".join(parts[:length]), []).append(parameter)
+    return layers
+
+
+def _common(paths: list[list[str]]) -> list[str]:
+    """The longest common beginning."""
+    if not paths:
+        return []
+    same = 0
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        same += 1
+    return paths[0][:same]
+
+
+def share_of_square(tensor: Tensor, ranks: int) -> Tensor:
+    """What this rank adds to the squared norm of a tensor: 0-d. The sum over the ranks is the squared norm.
+
+    Args:
+        ranks: number of ranks that hold the tensor or parts of it.
+    """
+    if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
+        tensor = tensor.redistribute(placements=[Replicate() if p.is_partial() else p for p in tensor.placements])
+    local = local_part(tensor)
+    dtype = torch.promote_types(local.dtype, torch.float32)
+    return torch.linalg.vector_norm(local, dtype=dtype).square() / _copies(tensor, ranks)
+
+
+def _copies(tensor: Tensor, ranks: int) -> float:
+    """Number of ranks that hold the same part."""
+    if not isinstance(tensor, DTensor):
+        return ranks
+    sizes = (tensor.device_mesh.size(i) for i, placement in enumerate(tensor.placements) if not placement.is_replicate())
+    return ranks / math.prod(sizes)
+
+
+class UpdateSample:
+    """Estimates the norms of an update from some of the weights: every n-th, copied before the update.
+
+    A copy of all weights would be exact, but takes memory.
+
+    Args:
+        layers: parameters by layer.
+    """
+
+    def __init__(self, layers: dict[str, list[Tensor]]) -> None:
+        self._before: dict[str, list[tuple[Tensor, int, Tensor]]] = {}  # parameter, stride, copies of its weights
+        for layer, parameters in layers.items():
+            stride = math.ceil(sum(local_part(p).numel() for p in parameters) / SAMPLED)
+            self._before[layer] = [(p, s := _stride(p, stride), _every(p, s).clone()) for p in parameters]
+
+    def add_to(self, readings: Readings, tag: str, layer: str, ranks: int) -> None:
+        """Add the norm of a layer's update as a root mean. `ranks` as in `share_of_square`."""
+        for parameter, stride, before in self._before.get(layer, ()):
+            if before.numel() == 0:  # a shard may be empty
+                continue
+            change = _every(parameter, stride).to(torch.promote_types(before.dtype, torch.float32)) - before
+            square = torch.linalg.vector_norm(change).square() * (local_part(parameter).numel() / before.numel())
+            readings.root_mean(tag, square / _copies(parameter, ranks), 0.0)
+
+
+def _stride(parameter: Tensor, wanted: int) -> int:
+    """At least `wanted`, without a common factor with the length of a row: otherwise some columns are never sampled."""
+    width = max(1, parameter.shape[-1]) if parameter.dim() else 1
+    while math.gcd(wanted, width) > 1:
+        wanted += 1
+    return max(1, wanted)
+
+
+def _every(parameter: Tensor, stride: int) -> Tensor:
+    return local_part(parameter).detach().reshape(-1)[::stride]

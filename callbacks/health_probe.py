@@ -1,0 +1,241 @@
+"""A forward pass without gradients of a few sequences, and what is measured in it.
+
+Shape letters: R probed sequences, L positions, V vocabulary, H query heads, K key/value heads, h width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from ._lightning import data_parallel
+from ._torch import local_part, tensors_in
+from .evaluation_mode import evaluation_mode
+from .health_batch import IGNORED
+from .health_readings import Readings
+
+MOST_TOKENS = 2**14
+"""Of a probe."""
+MOST_LOGITS = 2**24
+"""Of a probe, unless training has the logits of a whole micro-batch at once: 64 MB."""
+DEAD = 1e-6
+"""A hidden unit is dead if it never exceeds this share of its layer's largest value."""
+_ELEMENTS = 2**21  # of temporary tensors: 8 MB
+_ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
+FREQUENCIES = ("common", "middle", "rare")
+
+
+class Probe:
+    """Runs `pl_module(ids)` on a few sequences, twice: the second time with other ids in their last halves.
+
+    Both are one batch. Where `forward` is not the LightningModule's own, or fails, or does not give logits (B, T, V), the
+    probe is off.
+
+    Args:
+        blocks: by the name in the tags.
+    """
+
+    def __init__(self, pl_module: LightningModule, blocks: dict[str, nn.Module]) -> None:
+        self.blocks = blocks
+        self.on = type(pl_module).forward is not LightningModule.forward
+        self.vocabulary: int | None = None
+        """V, after the first probe."""
+
+    def run(
+        self, trainer: Trainer, pl_module: LightningModule, ids: Tensor, targets: Tensor | None, rows: int, readings: Readings
+    ) -> None:
+        """Probe some sequences of a micro-batch of (B, T) ids and targets. Training is not affected.
+
+        Args:
+            rows: of the embedding; 0 if unknown.
+        """
+        chosen = self._size(trainer, pl_module, ids, rows)
+        if not self.on or chosen is None:
+            return
+        count, length = chosen
+        kept = ids[:count, :length]  # (R, L)
+        changed = kept.clone()
+        changed[:, length // 2 :] = (changed[:, length // 2 :] + 1) % (kept.max() + 1)
+        logits: Any = None
+        inner = Readings(readings.device)
+        eagerly = torch.compiler.set_stance("force_eager")
+        with evaluation_mode(trainer, pl_module), eagerly, watched(self.blocks, count, inner):
+            try:
+                logits = pl_module(torch.cat([kept, changed]))
+            except Exception as error:  # whatever a forward that expects other arguments raises
+                self._turn_off(f"{type(error).__name__}: {error}")
+                return
+        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != (2 * count, length):
+            self._turn_off("it does not return logits of shape (batch, positions, vocabulary)")
+            return
+        logits = local_part(logits)
+        self.vocabulary = logits.size(-1)
+        readings.take(inner)
+        with torch.no_grad():
+            _measure_logits(logits[:count], readings)
+            _measure_leak(logits, readings)
+            if targets is not None:
+                groups = frequency_groups(targets, logits.size(-1))
+                _measure_losses(logits[:count], targets[:count, :length], groups, readings)
+
+    def _turn_off(self, reason: str) -> None:
+        self.on = False
+        rank_zero_info(f"HealthSignals: activations and logits are not measured, because forward(input_ids) failed: {reason}")
+
+    def _size(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor, rows: int) -> tuple[int, int] | None:
+        """Sequences and positions to probe: both passes together have at most half of the micro-batch's tokens."""
+        sharing = trainer.world_size // data_parallel(trainer)[1]  # ranks that share a batch: each holds parts in training
+        most = min(ids.numel() // 2 // sharing, MOST_TOKENS)
+        if not getattr(pl_module, "holds_all_logits", False):
+            most = min(most, MOST_LOGITS // max(rows, 1))
+        length = min(ids.size(1), most // 2)
+        return (max(1, min(most // 2 // length, ids.size(0))), length) if length >= 4 else None
+
+
+@contextmanager
+def watched(blocks: dict[str, nn.Module], count: int, readings: Readings) -> Iterator[None]:
+    """Measure in the forward passes of blocks. Hooks exist only within this context.
+
+    Args:
+        count: R; the batch has 2 R rows, of which the first R count.
+    """
+    handles = []
+    with_probes: list[tuple[nn.Module, str]] = []
+    for name, block in blocks.items():
+        handles.append(block.register_forward_hook(partial(_of_block, name, count, readings)))
+        probed = {
+            "score_probe": partial(_of_scores, name, readings),
+            "unit_probe": partial(_of_units, name, readings),
+        }
+        found = [(each, attribute) for each in block.modules() for attribute in probed if hasattr(each, attribute)]
+        for each, attribute in found:
+            setattr(each, attribute, probed[attribute])
+        with_probes += found
+        if not any(attribute == "unit_probe" for _, attribute in found):
+            for each in block.modules():
+                if isinstance(each, _ACTIVATIONS):
+                    handles.append(each.register_forward_hook(_second(probed["unit_probe"])))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for each, attribute in with_probes:
+            setattr(each, attribute, None)
+
+
+def _second(call: Callable[[Tensor], None]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        call(output)
+
+    return hook
+
+
+def _of_block(name: str, count: int, readings: Readings, module: nn.Module, args: Any, output: Any) -> None:
+    """The output of a block: (2 R, L, d), or a tuple that begins with it."""
+    x = next(tensors_in(output), None)
+    if x is None:
+        return
+    x = local_part(x)
+    x = x[:count] if x.dim() > 1 and x.size(0) == 2 * count else x
+    readings.root_mean(f"health/activation_rms/{name}", torch.linalg.vector_norm(x, dtype=torch.float32).square(), x.numel())
+    readings.largest(f"health/activation_max/{name}", _largest(x).amax())
+
+
+def _of_units(name: str, readings: Readings, hidden: Tensor) -> None:
+    """Hidden units of an MLP: (2 R, L, f)."""
+    hidden = local_part(hidden)
+    peaks = _largest(hidden.flatten(0, -2), dim=0)  # (f,)
+    readings.mean(f"health/dead_units/{name}", (peaks <= DEAD * peaks.max()).sum(), peaks.numel())
+
+
+def _of_scores(
+    name: str, readings: Readings, q: Tensor, k: Tensor, *, scale: float | None = None, window: int | None = None
+) -> None:
+    """Queries (2 R, H, L, h) and keys (2 R, K, L, h). Scores of the first sequence are computed for some queries at a time."""
+    q, k = local_part(q)[0], local_part(k)[0]
+    scale = q.size(-1) ** -0.5 if scale is None else scale
+    heads, length = q.size(0), q.size(1)
+    q = q.unflatten(0, (k.size(0), -1))  # (K, H / K, L, h)
+    places = torch.arange(length, device=q.device)
+    chunk = max(1, _ELEMENTS // (heads * length))
+    with torch.autocast(q.device.type, enabled=False):
+        for first in range(0, length, chunk):
+            queries, last = places[first : first + chunk, None], min(first + chunk, length)
+            scores = q[:, :, first:last].float() @ k[:, None, :last].float().mT  # (K, H / K, queries, keys)
+            hidden = queries < places[:last]
+            if window is not None:
+                hidden = hidden | (queries - places[:last] >= window)
+            readings.largest(f"health/attention_logit_max/{name}", scores.masked_fill_(hidden, -math.inf).amax() * scale)
+
+
+def _largest(x: Tensor, dim: int | None = None) -> Tensor:
+    """The largest absolute value, of all or along a dimension. No copy of `x`."""
+    low, high = torch.aminmax(x) if dim is None else torch.aminmax(x, dim=dim)
+    return torch.maximum(low.abs(), high.abs())
+
+
+def _chunks(logits: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
+    """Row, positions and fp32 logits (n, V) of some positions at a time."""
+    step = max(1, _ELEMENTS // logits.size(-1))
+    for row in range(logits.size(0)):
+        for first in range(0, logits.size(1), step):
+            places = slice(first, min(first + step, logits.size(1)))
+            yield row, places, logits[row, places].float()
+
+
+def _measure_logits(logits: Tensor, readings: Readings) -> None:
+    for _, _, z in _chunks(logits):
+        readings.root_mean("health/logit_rms", torch.linalg.vector_norm(z).square(), z.numel())
+        readings.largest("health/logit_max", _largest(z))
+        readings.mean("health/output_entropy", torch.special.entr(z.softmax(dim=-1)).sum(), z.size(0))
+
+
+def _measure_leak(logits: Tensor, readings: Readings) -> None:
+    """The first halves of (2 R, L, V) logits must not depend on the second halves of the ids."""
+    count = logits.size(0) // 2
+    first = logits[:, : logits.size(1) // 2]
+    size = _largest(first[:count]).clamp(min=torch.finfo(torch.float32).tiny)
+    for row, places, z in _chunks(first[:count]):
+        readings.largest("health/future_leak", _largest(z - first[count + row, places]) / size)
+
+
+def frequency_groups(targets: Tensor, vocabulary: int) -> Tensor:
+    """(V,): 0, 1 or 2 = common, middle or rare in a micro-batch's targets.
+
+    Common ids are the most frequent ones that make up a third of the counted targets, rare ones the least frequent third.
+    """
+    place = torch.where(targets == IGNORED, vocabulary, targets.clamp(0, vocabulary - 1)).flatten()
+    counts = torch.zeros(vocabulary + 1, dtype=torch.int64, device=targets.device)
+    counts = counts.scatter_add_(0, place, torch.ones_like(place))[:vocabulary]
+    counts, order = counts.sort(descending=True, stable=True)
+    before = (counts.cumsum(0) - counts) * 3 // counts.sum().clamp(min=1)  # thirds that more frequent ids fill
+    return torch.empty_like(order).scatter_(0, order, before.clamp(max=2))
+
+
+def _measure_losses(logits: Tensor, targets: Tensor, groups: Tensor, readings: Readings) -> None:
+    """The loss of (R, L, V) logits, by quarters of the sequence and by frequency of the target."""
+    length = logits.size(1)
+    for row, places, z in _chunks(logits):
+        target = targets[row, places]
+        counted = target != IGNORED
+        target = target.clamp(0, z.size(-1) - 1)
+        nll = nn.functional.cross_entropy(z, target, reduction="none")  # (n,)
+        quarter = torch.arange(places.start, places.stop, device=z.device) * 4 // length
+        group = groups[target]
+        for number in range(4):
+            _add_loss(f"health/loss_by_position/{number + 1}", nll, counted & (quarter == number), readings)
+        for number, name in enumerate(FREQUENCIES):
+            _add_loss(f"health/loss_by_frequency/{name}", nll, counted & (group == number), readings)
+
+
+def _add_loss(tag: str, nll: Tensor, which: Tensor, readings: Readings) -> None:
+    readings.mean(tag, nll.where(which, 0).sum(), which.sum())
