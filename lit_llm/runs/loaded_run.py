@@ -17,7 +17,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from lit_llm.errors import UserError
 from lit_llm.ingest.optional_package import need
 from lit_llm.runs.metrics_rows import MetricsRows, Value
-from lit_llm.runs.run_folder import CHECKPOINTS, METRICS, config_of, settings_of
+from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, METRICS, config_of, settings_of
 
 if TYPE_CHECKING:
     import pandas
@@ -40,17 +40,18 @@ class LoadedRun:
         path: the run folder.
 
     Raises:
-        UserError: It is not a run folder.
+        UserError: It has neither a config.yaml nor a metrics.jsonl.
     """
 
     def __init__(self, path: Path) -> None:
-        config_of(path)
+        if not (path / METRICS).is_file():
+            config_of(path)
         self.path = path
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The settings of the run: its config.yaml."""
-        return settings_of(self.path)
+        """The settings of the run: its config.yaml. A run of another project may have none."""
+        return settings_of(self.path) if (self.path / CONFIG).exists() else {}
 
     @cached_property
     def checkpoints(self) -> list[Path]:

@@ -112,6 +112,13 @@ def test_a_run_of_another_project_has_a_page(folder, capsys):
     assert code == 0 and "note: theirs has neither train/loss nor val/loss. It logged train_loss." in out
 
 
+def test_a_module_of_ones_own_with_a_metrics_file_has_a_page(folder, capsys):
+    Path("theirs").mkdir()
+    Path("theirs/metrics.jsonl").write_text('{"step": 1, "time": 1.0, "train/loss": 2.5, "val/loss": 3.5}\n')
+    code, out, _, page = report(capsys, "--run", "theirs")
+    assert code == 0 and "training loss<b>2.5000</b>" in page and "note: theirs has no checkpoint." in out
+
+
 def test_of_a_step_that_was_logged_twice_the_later_values_count(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made("run", {})

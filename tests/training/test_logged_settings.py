@@ -81,6 +81,7 @@ def of(logger: str, /, **arguments) -> dict:
     return {"class_path": f"lightning.pytorch.loggers.{logger}", "init_args": arguments}
 
 
+@pytest.mark.slow
 def test_a_csv_logger_has_the_rows_and_the_settings_and_no_text(folder, capsys):
     fit(capsys, of("CSVLogger", save_dir="logs", name="", version=""))
     with open("logs/metrics.csv") as file:
