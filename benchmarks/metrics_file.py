@@ -1,6 +1,6 @@
-"""Processor time of a row of twelve values in metrics.jsonl, beside TensorBoard's logger. Interleaved, the median of eight pairs.
+"""Processor time of a row of twelve values in metrics.jsonl, beside TensorBoard's. Interleaved, the median of eight pairs.
 
-python benchmarks/metrics_file.py
+    python benchmarks/metrics_file.py
 """
 
 from __future__ import annotations
