@@ -1,4 +1,6 @@
-"""Processor time of a row of twelve values in metrics.jsonl, beside TensorBoard's. Interleaved, the median of eight pairs.
+"""Processor time of a row of twelve values in metrics.jsonl, beside TensorBoard's.
+
+The two alternate. The result is the median of eight pairs.
 
     python benchmarks/metrics_file.py
 """
