@@ -48,4 +48,4 @@ def _chart(lines: list[Line], label: str, *, cut: bool = False) -> str:
     """A chart over a logarithmic axis. Losses far above the lowest are cut off."""
     losses = [y for line in lines for _, y in line.points if math.isfinite(y)]
     high = 1.5 * min(losses) if cut and losses else None
-    return chart(lines, label=label, x_name="the learning rate", text_of_x=lambda x: f"{10**x:.1g}", unit=label, high=high)
+    return chart(lines, label=label, x_name="the learning rate", text_of_x=lambda x: f"{10**x:.2g}", unit=label, high=high)
