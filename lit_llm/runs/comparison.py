@@ -20,8 +20,8 @@ LEDGER = "samples-rank{}.jsonl"
 STARTED, FINISHED = 0, -1
 """Written to the ledger in place of a step when a process starts, and when training ends."""
 
-# Speed and resources differ between any two runs.
-NOT_COMPARED = ("throughput/", "time/", "memory/", "plan/", "rank/")
+# Speed and resources differ between any two runs, and what a launch has seen differs between any two launches.
+NOT_COMPARED = ("throughput/", "time/", "memory/", "plan/", "rank/", "health/untouched_embeddings", "health/repeated_samples")
 # The same in a checkpoint, and the files on disk: a signal saves one more.
 NOT_COMPARED_STATE = re.compile(r"time|second|StepCheckpoint\.(kept|permanent|leaving)")
 CAUSES = {

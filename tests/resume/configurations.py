@@ -78,6 +78,7 @@ CONFIGURATIONS = [
     Configuration("lora", LORA, other="--async_checkpoints true"),
     Configuration("lora on a base in bf16", f"{LORA} --trainer.precision bf16-true"),
     Configuration("two ranks, lion", "--optimizer Lion --model.dropout 0.2", 2, "--data.num_workers 1"),
+    Configuration("two ranks, health", "--health.every_n_steps 1 --model.dropout 0.2", 2, "--async_checkpoints true"),
     Configuration("two ranks, gpt2 style", "--model.norm layernorm --model.position learned --model.bias true", 2),
     Configuration("two shards, adamw", "--optimizer AdamW --compute.activation_checkpointing full", 2, SHARDED, "fsdp2"),
     Configuration("two shards, ema", "--optimizer AdamW --ema.decay 0.9 --ema.start_step 2", 2, SHARDED, "fsdp2"),

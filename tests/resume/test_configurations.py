@@ -7,7 +7,7 @@ import matrix
 import pytest
 from configurations import CONFIGURATIONS
 
-QUICK = ("adamw cosine", "two shards, adamw", "two shards, lora", "two shards, ema")
+QUICK = ("adamw cosine", "two shards, adamw", "two shards, lora", "two shards, ema", "two ranks, health")
 
 
 @pytest.fixture(scope="module")
