@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "generate": ("generate", "text from a run", 'generate --run runs/quickstart --prompt "def "'),
     "curve": ("curve", "a run's curve as CSV", "curve --run runs/quickstart --out quickstart.csv"),
     "report": ("report", "one page about runs", "report --run runs/quickstart --out report.html"),
+    "doctor": ("doctor", "what is wrong with a run", "doctor --run runs/quickstart"),
     "clean": ("clean", "filter, deduplicate text", "clean --data.paths 'raw/*.jsonl' --exact_duplicates true --out cleaned"),
     "prepare": ("prepare", "text to token shards", "prepare --data TextFiles --data.paths 'books/*.txt' --out shards"),
     "consolidate": ("consolidate", "a checkpoint as one file", "consolidate --run runs/quickstart --out model.ckpt"),

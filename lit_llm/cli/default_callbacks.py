@@ -50,6 +50,7 @@ CALLBACKS: dict[str, ClassGroup] = {
     ),
     "time_breakdown": _callback("TimeBreakdown"),
     "stragglers": _callback("Stragglers", "Stragglers"),
+    "doctor": ClassGroup("lit_llm.doctor.watch.Doctor", "lit_llm.doctor.watch.Doctor", package="lit_llm.doctor.watch"),
     "profile": _callback("Profile"),
     "samples": _callback("TextSamples"),
     "tasks": _callback("TaskScores"),

@@ -9,6 +9,8 @@ from html import escape
 from typing import Any, NamedTuple
 
 from lit_llm import html_page as html
+from lit_llm.doctor.diagnose import diagnose
+from lit_llm.doctor.read_run import read_run
 from lit_llm.plan.numbers import count, duration, size
 from lit_llm.report.charts import Line, chart
 from lit_llm.report.run_curves import TOKENS, RunCurves
@@ -56,6 +58,7 @@ def report_page(runs: Sequence[RunCurves], command: str, recorded: CurveFollower
     body = [f"<h1>{escape(f'Report: {names}')}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
     body.append(html.keys(_keys(runs[0])) if len(runs) == 1 else _ranking(runs))
     body += [f"<p>{escape(said)}</p>" for run in runs for said in missing(run)]
+    body += [part for run in runs for part in _findings(run, titled=len(runs) > 1)]
     body += [html.heading("Loss"), _loss(runs, recorded)]
     if recorded is not None:
         body += [html.heading("Against the recorded curve"), html.pairs([(run.name, _compared(run, recorded)) for run in runs])]
@@ -91,6 +94,19 @@ def missing(run: RunCurves) -> Iterator[str]:
         )
     if not run.run.checkpoints:
         yield f"{run.name} has no checkpoint."
+
+
+def _findings(run: RunCurves, *, titled: bool) -> list[str]:
+    """What `doctor` says of the run; nothing if it finds nothing."""
+    found = diagnose(read_run(run.run.path, check_data=False).run)
+    if not found:
+        return []
+    rows = [
+        [each.rule.severity.name.lower(), each.name, each.seen, f"{each.rule.cause} ({each.rule.sure})", each.rule.change]
+        for each in found
+    ]
+    head = ["", "finding", "seen", "likely cause", "change"]
+    return [html.heading("Findings" + (f": {run.name}" if titled else "")), html.table(head, rows)]
 
 
 class Place(NamedTuple):

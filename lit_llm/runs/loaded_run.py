@@ -38,13 +38,14 @@ class LoadedRun:
 
     Args:
         path: the run folder.
+        of_lit_llm: it must have one of the two files below. Else it may be the folder of any TensorBoard logger.
 
     Raises:
         UserError: It has neither a config.yaml nor a metrics.jsonl.
     """
 
-    def __init__(self, path: Path) -> None:
-        if not (path / METRICS).is_file():
+    def __init__(self, path: Path, *, of_lit_llm: bool = True) -> None:
+        if of_lit_llm and not (path / METRICS).is_file():
             config_of(path)
         self.path = path
 

@@ -364,6 +364,8 @@ def command_lines(rng: random.Random) -> Iterator[Case]:
         (["generate", "--run=runs/nowhere", "--prompt=a"], ["runs/nowhere"]),
         (["generate", "--run=text.txt", "--prompt=a"], ["text.txt"]),
         (["generate", "--nope=3"], []),
+        (["doctor"], []),
+        (["doctor", "--run=runs/nowhere"], ["runs/nowhere"]),
         (["curve"], []),
         (["curve", "--run=runs/nowhere", "--out=c.csv"], ["runs/nowhere"]),
         (["curve", "--run=runs/other", "--out=notes.md"], []),

@@ -17,6 +17,7 @@ import lit_llm.data
 import lit_llm.optim
 from lit_llm.cli.parse import parse
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.doctor.watch import Doctor
 from lit_llm.errors import UserError
 from lit_llm.training.plan_monitor import PlanMonitor
 
@@ -58,6 +59,7 @@ GROUPS = {
         group: {name: {}}
         for group, name in {
             "throughput": "Throughput", "plan": "PlanMonitor", "stragglers": "Stragglers", "page": "TensorBoardPage",
+            "doctor": "Doctor",
             "progress": "TrainingProgress", "spike_guard": "SpikeGuard", "signals": "StopOnSignal",
         }.items()
     },
@@ -86,9 +88,8 @@ PLACES = (lit_llm.callbacks, lit_llm.optim, lit_llm.data, torch.optim)
 
 
 def cls_of(name):
-    if name == "PlanMonitor":
-        return PlanMonitor
-    return MeshStrategy if name == MESH else next(getattr(place, name) for place in PLACES if hasattr(place, name))
+    apart = {"PlanMonitor": PlanMonitor, "Doctor": Doctor, MESH: MeshStrategy}
+    return apart[name] if name in apart else next(getattr(place, name) for place in PLACES if hasattr(place, name))
 
 
 def declared(cls):

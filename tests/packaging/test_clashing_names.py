@@ -27,6 +27,7 @@ ARGUMENTS = {
     "generate": [*RUN, "--max_new_tokens", "3"],
     "curve": [*RUN, "--out", "mine.csv"],
     "report": [*RUN, "--out", "report.html"],
+    "doctor": [*RUN],
     "clean": ["--data.paths", "text.txt", "--out", "cleaned"],
     "prepare": ["--data", "TextFiles", "--data.paths", "text.txt", "--out", "shards"],
     "consolidate": [*RUN, "--out", "whole.ckpt"],

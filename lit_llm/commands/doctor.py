@@ -1,0 +1,38 @@
+"""`python -m lit_llm doctor`: what is wrong with a run, the likely cause, and what to change."""
+
+from __future__ import annotations
+
+from lit_llm.cli.own_flags import OwnFlags, true_or_false
+
+
+def main(arguments: list[str]) -> int:
+    """Print the findings. Returns 1 if there is one, else 0.
+
+    Raises:
+        UserError: The folder is not a run.
+    """
+    flags = OwnFlags(alone=True, prog="python -m lit_llm doctor", description=__doc__)
+    flags.add_argument(
+        "--run", required=True, help="run folder, like runs/quickstart; also of another project that logs with these callbacks"
+    )
+    flags.add_argument(
+        "--check_data",
+        type=true_or_false,
+        help="compare the shards of the training data with their hashes; by default if they have at most 2 GB",
+    )
+    own = flags.parse(arguments)
+    from lit_llm.doctor.diagnose import RULES, diagnose
+    from lit_llm.doctor.read_run import read_run
+    from lit_llm.runs.run_folder import expanded
+
+    run, notes = read_run(expanded(own.run), check_data=own.check_data)
+    findings = diagnose(run)
+    for note in notes:
+        print(f"note: {note}")
+    for finding in findings:
+        print("\n".join(finding.lines()))
+    if findings:
+        print(f"{len(findings)} of {len(RULES)} rules apply to {own.run}, {run.step:,} steps.")
+    else:
+        print(f"No finding: none of {len(RULES)} rules applies to {own.run}, {run.step:,} steps.")
+    return 1 if findings else 0

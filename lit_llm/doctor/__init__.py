@@ -1,0 +1,1 @@
+"""Reads a run and says what is wrong with it."""

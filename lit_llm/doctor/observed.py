@@ -1,0 +1,112 @@
+"""What the rules may ask about a run."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lit_llm.runs.loaded_run import Series
+
+Points = list[tuple[int, float]]
+"""(optimizer step, value), by step."""
+
+
+class Damage(NamedTuple):
+    """A file of the training data that is not what was written."""
+
+    file: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A run as the rules see it: numbers by tag, settings, and where it was resumed.
+
+    Attributes:
+        scalars: logged numbers by tag.
+        config: the settings of config.yaml; none for a run that has none.
+        first_steps: complete steps at the start of each launch, oldest first.
+        damages: files of the training data that are not what was written.
+    """
+
+    scalars: Mapping[str, Series]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    first_steps: Sequence[int] = ()
+    damages: Sequence[Damage] = ()
+
+    def points(self, tag: str) -> Points:
+        """Every value of a tag, also NaN and infinity."""
+        series = self.scalars.get(tag)
+        return [] if series is None else list(zip(series.steps, series.values, strict=True))
+
+    def finite(self, tag: str) -> Points:
+        return [(step, value) for step, value in self.points(tag) if math.isfinite(value)]
+
+    def values(self, tag: str, after: int = 0) -> list[float]:
+        """Finite values of a tag at steps above `after`."""
+        return [value for step, value in self.finite(tag) if step > after]
+
+    def last(self, tag: str) -> float | None:
+        """The last finite value."""
+        found = self.finite(tag)
+        return found[-1][1] if found else None
+
+    def median(self, tag: str, after: int = 0) -> float | None:
+        """The median of the finite values at steps above `after`."""
+        found = self.values(tag, after)
+        return statistics.median(found) if found else None
+
+    def by_layer(self, group: str) -> dict[str, Points]:
+        """The finite values of `health/GROUP/LAYER`, by layer."""
+        prefix = f"health/{group}/"
+        return {tag.removeprefix(prefix): self.finite(tag) for tag in self.scalars if tag.startswith(prefix)}
+
+    def smoothed(self, tag: str) -> Points:
+        """Medians of five neighbouring finite values, the first four left out."""
+        found = self.finite(tag)
+        return [(found[i][0], statistics.median(value for _, value in found[i - 4 : i + 1])) for i in range(4, len(found))]
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A setting by its dotted key; `default` if a part of it is missing or null."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return default if value is None else value
+
+    @property
+    def step(self) -> int:
+        """The last logged optimizer step."""
+        return max((series.steps[-1] for series in self.scalars.values() if series.steps), default=0)
+
+    @property
+    def max_steps(self) -> int:
+        """Steps that the run is to make; those it has made if that is not known."""
+        planned = self.setting("trainer.max_steps", 0)
+        return planned if isinstance(planned, int) and planned > 0 else self.step
+
+    @property
+    def warmup_steps(self) -> int:
+        """The step at which the learning rate reaches nine tenths of its highest value; 0 if it was not logged."""
+        rates = self.finite("lr")
+        highest = max((rate for _, rate in rates), default=0.0)
+        return next((step for step, rate in rates if rate >= 0.9 * highest), 0)
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether training started from random weights, as far as the settings say."""
+        return self.setting("init_from") is None and self.setting("lora") is None
+
+    @property
+    def uniform_loss(self) -> float | None:
+        """ln(vocabulary): the loss of a model that knows nothing. None if the vocabulary is not known."""
+        size = self.last("setup/vocab_size")
+        return None if size is None or size < 2 else math.log(size)
+
+    @property
+    def passes(self) -> float | None:
+        """Passes over the training data so far; None if the size of the data is not known."""
+        tokens, size = self.last("progress/tokens"), self.last("setup/train_tokens")
+        return None if tokens is None or not size else tokens / size

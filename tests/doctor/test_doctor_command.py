@@ -1,0 +1,107 @@
+"""`doctor` of real runs, damaged ones and folders that are none; and what `fit` prints of it."""
+
+import contextlib
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+from recipe_runs import RECIPE, TEXT, run
+
+from lit_llm.__main__ import main
+from lit_llm.runs.run_folder import METRICS
+
+MANY = [
+    *("--trainer.max_steps", "50", "--schedule.warmup_steps", "0"),
+    *("--checkpoint.every_n_steps", "1000", "--validation.every_n_steps", "1000"),
+]
+
+
+def doctor(capsys, folder: Path | str, *flags: str) -> tuple[int, list[str]]:
+    code, out, err = run(capsys, "doctor", "--run", str(folder), *flags)
+    return code, (out + err).splitlines()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run whose rate is highest at its first step, and what `fit` printed."""
+    folder = tmp_path_factory.mktemp("doctor")
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "tiny.yaml").write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.chdir(folder)
+        assert main(["fit", "--config", "tiny.yaml", *MANY]) == 0
+    return folder / "runs" / "tiny", out.getvalue()
+
+
+@pytest.fixture
+def trained(finished, tmp_path):
+    """A copy of it."""
+    shutil.copytree(finished[0], tmp_path / "copy")
+    return tmp_path / "copy", finished[1]
+
+
+def test_a_finding_has_what_was_seen_and_what_to_change_and_exit_code_1(trained, capsys):
+    code, lines = doctor(capsys, trained[0])
+    at = lines.index("advice: no-warmup")
+    assert code == 1
+    assert lines[at + 1].startswith("  seen    the learning rate starts at ") and "--schedule.warmup_steps 100" in lines[at + 3]
+
+
+def test_fit_prints_a_finding_once(trained):
+    assert sum(line.startswith("doctor: no-warmup: ") for line in trained[1].splitlines()) == 1
+
+
+def test_fit_without_doctor_prints_none(folder, capsys):
+    _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *MANY, "--doctor", "null")
+    assert "doctor:" not in out
+
+
+def test_a_run_cut_in_the_middle_of_a_line_is_read_up_to_there(trained, capsys):
+    file = trained[0] / METRICS
+    file.write_bytes(file.read_bytes()[:-20])
+    code, lines = doctor(capsys, trained[0])
+    assert code == 1 and "advice: no-warmup" in lines and any(line.startswith("note: metrics.jsonl") for line in lines)
+
+
+def test_a_run_without_a_row_says_so(trained, capsys):
+    for file in [trained[0] / METRICS, *trained[0].glob("*tfevents*")]:
+        file.unlink()
+    code, lines = doctor(capsys, trained[0])
+    assert code == 0 and any(line.startswith("note: Nothing was logged") for line in lines)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_a_folder_that_is_no_run_is_refused(folder, capsys, name):
+    Path("empty").mkdir()
+    code, lines = doctor(capsys, name)
+    assert code == 2 and name in lines[-1] and "--run" in lines[-1]
+
+
+def test_the_folder_of_another_project_is_read(folder, capsys):
+    logger = TensorBoardLogger("theirs", name="", version="")
+    for step in range(1, 101):
+        logger.log_metrics({"train/loss": 5.0 - step / 30 if step < 60 else float("nan")}, step)
+    logger.finalize("success")
+    code, lines = doctor(capsys, "theirs")
+    assert code == 1 and "error: loss-not-finite" in lines and any("There is no config.yaml" in line for line in lines)
+
+
+def test_a_shard_whose_bytes_changed_is_named(folder, capsys):
+    assert (
+        run(capsys, "prepare", "--data", "TextFiles", "--data.paths", "text.txt", "--data.tokenizer", "Bytes", "--out", "s")[0]
+        == 0
+    )
+    flags = ["--data", "TokenShards", "--data.path", "s"]
+    assert run(capsys, "fit", "--config", "tiny.yaml", *flags)[0] == 0
+    assert not any("data-damaged" in line for line in doctor(capsys, "runs/tiny")[1])
+    shard = next(Path("s").glob("train*.bin"))
+    content = bytearray(shard.read_bytes())
+    content[1100] ^= 1
+    shard.write_bytes(content)
+    code, lines = doctor(capsys, "runs/tiny")
+    assert code == 1 and "error: data-damaged" in lines and any(str(shard) in line for line in lines)
+    assert not any("data-damaged" in line for line in doctor(capsys, "runs/tiny", "--check_data", "false")[1])
+    shutil.rmtree("s")
+    assert not any("data-damaged" in line for line in doctor(capsys, "runs/tiny")[1])
