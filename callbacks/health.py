@@ -10,12 +10,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
-from ._lightning import write_row
+from ._lightning import is_logged, write_row
 from .errors import ConfigurationError
 from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
 from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square
 from .health_probe import Probe
 from .health_readings import Readings
+from .health_setup import SETUP_DESCRIPTIONS, setup_facts
+from .health_spans import RepeatedSpans, ValidationOverlap
 
 DESCRIPTIONS = {
     "health/gradient_norm/LAYER": "L2 norm of a layer's gradient, before clipping",
@@ -33,11 +35,16 @@ DESCRIPTIONS = {
     "health/loss_by_frequency/common|middle|rare": "loss on the commonest, middle and rarest third of the targets",
     "health/untouched_embeddings": "share of the vocabulary that no input of this launch has contained",
     "health/repeated_samples": "share of the sequences since the last row that occurred before on the same rank in this launch",
+    "health/repeated_spans": "share of spans of 48 tokens that occurred before, anywhere, on the same rank in this launch",
+    "health/validation_overlap": "share of the validation text's spans that training had since this launch's first validation",
     "health/shifted_targets": "share of the counted targets that equal the next input; 1 where each target is the next token",
     "health/copied_targets": "share of the counted targets that equal the input at their own position",
+    "health/twice_shifted_targets": "share of the counted targets that equal the input two positions on",
     "health/ignored_targets": "share of the targets that are -100",
     "health/future_leak": "largest relative change of earlier logits if later inputs change; 0 or rounding in a causal model",
+    "health/backward_loss_ratio": "loss of a step's backward passes / logged train/loss; 1 if gradients are those of that loss",
     "health/rank_difference": "DDP: largest relative difference of a layer's weight norm between ranks; 0 if they agree",
+    **SETUP_DESCRIPTIONS,
 }
 """Every tag and its meaning. LAYER is like `embedding`, `blocks.0.attention`, `head`; BLOCK like `blocks.0`."""
 
@@ -45,19 +52,22 @@ DESCRIPTIONS = {
 class HealthSignals(Callback):
     """Logs signals from which trouble can be diagnosed, at step 1 and every `every_n_steps` steps.
 
-    Logs `DESCRIPTIONS`, in four parts:
+    Logs `DESCRIPTIONS`, in five parts:
+        Set-up, once at the start of a launch: what the optimizer decays and trains, sizes, and initial weights.
         Norms, of the parameters that the optimizer has, by layer. The blocks are the largest list of modules with numbers as
             names; a layer is a submodule of a block, or a module beside the list. Absent with several optimizers, and under
             FSDP1, which flattens parameters.
         Batches, if they are dicts with `input_ids` and `targets`, (B, T) each. Targets: of all micro-batches of the step.
-            Untouched embeddings and repeated samples: of all steps of this launch. A table of 65,536 hashes on each rank
-            remembers sequences. Padding rows of an embedding do not count if the probe, or the data module's `vocab_size`,
-            tells the vocabulary.
+            Untouched embeddings, repeated samples and spans, and overlap: of all steps of this launch. A table of 65,536
+            hashes on each rank remembers sequences, another one spans. Padding rows of an embedding do not count if the
+            probe, or the data module's `vocab_size`, tells the vocabulary.
         Probe: before the step's first micro-batch, one forward pass without gradients of a few of its sequences, in eval mode
             and without compiled code: `forward(input_ids)` → logits (B, T, V). Documents in a sequence see each other.
             Together with copies that differ in their last halves, these are at most half of the micro-batch's tokens, and
             16,384. They are also at most 2²⁴ / V, unless the LightningModule has a true attribute `holds_all_logits`: training
             has the logits of a whole micro-batch in memory. Absent in a pipeline, and where `forward` cannot do this.
+        Backward loss ratio, where the step has a row of `train/loss`. Absent in a pipeline, and where a module with a false
+            attribute `every_target_counts` scales its gradients by the step's tokens afterwards.
         Rank difference, with DDP on several processes.
 
     In the probe, modules of a block report what hooks cannot see, if they have these attributes. They are None otherwise:
@@ -69,11 +79,14 @@ class HealthSignals(Callback):
 
     Contract:
         on_fit_start: finds blocks and layers.
+        on_train_start: writes the facts about the set-up.
+        on_validation_batch_start, on_validation_end: remember spans of the first validation.
         on_train_batch_start: hashes the sequences and notes the ids; at a sampled step, checks targets and runs the probe.
+        on_before_backward: at a sampled step, adds up the loss.
         on_before_optimizer_step: at a sampled step, computes norms and copies some weights.
         on_train_batch_end: after a sampled step, compares these weights, reduces all values over the ranks, and writes the row.
             This is the only host synchronisation.
-        State: none. After a resume, untouched embeddings and repeated samples start anew.
+        State: none. After a resume, what is counted over a launch starts anew.
     Cost: 0.11 to 0.18 % of the processor time at one step in 100 (benchmarks/health_cost.py, one thread of a CPU; not measured
         on a GPU).
 
@@ -95,6 +108,9 @@ class HealthSignals(Callback):
         self._rows = 0  # of the embedding
         self._sequences: SeenSequences | None = None
         self._tokens: SeenTokens | None = None
+        self._spans = RepeatedSpans()
+        self._overlap = ValidationOverlap()
+        self._loss: Tensor | None = None  # of the backward passes of a sampled step
         self._step = 0  # under way: on_train_batch_start runs once per micro-batch
         self._readings: Readings | None = None  # of the step under way, if it is sampled
         self._update: UpdateSample | None = None
@@ -123,15 +139,30 @@ class HealthSignals(Callback):
             dist.all_gather_object(held, (self._names, self._rows))
             self._names = list(dict.fromkeys(name for names, _ in held for name in names))
             self._rows = max(rows for _, rows in held)
-        self._sequences = self._tokens = None
+        self._sequences = self._tokens = self._loss = None
+        self._spans, self._overlap = RepeatedSpans(), ValidationOverlap()
         self._compares_ranks = trainer.world_size > 1 and isinstance(trainer.strategy, DDPStrategy)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        write_row(trainer, setup_facts(trainer, pl_module, self._rows), trainer.global_step)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        ids = ids_of(batch)
+        if ids is not None and not trainer.sanity_checking and trainer.state.fn == "fit":
+            self._overlap.remember(ids)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and trainer.state.fn == "fit":
+            self._overlap.compare_from_now()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step + 1
         begins, self._step = step != self._step, step
         if begins:
             sampled = step == 1 or step % self.every_n_steps == 0
-            self._readings = Readings(trainer.strategy.root_device) if sampled else None
+            self._readings, self._loss = Readings(trainer.strategy.root_device) if sampled else None, None
         ids, targets = ids_of(batch), targets_of(batch)
         if ids is None:
             return
@@ -148,8 +179,20 @@ class HealthSignals(Callback):
             self._sequences = SeenSequences(ids.device)
             self._tokens = SeenTokens(self._rows, ids.device) if self._rows else None
         self._sequences.add(ids)
+        self._spans.add(ids)
+        self._overlap.look(ids)
         if self._tokens is not None:
             self._tokens.add(ids)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
+        if self._readings is None or pipeline is not None or not getattr(pl_module, "every_target_counts", True):
+            return
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        loss = loss.detach().float()
+        if scaler is not None:
+            loss = loss / scaler.scale(torch.ones((), device=loss.device))
+        self._loss = loss if self._loss is None else self._loss + loss  # Lightning has divided the loss by their number
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         if self._readings is None or not self._names:
@@ -188,7 +231,16 @@ class HealthSignals(Callback):
         if self._tokens is not None:
             probed = None if self._probe is None else self._probe.vocabulary
             self._tokens.add_to(readings, probed or getattr(getattr(trainer, "datamodule", None), "vocab_size", None))
-        write_row(trainer, _row(readings.read()), self._step)
+        self._spans.add_to(readings)
+        self._overlap.add_to(readings)
+        if self._loss is not None:
+            readings.mean("backward_loss", self._loss, 1.0)
+        values = readings.read()
+        row = _row(values)
+        logged = trainer.callback_metrics.get("train/loss") if is_logged(trainer, self._step) else None
+        if logged is not None and "backward_loss" in values and float(logged) > 0:  # a tensor on the CPU
+            row["health/backward_loss_ratio"] = values["backward_loss"] / float(logged)
+        write_row(trainer, row, self._step)
 
 
 def dist_size() -> int:

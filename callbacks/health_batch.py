@@ -33,6 +33,8 @@ def check_targets(ids: Tensor, targets: Tensor, readings: Readings) -> None:
     followed = counted[:, :-1]
     readings.mean("health/ignored_targets", counted.numel() - counted.sum(), counted.numel())
     readings.mean("health/shifted_targets", ((targets[:, :-1] == ids[:, 1:]) & followed).sum(), followed.sum())
+    twice = counted[:, :-2]
+    readings.mean("health/twice_shifted_targets", ((targets[:, :-2] == ids[:, 2:]) & twice).sum(), twice.sum())
     readings.mean("health/copied_targets", ((targets == ids) & counted).sum(), counted.sum())
 
 

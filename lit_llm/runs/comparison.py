@@ -20,8 +20,11 @@ LEDGER = "samples-rank{}.jsonl"
 STARTED, FINISHED = 0, -1
 """Written to the ledger in place of a step when a process starts, and when training ends."""
 
-# Speed and resources differ between any two runs, and what a launch has seen differs between any two launches.
-NOT_COMPARED = ("throughput/", "time/", "memory/", "plan/", "rank/", "health/untouched_embeddings", "health/repeated_samples")
+# Speed and resources differ between any two runs. The others are about a launch: what it has seen, and with what it began.
+NOT_COMPARED = (
+    *("throughput/", "time/", "memory/", "plan/", "rank/", "setup/"),
+    *("health/untouched_embeddings", "health/repeated_samples", "health/repeated_spans", "health/validation_overlap"),
+)
 # The same in a checkpoint, and the files on disk: a signal saves one more.
 NOT_COMPARED_STATE = re.compile(r"time|second|StepCheckpoint\.(kept|permanent|leaving)")
 CAUSES = {
@@ -51,7 +54,7 @@ def ledger(run: Path, rank: int = 0) -> dict[int, list[int]]:
 
 
 def curves(run: Path) -> dict[str, dict[int, float]]:
-    """Every logged number by name and step, except those about time."""
+    """Every logged number by name and step, except those about time and about one launch."""
     scalars = scalars_of(rows_of(run), lambda: events_of(run)).items()
     return {
         name: dict(zip(found.steps, found.values, strict=True)) for name, found in scalars if not name.startswith(NOT_COMPARED)

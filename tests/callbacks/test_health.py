@@ -225,10 +225,56 @@ def test_every_tag_is_described_in_code_and_on_the_page(healthy):
         tag = re.sub(r"/h\.\d$", "/BLOCK", tag)
         tag = re.sub(r"position/\d", "position/1..4", tag)
         logged.add(re.sub(r"frequency/\w+", "frequency/common|middle|rare", tag))
-    assert logged | {"health/rank_difference"} == set(DESCRIPTIONS)
+    elsewhere = {"rank_difference", "backward_loss_ratio", "repeated_spans", "validation_overlap"}  # longer sequences, ranks
+    setup = {tag for tag in DESCRIPTIONS if tag.startswith("setup/")}
+    assert logged | {f"health/{name}" for name in elsewhere} | setup == set(DESCRIPTIONS)
     page = DOCS.read_text().replace("\\|", "|")
     for tag, meaning in DESCRIPTIONS.items():
         assert f"| `{tag}` | {meaning} |" in page, tag
+
+
+def test_facts_about_the_set_up_are_logged_once(tmp_path):
+    module = Small(batches())
+    module.net["h"][0].requires_grad_(False)
+    groups = [
+        {"params": [p for p in module.net["h"][1].parameters()]},
+        {"params": [module.net["wte"].weight], "weight_decay": 0},
+    ]
+    module.configure_optimizers = lambda: torch.optim.AdamW(groups, lr=0.1, weight_decay=0.1)
+    weights = {name: p.detach().double() for name, p in module.net.named_parameters()}
+    _, _, rows = fit([HealthSignals(1)], tmp_path, module=module, steps=3)
+    gains = [
+        w.square().mean().sqrt().item() * w.shape[1] ** 0.5 for name, w in weights.items() if w.ndim == 2 and "wte" not in name
+    ]
+    assert {tag: value for tag, value in rows[0].items() if tag.startswith("setup/")} == pytest.approx(
+        {
+            "setup/decayed_vectors": 3,  # the biases of a block: of the projection and of two linears
+            "setup/unoptimized": D * V + V + sum(w.numel() for w in weights.values()),  # the head, and `module.start`
+            "setup/frozen": sum(w.numel() for name, w in weights.items() if name.startswith("h.0.")),
+            "setup/initial_gain": max(gains),
+            "setup/vocab_size": V,
+        }
+    )
+    assert not any(tag.startswith("setup/") for step in rows if step for tag in rows[step])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loss_of_the_backward_passes_is_the_logged_one_unless_it_is_added_up(tmp_path, accumulate):
+    class Logs(Small):
+        factor = 1
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            last = self.losses[-accumulate:]
+            self.trainer.callback_metrics["train/loss"] = torch.tensor(sum(last) / len(last))
+            return loss * self.factor
+
+    for factor in (1, accumulate):
+        module = Logs([dict(batch, targets=batch["targets"].clamp(min=0)) for batch in batches(4)])
+        module.factor = factor
+        folder = tmp_path / str(factor)
+        _, _, rows = fit([HealthSignals(1)], folder, module=module, steps=2, accumulate_grad_batches=accumulate)
+        assert [rows[step]["health/backward_loss_ratio"] for step in (1, 2)] == pytest.approx([factor] * 2, rel=1e-5)
 
 
 def test_layers_are_named_without_the_path_to_the_model():

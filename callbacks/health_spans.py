@@ -1,0 +1,136 @@
+"""Spans of text that occur again: in training, or in training and validation. On the device, without waiting for it."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .health_readings import Readings
+
+SPAN = 48
+"""Tokens of a span; half a sequence if that is less. Spans of less than 16 tokens recur by chance and are not compared."""
+SHORTEST = 16
+_MOST_VALIDATED = 4096
+_SLOTS = 2**16
+_SAMPLED = 16
+_FACTOR = 6364136223846793005  # odd, so that it has an inverse modulo 2^64; Knuth's constant for 64-bit generators
+_INVERSE = pow(_FACTOR, -1, 2**64)
+_MIX = -7046029254386353131  # 2^64 / golden ratio, as int64
+
+
+def span_hashes(ids_BT: Tensor, length: int) -> Tensor:
+    """A hash of each span of `length` ids: (B, T - length + 1) int64. Equal spans have equal hashes, wherever they are.
+
+    A polynomial in a fixed factor modulo 2^64, by differences of prefix sums that are scaled to a common power.
+    """
+    steps = ids_BT.shape[1] + 1
+    mixed_BT = (ids_BT.long() + 1) * _MIX
+    mixed_BT = (mixed_BT ^ (mixed_BT >> 29)) * _powers(_FACTOR, steps, ids_BT.device)[:-1]
+    sums_BT = pad(mixed_BT.cumsum(1), (1, 0))
+    hashes = (sums_BT[:, length:] - sums_BT[:, :-length]) * _powers(_INVERSE, steps, ids_BT.device)[: steps - length]
+    return hashes ^ (hashes >> 32)
+
+
+def span_length(ids_BT: Tensor) -> int | None:
+    """Tokens of the spans of such sequences; None if they are too short."""
+    length = min(SPAN, ids_BT.shape[1] // 2)
+    return length if length >= SHORTEST else None
+
+
+def _powers(factor: int, count: int, device: torch.device) -> Tensor:
+    """(count,) int64: 1, factor, factor², … modulo 2^64."""
+    signed = factor - 2**64 if factor >= 2**63 else factor
+    powers = torch.full((count,), signed, dtype=torch.int64, device=device)
+    powers[0] = 1
+    return powers.cumprod(0)
+
+
+class ValidationOverlap:
+    """The share of spans of the validation text that have occurred in training since it was validated first.
+
+    At most 4,096 spans are remembered on a rank.
+    """
+
+    def __init__(self) -> None:
+        self._remembered: list[Tensor] = []
+        self._spans: Tensor | None = None  # sorted hashes, of all ranks
+        self._found: Tensor | None = None  # 1 if it occurred
+        self._length: int | None = None
+
+    def remember(self, ids_BT: Tensor) -> None:
+        """Spans of a batch of the first validation, side by side."""
+        length = span_length(ids_BT)
+        known = sum(len(spans) for spans in self._remembered)
+        if self._spans is None and known < _MOST_VALIDATED and length is not None and self._length in (None, length):
+            self._length = length
+            self._remembered.append(span_hashes(ids_BT, length)[:, ::length].flatten())
+
+    def compare_from_now(self) -> None:
+        """The validation is over. A collective, the first time."""
+        if self._spans is not None:
+            return
+        mine = (self._length, torch.cat(self._remembered)[:_MOST_VALIDATED].cpu() if self._remembered else None)
+        device = self._remembered[0].device if self._remembered else torch.device("cpu")
+        ranks = [mine]
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            ranks = [mine] * dist.get_world_size()
+            dist.all_gather_object(ranks, mine)
+        known = [spans for _, spans in ranks if spans is not None]
+        self._length = next((length for length, _ in ranks if length is not None), None)
+        if known:
+            self._spans = torch.cat(known).unique().to(device)
+            self._found = torch.zeros(len(self._spans), dtype=torch.uint8, device=device)
+        self._remembered = []
+
+    def look(self, ids_BT: Tensor) -> None:
+        """Mark the spans that occur in a training batch, at any position."""
+        if self._spans is None or self._found is None or self._length is None or ids_BT.shape[1] < self._length:
+            return
+        hashes = span_hashes(ids_BT, self._length).flatten()
+        at = torch.searchsorted(self._spans, hashes).clamp(max=len(self._spans) - 1)
+        # Not a boolean index, whose size the host would have to know.
+        self._found.scatter_reduce_(0, at, (self._spans[at] == hashes).to(torch.uint8), "amax")
+
+    def add_to(self, readings: Readings) -> None:
+        """Add the share so far; nothing before the first validation. A collective."""
+        if self._found is None:
+            return
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(self._found, op=dist.ReduceOp.MAX)
+        readings.mean("health/validation_overlap", self._found.sum(), self._found.numel())
+
+
+class RepeatedSpans:
+    """The share of spans that have occurred before, of a sixteenth of all spans: those whose hash says so.
+
+    The choice depends on the tokens alone, so that a copy is found at any position. A table of 65,536 hashes (0.5 MB) remembers
+    about the last million tokens of this rank.
+    """
+
+    def __init__(self) -> None:
+        self._table: Tensor | None = None
+        self._seen: Tensor | float = 0.0
+        self._all: Tensor | float = 0.0
+
+    def add(self, ids_BT: Tensor) -> None:
+        """Count the spans of a batch, then remember them."""
+        length = span_length(ids_BT)
+        if length is None:
+            return
+        if self._table is None:
+            self._table = torch.zeros(_SLOTS + 1, dtype=torch.int64, device=ids_BT.device)
+        hashes = span_hashes(ids_BT, length).flatten()
+        sampled = (hashes & (_SAMPLED - 1)) == 0
+        slots = (hashes >> 4) & (_SLOTS - 1)  # bits beside those that choose
+        self._seen = self._seen + (sampled & (self._table[slots] == hashes)).sum()
+        self._all = self._all + sampled.sum()
+        # Not a boolean index, whose size the host would have to know: other spans write into a slot that nobody reads.
+        self._table.scatter_(0, torch.where(sampled, slots, _SLOTS), hashes)
+
+    def add_to(self, readings: Readings) -> None:
+        """Add the share since the last call."""
+        if self._table is not None:
+            readings.mean("health/repeated_spans", self._seen, self._all)
+            self._seen = self._all = 0.0
