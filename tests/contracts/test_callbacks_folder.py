@@ -119,4 +119,5 @@ def test_all_callbacks_are_exported():
         "Score",
         "Question",
         "LmEvalTasks",
+        *("Probe", "Readings", "UpdateSample", "SeenSequences", "SeenTokens", "RepeatedSpans", "ValidationOverlap"),
     }
