@@ -49,10 +49,10 @@ def test_every_layout_gives_the_norms_of_one_process_and_trains_as_without_them(
         own = {tag for tag in tags if not any(part in tag for part in ("norm/", "ratio/", "_targets"))}
         missing = tags - set(rows[1])
         if "pp" in name:
-            assert missing == own - {f"health/{each}" for each in ("untouched_embeddings", "repeated_samples", "repeated_spans")}
+            seen = ("untouched_embeddings", "repeated_samples", "repeated_spans")
+            assert missing == own - {f"health/{each}" for each in seen}
         else:
-            short = {"health/repeated_spans"} if "cp" in name else set()  # spans of less than 16 tokens are not compared
-            assert missing == short and rows[1]["health/future_leak"] < (0.02 if "bf16" in name else 1e-4)
+            assert missing == set() and rows[1]["health/future_leak"] < (0.02 if "bf16" in name else 1e-4)
         assert rows[1].get("health/rank_difference", 0.0) == 0.0
         assert ("health/rank_difference" in rows[1]) == (name == "ddp")
         for tag in tags - own:
