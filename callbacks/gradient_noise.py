@@ -105,14 +105,12 @@ class GradientNoise(Callback):
         self._small = _square(gradient_norm(trainer, trainer.optimizers[0]) * scale)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
-        small, count = self._small, self._micro_batches
-        self._small, self._micro_batches = None, 0
+        small, samples, count = self.take_first()
         if small is not None:
             if trainer.world_size > 1:
                 reduced = trainer.strategy.reduce(small, reduce_op="mean")
                 assert isinstance(reduced, Tensor)
                 small = reduced
-            samples = self._shape[0]
             big = _square(_norm_before_clipping(trainer, optimizer))
             self.add(noise_and_signal(small, big, samples, samples * count * trainer.world_size))
         step = trainer.global_step + 1
@@ -120,6 +118,15 @@ class GradientNoise(Callback):
             trace, square, weight = self.sums.tolist()
             if weight:
                 write_row(trainer, self._row(trace / weight, square / weight), step)
+
+    def take_first(self) -> tuple[Tensor | None, int, int]:
+        """(squared norm of the first micro-batch's gradient, None if not sampled; its samples; micro-batches of the step).
+
+        The next micro-batch begins another step.
+        """
+        found = self._small, self._shape[0], self._micro_batches
+        self._small, self._micro_batches = None, 0
+        return found
 
     def add(self, estimates: Tensor) -> None:
         """Add a pair to the moving averages, unless it is not finite."""

@@ -53,7 +53,7 @@ class HealthSignals(Callback):
     """Logs signals from which trouble can be diagnosed, at step 1 and every `every_n_steps` steps.
 
     Logs `DESCRIPTIONS`, in five parts:
-        Set-up, once at the start of a launch: what the optimizer decays and trains, sizes, and initial weights.
+        Set-up, in the first row of a launch: what the optimizer decays and trains, sizes, and initial weights.
         Norms, of the parameters that the optimizer has, by layer. The blocks are the largest list of modules with numbers as
             names; a layer is a submodule of a block, or a module beside the list. Absent with several optimizers, and under
             FSDP1, which flattens parameters.
@@ -79,7 +79,7 @@ class HealthSignals(Callback):
 
     Contract:
         on_fit_start: finds blocks and layers.
-        on_train_start: writes the facts about the set-up.
+        on_train_start: notes the facts about the set-up.
         on_validation_batch_start, on_validation_end: remember spans of the first validation.
         on_train_batch_start: hashes the sequences and notes the ids; at a sampled step, checks targets and runs the probe.
         on_before_backward: at a sampled step, adds up the loss.
@@ -111,6 +111,7 @@ class HealthSignals(Callback):
         self._spans = RepeatedSpans()
         self._overlap = ValidationOverlap()
         self._loss: Tensor | None = None  # of the backward passes of a sampled step
+        self._facts: dict[str, float] = {}  # about the set-up, until the first row
         self._step = 0  # under way: on_train_batch_start runs once per micro-batch
         self._readings: Readings | None = None  # of the step under way, if it is sampled
         self._update: UpdateSample | None = None
@@ -144,7 +145,7 @@ class HealthSignals(Callback):
         self._compares_ranks = trainer.world_size > 1 and isinstance(trainer.strategy, DDPStrategy)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        write_row(trainer, setup_facts(trainer, pl_module, self._rows), trainer.global_step)
+        self._facts = setup_facts(trainer, pl_module, self._rows)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -240,7 +241,8 @@ class HealthSignals(Callback):
         logged = trainer.callback_metrics.get("train/loss") if is_logged(trainer, self._step) else None
         if logged is not None and "backward_loss" in values and float(logged) > 0:  # a tensor on the CPU
             row["health/backward_loss_ratio"] = values["backward_loss"] / float(logged)
-        write_row(trainer, row, self._step)
+        write_row(trainer, self._facts | row, self._step)
+        self._facts = {}
 
 
 def dist_size() -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -21,7 +22,7 @@ from lit_llm.errors import UserError
 LEAST_STEPS = 100
 
 
-class FrozenNoise(GradientNoise):
+class FrozenNoise(Callback):
     """Compares the first micro-batches of many steps with the mean gradient of all of them, while the weights do not change.
 
     That is far more exact than the pairs of single steps, which a run in training has.
@@ -31,14 +32,22 @@ class FrozenNoise(GradientNoise):
     """
 
     def __init__(self, first: int) -> None:
-        super().__init__(every_n_steps=1)
         self.first = first
         self.small, self.steps, self.samples = 0.0, 0, (0, 0)
+        self._pairs = GradientNoise(every_n_steps=1)  # not a base class: recipes could name this one, too
         self._total: list[Tensor] = []
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pairs.on_train_start(trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._pairs.on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pairs.on_after_backward(trainer, pl_module)
+
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        small, count = self._small, self._micro_batches
-        self._small, self._micro_batches = None, 0
+        small, samples, count = self._pairs.take_first()
         if trainer.global_step < self.first or small is None:
             return
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -46,7 +55,7 @@ class FrozenNoise(GradientNoise):
             self._total = [torch.zeros_like(gradient) for gradient in gradients]
         foreach_add_(self._total, gradients)
         self.small, self.steps = self.small + float(small), self.steps + 1
-        self.samples = (self._shape[0], self._shape[0] * count)
+        self.samples = (samples, samples * count)
 
     def noise(self) -> Noise:
         """What was measured."""
