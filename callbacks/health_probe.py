@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
@@ -57,8 +58,8 @@ class Probe:
         Args:
             rows: of the embedding; 0 if unknown.
         """
-        chosen = self._size(trainer, pl_module, ids, rows)
-        if not self.on or chosen is None:
+        chosen = self._size(trainer, pl_module, ids, rows) if self.on else None
+        if not _all_agree(trainer, chosen is not None) or chosen is None:  # forward may need every rank
             return
         count, length = chosen
         kept = ids[:count, :length]  # (R, L)
@@ -71,6 +72,8 @@ class Probe:
             try:
                 logits = pl_module(torch.cat([kept, changed]))
             except Exception as error:  # whatever a forward that expects other arguments raises
+                if isinstance(error, torch.OutOfMemoryError) and trainer.world_size > 1:
+                    raise  # of this rank alone: the others would wait for it
                 self._turn_off(f"{type(error).__name__}: {error}")
                 return
         if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != (2 * count, length):
@@ -98,6 +101,15 @@ class Probe:
             most = min(most, MOST_LOGITS // max(rows, 1))
         length = min(ids.size(1), most // 2)
         return (max(1, min(most // 2 // length, ids.size(0))), length) if length >= 4 else None
+
+
+def _all_agree(trainer: Trainer, here: bool) -> bool:
+    """Whether it is true on every rank."""
+    if trainer.world_size == 1:
+        return here
+    agreed = torch.tensor(float(here), device=trainer.strategy.root_device)
+    dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
+    return bool(agreed.item())
 
 
 @contextmanager

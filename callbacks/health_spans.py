@@ -50,7 +50,8 @@ def _powers(factor: int, count: int, device: torch.device) -> Tensor:
 class ValidationOverlap:
     """The share of spans of the validation text that have occurred in training since it was validated first.
 
-    At most 4,096 spans are remembered on a rank.
+    At most 4,096 spans are remembered on a rank. Spans that the validation text has several times, such as those of a template,
+    do not count.
     """
 
     def __init__(self) -> None:
@@ -67,12 +68,11 @@ class ValidationOverlap:
             self._length = length
             self._remembered.append(span_hashes(ids_BT, length)[:, ::length].flatten())
 
-    def compare_from_now(self) -> None:
+    def compare_from_now(self, device: torch.device) -> None:
         """The validation is over. A collective, the first time."""
         if self._spans is not None:
             return
         mine = (self._length, torch.cat(self._remembered)[:_MOST_VALIDATED].cpu() if self._remembered else None)
-        device = self._remembered[0].device if self._remembered else torch.device("cpu")
         ranks = [mine]
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             ranks = [mine] * dist.get_world_size()
@@ -80,13 +80,16 @@ class ValidationOverlap:
         known = [spans for _, spans in ranks if spans is not None]
         self._length = next((length for length, _ in ranks if length is not None), None)
         if known:
-            self._spans = torch.cat(known).unique().to(device)
+            spans, counts = torch.cat(known).unique(return_counts=True)
+            self._spans = spans[counts == 1].to(device)
             self._found = torch.zeros(len(self._spans), dtype=torch.uint8, device=device)
         self._remembered = []
 
     def look(self, ids_BT: Tensor) -> None:
         """Mark the spans that occur in a training batch, at any position."""
         if self._spans is None or self._found is None or self._length is None or ids_BT.shape[1] < self._length:
+            return
+        if not len(self._spans):
             return
         hashes = span_hashes(ids_BT, self._length).flatten()
         at = torch.searchsorted(self._spans, hashes).clamp(max=len(self._spans) - 1)
@@ -95,7 +98,7 @@ class ValidationOverlap:
 
     def add_to(self, readings: Readings) -> None:
         """Add the share so far; nothing before the first validation. A collective."""
-        if self._found is None:
+        if self._found is None or not len(self._found):
             return
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(self._found, op=dist.ReduceOp.MAX)
@@ -130,7 +133,6 @@ class RepeatedSpans:
         self._table.scatter_(0, torch.where(sampled, slots, _SLOTS), hashes)
 
     def add_to(self, readings: Readings) -> None:
-        """Add the share since the last call."""
-        if self._table is not None:
-            readings.mean("health/repeated_spans", self._seen, self._all)
-            self._seen = self._all = 0.0
+        """Add the share since the last call. Every rank adds it, also if its sequences were too short."""
+        readings.mean("health/repeated_spans", self._seen, self._all)
+        self._seen = self._all = 0.0

@@ -6,7 +6,7 @@ from lit_llm.cli.own_flags import OwnFlags, true_or_false
 
 
 def main(arguments: list[str]) -> int:
-    """Print the findings. Returns 1 if there is one, else 0.
+    """Print the findings. Returns 1 if there is an error or a warning, 0 if there is at most advice.
 
     Raises:
         UserError: The folder is not a run.
@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
     )
     own = flags.parse(arguments)
     from lit_llm.doctor.diagnose import RULES, diagnose
+    from lit_llm.doctor.finding import Severity
     from lit_llm.doctor.read_run import read_run
     from lit_llm.runs.run_folder import expanded
 
@@ -35,4 +36,4 @@ def main(arguments: list[str]) -> int:
         print(f"{len(findings)} of {len(RULES)} rules apply to {own.run}, {run.step:,} steps.")
     else:
         print(f"No finding: none of {len(RULES)} rules applies to {own.run}, {run.step:,} steps.")
-    return 1 if findings else 0
+    return 1 if any(finding.rule.severity is not Severity.ADVICE for finding in findings) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from lit_llm.doctor.finding import Rule, Severity
@@ -42,26 +43,22 @@ def unrelated(run: Observed) -> str | None:
 
 def ignored(run: Observed) -> str | None:
     share = run.median("health/ignored_targets")
-    if share is None or share <= 0.5 or str(run.setting("data.class_path", "")).endswith("ChatFiles"):
+    chats = str(run.setting("data.class_path", "")).endswith("ChatFiles")
+    if share is None or share <= 0.5 or chats or not run.from_scratch:  # fine-tuning trains on answers only
         return None
     return f"{share:.1%} of the targets are ignored (-100)"
 
 
 def leak(run: Observed) -> str | None:
-    largest = max(run.finite("health/future_leak"), key=lambda point: point[1], default=(0, 0.0))
-    if largest[1] > 0.02:
-        return (
-            f"other inputs in the second half of a sequence changed the logits of its first half by {largest[1]:.1%} "
-            f"(step {largest[0]:,})"
-        )
+    change = run.median("health/future_leak")
+    if change is not None and change > 0.02:
+        return f"other inputs in the second half of a sequence changed the logits of its first half by {change:.1%} (median)"
     return None
 
 
 def _repeated(run: Observed, tag: str) -> float | None:
-    """A share of text that had occurred before, while less than one pass over the data was made."""
-    size = run.last("setup/train_tokens")
-    tokens = dict(run.finite("progress/tokens"))
-    rows = [value for step, value in run.finite(tag) if step > 1 and (size is None or tokens.get(step, 0.0) < size)]
+    """A share of text that had occurred before, while less than one pass over the data was made. None if that is unknown."""
+    rows = [value for step, value in run.finite(tag) if step > 1 and (run.passes_at(step) or math.inf) < 1]
     return statistics.median(rows[len(rows) // 2 :]) if rows else None
 
 
@@ -74,10 +71,9 @@ def one_batch(run: Observed) -> str | None:
 
 def duplicates(run: Observed) -> str | None:
     share = _repeated(run, "health/repeated_spans")
-    if share is not None and share > 0.25 and one_batch(run) is None:
-        return (
-            f"{share:.0%} of the spans of 48 tokens had occurred before, although the first pass over the data is not complete"
-        )
+    mixed = str(run.setting("data.class_path", "")).endswith("Mixture")  # repeats small sources on purpose
+    if share is not None and share > 0.25 and not mixed and one_batch(run) is None:
+        return f"{share:.0%} of the spans of tokens had occurred before, although the first pass over the data is not complete"
     return None
 
 
@@ -91,8 +87,7 @@ def overlap(run: Observed) -> str | None:
     share, passes = run.last("health/validation_overlap"), run.passes
     if share is None or passes is None or passes <= 0:
         return None
-    expected = min(1.0, passes)
-    if share > 0.3 * expected and share > 0.02:
+    if share > max(0.3 * min(1.0, passes), 0.1):
         return f"{share:.1%} of the validation text occurred in training, in {passes:.2f} passes over the training text"
     return None
 
@@ -183,10 +178,10 @@ DATA_RULES = (
     Rule(
         "duplicated-data",
         Severity.WARNING,
-        "the training text has copies",
-        "remove them (`clean --near_duplicates`)",
+        "the training text has copies, or a template that recurs",
+        "remove copies (`clean --near_duplicates`)",
         "health/repeated_spans, health/repeated_samples",
-        "likely",
+        "possible",
         "Lee et al. 2022, Deduplicating training data makes language models better",
         duplicates,
         explains=("over-fitting", "loss-too-low"),
@@ -197,8 +192,8 @@ DATA_RULES = (
         "the validation text is in the training text, so that validation loss says nothing",
         "split by document before copies are made (`clean`, `prepare --val_fraction`)",
         "health/validation_overlap",
-        "certain",
-        "spans of tokens that occur in both",
+        "likely",
+        "spans of tokens that occur in both, and once in the validation text",
         overlap,
         explains=("duplicated-data",),
     ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
+from collections.abc import Sequence
 
 from lit_llm.doctor.finding import Rule, Severity
 from lit_llm.doctor.observed import Observed
@@ -26,29 +28,38 @@ def half_precision_overflow(run: Observed) -> str | None:
         return None
     norms = run.points("grad/norm")
     late = [step for step, norm in norms if not math.isfinite(norm) and step > max(20, run.step // 10)]
-    if len(late) >= 2:  # the scale of the loss is searched for in the first steps
+    if len(late) >= max(2, 0.02 * len(norms)):  # the scaler tries larger scales now and then
         return f"gradients were infinite in {len(late):,} rows, at first after the search for a scale at step {late[0]:,}"
     return not_finite(run)
 
 
+def _scatter(values: Sequence[float]) -> float:
+    """Standard deviation of rows around their trend: from the median of the differences between neighbours."""
+    steps = [abs(b - a) for a, b in itertools.pairwise(values)]
+    return 1.4826 * statistics.median(steps) / math.sqrt(2) if steps else 0.0
+
+
 def diverged(run: Observed) -> str | None:
-    curve = run.smoothed("train/loss")
-    if len(curve) < 4:
+    curve = run.finite("train/loss")
+    fifth = len(curve) // 5
+    if fifth < 3:
         return None
-    step, end = curve[-1]
-    low_step, low = min(curve, key=lambda point: point[1])
-    first = run.finite("train/loss")[0][1]
-    if end > 1.05 * low + 0.1 and end > low + 0.15 * max(first - low, 0.0):
-        return f"training loss rose from {low:.3f} at step {low_step:,} to {end:.3f} at step {step:,}"
-    peak_step, peak = max(curve, key=lambda point: point[1])
-    if peak > first * 1.15 and peak_step > run.finite("train/loss")[0][0]:
-        return f"training loss rose from {first:.3f} at the first step to {peak:.3f} at step {peak_step:,}"
+    values = [loss for _, loss in curve]
+    means = [(curve[i + fifth - 1][0], statistics.mean(values[i : i + fifth])) for i in range(len(curve) - fifth + 1)]
+    error = _scatter(values) / math.sqrt(fifth)
+    (step, end), (low_step, low) = means[-1], min(means, key=lambda point: point[1])
+    # Not small fluctuations: a twentieth of the loss, 0.1 nats, and a sixth of what was learned.
+    if end - low > max(0.05 * low + 0.1, 0.15 * (values[0] - low), 5 * error):
+        return f"training loss rose from {low:.3f} at step {low_step:,} to {end:.3f} at step {step:,} (means of {fifth} rows)"
+    peak_step, peak = max(means, key=lambda point: point[1])
+    if peak - values[0] > max(0.15 * values[0], 5 * error + 3 * _scatter(values)):
+        return f"training loss rose from {values[0]:.3f} at first to {peak:.3f} at step {peak_step:,} (mean of {fifth} rows)"
     return None
 
 
 def stuck(run: Observed) -> str | None:
     curve = run.smoothed("train/loss")
-    if len(curve) < 8 or not run.from_scratch:
+    if len(curve) < 8 or not run.from_scratch or (run.uniform_loss or 0.0) < math.log(32):  # few symbols: little to learn
         return None
     first, end = run.finite("train/loss")[0][1], curve[-1][1]
     half = [loss for step, loss in curve if step > run.step / 2]
@@ -103,13 +114,15 @@ def gap(run: Observed) -> str | None:
 def spikes(run: Observed) -> str | None:
     rows = [(step, value) for step, value in run.finite("train/loss") if step > run.warmup_steps]
     skipped = sum(run.values("spike/skipped", run.warmup_steps))
-    found = []
+    above = []  # how far each row is above the median of its four neighbours
     for i in range(2, len(rows) - 2):
-        around = [value for _, value in rows[i - 2 : i] + rows[i + 1 : i + 3]]
-        if rows[i][1] > 1.25 * max(around):
-            found.append(rows[i])
-    if len(found) >= 2 or skipped >= max(3, 0.02 * run.step):
-        step, loss = found[0] if found else (run.step, rows[-1][1] if rows else math.nan)
+        above.append(rows[i][1] - statistics.median(value for _, value in rows[i - 2 : i] + rows[i + 1 : i + 3]))
+    if len(above) < 10:
+        return None
+    scatter = 1.4826 * statistics.median(abs(value) for value in above)
+    found = [rows[i + 2] for i, value in enumerate(above) if value > max(8 * scatter, 0.1 * rows[i + 2][1])]
+    if len(found) >= max(2, 0.01 * len(rows)) or skipped >= max(3, 0.02 * run.step):
+        step, loss = found[0] if found else rows[-1]
         return (
             f"{len(found):,} rows stand out of their neighbours (the first: {loss:.3f} at step {step:,}), {skipped:.0f} steps "
             "were skipped"
@@ -191,7 +204,7 @@ LOSS_RULES = (
         "the model sees its targets: labels are not shifted, the mask leaks, or the text repeats itself",
         "look at a batch of the data and at the attention mask",
         "health/copied_targets, health/future_leak, health/repeated_samples",
-        "likely",
+        "possible",
         "the entropy of English is near 0.6 to 1.3 bits per character (Shannon 1951); a first pass does not reach it",
         too_good,
     ),

@@ -82,10 +82,10 @@ class Observed:
         return max((series.steps[-1] for series in self.scalars.values() if series.steps), default=0)
 
     @property
-    def max_steps(self) -> int:
-        """Steps that the run is to make; those it has made if that is not known."""
+    def planned_steps(self) -> int | None:
+        """Steps that the run is to make; None if its end is not a number of steps."""
         planned = self.setting("trainer.max_steps", 0)
-        return planned if isinstance(planned, int) and planned > 0 else self.step
+        return planned if isinstance(planned, int) and planned > 0 else None
 
     @property
     def warmup_steps(self) -> int:
@@ -96,8 +96,8 @@ class Observed:
 
     @property
     def from_scratch(self) -> bool:
-        """Whether training started from random weights, as far as the settings say."""
-        return self.setting("init_from") is None and self.setting("lora") is None
+        """Whether training started from random weights, by the settings. Without settings it is not known, and false."""
+        return bool(self.config) and self.setting("init_from") is None and self.setting("lora") is None
 
     @property
     def uniform_loss(self) -> float | None:
@@ -108,5 +108,9 @@ class Observed:
     @property
     def passes(self) -> float | None:
         """Passes over the training data so far; None if the size of the data is not known."""
-        tokens, size = self.last("progress/tokens"), self.last("setup/train_tokens")
-        return None if tokens is None or not size else tokens / size
+        return self.passes_at(self.step)
+
+    def passes_at(self, step: int) -> float | None:
+        """The same after `step` steps."""
+        tokens, size = self.finite("progress/tokens"), self.last("setup/train_tokens")
+        return None if not tokens or not size else tokens[-1][1] / tokens[-1][0] * step / size

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 from lit_llm.doctor.finding import Rule, Severity
 from lit_llm.doctor.loss_rules import OURS
-from lit_llm.doctor.observed import Observed
+from lit_llm.doctor.observed import Observed, Points
 
 UPDATE_HIGH = 0.12
 """Update norm / weight norm, right after warmup, of the layer that a quarter of the layers exceed. Above: the rate is too high.
@@ -39,7 +40,8 @@ def rate_too_high(run: Observed) -> str | None:
 
 
 def rate_too_low(run: Observed) -> str | None:
-    if not run.from_scratch or run.step < run.warmup_steps + 100 or 2 * run.step < run.max_steps:
+    planned = run.planned_steps
+    if not run.from_scratch or run.step < run.warmup_steps + 100 or planned is None or 2 * run.step < planned:
         return None
     paths = [statistics.mean(v for _, v in points) * run.step for points in run.by_layer("update_ratio").values() if points]
     if not paths or not 0 < _upper(paths) < PATH_LOW:
@@ -67,7 +69,7 @@ def clipped_always(run: Observed) -> str | None:
 
 def no_warmup(run: Observed) -> str | None:
     rates = run.finite("lr")
-    if not rates or rates[0][0] > 1 or not run.from_scratch or run.step < 20 or run.max_steps < 50:
+    if not rates or rates[0][0] > 1 or not run.from_scratch or run.step < 20 or (run.planned_steps or 0) < 100:
         return None
     highest = max(rate for _, rate in rates)
     if highest > 0 and rates[0][1] >= 0.9 * highest:
@@ -79,9 +81,9 @@ def long_memory(run: Observed) -> str | None:
     betas = run.setting("optimizer.init_args.betas")
     if not isinstance(betas, list | tuple) or len(betas) != 2 or not isinstance(betas[1], int | float) or not 0 < betas[1] < 1:
         return None
-    memory = 1 / (1 - betas[1])
-    if memory > 2 * run.max_steps:
-        return f"beta2 {betas[1]:g} averages over {memory:,.0f} steps, but the run has {run.max_steps:,}"
+    memory, planned = 1 / (1 - betas[1]), run.planned_steps
+    if planned is not None and planned >= 100 and memory > 10 * planned:
+        return f"beta2 {betas[1]:g} averages over {memory:,.0f} steps, but the run has {planned:,}"
     return None
 
 
@@ -134,13 +136,24 @@ def restarted_schedule(run: Observed) -> str | None:
     rates = run.finite("lr")
     for first in run.first_steps:
         before = [rate for step, rate in rates if step <= first]
-        after = [rate for step, rate in rates if step > first][:4]
-        if first < 2 or not before or not after:
+        # A restart repeats the beginning of the run. Two rows: one may be equal by chance.
+        after = [(rate, _interpolated(rates, step - first)) for step, rate in rates if step > first][:4]
+        repeats = [then is not None and abs(rate - then) <= 0.05 * then for rate, then in after]
+        if first < 2 or not before or len(after) < 2 or not all(repeats):
             continue
-        if max(after) > 1.5 * before[-1] or after[0] < 0.5 * before[-1]:
+        if max(abs(rate - before[-1]) for rate, _ in after) > 0.3 * before[-1]:
             return (
-                f"the learning rate was {before[-1]:.3g} at step {first:,}, where the run was resumed, and {after[0]:.3g} then"
+                f"the learning rate was {before[-1]:.3g} at step {first:,}, where the run was resumed, then {after[0][0]:.3g}, "
+                "and went on as at the beginning of the run"
             )
+    return None
+
+
+def _interpolated(rates: Points, step: int) -> float | None:
+    """The rate at a step between two rows."""
+    for (left, low), (right, high) in itertools.pairwise(rates):
+        if left <= step <= right:
+            return low + (high - low) * (step - left) / (right - left)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,27 +36,38 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> ReadRun:
     Raises:
         UserError: The folder does not exist, or has neither settings nor rows.
     """
-    if not folder.is_dir():
-        raise UserError(f"there is no run folder {folder} (--run)")
-    run = LoadedRun(folder, of_lit_llm=False)
-    config = settings_of(folder) if (folder / CONFIG).is_file() else {}
-    if not config and not run.scalars:
-        raise UserError(f"{folder} is not a run folder: it has neither {CONFIG} nor logged rows (--run)")
-    notes = [f"{said}." for said in run.unread]
+    run = observed(folder)
+    config = run.config
+    notes = [f"{said}." for said in LoadedRun(folder, of_lit_llm=False).unread]
     if not config:
         notes.append(f"There is no {CONFIG}: rules about settings are left out.")
     if not run.scalars:
         notes.append("Nothing was logged: the run has not reached its first row, or ran without a logger.")
     elif not any(tag.startswith("health/") for tag in run.scalars):
         notes.append("There are no health signals (--health): rules about layers, targets and masks are left out.")
-    first_steps = [step for launch in recorded_launches(folder) if isinstance(step := launch.get("first_step"), int)]
     shards = data_shards(config)
     size = sum(file.stat().st_size for file, _ in shards if file.is_file())
     if check_data is None and size > MOST_BYTES:
         notes.append(f"The {size / 1e9:,.0f} GB of training data were not compared with their hashes (--check_data true).")
         check_data = False
     found = damages(shards) if check_data is not False else []
-    return ReadRun(Observed(run.scalars, config, first_steps, found), notes)
+    return ReadRun(replace(run, damages=found), notes)
+
+
+def observed(folder: Path) -> Observed:
+    """The rows and settings of a run folder, without its data.
+
+    Raises:
+        UserError: The folder does not exist, or has neither settings nor rows.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no run folder {folder} (--run)")
+    scalars = LoadedRun(folder, of_lit_llm=False).scalars
+    config = settings_of(folder) if (folder / CONFIG).is_file() else {}
+    if not config and not scalars:
+        raise UserError(f"{folder} is not a run folder: it has neither {CONFIG} nor logged rows (--run)")
+    first_steps = [step for launch in recorded_launches(folder) if isinstance(step := launch.get("first_step"), int)]
+    return Observed(scalars, config, first_steps)
 
 
 def data_shards(config: Mapping[str, Any]) -> list[tuple[Path, str]]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_llm.callbacks import MetricsFile
 from lit_llm.doctor.diagnose import diagnose
-from lit_llm.doctor.read_run import read_run
+from lit_llm.doctor.read_run import observed
 from lit_llm.errors import UserError
 
 FIRST_CHECK = 20  # optimizer steps
@@ -56,10 +56,14 @@ class Doctor(Callback):
         if self._folder is None:
             return
         try:
-            run = read_run(self._folder, check_data=False).run
+            findings = diagnose(observed(self._folder))
         except (UserError, OSError):  # no row yet, or a disk that fails: the loggers report it
             return
-        for finding in diagnose(run):
+        except Exception as error:  # a mistake of ours must not end the training
+            rank_zero_warn(f"doctor is off: {type(error).__name__}: {error} (python -m lit_llm doctor --run {self._folder})")
+            self._folder = None
+            return
+        for finding in findings:
             if finding.name not in self._said and not finding.follows_from:
                 self._said.add(finding.name)
                 pl_module.print(f"doctor: {finding.name}: {finding.seen}. Change: {finding.rule.change}.")

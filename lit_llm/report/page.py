@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lit_llm import html_page as html
 from lit_llm.doctor.diagnose import diagnose
-from lit_llm.doctor.read_run import read_run
+from lit_llm.doctor.read_run import observed
 from lit_llm.plan.numbers import count, duration, size
 from lit_llm.report.charts import Line, chart
 from lit_llm.report.run_curves import TOKENS, RunCurves
@@ -98,7 +98,7 @@ def missing(run: RunCurves) -> Iterator[str]:
 
 def _findings(run: RunCurves, *, titled: bool) -> list[str]:
     """What `doctor` says of the run; nothing if it finds nothing."""
-    found = diagnose(read_run(run.run.path, check_data=False).run)
+    found = diagnose(observed(run.run.path))
     if not found:
         return []
     rows = [

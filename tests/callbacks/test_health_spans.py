@@ -56,7 +56,7 @@ def test_the_overlap_is_the_share_of_validation_spans_in_training():
     assert read(overlap) == {}  # nothing is known before a validation
     overlap.remember(validation[:10])
     overlap.remember(validation[10:])
-    overlap.compare_from_now()
+    overlap.compare_from_now(torch.device("cpu"))
     overlap.remember(ids(20, 64, 5))  # a later validation adds nothing
     whole = validation.flatten()
     known = {tuple(row[at : at + 32].tolist()) for row in validation for at in (0, 32)}
@@ -70,10 +70,18 @@ def test_the_overlap_is_the_share_of_validation_spans_in_training():
     assert read(overlap)["health/validation_overlap"] == pytest.approx(len(found) / len(known))
 
 
+def test_spans_of_a_template_are_not_an_overlap():
+    template, overlap = ids(1, 32, 6).repeat(8, 1), ValidationOverlap()
+    overlap.remember(torch.cat([template, ids(8, 32, 7)], dim=1))
+    overlap.compare_from_now(torch.device("cpu"))
+    overlap.look(torch.cat([template, ids(8, 32, 8)], dim=1))
+    assert read(overlap) == {"health/validation_overlap": 0}
+
+
 def test_short_sequences_are_left_out():
     repeated, overlap = RepeatedSpans(), ValidationOverlap()
     repeated.add(ids(4, 16, 0))
     overlap.remember(ids(4, 16, 0))
-    overlap.compare_from_now()
+    overlap.compare_from_now(torch.device("cpu"))
     overlap.look(ids(4, 16, 0))
     assert read(repeated) == read(overlap) == {}

@@ -13,7 +13,7 @@ from lit_llm.__main__ import main
 from lit_llm.runs.run_folder import METRICS
 
 MANY = [
-    *("--trainer.max_steps", "50", "--schedule.warmup_steps", "0"),
+    *("--trainer.max_steps", "100", "--schedule.warmup_steps", "0"),
     *("--checkpoint.every_n_steps", "1000", "--validation.every_n_steps", "1000"),
 ]
 
@@ -42,10 +42,10 @@ def trained(finished, tmp_path):
     return tmp_path / "copy", finished[1]
 
 
-def test_a_finding_has_what_was_seen_and_what_to_change_and_exit_code_1(trained, capsys):
+def test_a_finding_has_what_was_seen_and_what_to_change(trained, capsys):
     code, lines = doctor(capsys, trained[0])
     at = lines.index("advice: no-warmup")
-    assert code == 1
+    assert code == 0  # advice only
     assert lines[at + 1].startswith("  seen    the learning rate starts at ") and "--schedule.warmup_steps 100" in lines[at + 3]
 
 
@@ -62,7 +62,7 @@ def test_a_run_cut_in_the_middle_of_a_line_is_read_up_to_there(trained, capsys):
     file = trained[0] / METRICS
     file.write_bytes(file.read_bytes()[:-20])
     code, lines = doctor(capsys, trained[0])
-    assert code == 1 and "advice: no-warmup" in lines and any(line.startswith("note: metrics.jsonl") for line in lines)
+    assert code == 0 and "advice: no-warmup" in lines and any(line.startswith("note: metrics.jsonl") for line in lines)
 
 
 def test_a_run_without_a_row_says_so(trained, capsys):

@@ -1,6 +1,7 @@
 """Each rule on curves that have its symptom, and on curves that do not."""
 
 import math
+import random
 import re
 from pathlib import Path
 
@@ -207,3 +208,60 @@ def test_rules_that_need_random_initial_weights_leave_other_runs_alone():
 def test_the_page_lists_every_rule():
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", PAGE.read_text(), re.MULTILINE)
     assert rows == [rule.name for rule in RULES]
+
+
+# -- ordinary runs that look unusual ------------------------------------------------------------------------------------
+
+
+def noisy(share: float, seed: int, first: float = 1.5, falls: float = 0.2) -> dict[str, dict[int, float]]:
+    """A fine-tuning: the loss falls a little, its rows scatter much."""
+    draw = random.Random(seed)
+    steps = range(10, 1010, 10)
+    loss = {step: (first - falls * step / 1000) * math.exp(draw.gauss(0, share)) for step in steps}
+    return {"train/loss": loss, "val/loss": {500: 1.4, 1000: 1.3}, "spike/skipped": {}}
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.2])
+def test_rows_that_scatter_are_neither_divergence_nor_spikes(share):
+    runs = [observed(noisy(share, seed), {"init_from": "runs/base"}) for seed in range(30)]
+    assert [finding.name for run in runs for finding in diagnose(run)] == []
+
+
+@pytest.mark.parametrize("resumed_at", [17, 40, 110, 200, 390])
+def test_a_resume_that_continues_the_schedule_is_no_restart(resumed_at):
+    def rate(step: int) -> float:
+        return 0.01 * min(1.0, step / 200, (400 - step) / 200)
+
+    for curve in (rate, lambda step: 0.01, lambda step: 0.005 * (1 + math.cos(math.pi * step / 400))):
+        rates = {step: curve(step) for step in (1, *STEPS)}
+        found = diagnose(observed({"lr": rates}, first_steps=[0, resumed_at]))
+        assert "schedule-restarted" not in [finding.name for finding in found]
+
+
+def test_repeated_text_is_a_finding_only_in_the_first_pass():
+    repeated = everywhere("health/repeated_samples", 1.0) | everywhere("health/repeated_spans", 1.0)
+    passes = everywhere("setup/train_tokens", 1e5)  # four in 400 steps
+    later = {tag: {step: v if step > 100 else 0.0 for step, v in values.items()} for tag, values in repeated.items()}
+    assert diagnose(observed(passes | later)) == []
+    unknown = {tag: values for tag, values in (healthy() | repeated).items() if not tag.startswith("setup/")}
+    assert diagnose(Observed({tag: series(values) for tag, values in unknown.items()}, CONFIG)) == []
+
+
+def test_a_fine_tuning_may_ignore_most_targets():
+    assert diagnose(observed(everywhere("health/ignored_targets", 0.8), {"init_from": "runs/base"})) == []
+
+
+def test_a_short_run_and_one_without_a_number_of_steps_may_have_torchs_betas():
+    betas = {"optimizer": {"init_args": {"betas": [0.9, 0.999]}}}
+    for steps in (10, 400, -1):
+        assert diagnose(observed(config=betas | {"trainer": {"max_steps": steps}})) == []
+
+
+def test_an_infinite_gradient_now_and_then_is_how_fp16_finds_its_scale():
+    norms = {step: math.inf if step in (300, 700) else 1.0 for step in range(10, 2010, 10)}
+    assert diagnose(observed({"grad/norm": norms}, with_precision("16-mixed"))) == []
+
+
+def test_text_of_few_symbols_may_be_hard_to_predict():
+    curves = {"train/loss": {step: 1.61 if step < 20 else 1.5 for step in STEPS}, "val/loss": {400: 1.5}}
+    assert diagnose(observed(curves | everywhere("setup/vocab_size", 5.0))) == []
