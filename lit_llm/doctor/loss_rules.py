@@ -45,15 +45,15 @@ def diverged(run: Observed) -> str | None:
     if fifth < 3:
         return None
     values = [loss for _, loss in curve]
-    means = [(curve[i + fifth - 1][0], statistics.mean(values[i : i + fifth])) for i in range(len(curve) - fifth + 1)]
-    error = _scatter(values) / math.sqrt(fifth)
-    (step, end), (low_step, low) = means[-1], min(means, key=lambda point: point[1])
+    medians = [(curve[i + fifth - 1][0], statistics.median(values[i : i + fifth])) for i in range(len(curve) - fifth + 1)]
+    error = 1.25 * _scatter(values) / math.sqrt(fifth)  # of a median
+    (step, end), (low_step, low) = medians[-1], min(medians, key=lambda point: point[1])
     # Not small fluctuations: a twentieth of the loss, 0.1 nats, and a sixth of what was learned.
     if end - low > max(0.05 * low + 0.1, 0.15 * (values[0] - low), 5 * error):
-        return f"training loss rose from {low:.3f} at step {low_step:,} to {end:.3f} at step {step:,} (means of {fifth} rows)"
-    peak_step, peak = max(means, key=lambda point: point[1])
+        return f"training loss rose from {low:.3f} at step {low_step:,} to {end:.3f} at step {step:,} (medians of {fifth} rows)"
+    peak_step, peak = max(medians, key=lambda point: point[1])
     if peak - values[0] > max(0.15 * values[0], 5 * error + 3 * _scatter(values)):
-        return f"training loss rose from {values[0]:.3f} at first to {peak:.3f} at step {peak_step:,} (mean of {fifth} rows)"
+        return f"training loss rose from {values[0]:.3f} at first to {peak:.3f} at step {peak_step:,} (median of {fifth} rows)"
     return None
 
 
