@@ -98,7 +98,7 @@ FAULTS: dict[str, Fault] = {
     "frozen block": Fault(("parameters-not-trained",), callback=("Weights", "frozen")),
     "initial weights ×50": Fault(("initial-weights",), ("--model.init_std", "1.0")),
     "fp16 overflow": Fault(("fp16-overflow",), ("--trainer.precision", "16-mixed"), callback=("Weights", "large")),
-    "bf16-true, small rate": Fault(("updates-rounded-away",), ("--trainer.precision", "bf16-true", "rate", str(1 / 30))),
+    "bf16-true at a small rate": Fault(("updates-rounded-away",), ("--trainer.precision", "bf16-true", "rate", str(1 / 30))),
     "micro-batches added": Fault(("loss-scale",), callback=("SumsMicroBatches",)),
     "garbage batches": Fault(("loss-spikes",), callback=("Batches", "garbage")),
     "slow loader": Fault(("slow-loader",), callback=("Batches", "slow")),

@@ -103,7 +103,7 @@ def unused_vocabulary(run: Observed) -> str | None:
     share, tokens, size = run.last("health/untouched_embeddings"), run.last("progress/tokens"), run.last("setup/vocab_size")
     if share is None or tokens is None or size is None:
         return None
-    if share > 0.9 and tokens > 20 * size and size > 512:
+    if share > 0.9 and tokens > 5 * size and size > 512:
         return f"{share:.1%} of the {size:,.0f} embeddings were never used in {tokens:,.0f} tokens"
     return None
 
@@ -179,7 +179,7 @@ DATA_RULES = (
         "duplicated-data",
         Severity.WARNING,
         "the training text has copies, or a template that recurs",
-        "remove copies (`clean --near_duplicates`)",
+        "remove copies (`clean --near_duplicates 0.7`)",
         "health/repeated_spans, health/repeated_samples",
         "possible",
         "Lee et al. 2022, Deduplicating training data makes language models better",
@@ -190,7 +190,7 @@ DATA_RULES = (
         "validation-in-training",
         Severity.ERROR,
         "the validation text is in the training text, so that validation loss says nothing",
-        "split by document before copies are made (`clean`, `prepare --val_fraction`)",
+        "split by document before copies are made (`clean`, `prepare --data.val_fraction 0.1`)",
         "health/validation_overlap",
         "likely",
         "spans of tokens that occur in both, and once in the validation text",

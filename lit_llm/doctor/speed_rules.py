@@ -39,7 +39,7 @@ def straggler(run: Observed) -> str | None:
     if len(slowest) < 4 or not longest or not mean:
         return None
     rank, times = Counter(slowest).most_common(1)[0]
-    if times > 0.7 * len(slowest) and longest > 1.25 * mean:
+    if times > 0.7 * len(slowest) and longest > 1.2 * mean:
         return (
             f"rank {rank:.0f} was the slowest in {times} of {len(slowest)} rows, with {longest / mean:.2f} times the mean work"
         )
