@@ -95,9 +95,7 @@ SETTINGS: tuple[Setting, ...] = (
     _real("model.embedding_scale", [4, 0.5], [0, -1], null=True),
     _real("model.residual_scale", [0.2, 1], [0, -1]),
     _real("model.logit_scale", [0.1, 1], [0, -1]),
-    Setting(
-        "model.layers", "text", ("{window: [4, null]}", "{rope: [false]}"), ("{windows: [4]}", "{window: [0]}", "3"), null=True
-    ),
+    Setting("model.layers", "text", ("{window: [4]}", "{rope: [false]}"), ("{windows: [4]}", "{window: [0]}", "3"), null=True),
     _choice("model.norm_position", "pre", "post", "sandwich"),
     _choice("model.qk_norm_width", "head", "projection"),
     _flag("model.attention_sinks"),
