@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
@@ -30,6 +31,11 @@ def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
 def lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
     """Move each tensor towards another of its dtype by a share of their difference, in one fused launch."""
     torch._foreach_lerp_(tensors, ends, weight)
+
+
+def process_count() -> int:
+    """Processes of the default group; 1 without one."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def local_part(tensor: Tensor) -> Tensor:

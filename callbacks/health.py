@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from ._lightning import is_logged, write_row
+from ._torch import process_count
 from .errors import ConfigurationError
 from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
 from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square
@@ -214,7 +215,7 @@ class HealthSignals(Callback):
         square = torch.zeros((), device=device)
         for tensor in tensors:
             square = square + share_of_square(tensor, self._ranks).to(device)
-        self._readings.root_mean(f"health/{tag}/{layer}", square, 1 / dist_size())
+        self._readings.root_mean(f"health/{tag}/{layer}", square, 1 / process_count())
         return square
 
     def on_train_batch_end(
@@ -225,7 +226,7 @@ class HealthSignals(Callback):
         readings, update, self._readings, self._update = self._readings, self._update, None, None
         if update is not None:
             for name in self._names:
-                readings.root_mean(f"health/update_norm/{name}", 0.0, 1 / dist_size())
+                readings.root_mean(f"health/update_norm/{name}", 0.0, 1 / process_count())
                 update.add_to(readings, f"health/update_norm/{name}", name, self._ranks)
         if self._sequences is not None:
             self._sequences.add_to(readings)
@@ -243,11 +244,6 @@ class HealthSignals(Callback):
             row["health/backward_loss_ratio"] = values["backward_loss"] / float(logged)
         write_row(trainer, self._facts | row, self._step)
         self._facts = {}
-
-
-def dist_size() -> int:
-    """Number of processes."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _flattens(trainer: Trainer) -> bool:

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ._torch import process_count
 from .health_readings import Readings
 
 SLOTS = 2**16
@@ -99,7 +100,7 @@ class SeenTokens:
 
     def add_to(self, readings: Readings, vocabulary: int | None) -> None:
         """Add the share of ids that no rank has seen. Ids from `vocabulary` on are padding. A collective."""
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if process_count() > 1:
             dist.all_reduce(self._seen, op=dist.ReduceOp.MAX)
         seen = self._seen[:vocabulary]
         readings.mean("health/untouched_embeddings", (seen == 0).sum(), seen.numel())

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ._torch import process_count
+
 Number = Tensor | float
 
 
@@ -61,7 +63,7 @@ class Readings:
         sums = torch.stack(pairs) if pairs else torch.empty(0, dtype=self._dtype, device=self.device)
         largest = list(self._largest.values())
         maxima = torch.stack(largest) if largest else sums[:0]
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if process_count() > 1:
             dist.all_reduce(sums)
             dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
         values = torch.cat([sums, maxima]).tolist()

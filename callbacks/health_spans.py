@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ._torch import process_count
 from .health_readings import Readings
 
 SPAN = 48
@@ -74,8 +75,8 @@ class ValidationOverlap:
             return
         mine = (self._length, torch.cat(self._remembered)[:_MOST_VALIDATED].cpu() if self._remembered else None)
         ranks = [mine]
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            ranks = [mine] * dist.get_world_size()
+        if process_count() > 1:
+            ranks = [mine] * process_count()
             dist.all_gather_object(ranks, mine)
         known = [spans for _, spans in ranks if spans is not None]
         self._length = next((length for length, _ in ranks if length is not None), None)
@@ -100,7 +101,7 @@ class ValidationOverlap:
         """Add the share so far; nothing before the first validation. A collective."""
         if self._found is None or not len(self._found):
             return
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if process_count() > 1:
             dist.all_reduce(self._found, op=dist.ReduceOp.MAX)
         readings.mean("health/validation_overlap", self._found.sum(), self._found.numel())
 

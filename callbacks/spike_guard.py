@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ._lightning import is_logged, wrap, write_row
-from ._torch import unscales_by_itself
+from ._torch import process_count, unscales_by_itself
 from .errors import ConfigurationError
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device
 
@@ -150,10 +150,10 @@ class SpikeGuard(Callback):
 
     def _judge(self, observed: Tensor, step: int, samples: range | None) -> None:
         """Test `observed`: (2,), loss and norm of this step. No host synchronisation."""
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if process_count() > 1:
             # The sum has the same bits on every rank, so all ranks get the same result without further communication.
             dist.all_reduce(observed)
-            observed = observed / dist.get_world_size()
+            observed = observed / process_count()
         count, *sums = self._good.sum(dim=1).unbind()
         mean = torch.stack(sums) / count  # (2,)
         deviation = (self._good[1:] - mean[:, None]) * self._good[0]  # (2, window)

@@ -31,6 +31,7 @@ from ._lightning import (
     validation_follows,
     without_sigterm_broadcast,
 )
+from ._torch import process_count
 
 _SIGNALS = tuple(
     getattr(signal, name)
@@ -125,7 +126,7 @@ class StopOnSignal(Callback):
         environment = getattr(trainer.strategy, "cluster_environment", None)
         started_by_lightning = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
         self.exit_code = 0 if started_by_lightning else 75
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if process_count() > 1:
             # A separate CPU group: independent of the device, and of the order of other collectives.
             self._group = dist.new_group(backend="gloo")
             self._lags = trainer.strategy.root_device.type != "cpu"

@@ -14,7 +14,7 @@ from lit_llm.ingest.manifest import Manifest
 from lit_llm.ingest.shards import HASH_BYTES, HEADER_BYTES
 from lit_llm.plan.run_record import recorded_launches
 from lit_llm.runs.loaded_run import LoadedRun
-from lit_llm.runs.run_folder import CONFIG, settings_of
+from lit_llm.runs.run_folder import CONFIG
 
 MOST_BYTES = 2 * 10**9
 """Of shards that are compared unless asked for: some seconds."""
@@ -36,9 +36,13 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> ReadRun:
     Raises:
         UserError: The folder does not exist, or has neither settings nor rows.
     """
-    run = observed(folder)
-    config = run.config
-    notes = [f"{said}." for said in LoadedRun(folder, of_lit_llm=False).unread]
+    if not folder.is_dir():
+        raise UserError(f"there is no run folder {folder} (--run)")
+    loaded = LoadedRun(folder, of_lit_llm=False)
+    run, config = observed(loaded), loaded.config
+    if not config and not run.scalars:
+        raise UserError(f"{folder} is not a run folder: it has neither {CONFIG} nor logged rows (--run)")
+    notes = [f"{said}." for said in loaded.unread]
     if not config:
         notes.append(f"There is no {CONFIG}: rules about settings are left out.")
     if not run.scalars:
@@ -54,20 +58,10 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> ReadRun:
     return ReadRun(replace(run, damages=found), notes)
 
 
-def observed(folder: Path) -> Observed:
-    """The rows and settings of a run folder, without its data.
-
-    Raises:
-        UserError: The folder does not exist, or has neither settings nor rows.
-    """
-    if not folder.is_dir():
-        raise UserError(f"there is no run folder {folder} (--run)")
-    scalars = LoadedRun(folder, of_lit_llm=False).scalars
-    config = settings_of(folder) if (folder / CONFIG).is_file() else {}
-    if not config and not scalars:
-        raise UserError(f"{folder} is not a run folder: it has neither {CONFIG} nor logged rows (--run)")
-    first_steps = [step for launch in recorded_launches(folder) if isinstance(step := launch.get("first_step"), int)]
-    return Observed(scalars, config, first_steps)
+def observed(run: LoadedRun) -> Observed:
+    """The rows and settings of a run, without its data."""
+    first_steps = [step for launch in recorded_launches(run.path) if isinstance(step := launch.get("first_step"), int)]
+    return Observed(run.scalars, run.config, first_steps)
 
 
 def data_shards(config: Mapping[str, Any]) -> list[tuple[Path, str]]:

@@ -12,6 +12,7 @@ from lit_llm.callbacks import MetricsFile
 from lit_llm.doctor.diagnose import diagnose
 from lit_llm.doctor.read_run import observed
 from lit_llm.errors import UserError
+from lit_llm.runs.loaded_run import LoadedRun
 
 FIRST_CHECK = 20  # optimizer steps
 GROWTH = 1.2  # of the steps between two checks
@@ -56,7 +57,7 @@ class Doctor(Callback):
         if self._folder is None:
             return
         try:
-            findings = diagnose(observed(self._folder))
+            findings = diagnose(observed(LoadedRun(self._folder, of_lit_llm=False)))
         except (UserError, OSError):  # no row yet, or a disk that fails: the loggers report it
             return
         except Exception as error:  # a mistake of ours must not end the training

@@ -98,7 +98,7 @@ def missing(run: RunCurves) -> Iterator[str]:
 
 def _findings(run: RunCurves, *, titled: bool) -> list[str]:
     """What `doctor` says of the run; nothing if it finds nothing."""
-    found = diagnose(observed(run.run.path))
+    found = diagnose(observed(run.run))
     if not found:
         return []
     rows = [
