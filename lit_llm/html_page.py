@@ -27,7 +27,8 @@ body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--page);
 h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .3rem; }
 p, figcaption { margin: .2rem 0 .6rem; color: var(--soft); } code { overflow-wrap: anywhere; font-size: .85rem; }
 .flag { display: inline-block; }
-figure { margin: 0; } .key { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0 0; padding: 0; list-style: none; }
+figure { margin: 0; } figure + figure { margin-top: 1.5rem; }
+.key { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0 0; padding: 0; list-style: none; }
 .key li { flex: 1 1 8rem; background: var(--panel); border-radius: .5rem; padding: .5rem .7rem; color: var(--soft); }
 .key b { display: block; font-size: 1.15rem; color: var(--text); } .key .bad b { color: var(--bad); }
 .key .good b { color: var(--good); }
@@ -39,9 +40,14 @@ figure { margin: 0; } .key { display: flex; flex-wrap: wrap; gap: .6rem; margin:
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-top: 1px solid var(--line); }
 th { font-weight: 600; } td + td { font-variant-numeric: tabular-nums; } details { margin: .5rem 0; }
+.figures td, .figures th { white-space: nowrap; } .key + p { margin-top: .8rem; }
+.key + .pairs, .scroll + .pairs { margin-top: 1rem; }
 .pairs th { width: 11rem; color: var(--soft); font-weight: 400; } .pairs td { overflow-wrap: anywhere; }
 @media (max-width: 30rem) { .pairs th, .pairs td { display: block; width: auto; padding-right: 0; }
-  .pairs td { border: 0; padding-top: 0; } }
+  .pairs td { border: 0; padding-top: 0; }
+  .texts thead { display: none; } .texts td { display: block; border: 0; padding: 0 0 .2rem; }
+  .texts td[data-name]::before { content: attr(data-name) ": "; color: var(--soft); }
+  .texts tr { display: block; border-top: 1px solid var(--line); padding: .4rem 0; } }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); border-radius: .5rem; padding: .5rem .7rem;
   font-size: .8rem; margin: .3rem 0; }
 .tabs > section { display: none; } .tabs > label { margin-right: 1rem; font-size: .85rem; color: var(--soft); }
@@ -100,11 +106,18 @@ def pairs(rows: Sequence[tuple[str, ...]]) -> str:
     return f'<table class="pairs">{cells}</table>'
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str = "") -> str:
-    """A table, which opens by `summary` if there is one."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str = "", kind: str = "") -> str:
+    """A table, which opens by `summary` if there is one.
+
+    Args:
+        kind: "figures": cells are not broken into lines. "texts": cells stand below each other on a narrow screen.
+    """
+    names = [f' data-name="{escape(name)}"' if kind == "texts" and name else "" for name in header]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    found = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    cells = ("".join(f"<td{name}>{unbroken(cell)}</td>" for name, cell in zip(names, row, strict=True)) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    of_kind = f' class="{kind}"' if kind else ""
+    found = f'<div class="scroll"><table{of_kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     return f"<details><summary>{escape(summary)}</summary>{found}</details>" if summary else found
 
 

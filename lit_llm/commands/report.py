@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
 from lit_llm.cli.own_flags import OwnFlags, true_or_false
 from lit_llm.errors import UserError
 from lit_llm.runs.curve import TOLERANCE
+
+if TYPE_CHECKING:
+    from lit_llm.report.ranking import Place
+    from lit_llm.report.run_curves import RunCurves
+    from lit_llm.runs.loaded_run import LoadedRun
 
 
 def main(arguments: list[str]) -> int:
@@ -18,8 +26,11 @@ def main(arguments: list[str]) -> int:
         UserError: A folder is not a run, there are too many runs, the curve cannot be read, or the file exists.
     """
     flags = OwnFlags(alone=True, prog="python -m lit_llm report", description=__doc__)
+    flags.add_argument("--run", action="append", help="run folder, like runs/quickstart; repeat it to compare up to 8 runs")
     flags.add_argument(
-        "--run", action="append", required=True, help="run folder, like runs/quickstart; repeat it to compare runs"
+        "--compare",
+        nargs="+",
+        help="instead: run folders, or folders of them, like runs/sweep; any number, as a ranking",
     )
     flags.add_argument("--out", required=True, type=Path, help="the HTML file; it needs no other file and no network")
     flags.add_argument("--check_against", type=Path, help="a recorded curve, such as `curve` writes")
@@ -28,36 +39,78 @@ def main(arguments: list[str]) -> int:
     )
     flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
     own = flags.parse(arguments)
-    from lit_llm.disk import write_text
-    from lit_llm.report.page import MOST_RUNS, missing, ranked, report_page
-    from lit_llm.report.run_curves import RunCurves, named
+    if (own.run is None) == (own.compare is None):
+        raise UserError("name either runs (--run runs/a) or a folder of runs that are ranked (--compare runs/sweep)")
+    if own.check_against is None and own.check_tolerance is not None:
+        raise UserError("check_tolerance has no effect without a curve (--check_against)")
+    command = f"python -m lit_llm report {shlex.join(arguments)}"
+    if own.compare is not None:
+        if own.check_against is not None:
+            raise UserError("check_against compares each run with a curve, a sweep has none (--run instead of --compare)")
+        said = _compare(own, command)
+    else:
+        said = _report(own, command)
+    for line in said:
+        print(line)
+    print(f"Wrote {own.out}. Open it in a browser.")
+    return 0
+
+
+def _report(own: Namespace, command: str) -> Iterator[str]:
+    """Write the page of the runs, and say what it does not have."""
+    from lit_llm.report.evidence import Evidence, shipped_evidence
+    from lit_llm.report.page import MOST_RUNS, missing, report_page
+    from lit_llm.report.ranking import ranked
     from lit_llm.runs import load
     from lit_llm.runs.curve_follower import CurveFollower
 
     if len(own.run) > MOST_RUNS:
-        raise UserError(f"{len(own.run)} runs are given, but a page has colours for {MOST_RUNS} (--run)")
-    loaded = [load(run) for run in own.run]
-    if len({run.path.resolve() for run in loaded}) < len(loaded):
-        raise UserError("a run folder is given twice (--run)")
-    runs = [RunCurves(run, name) for run, name in zip(loaded, named([run.path for run in loaded]), strict=True)]
-    recorded = None
+        raise UserError(f"{len(own.run)} runs are given, but a page has colours for {MOST_RUNS} (--run, or --compare for more)")
+    runs = _named([load(run) for run in own.run], "--run")
+    recorded: list[Evidence | None]
     if own.check_against is not None:
         tolerance = TOLERANCE if own.check_tolerance is None else own.check_tolerance
-        recorded = CurveFollower.of_file(own.check_against, tolerance)
-    elif own.check_tolerance is not None:
-        raise UserError("check_tolerance has no effect without a curve (--check_against)")
-    command = f"python -m lit_llm report {shlex.join(arguments)}"
-    with new_file(own.out, replace=own.replace) as partial:
-        write_text(partial, report_page(runs, command, recorded))
+        recorded = [Evidence(CurveFollower.of_file(own.check_against, tolerance), "")] * len(runs)
+    else:
+        recorded = [shipped_evidence(run.run.config) for run in runs]
+    _write(own, report_page(runs, command, recorded))
     if len(runs) > 1:
-        tag, places = ranked(runs)
-        for i, (run, value) in enumerate(places, 1):
-            if value is None:
-                print(f"–. {run.name}: no finite {tag or 'loss'} after step {run.step:,}")
-            else:
-                print(f"{i}. {run.name}: {tag} {value:.4f} after step {run.step:,}")
+        yield from _places(*ranked(runs))
     for run in runs:
-        for sentence in missing(run):
-            print(f"note: {sentence}")
-    print(f"Wrote {own.out}. Open it in a browser.")
-    return 0
+        yield from (f"note: {sentence}" for sentence in missing(run))
+
+
+def _compare(own: Namespace, command: str) -> Iterator[str]:
+    """Write the page of the sweep, and say the ranking."""
+    from lit_llm.report.comparison import comparison_page, in_order, problems
+    from lit_llm.report.sweep_runs import sweep_runs
+
+    loaded, notes = sweep_runs(own.compare)
+    runs = _named(loaded, "--compare")
+    tag, places = in_order(runs)
+    _write(own, comparison_page(runs, command, notes))
+    yield from _places(tag, places)
+    yield from (f"note: {sentence}" for sentence in [*notes, *problems(runs, tag)])
+
+
+def _places(tag: str | None, places: Sequence[Place]) -> Iterator[str]:
+    for i, (run, value) in enumerate(places, 1):
+        if value is None:
+            yield f"–. {run.name}: no finite {tag or 'loss'} after step {run.step:,}"
+        else:
+            yield f"{i}. {run.name}: {tag} {value:.4f} after step {run.step:,}"
+
+
+def _named(loaded: Sequence[LoadedRun], flag: str) -> list[RunCurves]:
+    from lit_llm.report.run_curves import RunCurves, named
+
+    if len({run.path.resolve() for run in loaded}) < len(loaded):
+        raise UserError(f"a run folder is given twice ({flag})")
+    return [RunCurves(run, name) for run, name in zip(loaded, named([run.path for run in loaded]), strict=True)]
+
+
+def _write(own: Namespace, page: str) -> None:
+    from lit_llm.disk import write_text
+
+    with new_file(own.out, replace=own.replace) as partial:
+        write_text(partial, page)

@@ -8,21 +8,25 @@ from html import escape
 from typing import NamedTuple
 
 from lit_llm import html_page as html
+from lit_llm.plan.numbers import count
 
 Points = list[tuple[float, float]]
 
 _HEIGHT = 260
+_DOTTED = ("dots", "points")
 _MOST = 600
 """Points of a line. More are drawn as the lowest and highest of each stretch, so that no spike is lost."""
 
 
 class Line(NamedTuple):
-    """A curve. `color`: of the page's style. `kind`: "" for a line, "dashed", or "dots" for single points joined by a line."""
+    """A curve. `color`: of the page's style. `kind`: "" for a line, "dashed", "dots" for joined points, or "points"."""
 
     name: str
     color: int
     points: Points
     kind: str = ""
+    group: str = ""
+    """In the legend, lines of a group share this name."""
 
 
 def chart(
@@ -33,13 +37,25 @@ def chart(
     text_of_x: Callable[[float], str],
     unit: str = "",
     high: float | None = None,
+    columns: Sequence[float] = (),
+    keyed: bool = True,
+    from_zero: bool = False,
+    logarithmic: bool = False,
 ) -> str:
     """A picture of curves over one axis, with their legend. Values that are not finite are left out and counted.
 
     Args:
         unit: of the values.
         high: the highest value that is shown. None: the highest of all.
+        columns: places that have a text on the axis below. None given: round numbers.
+        from_zero: the axis begins at 0, so that small changes look small.
+        logarithmic: of the values; those that are not above 0 are left out.
+        keyed: a legend names the lines, if there are several.
     """
+    columns_given = bool(columns)
+    if logarithmic:
+        lines = [line._replace(points=[(x, math.log10(y)) for x, y in line.points if y > 0]) for line in lines]
+    text_of_y = _power if logarithmic else _short
     finite = [line._replace(points=[p for p in line.points if math.isfinite(p[0]) and math.isfinite(p[1])]) for line in lines]
     missing = sum(len(line.points) for line in lines) - sum(len(line.points) for line in finite)
     drawn = [line for line in finite if line.points]
@@ -47,16 +63,17 @@ def chart(
         return f"<p>{escape(label)}: no finite value was logged.</p>"
     low_x, high_x = _ends([x for line in drawn for x, _ in line.points])
     low_y, high_y = _ends([y for line in drawn for _, y in line.points])
+    low_y = min(low_y, 0.0) if from_zero else low_y
     if high is not None and high > low_y:
         high_y = min(high_y, high)
-    rows, columns = html.round_numbers(low_y, high_y, 8), html.round_numbers(low_x, high_x, 8)
+    rows, columns = html.round_numbers(low_y, high_y, 8), columns or html.round_numbers(low_x, high_x, 8)
     low_y, high_y = min(low_y, rows[0]), max(high_y, rows[-1])
 
     def place(x: float, y: float) -> tuple[float, float]:
         return 100 * (x - low_x) / (high_x - low_x), 100 * (high_y - y) / (high_y - low_y)
 
     axes = []
-    for y, said in zip(rows, labels(rows, number), strict=True):
+    for y, said in zip(rows, labels(rows, text_of_y), strict=True):
         axes.append(html.line(0, place(low_x, y)[1], 100, place(low_x, y)[1], "grid"))
         axes.append(html.text("-6", place(low_x, y)[1], said, anchor="end", dy=4))
     for x, said in zip(columns, labels(columns, text_of_x), strict=True):
@@ -67,14 +84,21 @@ def chart(
         shown = thinned(line.points)
         places = [place(x, y) for x, y in shown]
         path = "L".join(f"{10 * x:.1f} {10 * y:.1f}" for x, y in places)
-        paths.append(f'<path class="curve {line.kind}" d="M{path}" stroke="var(--c{line.color})"/>')
-        for (x, y), (at, value) in zip(places, shown, strict=True) if line.kind == "dots" or len(places) == 1 else ():
-            said = escape(f"{line.name}: {number(value)} at {at:,.10g}")
+        if line.kind != "points":
+            paths.append(f'<path class="curve {line.kind}" d="M{path}" stroke="var(--c{line.color})"/>')
+        for (x, y), (at, value) in zip(places, shown, strict=True) if line.kind in _DOTTED or len(places) == 1 else ():
+            if y < -0.01:
+                continue  # cut off
+            shown_value = number(10**value if logarithmic else value)
+            said = escape(f"{line.name}: {shown_value} at {text_of_x(at) if columns_given else format(at, ',.10g')}")
             where = f'cx="{x:.2f}%" cy="{y:.2f}%" r="3.5" fill="var(--c{line.color})"'
             dots.append(f"<circle {where}><title>{said}</title></circle>")
     curves = '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">' + "".join(paths) + "</svg>"
-    kinds = [line.kind or "line" for line in drawn]
-    key = html.legend([(line.color, line.name) for line in drawn], kinds) if len(drawn) > 1 else ""
+    kinds = ["dots" if line.kind in _DOTTED else line.kind or "line" for line in drawn]
+    entries = {
+        (line.color, line.group or line.name): "line" if line.group else kind for line, kind in zip(drawn, kinds, strict=True)
+    }
+    key = html.legend(list(entries), list(entries.values())) if keyed and len(drawn) > 1 else ""
     picture = html.plot(f"{label} over {x_name}", _HEIGHT, [*axes, curves, *dots])
     said = f"{unit}, over {x_name}" if unit else f"over {x_name}"
     if missing:
@@ -106,6 +130,15 @@ def labels(values: Sequence[float], text: Callable[[float], str]) -> list[str]:
 def number(value: float) -> str:
     """Four digits, for example "3.142", "0.0002", "123,500"."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def _short(value: float) -> str:
+    """A value beside an axis."""
+    return count(value) if value >= 1e6 else number(value)
+
+
+def _power(exponent: float) -> str:
+    return f"{10**exponent:.2g}"
 
 
 def _ends(values: list[float]) -> tuple[float, float]:

@@ -13,9 +13,15 @@ from lit_llm.doctor.diagnose import diagnose
 from lit_llm.doctor.read_run import observed
 from lit_llm.plan.numbers import count, duration, size
 from lit_llm.report.charts import Line, chart
-from lit_llm.report.run_curves import TOKENS, RunCurves
+from lit_llm.report.evidence import Evidence
+from lit_llm.report.health import health_charts
+from lit_llm.report.ranking import figures, ranked
+from lit_llm.report.run_curves import RunCurves
+from lit_llm.report.summary import described
+from lit_llm.report.time_spent import time_figure, time_spent
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.logged_curve import curve_of_scalars
+from lit_llm.runs.run_folder import CONFIG
 
 COLORS = (0, 6, 2, 4, 7, 5, 1, 3)
 """Of the page's style, so that neighbours differ most."""
@@ -43,36 +49,51 @@ QUANTITIES = (
     Quantity("Share of the time that steps wait for data", {"time/data_fraction": ""}),
     Quantity("Peak memory, GB", {"memory/peak_gb": "", "plan/peak_gb": "planned"}),
 )
-RANKED_BY = ("val/bits_per_byte", "val/loss", "train/loss")
-"""Bits per byte first: runs with different tokenizers can be compared by nothing else."""
 
 
-def report_page(runs: Sequence[RunCurves], command: str, recorded: CurveFollower | None = None) -> str:
+def report_page(runs: Sequence[RunCurves], command: str, recorded: Sequence[Evidence | None] = ()) -> str:
     """The page of one run, or of several that are compared.
 
     Args:
         command: that made it.
-        recorded: has an earlier curve, with which each run is compared, and the tolerance.
+        recorded: for each run, the earlier curve with which it is compared.
     """
     names = ", ".join(run.name for run in runs)
     body = [f"<h1>{escape(f'Report: {names}')}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
     body.append(html.keys(_keys(runs[0])) if len(runs) == 1 else _ranking(runs))
+    body += _described(runs)
     body += [f"<p>{escape(said)}</p>" for run in runs for said in missing(run)]
     body += [part for run in runs for part in _findings(run, titled=len(runs) > 1)]
-    body += [html.heading("Loss"), _loss(runs, recorded)]
-    if recorded is not None:
-        body += [html.heading("Against the recorded curve"), html.pairs([(run.name, _compared(run, recorded)) for run in runs])]
-    for quantity in QUANTITIES:
-        lines = list(_lines(runs, quantity.tags, RunCurves.over_steps))
-        if lines:
-            high = _without_outliers(lines) if quantity.robust else None
-            body.append(html.heading(quantity.title))
-            body.append(chart(lines, label=quantity.title, x_name="steps", text_of_x=count, high=high))
+    body += charts(runs, [each.follower for each in recorded if each is not None and each.follower is not None])
+    compared = [(run.name, _compared(run, each)) for run, each in zip(runs, recorded, strict=False) if each is not None]
+    if compared:
+        body += [html.heading("Against the recorded curve"), html.pairs(compared)]
     body += _planned(runs)
     body += [part for run in runs for part in _samples(run, titled=len(runs) > 1)]
     body += [html.heading("Settings"), _settings(runs), html.heading("Environment"), _environment(runs)]
     page = html.document(f"Report: {names}", body)
     return page.encode(errors="replace").decode()  # plan.json may have texts that UTF-8 cannot
+
+
+def charts(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower] = ()) -> list[str]:
+    """Every quantity that a run has logged, over steps; the loss also over tokens and time; and where the time went."""
+    body = [html.heading("Loss"), _loss(runs, recorded)]
+    for quantity in QUANTITIES:
+        lines = list(_lines(runs, quantity.tags, RunCurves.over_steps))
+        if lines:
+            high = _without_outliers(lines) if quantity.robust else None
+            body.append(html.heading(quantity.title))
+            unit = "dashed: after clipping" if "grad/norm_clipped" in quantity.tags and len(runs) > 1 else ""
+            unit = "dashed: planned" if "plan/peak_gb" in quantity.tags and len(runs) > 1 else unit
+            body.append(
+                chart(lines, label=quantity.title, unit=unit, x_name="steps", text_of_x=count, high=high, from_zero=True)
+            )
+    spent = [(run.name, found) for run in runs if (found := time_spent(run)) is not None]
+    if spent:
+        body += [html.heading("Where the time went"), time_figure(spent)]
+    if len(runs) == 1:
+        body += health_charts(runs[0])
+    return body
 
 
 def missing(run: RunCurves) -> Iterator[str]:
@@ -92,6 +113,8 @@ def missing(run: RunCurves) -> Iterator[str]:
             f"{run.name} has no plan.json that can be read: versions, hardware and plan are not known, and times include "
             "pauses."
         )
+    if not run.run.config:
+        yield f"{run.name} has no {CONFIG}: its settings are not known."
     if not run.run.checkpoints:
         yield f"{run.name} has no checkpoint."
 
@@ -106,52 +129,24 @@ def _findings(run: RunCurves, *, titled: bool) -> list[str]:
         for each in found
     ]
     head = ["", "finding", "seen", "likely cause", "change"]
-    return [html.heading("Findings" + (f": {run.name}" if titled else "")), html.table(head, rows)]
-
-
-class Place(NamedTuple):
-    """A run in the ranking. `value`: the last one of the tag. None: it has none, or none that is finite, and no place."""
-
-    run: RunCurves
-    value: float | None
-
-
-def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Place]]:
-    """(the first of `RANKED_BY` that a run has logged, the runs by it, the lowest first, then those without a place)."""
-    tag = next((tag for tag in RANKED_BY if any(run.last(tag) is not None for run in runs)), None)
-    places = []
-    for run in runs:
-        value = None if tag is None else run.last(tag)
-        places.append(Place(run, value if value is not None and math.isfinite(value) else None))
-    return tag, sorted(places, key=lambda place: math.inf if place.value is None else place.value)
-
-
-def figures(run: RunCurves) -> dict[str, str]:
-    """The most important figures, by name. "–" where a run has none."""
-
-    def shown(tag: str, text: Callable[[float], str]) -> str:
-        value = run.last(tag)
-        return "–" if value is None else text(value) if math.isfinite(value) else str(value)
-
-    trainer = run.run.config.get("trainer")
-    steps = trainer.get("max_steps") if isinstance(trainer, dict) else None
-    peak = run.highest("memory/peak_gb")  # each launch counts from zero
-    return {
-        "validation loss": shown("val/loss", lambda v: f"{v:.4f}"),
-        "bits per byte": shown("val/bits_per_byte", lambda v: f"{v:.4f}"),
-        "training loss": shown("train/loss", lambda v: f"{v:.4f}"),
-        "steps": f"{run.step:,} of {steps:,}" if isinstance(steps, int) and steps > 0 else f"{run.step:,}",
-        "tokens": shown(TOKENS, count),
-        "time": duration(run.seconds),
-        "tokens per second": shown("throughput/tokens_per_second", count),
-        "peak memory": "–" if peak is None else size(peak * 1e9).partition(" (")[0],
-    }
+    return [html.heading("Findings" + (f": {run.name}" if titled else "")), html.table(head, rows, kind="texts")]
 
 
 def _keys(run: RunCurves) -> list[tuple[str, str, str]]:
     found = [(name, text, "") for name, text in figures(run).items() if text != "–"]
     parameters = run.launches[-1].parameters if run.launches else None
     return [*([("parameters", count(parameters), "")] if parameters else []), *found]
+
+
+def _described(runs: Sequence[RunCurves]) -> list[str]:
+    """Model, data and cost; once, if all runs have the same."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        for name, text in described(run):
+            said.setdefault((name, text), []).append(run.name)
+    order = list(dict.fromkeys(name for name, _ in said))
+    rows = sorted(said.items(), key=lambda item: order.index(item[0][0]))
+    return [html.pairs([(name if len(of) == len(runs) else f"{name} of {', '.join(of)}", text) for (name, text), of in rows])]
 
 
 def _ranking(runs: Sequence[RunCurves]) -> str:
@@ -161,10 +156,10 @@ def _ranking(runs: Sequence[RunCurves]) -> str:
     rows = []
     for i, place in enumerate(places, 1):
         rows.append(["–" if place.value is None else str(i), place.run.name, *figures(place.run).values()])
-    return f"<p>Ordered by the last {tag}.</p>" + html.table(["", "run", *figures(runs[0])], rows)
+    return f"<p>Ordered by the last {tag}.</p>" + html.table(["", "run", *figures(runs[0])], rows, kind="figures")
 
 
-def _loss(runs: Sequence[RunCurves], recorded: CurveFollower | None) -> str:
+def _loss(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower]) -> str:
     tags = {"train/loss": "training", "val/loss": "validation"}
     seconds, unit = _unit_of_time(max(run.seconds for run in runs))
     parts = []
@@ -174,12 +169,13 @@ def _loss(runs: Sequence[RunCurves], recorded: CurveFollower | None) -> str:
         (unit, RunCurves.over_time, seconds),
     ):
         lines = [line._replace(points=[(x / scale, y) for x, y in line.points]) for line in _lines(runs, tags, over)]
-        if recorded is not None and name == "steps":
-            points = [(float(row.step), row.loss) for row in recorded.reference.rows if row.loss is not None]
+        for curve in {each.curve_name: each for each in recorded}.values() if name == "steps" else ():
+            points = [(float(row.step), row.loss) for row in curve.reference.rows if row.loss is not None]
             lines.append(Line("recorded curve: training", 8, points, "dashed"))
         if lines:
             high = _without_outliers(lines)
-            drawn = chart(lines, label="Loss", unit="nats per token", x_name=name, text_of_x=count, high=high)
+            unit = "nats per token" + ("; lines: training, dots: validation" if len(runs) > 1 else "")
+            drawn = chart(lines, label="Loss", unit=unit, x_name=name, text_of_x=count, high=high)
             parts.append((f"over {name}", drawn))
     return html.tabs("loss", parts) if parts else "<p>No loss was logged.</p>"
 
@@ -198,7 +194,8 @@ def _lines(runs: Sequence[RunCurves], tags: dict[str, str], over: Callable[[RunC
             if points:
                 name = (f"{run.name}: {said}" if said else run.name) if len(runs) > 1 else said or "logged"
                 kind = "dots" if tag.startswith("val/") else "dashed" if j else ""
-                yield Line(name, COLORS[i if len(runs) > 1 else j], points, kind)
+                group = run.name if len(runs) > 1 and len(tags) > 1 else ""
+                yield Line(name, COLORS[i if len(runs) > 1 else j], points, kind, group)
 
 
 def _without_outliers(lines: Sequence[Line]) -> float | None:
@@ -214,13 +211,16 @@ def _without_outliers(lines: Sequence[Line]) -> float | None:
     return 2 * max(found) if found and max(found) > 0 else None
 
 
-def _compared(run: RunCurves, recorded: CurveFollower) -> str:
+def _compared(run: RunCurves, recorded: Evidence) -> str:
+    if recorded.follower is None:
+        return recorded.said
     versions = run.launches[-1].versions if run.launches else ""
-    follower = CurveFollower(recorded.reference, recorded.curve_name, recorded.tolerance, versions)
+    given = recorded.follower
+    follower = CurveFollower(given.reference, given.curve_name, given.tolerance, versions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the sentence is in the page
         follower.catch_up(curve_of_scalars(run.run.scalars), run.step)
-    return follower.summary()
+    return follower.summary() + recorded.said
 
 
 def _planned(runs: Sequence[RunCurves]) -> list[str]:
@@ -241,7 +241,7 @@ def _planned(runs: Sequence[RunCurves]) -> list[str]:
     if not rows:
         return []
     head = ["run", "started", "from step", "peak memory", "a step", "tokens per second"]
-    return [html.heading("Planned and measured"), f"<p>{escape(PLANNED)}</p>", html.table(head, rows)]
+    return [html.heading("Planned and measured"), f"<p>{escape(PLANNED)}</p>", html.table(head, rows, kind="figures")]
 
 
 def _pair(planned: float | None, measured: float | None, text: Callable[[float], str]) -> str:

@@ -27,20 +27,32 @@ class Launch(NamedTuple):
     parameters: float | None
     planned: dict[str, float]
     measured: dict[str, float]
+    hardware: str
+    model: dict[str, Any]
+    devices: int
+    price: tuple[float, float] | None
+    """USD per device-hour, lowest and highest. None: nobody knew it, or the version of lit_llm did not record it."""
 
     @classmethod
     def of(cls, recorded: dict[str, Any]) -> Launch:
         """Raises KeyError, TypeError, ValueError or AttributeError if it is not what a run records."""
         machine = ", ".join(f"{name} {value}" for name, value in recorded["machine"].items())
         versions = as_text(recorded["versions"])
+        name, devices = str(recorded["hardware"]["name"]), recorded.get("devices")
+        model = (recorded.get("settings") or {}).get("model")
+        devices = devices if type(devices) is int and devices > 0 else 1
         return cls(
             datetime.fromisoformat(recorded["started"]),
             int(recorded.get("first_step") or 0),
             versions,
-            f"{versions}; {recorded['hardware']['name']}; {machine}",
+            f"{versions}; {name}; {machine}",
             _numbers(recorded).get("parameters"),
             _numbers(recorded.get("predicted")),
             _numbers(recorded["measured"]),
+            f"{devices} x {name}" if devices > 1 else name,
+            model if isinstance(model, dict) else {},
+            devices,
+            _range(recorded.get("price_usd_hour")),
         )
 
 
@@ -119,6 +131,11 @@ def _launches(run_dir: Path) -> list[Launch]:
 
 def _numbers(recorded: Any) -> dict[str, float]:
     return {name: float(value) for name, value in (recorded or {}).items() if _is_number(value)}
+
+
+def _range(value: Any) -> tuple[float, float] | None:
+    two = isinstance(value, list) and len(value) == 2 and all(_is_number(each) and each >= 0 for each in value)
+    return (float(value[0]), float(value[1])) if two else None
 
 
 def _is_number(value: Any) -> bool:

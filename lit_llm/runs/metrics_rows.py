@@ -37,16 +37,21 @@ class MetricsRows:
             self.unread.append(f"{path.name} cannot be read ({error.strerror}): its rows are missing")
             return
         lines = content.split(b"\n")
-        cut, bad = lines.pop(), []
+        cut, bad, back = lines.pop(), [], ""
         for number, line in enumerate(lines, 1):
             found = list(_values(line))
             if not found:
                 bad.append(number)
             for tag, value in found:
-                self.values.setdefault(tag, []).append(value)
+                earlier = self.values.setdefault(tag, [])
+                if earlier and value.step < earlier[-1].step and not back:
+                    back = f"line {number:,} goes back from step {earlier[-1].step:,} to {value.step:,}"
+                earlier.append(value)
         if bad:
             many = f"{len(bad):,} of {len(lines):,} lines are no rows, the first is line {bad[0]:,}"
             self.unread.append(f"{path.name}: {many}: they are left out")
+        if back:
+            self.unread.append(f"{path.name}: {back}, as if two runs had written it: of a step in both, the later row counts")
         if cut:
             self.unread.append(f"{path.name} ends within line {len(lines) + 1:,}: that row is left out")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import statistics
+import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -91,6 +92,7 @@ class PlanMonitor(Callback):
         self._launch: dict[str, Any] | None = None
         self._final_batch_from = 0
         self._cost: RunCost | None = None
+        self._began = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._forget()
@@ -117,8 +119,9 @@ class PlanMonitor(Callback):
             return
         self._cost = RunCost.known(hardware, self.price, trainer.world_size)
         left = settings.tokens - settings.tokens_before(trainer.global_step)
-        if self._cost is not None and step and left > 0:
-            print(self._cost.planned(step * left / settings.tokens_per_step))
+        run_seconds = step * left / settings.tokens_per_step if step and left > 0 else None
+        if self._cost is not None and run_seconds:
+            print(self._cost.planned(run_seconds))
         self._earlier = earlier_launches(Path(trainer.default_root_dir))
         self._launch = {
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -126,6 +129,8 @@ class PlanMonitor(Callback):
             "versions": versions(),
             "machine": {"platform": platform.platform(), "threads": torch.get_num_threads()},
             "hardware": vars(hardware),
+            "devices": trainer.world_size,
+            "price_usd_hour": None if self._cost is None else self._cost.usd_hour,
             "settings": settings_values(settings),
             "parameters": total_parameters(settings.model, settings.lora),
             "flops_per_token": flops,
@@ -137,6 +142,7 @@ class PlanMonitor(Callback):
                 "step_seconds": step,
                 "tokens_per_second": settings.tokens_per_step / step if step else None,
                 "mfu": self._planned_mfu or None,
+                "run_seconds": run_seconds,
             },
             "measured": {},
         }
@@ -169,16 +175,16 @@ class PlanMonitor(Callback):
         self._write(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write(trainer)
+        self._write(trainer, ended=True)
         if self._cost is not None:
             print(self._cost.so_far())
 
-    def _write(self, trainer: Trainer) -> None:
-        """Write plan.json if this rank has something new for it."""
+    def _write(self, trainer: Trainer, *, ended: bool = False) -> None:
+        """Write plan.json if this rank has something new for it. At the end, the time is new."""
         run_dir, launch = Path(trainer.default_root_dir), self._launch
         if launch is None or not (run_dir / CONFIG).is_file():
             return
-        if (launch.get("last_step"), launch["measured"].get("rows")) == (trainer.global_step, len(self.speeds)):
+        if not ended and (launch.get("last_step"), launch["measured"].get("rows")) == (trainer.global_step, len(self.speeds)):
             return
         launch["last_step"], launch["measured"] = trainer.global_step, self._measured(trainer, launch)
         try:
@@ -189,7 +195,7 @@ class PlanMonitor(Callback):
     def _measured(self, trainer: Trainer, launch: dict[str, Any]) -> dict[str, Any]:
         """What this launch has measured so far."""
         device, resident = trainer.strategy.root_device, trainer.callback_metrics.get("memory/peak_gb")
-        found: dict[str, Any] = {"rows": len(self.speeds)}
+        found: dict[str, Any] = {"rows": len(self.speeds), "trained_seconds": time.monotonic() - self._began}
         if device.type == "cuda":
             found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
             found["reserved_bytes"] = torch.cuda.max_memory_reserved(device)

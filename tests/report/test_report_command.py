@@ -282,7 +282,11 @@ def test_damaged_files_of_a_run_leave_the_rest(trained, capsys):
             ["--run", "runs/tiny", "--check_against", "none.csv", "--check_tolerance", "0"],
             "check_tolerance is 0.0, it must be above 0 (--check_tolerance)",
         ),
-        ([f"--run=runs/{i}" for i in range(9)], "9 runs are given, but a page has colours for 8 (--run)"),
+        ([], "name either runs (--run runs/a) or a folder of runs that are ranked (--compare runs/sweep)"),
+        (
+            [f"--run=runs/{i}" for i in range(9)],
+            "9 runs are given, but a page has colours for 8 (--run, or --compare for more)",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(folder, capsys, arguments, said):

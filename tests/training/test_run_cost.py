@@ -1,7 +1,9 @@
 """What a launch costs, and the loss of a last step that was not a logged one."""
 
 import dataclasses
+import json
 import re
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -33,7 +35,11 @@ def test_a_run_with_a_price_has_a_line_at_its_start_and_one_at_its_end(folder, c
     """And the last step, 8, which is not a logged one, has the loss that a run has that logs it."""
     plan = plan_monitor.step_times
     monkeypatch.setattr(plan_monitor, "step_times", lambda *of: dataclasses.replace(plan(*of), step=450.0))
+    began = time.monotonic()
     said = run(capsys, "fit", "--config", "tiny.yaml", "--plan.price", "100", "--trainer.log_every_n_steps=3")[1].splitlines()
+    (launch,) = json.loads((folder / "runs" / "tiny" / "plan.json").read_text())["launches"]
+    assert (launch["devices"], launch["price_usd_hour"], launch["predicted"]["run_seconds"]) == (1, [100, 100], 8 * 450)
+    assert 0 < launch["measured"]["trained_seconds"] < time.monotonic() - began
     costs = [line for line in said if line.startswith("cost")]
     assert costs[0].startswith("cost: about $100 planned for 1h00m on ")
     assert re.fullmatch(r"cost: about (\$0\.\d+|less than \$0.01) for \d+s on .* \(--plan.price\)", costs[1]), costs

@@ -1,0 +1,207 @@
+"""The page of `report --compare`: a sweep as a ranking, with the effect of each setting."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, TypeGuard
+
+from lit_llm import html_page as html
+from lit_llm.cli.arguments import leaves
+from lit_llm.doctor.diagnose import diagnose
+from lit_llm.doctor.finding import Finding
+from lit_llm.doctor.read_run import observed
+from lit_llm.report.charts import Line, chart, number
+from lit_llm.report.page import COLORS, charts
+from lit_llm.report.ranking import BITS, Place, diverged, figures, last_step, ranked
+from lit_llm.report.run_curves import RunCurves
+from lit_llm.runs.setting_changes import Change, rule
+
+MOST_COLUMNS = 12
+"""Settings that the ranking shows."""
+_ABSENT = "–"
+_NO_QUANTITIES = ("seed_everything", "data.seed")
+"""Numbers whose size means nothing."""
+
+
+def in_order(runs: Sequence[RunCurves]) -> tuple[str | None, list[Place]]:
+    """As `ranked`, but runs that stopped before their last step come after those that reached it."""
+    tag, places = ranked(runs)
+    return tag, sorted(places, key=lambda place: (place.value is None, bool(stopped(place.run))))
+
+
+def stopped(run: RunCurves) -> str:
+    """What kept a run from its end, as a sentence without its name; "" if nothing did."""
+    end = last_step(run)
+    if not run.run.scalars:
+        return "has logged nothing"
+    if diverged(run):
+        losses = run.over_steps("train/loss")
+        first = next(step for step, loss in losses if not math.isfinite(loss))
+        return f"diverged: its training loss is {losses[-1][1]}, and not finite from step {first:,.0f} on"
+    if end is not None and run.step < end:
+        return f"has {run.step:,} of {end:,} steps: it runs, was stopped, or died"
+    return ""
+
+
+def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str] = ()) -> str:
+    """The whole page.
+
+    Args:
+        notes: sentences about what is not in the page.
+    """
+    tag, places = in_order(runs)
+    found = {run.name: diagnose(observed(run.run)) for run in runs}
+    settings = {run.name: _settings(run) for run in runs}
+    varying = varying_settings(list(settings.values()))
+    title = f"Comparison of {len(runs)} runs"
+    body = [f"<h1>{title}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
+    best = places[0]
+    if best.value is not None:
+        body.append(html.keys([("best run", best.run.name, ""), (f"its {tag}", f"{best.value:.4f}", "")]))
+    body += [f"<p>{escape(said)}</p>" for said in [*notes, *problems(runs, tag)]]
+    body.append(_ranking(tag, places, varying[:MOST_COLUMNS], settings, found))
+    if tag is not None:
+        body += _effects(places, tag, varying, settings)
+    shown = [place.run for place in places if place.run.run.scalars][: len(COLORS)]
+    if shown:
+        body.append(html.heading("Curves" if len(shown) == len(runs) else f"Curves of the best {len(shown)}"))
+        body += charts(shown)
+    body += _findings(found)
+    if len(varying) > MOST_COLUMNS:
+        rows = [[key, *(text(settings[place.run.name].get(key, _ABSENT)) for place in places)] for key in varying]
+        body.append(html.heading("Settings"))
+        head = ["setting", *(place.run.name for place in places)]
+        body.append(html.table(head, rows, summary=f"all {len(varying)} settings that differ"))
+    environments = Counter(run.launches[-1].environment for run in runs if run.launches)
+    body += [html.heading("Environment"), html.pairs([(f"{many} runs", said) for said, many in environments.items()])]
+    return html.document(title, body).encode(errors="replace").decode()
+
+
+def problems(runs: Sequence[RunCurves], tag: str | None) -> Iterator[str]:
+    """One sentence for each run that did not reach its end, or of which something is missing."""
+    for run in runs:
+        said = stopped(run)
+        if said:
+            yield f"{run.name} {said}."
+        elif tag is not None and run.last(tag) is None:
+            yield f"{run.name} has no {tag}."
+        yield from (f"{run.name}: {each}." for each in run.run.unread)
+
+
+def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys of the settings that differ between runs and change what is trained, in the order of the settings.
+
+    A setting of a class that only some runs have, with the same value in each of them, differs only by that class.
+    """
+    keys = list(dict.fromkeys(key for each in settings for key in each))
+    classes = {key for key in keys if any(_is_class(each.get(key)) for each in settings)}
+    found: list[str] = []
+    for key in keys:
+        values = {text(each.get(key, _ABSENT)) for each in settings}
+        if key.rpartition(".")[0] in classes:
+            values.discard(_ABSENT)
+        if len(values) > 1 and (rule(key) is not Change.FREE or key == "init_from"):
+            found.append(key)
+    return found
+
+
+def text(value: Any) -> str:
+    """A setting as the page shows it. A class has no module."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower().replace("none", "null")
+    if _is_class(value):
+        return str(value).rpartition(".")[2]
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def _is_class(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"([A-Za-z_]\w*\.)+[A-Z]\w*", value) is not None
+
+
+def _settings(run: RunCurves) -> dict[str, Any]:
+    return dict(leaves(run.run.config))
+
+
+def _ranking(
+    tag: str | None,
+    places: Sequence[Place],
+    varying: Sequence[str],
+    settings: Mapping[str, Mapping[str, Any]],
+    found: Mapping[str, Sequence[Finding]],
+) -> str:
+    if tag is None:
+        said = "No run has logged a loss."
+    else:
+        said = f"Ordered by the last {tag}. Runs that did not reach their last step come after those that did."
+    rows = []
+    for i, place in enumerate(places, 1):
+        name, shown = place.run.name, figures(place.run)
+        values = [text(settings[name].get(key, _ABSENT)) for key in varying]
+        loss = [shown["bits per byte"]] if tag == BITS else []
+        loss.append(shown["training loss" if tag == "train/loss" else "validation loss"])
+        findings = f"{len(found[name])}: {found[name][0].name}" if found[name] else "0"
+        finish = [shown["steps"], shown["tokens"], shown["time"], findings]
+        rows.append(["–" if place.value is None else str(i), name, *loss, *values, *finish])
+    losses = (["bits per byte"] if tag == BITS else []) + ["training loss" if tag == "train/loss" else "validation loss"]
+    head = ["", "run", *losses, *varying, "steps", "tokens", "time", "findings"]
+    return html.heading("Ranking") + f"<p>{escape(said)}</p>" + html.table(head, rows, kind="figures")
+
+
+def _effects(
+    places: Sequence[Place], tag: str, varying: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    """A chart of the final losses over each setting that is a number."""
+    complete = [place for place in places if place.value is not None and not stopped(place.run)]
+    drawn: dict[tuple[tuple[float, float, str], ...], list[str]] = {}
+    for key in varying:
+        values = [(settings[place.run.name].get(key), place) for place in complete]
+        points = tuple((float(x), place.value or 0.0, place.run.name) for x, place in values if _is_number(x))
+        if key not in _NO_QUANTITIES and len({x for x, _, _ in points}) > 1:
+            drawn.setdefault(points, []).append(key)
+    if drawn:
+        yield html.heading("Final loss by setting")
+        yield "<p>Each point is a run that reached its last step. The line joins the best run of each value.</p>"
+    for points, keys in drawn.items():
+        yield _effect(" = ".join(keys), tag, points)
+
+
+def _effect(key: str, tag: str, points: Sequence[tuple[float, float, str]]) -> str:
+    values = sorted({x for x, _, _ in points})
+    logarithmic = values[0] > 0 and values[-1] > 10 * values[0]
+    place = math.log10 if logarithmic else float
+    lowest = [(place(x), min(y for at, y, _ in points if at == x)) for x in values]
+    finals = sorted(y for _, y, _ in points)
+    high = finals[0] + 4 * (finals[len(finals) // 2] - finals[0]) if len(finals) > 3 else None
+    lines = [Line("best", 0, lowest), *(Line(name, 6, [(place(x), y)], "points") for x, y, name in points)]
+    return chart(
+        lines,
+        label=f"{tag} by {key}",
+        unit=tag,
+        x_name=f"{key}{' (logarithmic)' if logarithmic else ''}",
+        text_of_x=lambda x: number(10**x if logarithmic else x),
+        high=high if high is not None and high > finals[0] else None,
+        columns=html.few([place(x) for x in values], 6),
+        keyed=False,
+    )
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _findings(found: Mapping[str, Sequence[Finding]]) -> list[str]:
+    rows = [
+        [name, each.rule.severity.name.lower(), each.name, each.seen, each.rule.change]
+        for name, findings in found.items()
+        for each in findings
+    ]
+    if not rows:
+        return []
+    return [
+        html.heading("Findings"),
+        html.table(["run", "", "finding", "seen", "change"], rows, summary=f"{len(rows)} findings", kind="texts"),
+    ]

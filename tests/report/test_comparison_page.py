@@ -1,0 +1,193 @@
+"""`report --compare` of folders with known rows: order, settings, effects, and what is left out."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from recipe_runs import run
+
+CONFIG = """
+run_dir: {name}
+seed_everything: {seed}
+model: {{n_layer: 2, dropout: 0.0}}
+optimizer: {{class_path: torch.optim.AdamW, init_args: {{lr: {lr}, weight_decay: 0.1}}}}
+spike_guard: {guard}
+samples: {samples}
+trainer: {{max_steps: 40}}
+"""
+
+
+def made(folder: str, lr: float, losses: dict[int, float | str], *, guard: str = "null", seed: int = 1, **last: float) -> Path:
+    """A run with validation losses, and bits per byte of half the loss."""
+    path = Path(folder)
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(CONFIG.format(name=folder, lr=lr, guard=guard, seed=seed, samples=seed))
+    rows = [{"step": step, "time": float(step), "train/loss": loss, "val/loss": loss} for step, loss in losses.items()]
+    for row in rows:
+        if isinstance(row["val/loss"], float):
+            row["val/bits_per_byte"] = row["val/loss"] / 2
+    if rows:
+        rows[-1].update(last)
+        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    """Ten runs that ended, at rates 1e-4 · 2^i with loss 3 + (i - 6)², and four that did not."""
+    monkeypatch.chdir(tmp_path)
+    for i in range(10):
+        made(f"sweep/r{i}", 1e-4 * 2**i, {1: 60.0, 40: 3.0 + (i - 6) ** 2}, seed=i)
+    guard = "{class_path: lit_llm.callbacks.SpikeGuard, init_args: {sigma: 6}}"
+    made("sweep/dead", 0.01, {1: 60.0, 20: 0.5}, guard=guard)
+    made("sweep/nan", 9.0, {1: 60.0, 20: "NaN", 40: "NaN"})
+    made("sweep/empty", 0.02, {})
+    (tmp_path / "sweep/notes").mkdir()
+    (tmp_path / "sweep/readme.txt").touch()
+    return tmp_path
+
+
+def compare(capsys, *arguments: str) -> tuple[int, str, str, str]:
+    code, out, err = run(capsys, "report", *arguments, "--out", "page.html", "--replace", "true")
+    return code, out, err, Path("page.html").read_text() if code == 0 else ""
+
+
+def section(page: str, title: str) -> str:
+    return page.split(f"<h2>{title}</h2>")[1].split("<h2>")[0]
+
+
+def cells(page: str) -> list[list[str]]:
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
+
+
+def test_runs_are_ranked_and_those_that_did_not_end_come_last_by_name(sweep, capsys):
+    code, out, _, page = compare(capsys, "--compare", "sweep")
+    order = sorted(range(10), key=lambda i: (i - 6) ** 2)
+    expected = [f"{n}. r{i}: val/bits_per_byte {(3 + (i - 6) ** 2) / 2:.4f} after step 40" for n, i in enumerate(order, 1)]
+    assert (code, out.splitlines()[:10]) == (0, expected)
+    assert out.splitlines()[10:] == [
+        "11. dead: val/bits_per_byte 0.2500 after step 20",
+        "–. empty: no finite val/bits_per_byte after step 0",
+        "–. nan: no finite val/bits_per_byte after step 40",
+        "note: dead has 20 of 40 steps: it runs, was stopped, or died.",
+        "note: empty has logged nothing.",
+        "note: nan diverged: its training loss is nan, and not finite from step 20 on.",
+        "Wrote page.html. Open it in a browser.",
+    ]
+    head, *rows = cells(section(page, "Ranking"))
+    # What only changes where files go, or whether samples are written, is no column; nor is a setting of the class of only one.
+    settings = ["optimizer.lr", "spike_guard"]
+    assert sorted(head[4:-4]) == sorted([*settings, "seed_everything"]) and head[:4] == [
+        "",
+        "run",
+        "bits per byte",
+        "validation loss",
+    ]
+    lr, guard = head.index("optimizer.lr"), head.index("spike_guard")
+    assert [row[1] for row in rows] == [*(f"r{i}" for i in order), "dead", "empty", "nan"]
+    assert [row[lr] for row in rows[:3]] == ["0.0064", *(f"{1e-4 * 2**i:.4g}" for i in order[1:3])]
+    assert [row[guard] for row in rows[9:12]] == ["null", "SpikeGuard", "null"]
+    assert [row[-1].partition(":")[0] for row in rows if row[1] == "nan"] == ["1"], "doctor's findings are counted"
+    legend = re.findall(r"</i>(.*?)</li>", section(page, "Loss").split("<figure>")[1])
+    assert legend == [f"r{i}" for i in order[:8]]
+    assert not re.search(r"(src|href)=|<script|<link|@import|url\(", page)
+
+
+def test_the_effect_of_a_setting_is_drawn_on_a_logarithmic_axis(sweep, capsys):
+    page = compare(capsys, "--compare", "sweep")[3]
+    charts = section(page, "Final loss by setting").split("<figure>")[1:]
+    assert len(charts) == 1, "the seed's size means nothing"
+    assert "over optimizer.lr (logarithmic)" in charts[0]
+    (best,) = re.findall(r'<path class="curve[^"]*" d="M([^"]*)"', charts[0])
+    places = [float(point.split()[0]) for point in best.split("L")]
+    assert places == [pytest.approx(1000 * i / 9, abs=0.1) for i in range(10)], "a constant factor is a constant distance"
+    assert "<title>r6: 1.5 at 0.0064</title>" in charts[0] and "dead" not in charts[0] and "nan" not in charts[0]
+
+
+def test_a_small_range_has_a_linear_axis_and_settings_that_change_together_one_chart(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for i in range(3):
+        path = made(f"s/r{i}", 0.1 * (i + 1), {40: 1.0 + i})
+        (path / "config.yaml").write_text((path / "config.yaml").read_text() + f"loss: {{z_loss: {0.1 * (i + 1)}}}\n")
+    page = compare(capsys, "--compare", "s/r0", "s/r1", "s/r2")[3]
+    (chart,) = section(page, "Final loss by setting").split("<figure>")[1:]
+    assert "over optimizer.lr = loss.z_loss<" in chart
+    (best,) = re.findall(r'<path class="curve[^"]*" d="M([^"]*)"', chart)
+    assert [float(point.split()[0]) for point in best.split("L")] == [0.0, pytest.approx(500, abs=0.1), 1000.0]
+
+
+def test_without_bits_of_each_run_the_losses_decide(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made("s/a", 0.1, {40: 2.0})
+    (made("s/b", 0.2, {40: 1.0}) / "metrics.jsonl").write_text('{"step": 40, "time": 1.0, "val/loss": 1.5}\n')
+    assert compare(capsys, "--compare", "s")[1].splitlines()[:2] == [
+        "1. b: val/loss 1.5000 after step 40",
+        "2. a: val/loss 2.0000 after step 40",
+    ]
+
+
+def test_damaged_runs_are_named_and_the_others_ranked(sweep, capsys):
+    Path("sweep/r3/config.yaml").write_text("trainer: [")
+    rows = Path("sweep/r4/metrics.jsonl")
+    rows.write_text(rows.read_text() + '{"step": 41, "ti')
+    other = Path("sweep/r5/metrics.jsonl")  # two runs in one folder
+    other.write_text(other.read_text() * 2)
+    code, out, _, page = compare(capsys, "--compare", "sweep")
+    said = [
+        "r3 is left out: sweep/r3/config.yaml is not valid YAML",
+        "r4: metrics.jsonl ends within line 3: that row is left out.",
+        "r5: metrics.jsonl: line 3 goes back from step 40 to 1, as if two runs had written it: of a step in both, the later "
+        "row counts.",
+    ]
+    assert code == 0 and all(f"note: {each}" in out and each in page for each in said)
+    assert "r3:" not in out.partition("note:")[0] and "9. r0" in out
+
+
+def test_many_settings_that_differ_are_in_a_table_of_their_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for i in range(2):
+        path = made(f"s/r{i}", 0.1, {40: 1.0 + i})
+        more = ", ".join(f"s{j}: {i + j}" for j in range(20))
+        (path / "config.yaml").write_text((path / "config.yaml").read_text() + f"loss: {{{more}}}\n")
+    page = compare(capsys, "--compare", "s")[3]
+    assert len(cells(section(page, "Ranking"))[0]) == 4 + 12 + 4
+    assert "all 20 settings that differ" in section(page, "Settings")
+    assert len(cells(section(page, "Settings"))) == 1 + 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--compare", "none"], "none cannot be read: No such file or directory (--compare)"),
+        (
+            ["--compare", "sweep/notes"],
+            "sweep/notes is no run folder, and no folder in it is one: there is no config.yaml (--compare)",
+        ),
+        (["--compare", "sweep", "sweep/r1/"], "a run folder is given twice (--compare)"),
+        (["--compare", ""], "compare is empty, but must name a folder (--compare)"),
+        (
+            ["--compare", "sweep", "--run", "sweep/r1"],
+            "name either runs (--run runs/a) or a folder of runs that are ranked (--compare runs/sweep)",
+        ),
+        (
+            ["--compare", "sweep", "--check_against", "x.csv"],
+            "check_against compares each run with a curve, a sweep has none (--run instead of --compare)",
+        ),
+    ],
+)
+def test_a_mistake_in_a_comparison_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    made("sweep/r1", 0.1, {40: 1.0})
+    Path("sweep/notes").mkdir()
+    assert compare(capsys, *arguments)[:3] == (2, "", f"error: {said}\n") and not Path("page.html").exists()
+
+
+def test_a_sweep_of_runs_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (made("sweep/r1", 0.1, {40: 1.0}) / "config.yaml").write_text("trainer: [")
+    code, out, err, _ = compare(capsys, "--compare", "sweep")
+    assert (code, out) == (2, "") and err.startswith(
+        "error: none of the runs can be read: r1 is left out: sweep/r1/config.yaml"
+    )
+    assert err.count("\n") == 1
