@@ -17,6 +17,7 @@ from lit_llm.training.rate_search import (
     swept_rates,
     two_digits,
     vertex,
+    without_batches,
 )
 
 LOW, HIGH = 1e-6, 10.0
@@ -69,6 +70,9 @@ def find_rates(
 ) -> Found:
     """Sweep each rate once, then search each with short runs, one after the other.
 
+    From the losses of a sweep, those of the same batches with the weights at the start are taken out. Otherwise a hard batch
+    looks like divergence where training gains little, as from trained weights.
+
     With several seeds: the first finds the best power of two, the others compare it with its neighbours, with other weights
     and other data. Each seed's suggestion is the lowest point of a parabola, times the factor from the length of a short run to
     that of the whole run. The suggestion is their geometric mean.
@@ -80,9 +84,11 @@ def find_rates(
     probe_steps = min(probe_steps, runs.steps)
     factor = horizon_factor(probe_steps, runs.steps)
     sweeps: dict[str, Sweep] = {}
+    swept = swept_rates(LOW, HIGH, min(sweep_steps, runs.steps))
+    at_first = runs.observe(len(swept), [], seed=0, frozen_after=0)
     for key in keys:
-        rates = swept_rates(LOW, HIGH, min(sweep_steps, runs.steps))
-        sweeps[key] = Sweep(rates, runs.sweep(key, rates, has_diverged, seed=0))
+        observed = runs.sweep(key, swept, lambda each: has_diverged(without_batches(each, at_first)), seed=0)
+        sweeps[key] = Sweep(swept, without_batches(observed, at_first))
         say(f"sweep {key}: {len(sweeps[key].losses)} steps, loss lowest at {sweeps[key].edge:.2g}")
     origin = {key: sweeps[key].start for key in keys}  # of the exponents
     probes: dict[str, list[dict[float, float]]] = {key: [] for key in keys}

@@ -36,7 +36,10 @@ def rate_page(found: Found, title: str, command: str) -> str:
         body.append(
             _chart([each, Line("smoothed", 0, _log(list(zip(sweep.rates, sweep.smoothed, strict=False))))], "training loss")
         )
-        body.append(f"<p>Lowest at {number(sweep.edge)}. The search began at {number(sweep.start)}.</p>")
+        body.append(
+            f"<p>Without the differences between batches. Lowest at {number(sweep.edge)}. "
+            f"The search began at {number(sweep.start)}.</p>"
+        )
     return html.document(title, body)
 
 

@@ -17,8 +17,8 @@ BELOW_EDGE = 4.0
 """The search starts so many times below the sweep's edge."""
 HORIZON_POWER = -0.32
 """Of the tokens, in the best rate. Bjorck et al. 2024 (arXiv 2409.19913) fit it to runs with AdamW."""
-FARTHEST = 12
-"""Of the search: factors of two from its start."""
+FARTHEST = 24
+"""Of the search: factors of two from its start. That is the range of a sweep, so a wrong start is no end of it."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,16 @@ def smooth(losses: Sequence[float], weight: float = SMOOTHING) -> list[float]:
         total, count = weight * total + loss, weight * count + 1
         found.append(total / count)
     return found
+
+
+def without_batches(losses: Sequence[float], at_first: Sequence[float]) -> list[float]:
+    """Losses as if all batches were equally hard: less what the weights at the start lose on each, plus their mean loss.
+
+    Args:
+        at_first: loss of the same batches with the weights at the start, at least as many.
+    """
+    mean = sum(at_first) / len(at_first)
+    return [loss - first + mean for loss, first in zip(losses, at_first, strict=False)]
 
 
 def has_diverged(losses: Sequence[float]) -> bool:

@@ -34,12 +34,14 @@ def test_a_sweep_changes_one_rate_and_ends_when_told(folder):
     adamw, both = runs.sweep("adamw_lr", rates, lambda losses: False, seed=0), runs.sweep("lr", rates, lambda _: False, seed=0)
     assert len(adamw) == 4 and adamw[0] == both[0] and adamw[2:] != both[2:]
     assert runs.sweep("lr", rates, lambda losses: len(losses) == 2, seed=0) == both[:2]
+    still = runs.probe({"lr": 1e-12, "adamw_lr": 1e-12}, 4, seed=0)
+    assert runs.observe(4, [], seed=0, frozen_after=0) == pytest.approx(still, rel=1e-6) != pytest.approx(adamw, rel=1e-3)
     assert option_of({"algorithm": "adamw"}, ("lr", "adamw_lr")) == "adamw_lr"
     assert option_of({"algorithm": "muon"}, ("lr", "adamw_lr")) == option_of({"algorithm": "adamw"}, ("lr",)) == "lr"
 
 
 class KnownLosses:
-    """Runs whose loss has its minimum at known rates, different ones for each seed."""
+    """Runs whose loss has its minimum at known rates, different ones for each seed. Every third batch is hard."""
 
     seed, steps, done = 0, 1000, 0
 
@@ -47,7 +49,11 @@ class KnownLosses:
         self.rates = {"lr": 1.0, "adamw_lr": 1.0}
 
     def sweep(self, key, rates, ends, *, seed):
-        return [5.0 - i * 0.01 if rate < 0.5 else 9.0 for i, rate in enumerate(rates)]
+        return [(5.0 - i * 0.01 if rate < 0.5 else 9.0) + (i % 3 == 1) for i, rate in enumerate(rates)]
+
+    def observe(self, steps, observers, *, seed, frozen_after):
+        assert seed == frozen_after == 0 and not observers
+        return [5.0 + (i % 3 == 1) for i in range(steps)]
 
     def probe(self, rates, steps, *, seed):
         best = {"lr": 0.01 * 2 ** (0.2 * seed), "adamw_lr": 0.003}
@@ -57,6 +63,7 @@ class KnownLosses:
 def test_the_suggestion_is_the_mean_over_seeds_of_the_best_rates():
     found = find_rates(KnownLosses(), seeds=3, sweep_steps=100, probe_steps=10)  # type: ignore[arg-type]
     longer = 100**-0.32  # of 1,000 steps instead of 10
+    assert 0.3 < found.sweeps["lr"].edge < 0.5 and found.sweeps["lr"].losses[1] == pytest.approx(5 - 0.01 + 1 / 3, abs=0.01)
     assert found.by_seed["lr"] == pytest.approx([longer * 0.01 * 2 ** (0.2 * seed) for seed in range(3)], rel=1e-6)
     assert found.by_seed["adamw_lr"] == pytest.approx([longer * 0.003] * 3, rel=1e-6)
     assert found.rates == {"lr": 0.0026, "adamw_lr": 0.00069}

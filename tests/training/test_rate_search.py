@@ -5,7 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from lit_llm.training.rate_search import Sweep, geometric_mean, has_diverged, search, smooth, swept_rates, two_digits, vertex
+from lit_llm.training.rate_search import (
+    Sweep,
+    geometric_mean,
+    has_diverged,
+    search,
+    smooth,
+    swept_rates,
+    two_digits,
+    vertex,
+    without_batches,
+)
 
 
 def test_the_smoothed_loss_is_a_weighted_mean_of_the_past():
@@ -27,7 +37,22 @@ def test_a_sweep_ends_where_the_loss_rises_or_breaks():
     assert Sweep([1e-3, 1e-2], [math.nan]).edge == 1e-3
 
 
-@pytest.mark.parametrize("minimum", [-7, -1, 0, 3, 8])
+def test_hard_batches_do_not_end_a_sweep_of_trained_weights():
+    """Training gains 0.3 between rates 60 and 80, then loses 2. Single batches differ by as much as it gains."""
+    hard = 2.3 + 0.3 * np.random.default_rng(0).standard_normal(100)
+    effect = np.interp(np.arange(100), [0, 60, 80, 99], [0, 0, -0.3, 1.7])
+    swept, at_first = [*(hard + effect)], [*hard]
+    assert without_batches(swept[:70], at_first) == pytest.approx(hard.mean() + effect[:70], rel=1e-12)
+
+    def end(losses):
+        return next((i for i in range(1, 100) if has_diverged(losses[:i])), 100)
+
+    rates = swept_rates(1e-6, 10, 100)
+    assert end(swept) < 20 and 80 < end(without_batches(swept, at_first)) < 90
+    assert rates[78] < Sweep(rates, without_batches(swept, at_first)).edge < rates[84]
+
+
+@pytest.mark.parametrize("minimum", [-7, -1, 0, 3, 8, 20])
 def test_the_search_finds_the_minimum_with_few_runs(minimum):
     measured = []
 
@@ -42,7 +67,7 @@ def test_the_search_finds_the_minimum_with_few_runs(minimum):
 
 
 def test_the_search_ends_where_nothing_trains_and_a_broken_neighbour_needs_no_parabola():
-    assert min(search(lambda exponent: math.nan)) == -12
+    assert min(search(lambda exponent: math.nan)) == -24
     assert vertex({-1: 2.1, 0: 2.0, 1: math.inf}) == 0 and vertex({0: 2.0}) == 0 and vertex({-1: 2.0, 0: 2.0, 1: 2.0}) == -1
 
 
