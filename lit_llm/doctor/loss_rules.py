@@ -112,22 +112,29 @@ def gap(run: Observed) -> str | None:
 
 
 def spikes(run: Observed) -> str | None:
-    rows = [(step, value) for step, value in run.finite("train/loss") if step > run.warmup_steps]
+    found = _standing_out([(step, value) for step, value in run.finite("train/loss") if step > run.warmup_steps])
     skipped = sum(run.values("spike/skipped", run.warmup_steps))
-    above = []  # how far each row is above the median of its four neighbours
-    for i in range(2, len(rows) - 2):
-        above.append(rows[i][1] - statistics.median(value for _, value in rows[i - 2 : i] + rows[i + 1 : i + 3]))
-    if len(above) < 10:
-        return None
-    scatter = 1.4826 * statistics.median(abs(value) for value in above)
-    found = [rows[i + 2] for i, value in enumerate(above) if value > max(8 * scatter, 0.1 * rows[i + 2][1])]
-    if len(found) >= max(2, 0.01 * len(rows)) or skipped >= max(3, 0.02 * run.step):
-        step, loss = found[0] if found else rows[-1]
+    if found:
+        step, loss = found[0]
         return (
             f"{len(found):,} rows stand out of their neighbours (the first: {loss:.3f} at step {step:,}), {skipped:.0f} steps "
             "were skipped"
         )
+    if skipped >= max(3, 0.02 * run.step):
+        return f"{skipped:.0f} of {run.step:,} steps were skipped by the spike guard"
     return None
+
+
+def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Rows far above their neighbours, if they are not single ones."""
+    above = []  # how far each row is above the median of its four neighbours
+    for i in range(2, len(rows) - 2):
+        above.append(rows[i][1] - statistics.median(value for _, value in rows[i - 2 : i] + rows[i + 1 : i + 3]))
+    if len(above) < 10:
+        return []  # too few to know their scatter
+    scatter = 1.4826 * statistics.median(abs(value) for value in above)
+    found = [rows[i + 2] for i, value in enumerate(above) if value > max(8 * scatter, 0.1 * rows[i + 2][1])]
+    return found if len(found) >= max(2, 0.01 * len(rows)) else []
 
 
 def bad_start(run: Observed) -> str | None:

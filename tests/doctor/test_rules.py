@@ -227,6 +227,15 @@ def test_rows_that_scatter_are_neither_divergence_nor_spikes(share):
     assert [finding.name for run in runs for finding in diagnose(run)] == []
 
 
+def test_skipped_steps_are_spikes_in_a_run_of_few_rows_too():
+    """The spike guard ends a run after ten skipped steps in a row."""
+    curves = {tag: {step: v for step, v in values.items() if step <= 45} for tag, values in healthy().items()}
+    assert diagnose(observed(curves)) == []
+    found = diagnose(observed(curves | {"spike/skipped": {20: 0.0, 25: 5.0, 30: 5.0}}))
+    assert [finding.name for finding in found] == ["loss-spikes"]
+    assert found[0].seen.startswith("10 of ")
+
+
 @pytest.mark.parametrize("resumed_at", [17, 40, 110, 200, 390])
 def test_a_resume_that_continues_the_schedule_is_no_restart(resumed_at):
     def rate(step: int) -> float:
