@@ -1,6 +1,7 @@
-"""Processor time of `HealthSignals` in a sampled and in any other step, and of a step of the run.
+"""Processor time of `HealthSignals` or `Histograms` in a sampled and in any other step, and of a step of the run.
 
     OMP_NUM_THREADS=1 python benchmarks/health_cost.py [--recipe FILE] [--steps 9] [--every 100] [flags of fit]
+    OMP_NUM_THREADS=1 python benchmarks/health_cost.py --group histograms --every 500
 
 Every second step is sampled. Its share of the time is computed for one sampled step in `--every`. Medians, without the first.
 """
@@ -16,10 +17,11 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from lit_llm.callbacks import HealthSignals
+from lit_llm.callbacks import HealthSignals, Histograms
 from lit_llm.cli.build import build
 from lit_llm.cli.parse import parse
 
+KINDS: dict[str, type[Callback]] = {"health": HealthSignals, "histograms": Histograms}
 HOOKS = ("on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end")
 
 
@@ -38,7 +40,9 @@ def main() -> None:
     parser.add_argument("--recipe", default="recipes/quickstart.yaml")
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--every", type=int, default=100)
+    parser.add_argument("--group", choices=KINDS, default="health")
     options, flags = parser.parse_known_args()
+    kind = KINDS[options.group]
     spent: dict[tuple[str, bool], list[float]] = {}  # hook, whether the step is sampled
 
     def timed(hook: str, call: Any, trainer: Any, *arguments: Any) -> None:
@@ -50,12 +54,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cli = build(parse("fit", [
             "--config", options.recipe, "--run_dir", f"{folder}/run", "--trainer.max_steps", str(options.steps),
-            "--health.every_n_steps", "2", "--trainer.limit_val_batches", "0", "--checkpoint", "null", "--signals", "null",
-            "--samples", "null", "--schedule.warmup_steps", "1", *flags,
+            f"--{options.group}", kind.__name__, f"--{options.group}.every_n_steps", "2", "--trainer.limit_val_batches", "0",
+            "--checkpoint", "null", "--signals", "null", "--samples", "null", "--schedule.warmup_steps", "1", *flags,
         ]))  # fmt: skip
-        health = next(c for c in cli.trainer.callbacks if isinstance(c, HealthSignals))  # type: ignore[attr-defined]
+        measured = next(c for c in cli.trainer.callbacks if isinstance(c, kind))  # type: ignore[attr-defined]
         for hook in HOOKS:
-            setattr(health, hook, partial(timed, hook, getattr(health, hook)))
+            setattr(measured, hook, partial(timed, hook, getattr(measured, hook)))
         steps = StepTimes()
         cli.trainer.callbacks.append(steps)  # type: ignore[attr-defined]
         cli.trainer.fit(cli.model, datamodule=cli.datamodule)

@@ -13,6 +13,7 @@ from .ema import EMA
 from .gradient_noise import GradientNoise
 from .gradient_norm_and_clipping import GradientNorm
 from .health import HealthSignals
+from .histograms import Histograms
 from .logger_errors import LoggerErrors
 from .metrics_file import MetricsFile
 from .profile_steps import Profile
@@ -40,6 +41,7 @@ __all__ = [
     "GradientNoise",
     "GradientNorm",
     "HealthSignals",
+    "Histograms",
     "InverseSquareRoot",
     "Linear",
     "LoggerErrors",

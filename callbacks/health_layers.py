@@ -77,10 +77,10 @@ def share_of_square(tensor: Tensor, ranks: int) -> Tensor:
         tensor = tensor.redistribute(placements=[Replicate() if p.is_partial() else p for p in tensor.placements])
     local = local_part(tensor)
     dtype = torch.promote_types(local.dtype, torch.float32)
-    return torch.linalg.vector_norm(local, dtype=dtype).square() / _copies(tensor, ranks)
+    return torch.linalg.vector_norm(local, dtype=dtype).square() / copies(tensor, ranks)
 
 
-def _copies(tensor: Tensor, ranks: int) -> float:
+def copies(tensor: Tensor, ranks: int) -> float:
     """Number of ranks that hold the same part."""
     if not isinstance(tensor, DTensor):
         return ranks
@@ -110,7 +110,7 @@ class UpdateSample:
                 continue
             change = _every(parameter, stride).to(torch.promote_types(before.dtype, torch.float32)) - before
             square = torch.linalg.vector_norm(change).square() * (local_part(parameter).numel() / before.numel())
-            readings.root_mean(tag, square / _copies(parameter, ranks), 0.0)
+            readings.root_mean(tag, square / copies(parameter, ranks), 0.0)
 
 
 def _stride(parameter: Tensor, wanted: int) -> int:

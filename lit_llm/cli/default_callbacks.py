@@ -38,6 +38,7 @@ CALLBACKS: dict[str, ClassGroup] = {
     "schedule": _callback("Schedule", "Cosine"),
     "batch_ramp": _callback("BatchRamp"),
     "health": _callback("HealthSignals", "HealthSignals"),  # sees gradients before they are clipped
+    "histograms": _callback("Histograms"),  # likewise
     "gradient_norm": _callback("GradientNorm", "GradientNorm"),
     "gradient_noise": _callback("GradientNoise"),
     "ema": _callback("EMA"),

@@ -90,6 +90,7 @@ _CALLBACKS: dict[str, dict[str, Domain]] = {
     },
     "batch_ramp": {"tokens_per_batch": whole(0, LARGEST)},
     "health": {"every_n_steps": whole(1, _STEPS)},
+    "histograms": {"every_n_steps": whole(1, _STEPS)},
     "gradient_norm": {"clip": above(0, 10**9, null=True)},
     "gradient_noise": {"every_n_steps": whole(1, _STEPS), "decay": below(0, 1)},
     "ema": {"decay": below(0, 1), "every_n_steps": whole(1, _STEPS), "start_step": whole(0, _STEPS)},

@@ -36,7 +36,7 @@ _RULES: dict[Change, str] = {
     Change.FREE: """
         run_dir async_checkpoints sharded_checkpoints init_from resume replace accept_changes check_against check_tolerance
         additional_steps hang_timeout log_dir use_ema
-        health validation throughput plan time_breakdown gradient_noise stragglers doctor profile samples tasks page
+        health histograms validation throughput plan time_breakdown gradient_noise stragglers doctor profile samples tasks page
         progress signals checkpoint
         data.num_workers data.cache_dir
         trainer.logger trainer.fast_dev_run trainer.limit_val_batches trainer.limit_test_batches trainer.limit_predict_batches

@@ -190,6 +190,10 @@ SETTINGS: tuple[Setting, ...] = (
     _whole("profile.wait", [1], [-1], needs=_PROFILE),
     _whole("profile.steps", [1], [0, -1], needs=_PROFILE),
     _whole("health.every_n_steps", [1, 2], [0, -1]),
+    _whole("histograms.every_n_steps", [1, 2], [0, -1], needs=("--histograms=Histograms",)),
+    Setting(
+        "histograms.parameters", "text", ("weight", "blocks"), ("(", "nope"), null=True, needs=("--histograms=Histograms",)
+    ),
     _whole("time_breakdown.communication_every_n_steps", [2], [0, -1], needs=("--time_breakdown=TimeBreakdown",)),
     _whole("gradient_noise.every_n_steps", [1, 2], [0, -1], needs=("--gradient_noise=GradientNoise",)),
     _real("gradient_noise.decay", [0, 0.9], [-0.1, 1], needs=("--gradient_noise=GradientNoise",)),

@@ -65,6 +65,7 @@ GROUPS = {
     },
     "time_breakdown": {None: {}, "TimeBreakdown": {}},
     "gradient_noise": {None: {}, "GradientNoise": {}},
+    "histograms": {None: {}, "Histograms": {"every_n_steps": COUNT}},
     "profile": {None: {}, "Profile": {}},
 }  # fmt: skip
 REQUIRED = {

@@ -31,6 +31,8 @@ def test_every_group_option_and_setting_of_the_trainer_has_a_rule():
     flags += [
         "--time_breakdown",
         "TimeBreakdown",
+        "--histograms",
+        "Histograms",
         "--gradient_noise",
         "GradientNoise",
         "--profile",

@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -11,6 +12,7 @@ from recipe_runs import run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from lit_llm.checkpoint.io import FolderCheckpointIO
 from lit_llm.runs import load
 from lit_llm.training.logged_settings import log_settings, shown
 
@@ -111,10 +113,11 @@ def test_mlflow_has_the_rows_the_settings_and_the_samples_and_a_continued_run_ad
 
 
 @pytest.mark.slow
-def test_wandb_offline_has_the_settings_and_the_samples(folder, capsys, monkeypatch):
+def test_wandb_offline_has_the_settings_the_samples_and_the_histograms(folder, capsys, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    fit(capsys, of("WandbLogger", project="p", save_dir="logs", offline=True))
+    counted = "--histograms", "Histograms", "--histograms.every_n_steps", "4", "--histograms.parameters", "embedding"
+    fit(capsys, of("WandbLogger", project="p", save_dir="logs", offline=True), *counted)
     summary, config, (made,) = dict(wandb.run.summary), dict(wandb.run.config), Path("logs/wandb").glob("offline-run-*")
     wandb.finish()
     rows = load("runs/tiny").scalars
@@ -123,3 +126,9 @@ def test_wandb_offline_has_the_settings_and_the_samples(folder, capsys, monkeypa
     assert summary["samples/line"]["_type"] == "table-file"
     (table,) = [path for path in made.glob("files/media/table/samples/line_*.json") if "4" in path.read_text()[:60]]
     assert json.loads(table.read_text())["columns"] == ["step", "text"]
+    (before,) = Path("runs/tiny/checkpoints").glob("*step*3.ckpt")
+    weights = FolderCheckpointIO().load_checkpoint(before)["state_dict"]["model.embedding.weight"]
+    counts, edges = np.histogram(weights.double(), 64)
+    logged = summary["weights/model.embedding.weight"]
+    assert logged["values"] == counts.tolist() and logged["bins"] == pytest.approx(edges.tolist(), rel=1e-12)
+    assert sum(summary["gradients/model.embedding.weight"]["values"]) == weights.numel()

@@ -1,0 +1,178 @@
+"""Histograms of weights and gradients."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ._lightning import write_row
+from ._torch import local_part, process_count, unscales_by_itself
+from .errors import ConfigurationError
+from .health_layers import copies
+
+BINS = 64
+_CHUNK = 2**22  # values at a time: about 100 MB of temporary tensors
+
+
+class Histograms(Callback):
+    """Logs a histogram of each trained parameter and of its gradient, at step 1 and every `every_n_steps` steps.
+
+    A histogram has 64 bins of one width between the smallest and the largest finite value, as `numpy.histogram(x, 64)`. So
+    edges differ from step to step, and one outlier widens all bins.
+
+    Logs, to TensorBoard and W&B; other loggers have no histograms:
+        `weights/NAME`: before the update. NAME as in `named_parameters`.
+        `gradients/NAME`: of the whole step, before clipping. List this callback before `GradientNorm`.
+        `nonfinite/weights/NAME`, `nonfinite/gradients/NAME`: numbers, to every logger: how many values are NaN or infinite, if
+            there are any. They are in no bin.
+
+    Contract:
+        on_fit_start: chooses parameters, and warns if no logger takes histograms; nothing is computed then.
+        on_before_optimizer_step: at a sampled step, counts on the device and writes. Ranks count their shards; the counts are
+            reduced over the ranks. The host synchronises at sampled steps only.
+        State: none. Training is the same with and without.
+    Cost: a sampled step reads weights and gradients twice. TensorBoard stores 1.1 kB for each histogram.
+
+    Args:
+        every_n_steps: optimizer steps between two histograms.
+        parameters: regular expression; a parameter is logged if it occurs in its name. null = all trained parameters.
+
+    Raises:
+        ConfigurationError: every_n_steps < 1; no valid regular expression, or no name has it; several optimizers; FSDP1, which
+            flattens parameters; fp16 loss scaling with an optimizer that unscales by itself (fused).
+    """
+
+    def __init__(self, every_n_steps: int = 500, parameters: str | None = None) -> None:
+        if every_n_steps < 1:
+            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--histograms.every_n_steps).")
+        try:
+            self._pattern = re.compile(parameters or "")
+        except re.error as error:
+            raise ConfigurationError(
+                f"parameters is {parameters!r}, which is no regular expression: {error} (--histograms.parameters)."
+            ) from None
+        self.every_n_steps = every_n_steps
+        self.parameters = parameters
+        self._held: dict[str, Tensor] = {}  # parameters of this rank
+        self._copies: dict[str, float] = {}  # of all ranks: how many hold the same part
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not later: FSDP2 may have gathered weights by then, and named_parameters would give those.
+        self._held, self._copies = {}, {}
+        if not any(map(takes_histograms, trainer.loggers)):
+            names = ", ".join(type(logger).__name__ for logger in trainer.loggers) or "none"
+            rank_zero_warn(
+                f"Histograms writes nothing: TensorBoard and W&B take histograms, but the loggers are: {names}. Add one to "
+                "--trainer.logger, or turn histograms off with --histograms null."
+            )
+            return
+        if len(trainer.optimizers) != 1 or isinstance(trainer.strategy, FSDPStrategy):
+            raise ConfigurationError("Histograms works with one optimizer, and not with FSDP1: use --histograms null.")
+        if getattr(trainer.precision_plugin, "scaler", None) is not None and unscales_by_itself(trainer.optimizers[0]):
+            raise ConfigurationError(
+                "Histograms would show scaled gradients, because the fused optimizer unscales those of 16-mixed itself: use "
+                "--trainer.precision bf16-mixed, or an optimizer with fused=False."
+            )
+        pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
+        repeated = getattr(trainer.strategy, "repeated_parameters", ())  # count on another rank of the pipeline
+        trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
+        chosen = {name: p for name, p in pl_module.named_parameters() if p in trained and self._pattern.search(name)}
+        self._held = chosen
+        ranks = trainer.world_size // (1 if pipeline is None else pipeline.size())
+        self._copies = {name: copies(parameter, ranks) for name, parameter in chosen.items()}
+        if pipeline is not None:
+            stages: list[dict[str, float]] = [{}] * trainer.world_size
+            dist.all_gather_object(stages, self._copies)
+            self._copies = {name: number for stage in stages for name, number in stage.items()}
+        if not self._copies:
+            raise ConfigurationError(
+                f"parameters is {self.parameters!r}, which occurs in no name of a trained parameter (--histograms.parameters)."
+            )
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
+        step = trainer.global_step + 1
+        if not self._copies or (step > 1 and step % self.every_n_steps):
+            return
+        parts: dict[str, Tensor | None] = {}
+        for name in self._copies:
+            parameter = self._held.get(name)
+            parts[f"weights/{name}"] = None if parameter is None else local_part(parameter)
+            parts[f"gradients/{name}"] = None if parameter is None else _gradient(parameter)
+        edges, counts = count_values(list(parts.values()), trainer.strategy.root_device)
+        found, row = {}, {}
+        for tag, limits, (*numbers, nonfinite) in zip(parts, edges.cpu().numpy(), counts.tolist(), strict=True):
+            number = self._copies[tag.partition("/")[2]]
+            if nonfinite:
+                row[f"nonfinite/{tag}"] = nonfinite / number
+            if any(numbers):
+                found[tag] = np.array(numbers) / number, limits
+        if row:
+            write_row(trainer, row, step)
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            log_histograms(logger, found, step)
+
+
+def _gradient(parameter: Tensor) -> Tensor | None:
+    """This rank's part of the gradient, placed like the parameter."""
+    grad = parameter.grad
+    if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+        grad = grad.redistribute(placements=parameter.placements)  # of partial sums, for example
+    return None if grad is None else local_part(grad)
+
+
+@torch.no_grad()
+def count_values(parts: list[Tensor | None], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Edges (n, 65) and counts (n, 65) of n tensors, of which each rank has parts. The last count: values not finite.
+
+    Counts are sums over the ranks. Bins are half open; the last one is closed.
+    """
+    dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+    chunks = [() if part is None or not part.numel() else part.reshape(-1).split(_CHUNK) for part in parts]
+    ends = torch.full((len(parts), 2), -torch.inf, dtype=dtype, device=device)  # -smallest, largest
+    for row, each in zip(ends, chunks, strict=True):
+        for x in each:
+            signed = torch.stack([(sign * x).masked_fill(~x.isfinite(), -torch.inf).amax() for sign in (-1, 1)])
+            torch.maximum(row, signed.to(row), out=row)
+    if process_count() > 1:
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    ends.masked_fill_(ends == -torch.inf, 0.0)  # of a tensor without a finite value
+    low, high = -ends[:, :1], ends[:, 1:]
+    low, high = torch.where(low == high, low - 0.5, low), torch.where(low == high, high + 0.5, high)
+    edges = low + (high - low) / BINS * torch.arange(BINS, dtype=dtype, device=device)
+    edges = torch.cat([edges, high], 1)
+    counts = torch.zeros((len(parts), BINS + 1), dtype=torch.int64, device=device)
+    for limits, row, each in zip(edges, counts, chunks, strict=True):
+        for x in each:
+            bins = torch.bucketize(x.to(dtype), limits[1:-1].to(x.device), right=True, out_int32=True)
+            row += bins.masked_fill_(~x.isfinite(), BINS).bincount(minlength=BINS + 1).to(device)
+    if process_count() > 1:
+        dist.all_reduce(counts)
+    return edges, counts
+
+
+def takes_histograms(logger: Logger) -> bool:
+    """Whether `log_histograms` writes something: a logger of TensorBoard or W&B."""
+    return isinstance(logger, TensorBoardLogger | WandbLogger)
+
+
+def log_histograms(logger: Logger, found: dict[str, tuple[np.ndarray, np.ndarray]], step: int) -> None:
+    """Write (counts, edges) by tag; loggers other than TensorBoard's and W&B's get none. Call on rank 0."""
+    if isinstance(logger, TensorBoardLogger):
+        for tag, (counts, edges) in found.items():
+            centres = (edges[:-1] + edges[1:]) / 2
+            logger.experiment.add_histogram_raw(
+                tag, edges[0], edges[-1], counts.sum(), counts @ centres, counts @ centres**2, edges[1:], counts, step
+            )  # its page does not show the sums, which are those of the centres
+    elif isinstance(logger, WandbLogger):
+        from wandb import Histogram
+
+        logger.log_metrics({tag: Histogram(np_histogram=each) for tag, each in found.items()}, step)
