@@ -85,7 +85,9 @@ class Histograms(Callback):
         pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
         repeated = getattr(trainer.strategy, "repeated_parameters", ())  # count on another rank of the pipeline
         trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
-        chosen = {name: p for name, p in pl_module.named_parameters() if p in trained and self._pattern.search(name)}
+        chosen: dict[str, Tensor] = {
+            name: p for name, p in pl_module.named_parameters() if p in trained and self._pattern.search(name)
+        }
         self._held = chosen
         ranks = trainer.world_size // (1 if pipeline is None else pipeline.size())
         self._copies = {name: copies(parameter, ranks) for name, parameter in chosen.items()}
