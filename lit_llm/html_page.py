@@ -36,7 +36,7 @@ figure { margin: 0; } figure + figure { margin-top: 1.5rem; }
 .legend i { display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .4em;
   background: currentColor; }
 .legend .line, .legend .dashed { height: 0; border-top: 2px solid; vertical-align: middle; width: 1.4em; }
-.legend .dashed { border-top-style: dashed; } .legend .dots { border-radius: 50%; width: .6em; height: .6em; }
+.legend .dashed { border-top-style: dashed; background: none; } .legend .dots { border-radius: 50%; width: .6em; height: .6em; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-top: 1px solid var(--line); }
 th { font-weight: 600; } td + td { font-variant-numeric: tabular-nums; } details { margin: .5rem 0; }
@@ -50,7 +50,8 @@ th { font-weight: 600; } td + td { font-variant-numeric: tabular-nums; } details
   .texts tr { display: block; border-top: 1px solid var(--line); padding: .4rem 0; } }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); border-radius: .5rem; padding: .5rem .7rem;
   font-size: .8rem; margin: .3rem 0; }
-.tabs > section { display: none; } .tabs > label { margin-right: 1rem; font-size: .85rem; color: var(--soft); }
+.tabs > section { display: none; }
+.tabs > label { margin-right: 1rem; white-space: nowrap; font-size: .85rem; color: var(--soft); }
 .tabs > input:nth-of-type(1):checked ~ section:nth-of-type(1), .tabs > input:nth-of-type(2):checked ~ section:nth-of-type(2),
 .tabs > input:nth-of-type(3):checked ~ section:nth-of-type(3) { display: block; }
 summary { cursor: pointer; color: var(--soft); font-size: .85rem; }

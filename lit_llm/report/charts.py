@@ -66,7 +66,8 @@ def chart(
     low_y = min(low_y, 0.0) if from_zero else low_y
     if high is not None and high > low_y:
         high_y = min(high_y, high)
-    rows, columns = html.round_numbers(low_y, high_y, 8), columns or html.round_numbers(low_x, high_x, 8)
+    rows = _powers(low_y, high_y) if logarithmic else html.round_numbers(low_y, high_y, 8)
+    columns = columns or html.round_numbers(low_x, high_x, 8)
     low_y, high_y = min(low_y, rows[0]), max(high_y, rows[-1])
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -135,6 +136,16 @@ def number(value: float) -> str:
 def _short(value: float) -> str:
     """A value beside an axis."""
     return count(value) if value >= 1e6 else number(value)
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """Decimal logarithms of few round numbers whose logarithms are in [low, high]."""
+    for digits in ((1, 2, 5), (1,)):
+        found = [math.log10(digit) + power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
+        found = [each for each in found if low <= each <= high]
+        if 1 < len(found) <= 8:
+            return found
+    return html.few(found, 8) if len(found) > 8 else html.round_numbers(low, high, 8)
 
 
 def _power(exponent: float) -> str:

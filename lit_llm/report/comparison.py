@@ -18,6 +18,7 @@ from lit_llm.report.charts import Line, chart, number
 from lit_llm.report.page import COLORS, charts
 from lit_llm.report.ranking import BITS, Place, diverged, figures, last_step, ranked
 from lit_llm.report.run_curves import RunCurves
+from lit_llm.report.summary import cost
 from lit_llm.runs.setting_changes import Change, rule
 
 MOST_COLUMNS = 12
@@ -138,16 +139,17 @@ def _ranking(
     else:
         said = f"Ordered by the last {tag}. Runs that did not reach their last step come after those that did."
     rows = []
+    ends = ["steps", "tokens", "time", *(["cost"] if any(cost(place.run.launches) for place in places) else [])]
     for i, place in enumerate(places, 1):
         name, shown = place.run.name, figures(place.run)
         values = [text(settings[name].get(key, _ABSENT)) for key in varying]
         loss = [shown["bits per byte"]] if tag == BITS else []
         loss.append(shown["training loss" if tag == "train/loss" else "validation loss"])
         findings = f"{len(found[name])}: {found[name][0].name}" if found[name] else "0"
-        finish = [shown["steps"], shown["tokens"], shown["time"], findings]
+        finish = [*(shown[name] for name in ends), findings]
         rows.append(["–" if place.value is None else str(i), name, *loss, *values, *finish])
     losses = (["bits per byte"] if tag == BITS else []) + ["training loss" if tag == "train/loss" else "validation loss"]
-    head = ["", "run", *losses, *varying, "steps", "tokens", "time", "findings"]
+    head = ["", "run", *losses, *varying, *ends, "findings"]
     return html.heading("Ranking") + f"<p>{escape(said)}</p>" + html.table(head, rows, kind="figures")
 
 
@@ -190,7 +192,7 @@ def _effect(key: str, tag: str, points: Sequence[tuple[float, float, str]]) -> s
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _findings(found: Mapping[str, Sequence[Finding]]) -> list[str]:

@@ -153,10 +153,13 @@ def _ranking(runs: Sequence[RunCurves]) -> str:
     tag, places = ranked(runs)
     if tag is None:
         return "<p>No run has logged a loss.</p>"
+    shown = {run.name: figures(run) for run in runs}
+    names = [name for name in shown[runs[0].name] if any(each[name] != "–" for each in shown.values())]
     rows = []
     for i, place in enumerate(places, 1):
-        rows.append(["–" if place.value is None else str(i), place.run.name, *figures(place.run).values()])
-    return f"<p>Ordered by the last {tag}.</p>" + html.table(["", "run", *figures(runs[0])], rows, kind="figures")
+        values = [shown[place.run.name][name] for name in names]
+        rows.append(["–" if place.value is None else str(i), place.run.name, *values])
+    return f"<p>Ordered by the last {tag}.</p>" + html.table(["", "run", *names], rows, kind="figures")
 
 
 def _loss(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower]) -> str:

@@ -139,7 +139,7 @@ def _range(value: Any) -> tuple[float, float] | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) < 1e300  # not NaN, nor too large for a float
 
 
 def _clock(scalars: dict[str, Series], starts: list[float]) -> Callable[[float], float]:

@@ -81,7 +81,7 @@ def _data(run: RunCurves) -> str:
             more = f" and {len(named) - 3} more" if len(named) > 3 else ""
             parts.append(f"{key}: {', '.join(map(str, named[:3]))}{more}")
     if _part(settings, "sources"):
-        parts.append(f"sources: {', '.join(_part(settings, 'sources'))}")
+        parts.append(f"sources: {', '.join(map(str, _part(settings, 'sources')))}")
     if _part(settings, "tokenizer"):
         parts.append(f"tokenizer {_class(_part(settings, 'tokenizer'))}")
     tokens, seen = run.last("setup/train_tokens"), run.last("progress/tokens")

@@ -95,3 +95,34 @@ def test_round_numbers_are_few_even_inside_and_short(low, high):
     assert all(b - a == pytest.approx(step, rel=1e-3) for a, b in itertools.pairwise(found))
     digits = f"{step:.1e}"[0:3]
     assert digits in ("1.0", "2.0", "5.0"), step
+
+
+@pytest.mark.parametrize(
+    ("values", "grid"),
+    [((0.03, 3.0), [0.05, 0.1, 0.2, 0.5, 1, 2]), ((1e-6, 2.0), [1e-06, 1e-05, 0.0001, 0.001, 0.01, 0.1, 1])],
+)
+def test_a_logarithmic_axis_has_round_numbers_at_the_places_of_their_logarithms(values, grid):
+    picture = drawn([Line("a", 0, [(1.0, values[0]), (2.0, 0.0), (3.0, values[1])])], logarithmic=True)
+    assert [len(path) for path in places(picture)] == [2], "0 has no logarithm"
+    found = rows(picture)
+    assert list(found) == grid
+    for value, place in found.items():
+        assert place == pytest.approx(100 * math.log(values[1] / value) / math.log(values[1] / values[0]), abs=0.01)
+
+
+def test_a_wide_logarithmic_axis_has_few_numbers():
+    assert 2 <= len(rows(drawn([Line("a", 0, [(1.0, 1e-20), (3.0, 1e9)])], logarithmic=True))) <= 8
+
+
+def test_points_are_no_line_have_given_columns_and_those_that_are_cut_off_are_not_drawn():
+    points = Line("a", 0, [(1.0, 5.0), (2.0, 1e6), (4.0, 2.0)], "points")
+    picture = drawn([points], high=10.0, columns=[1.0, 4.0])
+    assert not places(picture) and picture.count("<circle") == 2 and "Values above" in picture
+    assert re.findall(r'dy="15"[^>]*>([^<]+)<', picture) == ["1.0", "4.0"]
+
+
+def test_an_axis_from_zero_and_one_name_for_a_group():
+    picture = drawn(
+        [Line("a: x", 0, [(1.0, 9.0), (2.0, 10.0)], group="a"), Line("a: y", 0, [(1.0, 9.5)], group="a")], from_zero=True
+    )
+    assert min(rows(picture)) == 0 and re.findall(r"</i>([^<]+)</li>", picture) == ["a"]

@@ -53,7 +53,7 @@ def test_cost_is_that_of_all_launches_and_the_plan_that_of_the_first(tmp_path):
     assert cost(older) == "$3.0 to $6.0 for 30 min on 3 x h100-sxm; 1 of 2 launches recorded a price"
 
 
-@pytest.mark.parametrize("price", [None, [1], ["a", 2], [-1, 2], "free"])
+@pytest.mark.parametrize("price", [None, [1], ["a", 2], [-1, 2], "free", [1, 10**400]])
 def test_without_a_known_price_no_cost_is_said(tmp_path, price):
     said = dict(described(made(tmp_path / "a", [], launch(0, price_usd_hour=price))))
     assert "cost" not in said and "planned cost" not in said
@@ -160,8 +160,11 @@ def said_against(capsys, folder: Path, config: str) -> str:
     return page.split(heading)[1].split("</table>")[0].split("<td>")[1].split("</td>")[0] if heading in page else ""
 
 
-def test_a_run_of_a_recipe_is_compared_with_its_shipped_curve_without_a_flag(tmp_path, capsys, quickstart):
+def test_a_run_of_a_recipe_is_compared_with_its_shipped_curve_without_a_flag(tmp_path, monkeypatch, capsys, quickstart):
     recorded(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("recipes").mkdir()
+    Path("recipes/quickstart.yaml").write_text("optimizer: {init_args: {lr: 0.5}}\n")  # of the same name, and not shipped
     assert said_against(capsys, tmp_path, quickstart).startswith("this run follows evidence/quickstart.csv: 29 rows of 29")
     recorded(tmp_path, 1.05)
     said = said_against(capsys, tmp_path, quickstart)
