@@ -36,7 +36,9 @@ figure { margin: 0; } figure + figure { margin-top: 1.5rem; }
 .legend i { display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .4em;
   background: currentColor; }
 .legend .line, .legend .dashed { height: 0; border-top: 2px solid; vertical-align: middle; width: 1.4em; }
-.legend .dashed { border-top-style: dashed; background: none; } .legend .dots { border-radius: 50%; width: .6em; height: .6em; }
+.legend .dashed { height: 2px; border: 0;
+  background: repeating-linear-gradient(90deg, currentColor 0 5px, transparent 5px 8px); }
+.legend .dots { border-radius: 50%; width: .6em; height: .6em; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-top: 1px solid var(--line); }
 th { font-weight: 600; } td + td { font-variant-numeric: tabular-nums; } details { margin: .5rem 0; }

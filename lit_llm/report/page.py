@@ -179,7 +179,7 @@ def _loss(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower]) -> str:
             high = _without_outliers(lines)
             unit = "nats per token" + ("; lines: training, dots: validation" if len(runs) > 1 else "")
             drawn = chart(lines, label="Loss", unit=unit, x_name=name, text_of_x=count, high=high)
-            parts.append((f"over {name}", drawn))
+            parts.append((name, drawn))
     return html.tabs("loss", parts) if parts else "<p>No loss was logged.</p>"
 
 

@@ -90,6 +90,7 @@ def time_figure(runs: list[tuple[str, TimeSpent]]) -> str:
     table = html.table(
         ["", *(run if len(runs) > 1 else "share of the time" for run, _ in runs)],
         [[name, *(_cell(spent, name) for _, spent in runs)] for name in names],
+        kind="figures",
     )
     caption = f"Between the rows that were logged, by {' and '.join(sorted({spent.measured_by for _, spent in runs}))}"
     return html.figure(
