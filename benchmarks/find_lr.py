@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/find_lr.py --out find-lr.csv
     python benchmarks/find_lr.py --out find-lr.csv --table
+    python benchmarks/find_lr.py --out lengths.csv --lengths    # the best rate of runs of other lengths
 
 Each run of the grid is a whole run of the small recipe, with all rates of the recipe's optimizer multiplied by one factor, a
 power of two from 2^-6 to 2^5 (finetune: 2^-1 to 2^10). The run with the suggested rates is whole, too. Runs of one seed have
@@ -27,9 +28,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lit_llm.cli.rate_finder import default_probe_steps, find_rates
 from lit_llm.cli.short_runs import ShortRuns
+from lit_llm.training.rate_search import vertex
 
 EXPONENTS = dict.fromkeys(("quickstart", "bytes", "chars", "gpt2-124m", "llama3.2-1b", "dial"), range(-6, 6))
 EXPONENTS["finetune"] = range(-1, 11)  # a small model needs a higher rate
+LENGTHS = (50, 150, 450)
+LENGTHS_OF = {"gpt2-124m": range(5), "finetune": range(5, 10)}
 SEEDS = 3
 NEAR = 1.06
 """A rate whose loss with the first seed is above this multiple of the best one is not run with the others."""
@@ -145,6 +149,28 @@ def measure(name: str, path: Path) -> None:
                 add(path, recipe=name, run=run, seed=seed, rates=json.dumps(rates), loss=final_loss(runs, rates, seed))
 
 
+def measure_lengths(path: Path) -> str:
+    """The best rate of whole runs of several lengths, from random and from trained weights. Returns a table."""
+    make_base()
+    lines = ["| recipe, small | steps | best rate | of each seed |", "|---|---|---|---|"]
+    for name, exponents in LENGTHS_OF.items():
+        for steps in LENGTHS:
+            words = [*RECIPES[name], "--trainer.max_steps", str(steps), "--schedule.warmup_steps", str(steps // 10)]
+            runs, label = ShortRuns(words), f"{name} {steps}"
+            for seed in range(SEEDS):
+                for e in exponents:
+                    if seed not in read(path, label).get(str(e), {}):
+                        rates = {key: rate * 2.0**e for key, rate in runs.rates.items()}
+                        loss = final_loss(runs, rates, seed)
+                        add(path, recipe=label, run=str(e), seed=seed, rates=json.dumps(rates), loss=loss)
+            rows = {int(run): each for run, each in read(path, label).items()}
+            means = {e: mean_loss(each) for e, each in rows.items()}
+            each_seed = [vertex({e: float(each[seed]["loss"]) for e, each in rows.items()}) for seed in range(SEEDS)]
+            best, *single = (f"{runs.rates['lr'] * 2**e:.2g}" for e in (vertex(means), *each_seed))
+            lines.append(f"| {name} | {steps} | {best} | {', '.join(single)} |")
+    return "\n".join(lines)
+
+
 def table(path: Path) -> str:
     """The table of docs/find.md."""
     lines = ["| recipe, small | suggestion (over 3 seeds) | its loss | best of 12 (factor) | excess | recipe's rates | cost |"]
@@ -174,7 +200,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("find-lr.csv"))
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
     parser.add_argument("--table", action="store_true", help="print what the file has")
+    parser.add_argument("--lengths", action="store_true", help="measure the best rate of runs of several lengths instead")
     own = parser.parse_args()
+    if own.lengths:
+        print(measure_lengths(own.out))
+        return
     if not own.table:
         for name in own.recipes:
             measure(name, own.out)

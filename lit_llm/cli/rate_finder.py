@@ -75,14 +75,14 @@ def find_rates(
 
     With several seeds: the first finds the best power of two, the others compare it with its neighbours, with other weights
     and other data. Each seed's suggestion is the lowest point of a parabola, times the factor from the length of a short run to
-    that of the whole run. The suggestion is their geometric mean.
+    that of the whole run, which is 1 if the run starts from trained weights. The suggestion is their geometric mean.
 
     Args:
         say: is given a line about each measurement.
     """
     keys = list(runs.rates)
     probe_steps = min(probe_steps, runs.steps)
-    factor = horizon_factor(probe_steps, runs.steps)
+    factor = 1.0 if runs.from_weights else horizon_factor(probe_steps, runs.steps)
     sweeps: dict[str, Sweep] = {}
     swept = swept_rates(LOW, HIGH, min(sweep_steps, runs.steps))
     at_first = runs.observe(len(swept), [], seed=0, frozen_after=0)

@@ -2,8 +2,8 @@
 
 A sweep of each rate of the optimizer, from 1e-6 to 10, finds where training breaks. Then short runs with the recipe's schedule,
 compressed, compare rates by factors of two below that. The suggestion is the lowest point of a parabola through the best three,
-times a factor for the length of the run: the best rate falls with the power -0.32 of the tokens. It trains on one device and
-writes nothing but the overlay and the page: no run folder, no checkpoint, no log.
+times a factor for the length of the run: the best rate falls with the power -0.32 of the tokens, except from trained weights.
+It trains on one device and writes nothing but the overlay and the page: no run folder, no checkpoint, no log.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
             write_text(page, rate_page(found, "Learning rates", own.command))
     if found.factor != 1:
         print(f"rates of short runs of {found.probe_steps} steps, times {found.factor:.2f} because the run is longer:")
+    elif found.probe_steps < runs.steps:
+        print(f"rates of short runs of {found.probe_steps} steps, as they are because the run starts from trained weights:")
     for key, rate in found.rates.items():
         each = found.by_seed[key]
         spread = f", {min(each):.2g} to {max(each):.2g} over {len(each)} seeds" if len(each) > 1 else ""

@@ -21,7 +21,8 @@ def test_a_probe_of_the_whole_length_is_the_run_itself(folder, capsys):
     logged = curve(Path("runs/tiny"), "train/loss")
     before = sorted(folder.rglob("*"))
     runs = ShortRuns(words)
-    assert runs.rates == {"lr": 0.02, "adamw_lr": 0.01} and runs.steps == 8
+    assert runs.rates == {"lr": 0.02, "adamw_lr": 0.01} and runs.steps == 8 and not runs.from_weights
+    assert ShortRuns([*words, "--init_from", "runs/tiny"]).from_weights
     losses = runs.probe({}, 8, seed=0)
     assert losses == pytest.approx(list(logged.values()), rel=1e-6)  # TensorBoard keeps float32
     assert runs.probe({"lr": 0.02, "adamw_lr": 0.01}, 8, seed=0) == losses != runs.probe({}, 8, seed=1)
@@ -45,7 +46,8 @@ class KnownLosses:
 
     seed, steps, done = 0, 1000, 0
 
-    def __init__(self):
+    def __init__(self, from_weights=False):
+        self.from_weights = from_weights
         self.rates = {"lr": 1.0, "adamw_lr": 1.0}
 
     def sweep(self, key, rates, ends, *, seed):
@@ -67,6 +69,8 @@ def test_the_suggestion_is_the_mean_over_seeds_of_the_best_rates():
     assert found.by_seed["lr"] == pytest.approx([longer * 0.01 * 2 ** (0.2 * seed) for seed in range(3)], rel=1e-6)
     assert found.by_seed["adamw_lr"] == pytest.approx([longer * 0.003] * 3, rel=1e-6)
     assert found.rates == {"lr": 0.0026, "adamw_lr": 0.00069}
+    again = find_rates(KnownLosses(from_weights=True), seeds=3, sweep_steps=100, probe_steps=10)  # type: ignore[arg-type]
+    assert again.factor == 1 and again.by_seed["adamw_lr"] == pytest.approx([0.003] * 3, rel=1e-6)
     assert (default_probe_steps(30), default_probe_steps(300), default_probe_steps(5000)) == (30, 50, 500)
     assert tail_loss([9.0, 9, 9, 9, 9, 9, 9, 9, 2, 4], 10) == 3 and tail_loss([1.0, math.nan], 10) == math.inf
 
