@@ -133,7 +133,8 @@ class Texts:
         """The flags that train on it. Validation text is other text, except for "overlap"."""
         train, held = self.folder / "train.txt", self.folder / "held.txt"
         if data in ("shards", "corrupt"):
-            return ["--data", "TokenShards", "--data.path", str(self._shards(data)), "--data.seed", "0"]
+            path = str(self._shards(data))
+            return [*("--data", "TokenShards", "--data.path", path), *("--data.vocab_size", "null", "--data.seed", "0")]
         if data == "copies":
             part = self.text[:60_000]
             train = self._write("copies", part + self.text[60_000:90_000] + part + self.text[90_000:100_000] + part + part)

@@ -103,7 +103,8 @@ def unused_vocabulary(run: Observed) -> str | None:
     share, tokens, size = run.last("health/untouched_embeddings"), run.last("progress/tokens"), run.last("setup/vocab_size")
     if share is None or tokens is None or size is None:
         return None
-    if share > 0.9 and tokens > 5 * size and size > 512:
+    # A text of as many tokens as a vocabulary of its own has entries uses more than a hundredth of them.
+    if size > 512 and ((share > 0.9 and tokens > 5 * size) or (share > 0.99 and tokens > size)):
         return f"{share:.1%} of the {size:,.0f} embeddings were never used in {tokens:,.0f} tokens"
     return None
 

@@ -41,8 +41,8 @@ def _scatter(values: Sequence[float]) -> float:
 
 def diverged(run: Observed) -> str | None:
     curve = run.finite("train/loss")
-    fifth = len(curve) // 5
-    if fifth < 3:
+    fifth = max(3, len(curve) // 5)
+    if len(curve) < 3 * fifth:
         return None
     values = [loss for _, loss in curve]
     medians = [(curve[i + fifth - 1][0], statistics.median(values[i : i + fifth])) for i in range(len(curve) - fifth + 1)]
@@ -66,7 +66,7 @@ def stuck(run: Observed) -> str | None:
     if len(half) < 4:
         return None
     falls = statistics.mean(half[: len(half) // 2]) - statistics.mean(half[len(half) // 2 :])
-    if end > 0.9 * first and falls < 0.01 * first:
+    if end > 0.9 * first and falls < 0.01 * first and min(loss for _, loss in curve) > 0.8 * first:  # else it was better once
         return f"training loss went from {first:.3f} to {end:.3f} in {run.step:,} steps, and no longer falls"
     return None
 

@@ -236,6 +236,23 @@ def test_skipped_steps_are_spikes_in_a_run_of_few_rows_too():
     assert found[0].seen.startswith("10 of ")
 
 
+def test_a_run_of_twelve_rows_that_explodes_has_diverged_and_is_not_stuck():
+    losses = [10.8, 10.3, 9.1, 7.3, 5.5, 4.0, 3.4, 3.3, 20.9, 16.2, 16.1, 16.4]
+    curves = {tag: {step: v for step, v in values.items() if step <= 55} for tag, values in healthy().items()}
+    loss = {step: value for step, value in zip((1, *range(5, 56, 5)), losses, strict=True)}
+    large = {"train/loss": loss, "val/loss": {}, "setup/vocab_size": {0: 50304.0}}
+    assert [finding.name for finding in diagnose(observed(curves | large))] == ["diverged"]
+
+
+@pytest.mark.parametrize(
+    ("share", "tokens", "found"),
+    [(0.95, 200_000, False), (0.998, 40_000, False), (0.998, 60_000, True), (0.95, 300_000, True), (0.85, 300_000, False)],
+)
+def test_a_vocabulary_is_unused_when_enough_text_was_seen(share, tokens, found):
+    facts = {"health/untouched_embeddings": {400: share}, "progress/tokens": {400: tokens}, "setup/vocab_size": {0: 50_000.0}}
+    assert ("vocabulary-unused" in [each.name for each in diagnose(observed(facts))]) == found
+
+
 @pytest.mark.parametrize("resumed_at", [17, 40, 110, 200, 390])
 def test_a_resume_that_continues_the_schedule_is_no_restart(resumed_at):
     def rate(step: int) -> float:
