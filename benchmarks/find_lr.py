@@ -33,7 +33,6 @@ from lit_llm.training.rate_search import vertex
 EXPONENTS = dict.fromkeys(("quickstart", "bytes", "chars", "gpt2-124m", "llama3.2-1b", "dial"), range(-6, 6))
 EXPONENTS["finetune"] = range(-1, 11)  # a small model needs a higher rate
 LENGTHS = (50, 150, 450)
-LENGTHS_OF = {"gpt2-124m": range(5), "finetune": range(5, 10)}
 SEEDS = 3
 NEAR = 1.06
 """A rate whose loss with the first seed is above this multiple of the best one is not run with the others."""
@@ -69,6 +68,15 @@ RECIPES: dict[str, list[str]] = {
     ],
 }
 
+LLAMA_BASE = Path("find-lr-llama-base")
+CONTINUED = [*RECIPES["llama3.2-1b"], "--init_from", str(LLAMA_BASE), "--data.seed", "7"]
+"""The small LLaMA goes on with its own text, in another order."""
+LENGTHS_OF = {
+    "gpt2-124m": (RECIPES["gpt2-124m"], range(5)),
+    "finetune": (RECIPES["finetune"], range(5, 10)),
+    "llama3.2-1b, continued": (CONTINUED, range(1, 6)),
+}
+
 
 class FinalLoss(Callback):
     """Mean validation loss when training ends."""
@@ -95,10 +103,10 @@ def final_loss(runs: ShortRuns, rates: dict[str, float], seed: int) -> float:
     return observer.loss
 
 
-def make_base() -> None:
+def make_base(folder: Path = BASE, recipe: str = "gpt2-124m", rate: str = "3e-3") -> None:
     """The weights that `finetune` starts from: the small GPT-2, trained on the standard library."""
-    if not (BASE / "checkpoints").exists():
-        words = ["fit", "--config", "gpt2-124m", *_DEBUG, "--run_dir", str(BASE), "--optimizer.lr", "3e-3", "--resume", "auto"]
+    if not (folder / "checkpoints").exists():
+        words = ["fit", *RECIPES[recipe], "--run_dir", str(folder), "--optimizer.lr", rate, "--resume", "auto"]
         subprocess.run([sys.executable, "-m", "lit_llm", *words], check=True, cwd=Path.cwd(), stdout=subprocess.DEVNULL)
 
 
@@ -152,10 +160,11 @@ def measure(name: str, path: Path) -> None:
 def measure_lengths(path: Path) -> str:
     """The best rate of whole runs of several lengths, from random and from trained weights. Returns a table."""
     make_base()
+    make_base(LLAMA_BASE, "llama3.2-1b", "2.4e-3")
     lines = ["| recipe, small | steps | best rate | of each seed |", "|---|---|---|---|"]
-    for name, exponents in LENGTHS_OF.items():
+    for name, (recipe, exponents) in LENGTHS_OF.items():
         for steps in LENGTHS:
-            words = [*RECIPES[name], "--trainer.max_steps", str(steps), "--schedule.warmup_steps", str(steps // 10)]
+            words = [*recipe, "--trainer.max_steps", str(steps), "--schedule.warmup_steps", str(steps // 10)]
             runs, label = ShortRuns(words), f"{name} {steps}"
             for seed in range(SEEDS):
                 for e in exponents:
