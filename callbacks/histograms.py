@@ -18,6 +18,7 @@ from ._lightning import write_row
 from ._torch import local_part, process_count, unscales_by_itself
 from .errors import ConfigurationError
 from .health_layers import copies
+from .metrics_file import MetricsFile
 
 BINS = 64
 _CHUNK = 2**22  # values at a time: about 100 MB of temporary tensors
@@ -29,7 +30,7 @@ class Histograms(Callback):
     A histogram has 64 bins of one width between the smallest and the largest finite value, as `numpy.histogram(x, 64)`. So
     edges differ from step to step, and one outlier widens all bins.
 
-    Logs, to TensorBoard and W&B; other loggers have no histograms:
+    Logs, to TensorBoard and W&B; other loggers have no histograms, and without one of the two nothing is computed:
         `weights/NAME`: before the update. NAME as in `named_parameters`.
         `gradients/NAME`: of the whole step, before clipping. List this callback before `GradientNorm`.
         `nonfinite/weights/NAME`, `nonfinite/gradients/NAME`: numbers, to every logger: how many values are NaN or infinite, if
@@ -69,10 +70,10 @@ class Histograms(Callback):
         # Not later: FSDP2 may have gathered weights by then, and named_parameters would give those.
         self._held, self._copies = {}, {}
         if not any(map(takes_histograms, trainer.loggers)):
-            names = ", ".join(type(logger).__name__ for logger in trainer.loggers) or "none"
+            names = ", ".join(type(logger).__name__ for logger in trainer.loggers if not isinstance(logger, MetricsFile))
             rank_zero_warn(
-                f"Histograms writes nothing: TensorBoard and W&B take histograms, but the loggers are: {names}. Add one to "
-                "--trainer.logger, or turn histograms off with --histograms null."
+                "Histograms writes nothing: TensorBoard and W&B take histograms, but the loggers are: "
+                f"{names or 'none'}. Add one to --trainer.logger, or turn histograms off with --histograms null."
             )
             return
         if len(trainer.optimizers) != 1 or isinstance(trainer.strategy, FSDPStrategy):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lit_llm.cli.short_runs import ShortRuns
+from lit_llm.errors import UserError
 from lit_llm.training.rate_search import (
     Sweep,
     geometric_mean,
@@ -79,13 +80,19 @@ def find_rates(
 
     Args:
         say: is given a line about each measurement.
+
+    Raises:
+        UserError: The run is too short for a sweep, or no short run has a finite loss.
     """
+    if runs.steps < 2:
+        raise UserError("the run has one step, but a sweep needs several (--trainer.max_steps)")
     keys = list(runs.rates)
     probe_steps = min(probe_steps, runs.steps)
     factor = 1.0 if runs.from_weights else horizon_factor(probe_steps, runs.steps)
     sweeps: dict[str, Sweep] = {}
     swept = swept_rates(LOW, HIGH, min(sweep_steps, runs.steps))
     at_first = runs.observe(len(swept), [], seed=0, frozen_after=0)
+    say(f"first weights: {len(at_first)} steps, mean loss {sum(at_first) / len(at_first):.4f}")
     for key in keys:
         observed = runs.sweep(key, swept, lambda each: has_diverged(without_batches(each, at_first)), seed=0)
         sweeps[key] = Sweep(swept, without_batches(observed, at_first))
@@ -106,6 +113,11 @@ def find_rates(
                 return loss
 
             losses = search(loss_at, first=best[key], stride=2 if seed == 0 else 1)
+            if min(losses.values()) == math.inf:
+                raise UserError(
+                    f"no short run with seed {seed} had a finite loss, so there is no rate to find: look at the data and "
+                    "the model (`check`), or use another precision (--trainer.precision)"
+                )
             if seed == 0:
                 best[key] = lowest(losses)
             current[key] = origin[key] * 2.0 ** vertex(losses)

@@ -51,6 +51,7 @@ class ShortRuns:
         done: optimizer steps of all runs so far.
         devices: of the recipe. One of them is used.
         from_weights: whether the run starts from trained weights (`init_from`).
+        has_adapters: whether it trains adapters (`lora`).
         data_options: arguments of the data module that further runs use instead of the recipe's.
 
     Raises:
@@ -70,6 +71,7 @@ class ShortRuns:
             self.data = built.datamodule
             schedule = built.parts.get("schedule")
             self.from_weights: bool = built.config.init_from is not None
+            self.has_adapters: bool = built.config.lora is not None
             self.devices = devices_of(built.config.trainer.devices, built.config.trainer.num_nodes or 1)
         self.rates: dict[str, float] = {key: chosen[key] for key in ("lr", "adamw_lr") if chosen.get(key) is not None}
         self.done = 0

@@ -42,7 +42,9 @@ def _run(arguments: Arguments, *, full_batch: bool) -> int:
     if isinstance(strategy, Mapping) and class_of(strategy)[0] == "MeshStrategy":
         PlannedRecipe(arguments)  # the recipe's layout and batch, before both are cut
     with tempfile.TemporaryDirectory(prefix="lit_llm-check-") as folder:
-        built = build(parse("fit", arguments), run_dir=Path(folder), trainer=ON_ONE_DEVICE)
+        recipe = parse("fit", arguments)
+        recipe.config.histograms = None  # without a logger, it would warn
+        built = build(recipe, run_dir=Path(folder), trainer=ON_ONE_DEVICE)
         trained = built.initial is not None
         checked = CheckedRun(built.trainer, built.model, built.datamodule, built.run_dir, trained=trained)
         batch = "the recipe's batch" if full_batch else checked.cut_batch()

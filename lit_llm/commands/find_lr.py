@@ -67,7 +67,8 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     if found.factor != 1:
         print(f"rates of short runs of {found.probe_steps} steps, times {found.factor:.2f} because the run is longer:")
     elif found.probe_steps < runs.steps:
-        print(f"rates of short runs of {found.probe_steps} steps, as they are because the run starts from trained weights:")
+        unknown = "; not measured for adapters" if runs.has_adapters else ""
+        print(f"rates of short runs of {found.probe_steps} steps, as they are: the run starts from trained weights{unknown}:")
     for key, rate in found.rates.items():
         each = found.by_seed[key]
         spread = f", {min(each):.2g} to {max(each):.2g} over {len(each)} seeds" if len(each) > 1 else ""

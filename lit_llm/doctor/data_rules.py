@@ -100,9 +100,13 @@ def damaged(run: Observed) -> str | None:
 
 
 def unused_vocabulary(run: Observed) -> str | None:
-    share, tokens, size = run.last("health/untouched_embeddings"), run.last("progress/tokens"), run.last("setup/vocab_size")
-    if share is None or tokens is None or size is None:
+    shares, progress = run.finite("health/untouched_embeddings"), run.finite("progress/tokens")
+    size = run.last("setup/vocab_size")
+    if not shares or not progress or not progress[-1][0] or size is None:
         return None
+    step, share = min(shares, key=lambda point: (point[1], -point[0]))  # each launch counts anew
+    launch = max((first for first in run.first_steps if first < step), default=0)
+    tokens = (step - launch) * progress[-1][1] / progress[-1][0]
     # A text of as many tokens as a vocabulary of its own has entries uses more than a hundredth of them.
     if size > 512 and ((share > 0.9 and tokens > 5 * size) or (share > 0.99 and tokens > size)):
         return f"{share:.1%} of the {size:,.0f} embeddings were never used in {tokens:,.0f} tokens"

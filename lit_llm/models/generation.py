@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -16,6 +17,9 @@ from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, KVCache
 from lit_llm.models.rotary import RotaryTable
 from lit_llm.tokenizers import Tokenizer
+
+_NONE = -1
+"""Instead of a token: there is none to choose."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ def generate(
 ) -> Iterator[int]:
     """Yield sampled ids one by one, up to `max_new_tokens`, or until `stop_id` (which is not yielded).
 
+    Logits that are NaN or infinite end the text with a warning.
+
     The prompt and its continuation are one document, also if an end-of-document id is in the prompt: it may end a turn.
 
     When the context exceeds `block_size`, its older half is dropped and the cache is rebuilt. So a token costs O(1) positions
@@ -119,7 +125,9 @@ def generate(
                     logits = model(ids, documents=torch.zeros_like(ids)) if masks else model(ids)
             assert isinstance(logits, Tensor)
             last = logits[0, -1, :vocab_size].float().cpu()  # (V,)
-            if sampling.temperature == 0:
+            if not math.isfinite(float(last.max())):  # a model may exclude ids by -inf
+                token = _NONE
+            elif sampling.temperature == 0:
                 token = int(last.argmax())
             else:
                 token = int(torch.multinomial(sampling.probabilities(last), 1, generator=generator))
@@ -127,6 +135,9 @@ def generate(
                 agreed = torch.tensor(token, device=device)
                 dist.broadcast(agreed, src=0)
                 token = int(agreed)
+            if token == _NONE:
+                rank_zero_warn("The text ends here: the model's logits are NaN or infinite.")
+                return
             if token == stop_id:
                 return
             yield token

@@ -18,7 +18,7 @@ BELOW_EDGE = 4.0
 HORIZON_POWER = -0.32
 """Of the tokens, in the best rate. Bjorck et al. 2024 (arXiv 2409.19913) fit it to runs with AdamW."""
 FARTHEST = 24
-"""Of the search: factors of two from its start. That is the range of a sweep, so a wrong start is no end of it."""
+"""Of the search: factors of two from exponent 0. That is the range of a sweep, so a wrong start is no end of it."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) 
 
     Args:
         loss_at: measures the loss at an exponent; infinity or NaN if training breaks.
-        first: the exponent where it starts. It ends at most `FARTHEST` away.
+        first: the exponent where it starts.
     """
     found: dict[int, float] = {}
 
@@ -104,7 +104,7 @@ def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) 
     while stride >= 1:
         while True:
             best = lowest(found)
-            missing = [e for e in (best - stride, best + stride) if e not in found and abs(e - first) <= FARTHEST]
+            missing = [e for e in (best - stride, best + stride) if e not in found and abs(e) <= FARTHEST]
             if not missing:
                 break
             measure(missing[0])

@@ -10,6 +10,7 @@ from recipe_runs import curve, run
 
 from lit_llm.cli.rate_finder import Found, default_probe_steps, find_rates, tail_loss
 from lit_llm.cli.short_runs import ShortRuns, option_of
+from lit_llm.errors import UserError
 from lit_llm.training.rate_search import Sweep
 
 TINY = ["--config", "tiny.yaml"]
@@ -73,6 +74,34 @@ def test_the_suggestion_is_the_mean_over_seeds_of_the_best_rates():
     assert again.factor == 1 and again.by_seed["adamw_lr"] == pytest.approx([0.003] * 3, rel=1e-6)
     assert (default_probe_steps(30), default_probe_steps(300), default_probe_steps(5000)) == (30, 50, 500)
     assert tail_loss([9.0, 9, 9, 9, 9, 9, 9, 9, 2, 4], 10) == 3 and tail_loss([1.0, math.nan], 10) == math.inf
+
+
+class Broken(KnownLosses):
+    """No step has a finite loss."""
+
+    def sweep(self, key, rates, ends, *, seed):
+        return [math.nan]
+
+    def observe(self, steps, observers, *, seed, frozen_after):
+        return [math.nan]
+
+    def probe(self, rates, steps, *, seed):
+        self.done += 1
+        return [math.nan]
+
+
+def test_without_a_finite_loss_there_is_no_suggestion():
+    broken = Broken()
+    with pytest.raises(UserError, match="no short run with seed 0 had a finite loss"):
+        find_rates(broken, seeds=3, sweep_steps=100, probe_steps=10)  # type: ignore[arg-type]
+    assert broken.done < 30
+
+
+def test_a_run_too_short_for_a_sweep_is_refused():
+    short = KnownLosses()
+    short.steps = 1
+    with pytest.raises(UserError, match=r"one step, but a sweep needs several \(--trainer.max_steps\)"):
+        find_rates(short, seeds=1, sweep_steps=100, probe_steps=10)  # type: ignore[arg-type]
 
 
 def test_the_page_is_one_file_with_every_measurement():

@@ -18,7 +18,7 @@ TWO = {
     "ddp": {"strategy": "ddp"},
     "fsdp2": {"strategy": {"shard": 2}},
     "fsdp2, bf16": {"strategy": {"shard": 2}, "precision": "bf16-mixed"},
-    "fsdp2, uneven": {"strategy": {"shard": 2}, "settings": {"n_embd": 36, "n_head": 6}, "model": "olmo"},
+    "fsdp2, uneven": {"strategy": {"shard": 2}, "settings": {"mlp_width": 33}, "model": "olmo"},
     "tp": {"strategy": {"shard": 1, "tensor_parallel": 2}},
     "cp": {"strategy": {"shard": 1, "context": 2}},
     "pp": {"strategy": PIPELINE},

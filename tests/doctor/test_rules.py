@@ -264,6 +264,18 @@ def test_a_resume_that_continues_the_schedule_is_no_restart(resumed_at):
         assert "schedule-restarted" not in [finding.name for finding in found]
 
 
+def test_a_resumed_run_counts_embeddings_anew():
+    """As measured: a vocabulary of 4,096 of which most is used, and a row at the first steps after a resume."""
+    facts = {
+        "health/untouched_embeddings": {20: 0.61, 40: 0.44, 60: 0.943}, "progress/tokens": {66: 33_792.0},
+        "setup/vocab_size": {0: 4096.0},
+    }  # fmt: skip
+    assert diagnose(observed(facts, first_steps=[0, 59])) == []
+    late = facts | {"health/untouched_embeddings": {60: 0.943}}  # 512 tokens after the resume
+    assert diagnose(observed(late, first_steps=[0, 59])) == []
+    assert [each.name for each in diagnose(observed(late, first_steps=[0]))] == ["vocabulary-unused"]
+
+
 def test_repeated_text_is_a_finding_only_in_the_first_pass():
     repeated = everywhere("health/repeated_samples", 1.0) | everywhere("health/repeated_spans", 1.0)
     passes = everywhere("setup/train_tokens", 1e5)  # four in 400 steps

@@ -88,6 +88,13 @@ def test_greedy_takes_the_most_likely_id(model):
         ids = [*ids, token]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_of_nan_gives_no_text_and_a_warning(model, temperature):
+    model.head.weight.data.fill_(torch.nan)
+    with pytest.warns(UserWarning, match="logits are NaN or infinite"):
+        assert list(generate(model, [1], max_new_tokens=3, sampling=Sampling(temperature))) == []
+
+
 def test_ids_that_the_tokenizer_lacks_are_never_taken(model):
     with torch.no_grad():
         model.head.weight[20:] *= 100  # by far the most likely ones, of either sign
