@@ -295,48 +295,49 @@ class Summary:
     """Standard deviation over seeds; NaN for one run."""
     difference: float
     noise: float
-    """Standard error of the difference."""
+    """Standard error of the difference; NaN if no technique has two seeds."""
     time: float
     tokens_to_baseline: float
     """Tokens at which the mean curve reaches the baseline's final loss, divided by the run's; infinite if it does not."""
 
 
 def summaries(rows: Iterable[Row]) -> list[Summary]:
-    """Statistics of the runs of one size, text and number of steps, the baseline first, then by loss.
+    """Statistics of the runs of one size, text and number of steps, the baseline first, then by difference.
 
-    The noise of a run is the standard deviation over seeds, pooled over all techniques: each has few seeds.
+    Runs of one seed have the same data in the same order, so a run is compared with the baseline of its seed. The noise is the
+    standard deviation of these differences over seeds, pooled over all techniques, because each has few seeds.
     """
-    by_name: dict[str, list[Row]] = {}
+    by_name: dict[str, dict[int, Row]] = {}
     for row in rows:
-        by_name.setdefault(row.technique, []).append(row)
-    if BASELINE.name not in by_name:
-        return []
-    freedom = sum(len(runs) - 1 for runs in by_name.values())
-    squares = sum((len(runs) - 1) * _variance(runs) for runs in by_name.values() if len(runs) > 1)
+        by_name.setdefault(row.technique, {})[row.seed] = row
+    baseline = by_name.get(BASELINE.name, {})
+    shared = {name: [seed for seed in runs if seed in baseline] for name, runs in by_name.items()}
+    differences = {
+        name: [by_name[name][seed].val_loss - baseline[seed].val_loss for seed in seeds]
+        for name, seeds in shared.items()
+        if seeds
+    }
+    others = [each for name, each in differences.items() if name != BASELINE.name and len(each) > 1]
+    freedom = sum(len(each) - 1 for each in others)
+    squares = sum((len(each) - 1) * statistics.variance(each) for each in others)
     deviation = math.sqrt(squares / freedom) if freedom else math.nan
-    baseline = by_name[BASELINE.name]
-    target = statistics.mean(row.points[-1][1] for row in baseline)
     found = []
-    for name, runs in by_name.items():
-        loss = statistics.mean(row.val_loss for row in runs)
-        same = name == BASELINE.name
+    for name, each in differences.items():
+        runs, target = list(by_name[name].values()), [baseline[seed].points[-1][1] for seed in shared[name]]
+        losses = [row.val_loss for row in runs]
         found.append(
             Summary(
                 technique=name,
                 runs=len(runs),
-                loss=loss,
-                spread=math.sqrt(_variance(runs)) if len(runs) > 1 else math.nan,
-                difference=loss - statistics.mean(row.val_loss for row in baseline),
-                noise=deviation * math.sqrt(1 / len(runs) + 1 / len(baseline)),
+                loss=statistics.mean(losses),
+                spread=statistics.stdev(losses) if len(runs) > 1 else math.nan,
+                difference=statistics.mean(each),
+                noise=deviation / math.sqrt(len(each)),
                 time=statistics.median(row.time_ratio for row in runs),
-                tokens_to_baseline=1.0 if same else tokens_to(target, runs),
+                tokens_to_baseline=1.0 if name == BASELINE.name else tokens_to(statistics.mean(target), runs),
             )
         )
-    return sorted(found, key=lambda line: (line.technique != BASELINE.name, line.loss))
-
-
-def _variance(runs: Sequence[Row]) -> float:
-    return statistics.variance(row.val_loss for row in runs)
+    return sorted(found, key=lambda line: (line.technique != BASELINE.name, line.difference))
 
 
 def tokens_to(target: float, runs: Sequence[Row]) -> float:
