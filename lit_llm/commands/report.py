@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> int:
     flags.add_argument(
         "--compare",
         nargs="+",
+        action="extend",
         help="instead: run folders, or folders of them, like runs/sweep; any number, as a ranking",
     )
     flags.add_argument("--out", required=True, type=Path, help="the HTML file; it needs no other file and no network")
@@ -41,15 +42,12 @@ def main(arguments: list[str]) -> int:
     own = flags.parse(arguments)
     if (own.run is None) == (own.compare is None):
         raise UserError("name either runs (--run runs/a) or a folder of runs that are ranked (--compare runs/sweep)")
+    if own.compare is not None and (own.check_against is not None or own.check_tolerance is not None):
+        raise UserError("check_against compares each run with a curve, a sweep has none (--run instead of --compare)")
     if own.check_against is None and own.check_tolerance is not None:
         raise UserError("check_tolerance has no effect without a curve (--check_against)")
     command = f"python -m lit_llm report {shlex.join(arguments)}"
-    if own.compare is not None:
-        if own.check_against is not None:
-            raise UserError("check_against compares each run with a curve, a sweep has none (--run instead of --compare)")
-        said = _compare(own, command)
-    else:
-        said = _report(own, command)
+    said = _compare(own, command) if own.compare is not None else _report(own, command)
     for line in said:
         print(line)
     print(f"Wrote {own.out}. Open it in a browser.")
@@ -61,12 +59,19 @@ def _report(own: Namespace, command: str) -> Iterator[str]:
     from lit_llm.report.evidence import Evidence, shipped_evidence
     from lit_llm.report.page import MOST_RUNS, missing, report_page
     from lit_llm.report.ranking import ranked
+    from lit_llm.report.sweep_runs import must_be_run
     from lit_llm.runs import load
     from lit_llm.runs.curve_follower import CurveFollower
 
     if len(own.run) > MOST_RUNS:
         raise UserError(f"{len(own.run)} runs are given, but a page has colours for {MOST_RUNS} (--run, or --compare for more)")
-    runs = _named([load(run) for run in own.run], "--run")
+    for run in own.run:
+        must_be_run(run)
+    loaded = [load(run) for run in own.run]
+    twice = [run.path for i, run in enumerate(loaded) if run.path.resolve() in {each.path.resolve() for each in loaded[:i]}]
+    if twice:
+        raise UserError(f"{twice[0]} is given twice (--run)")
+    runs = _named(loaded)
     recorded: list[Evidence | None]
     if own.check_against is not None:
         tolerance = TOLERANCE if own.check_tolerance is None else own.check_tolerance
@@ -86,7 +91,7 @@ def _compare(own: Namespace, command: str) -> Iterator[str]:
     from lit_llm.report.sweep_runs import sweep_runs
 
     loaded, notes = sweep_runs(own.compare)
-    runs = _named(loaded, "--compare")
+    runs = _named(loaded)
     tag, places = in_order(runs)
     _write(own, comparison_page(runs, command, notes))
     yield from _places(tag, places)
@@ -94,18 +99,17 @@ def _compare(own: Namespace, command: str) -> Iterator[str]:
 
 
 def _places(tag: str | None, places: Sequence[Place]) -> Iterator[str]:
+    """Each run with its value and the step of that value."""
     for i, (run, value) in enumerate(places, 1):
         if value is None:
             yield f"–. {run.name}: no finite {tag or 'loss'} after step {run.step:,}"
         else:
-            yield f"{i}. {run.name}: {tag} {value:.4f} after step {run.step:,}"
+            yield f"{i}. {run.name}: {tag} {value:.4f} after step {run.series(tag or '').steps[-1]:,}"
 
 
-def _named(loaded: Sequence[LoadedRun], flag: str) -> list[RunCurves]:
+def _named(loaded: Sequence[LoadedRun]) -> list[RunCurves]:
     from lit_llm.report.run_curves import RunCurves, named
 
-    if len({run.path.resolve() for run in loaded}) < len(loaded):
-        raise UserError(f"a run folder is given twice ({flag})")
     return [RunCurves(run, name) for run, name in zip(loaded, named([run.path for run in loaded]), strict=True)]
 
 

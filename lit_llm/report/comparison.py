@@ -15,8 +15,9 @@ from lit_llm.doctor.diagnose import diagnose
 from lit_llm.doctor.finding import Finding
 from lit_llm.doctor.read_run import observed
 from lit_llm.report.charts import Line, chart, number
+from lit_llm.report.evidence import OTHER_CURVES
 from lit_llm.report.page import COLORS, charts
-from lit_llm.report.ranking import BITS, Place, diverged, figures, last_step, ranked
+from lit_llm.report.ranking import BITS, Place, diverged, figures, last_step, passes, planned_passes, ranked
 from lit_llm.report.run_curves import RunCurves
 from lit_llm.report.summary import cost
 from lit_llm.runs.setting_changes import Change, rule
@@ -41,11 +42,17 @@ def stopped(run: RunCurves) -> str:
         return "has logged nothing"
     if diverged(run):
         losses = run.over_steps("train/loss")
-        first = next(step for step, loss in losses if not math.isfinite(loss))
+        finite = [i for i, (_, loss) in enumerate(losses) if math.isfinite(loss)]
+        first = losses[finite[-1] + 1 if finite else 0][0]
         return f"diverged: its training loss is {losses[-1][1]}, and not finite from step {first:,.0f} on"
-    if end is not None and run.step < end:
-        return f"has {run.step:,} of {end:,} steps: it runs, was stopped, or died"
-    return ""
+    made, planned = passes(run), planned_passes(run)
+    if made is not None and planned is not None and made[1] >= planned:
+        return ""
+    if end is not None:
+        return f"has {run.step:,} of {end:,} steps: it runs, was stopped, or died" if run.step < end else ""
+    if made is not None and planned is not None:
+        return f"has made {made[0]:.3g} of {planned:g} passes over its data: it runs, was stopped, or died"
+    return "has no known end, because trainer.max_steps is not set: it may run, be complete, or have died"
 
 
 def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str] = ()) -> str:
@@ -73,7 +80,7 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
         body += charts(shown)
     body += _findings(found)
     if len(varying) > MOST_COLUMNS:
-        rows = [[key, *(text(settings[place.run.name].get(key, _ABSENT)) for place in places)] for key in varying]
+        rows = [[key, *texts([settings[place.run.name].get(key, _ABSENT) for place in places])] for key in varying]
         body.append(html.heading("Settings"))
         head = ["setting", *(place.run.name for place in places)]
         body.append(html.table(head, rows, summary=f"all {len(varying)} settings that differ"))
@@ -102,21 +109,35 @@ def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     classes = {key for key in keys if any(_is_class(each.get(key)) for each in settings)}
     found: list[str] = []
     for key in keys:
-        values = {text(each.get(key, _ABSENT)) for each in settings}
+        values = {_exact(each.get(key, _ABSENT)) for each in settings}
         if key.rpartition(".")[0] in classes:
             values.discard(_ABSENT)
-        if len(values) > 1 and (rule(key) is not Change.FREE or key == "init_from"):
+        if len(values) > 1 and (rule(key) is not Change.FREE or key in OTHER_CURVES):
             found.append(key)
     return found
 
 
 def text(value: Any) -> str:
-    """A setting as the page shows it. A class has no module."""
+    """A setting as the page shows it. A class has no module. A number has four digits if it has no more, else all."""
     if isinstance(value, bool) or value is None:
         return str(value).lower().replace("none", "null")
     if _is_class(value):
         return str(value).rpartition(".")[2]
-    return number(value) if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    short = number(value)
+    return short if math.isclose(float(short.replace(",", "")), value, rel_tol=1e-12) else repr(value)
+
+
+def texts(values: Sequence[Any]) -> list[str]:
+    """The values of one setting as the page shows them. Classes of one name have their module."""
+    short, exact = [text(value) for value in values], [_exact(value) for value in values]
+    return short if len(set(short)) == len(set(exact)) else exact
+
+
+def _exact(value: Any) -> str:
+    """A text that is the same only for equal values."""
+    return str(value) if _is_class(value) else text(value)
 
 
 def _is_class(value: Any) -> bool:
@@ -137,12 +158,15 @@ def _ranking(
     if tag is None:
         said = "No run has logged a loss."
     else:
-        said = f"Ordered by the last {tag}. Runs that did not reach their last step come after those that did."
+        said = (
+            f"Ordered by the last {tag}. Runs that did not reach their last step, or have no known end, come after the others."
+        )
     rows = []
+    shown_settings = [texts([settings[place.run.name].get(key, _ABSENT) for place in places]) for key in varying]
     ends = ["steps", "tokens", "time", *(["cost"] if any(cost(place.run.launches) for place in places) else [])]
     for i, place in enumerate(places, 1):
         name, shown = place.run.name, figures(place.run)
-        values = [text(settings[name].get(key, _ABSENT)) for key in varying]
+        values = [each[i - 1] for each in shown_settings]
         loss = [shown["bits per byte"]] if tag == BITS else []
         loss.append(shown["training loss" if tag == "train/loss" else "validation loss"])
         findings = f"{len(found[name])}: {found[name][0].name}" if found[name] else "0"
@@ -175,6 +199,7 @@ def _effect(key: str, tag: str, points: Sequence[tuple[float, float, str]]) -> s
     values = sorted({x for x, _, _ in points})
     logarithmic = values[0] > 0 and values[-1] > 10 * values[0]
     place = math.log10 if logarithmic else float
+    said = {place(x): text(x) for x in values}
     lowest = [(place(x), min(y for at, y, _ in points if at == x)) for x in values]
     finals = sorted(y for _, y, _ in points)
     high = finals[0] + 4 * (finals[len(finals) // 2] - finals[0]) if len(finals) > 3 else None
@@ -184,7 +209,7 @@ def _effect(key: str, tag: str, points: Sequence[tuple[float, float, str]]) -> s
         label=f"{tag} by {key}",
         unit=tag,
         x_name=f"{key}{' (logarithmic)' if logarithmic else ''}",
-        text_of_x=lambda x: number(10**x if logarithmic else x),
+        text_of_x=said.__getitem__,
         high=high if high is not None and high > finals[0] else None,
         columns=html.few([place(x) for x in values], 6),
         keyed=False,

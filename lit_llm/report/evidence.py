@@ -20,8 +20,8 @@ _ONLY_ROUNDING = (
     *("trainer.deterministic", "trainer.benchmark"),
 )
 """Settings that change losses by less than the tolerance: a run that differs in them is compared, and the page names them."""
-_OTHER_START = ("init_from", "resume", "use_ema", "trainer.limit_val_batches", "trainer.fast_dev_run")
-"""Free where a run continues; here they make other curves."""
+OTHER_CURVES = ("init_from", "resume", "use_ema", "trainer.limit_val_batches", "trainer.fast_dev_run")
+"""Settings that may change where a run continues, but make other curves of a run from its start."""
 _FEW = 3
 """Settings in which a run may differ so that the page says why it was not compared."""
 
@@ -72,7 +72,7 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[li
     other: list[str] = []
     for key in sorted(theirs.keys() | ours.keys()):
         one, two = ours.get(key), theirs.get(key)
-        if one == two or (rule(key) is Change.FREE and key not in _OTHER_START):
+        if one == two or (rule(key) is Change.FREE and key not in OTHER_CURVES):
             continue
         said = f"{key} is {one}, not {two}"
         (rounding if key.startswith(_ONLY_ROUNDING) else other).append(said)

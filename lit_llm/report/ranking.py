@@ -51,6 +51,27 @@ def last_step(run: RunCurves) -> int | None:
     return steps if isinstance(steps, int) and steps > 0 else None
 
 
+def planned_passes(run: RunCurves) -> float | None:
+    """The passes over the training data after which its settings end it; None if they do not say."""
+    trainer = run.run.config.get("trainer")
+    trainer = trainer if isinstance(trainer, dict) else {}
+    epochs, limit = trainer.get("max_epochs"), trainer.get("limit_train_batches")
+    return epochs if isinstance(epochs, int) and epochs > 0 and limit in (None, 1.0) and limit is not True else None
+
+
+def passes(run: RunCurves) -> tuple[float, float] | None:
+    """(passes over the training data that the logged tokens make, at most, with what each pass drops at its end).
+
+    A pass drops less than a batch of a step, and less than a row of it. None: tokens or the size of the data were not logged.
+    """
+    size, tokens = run.last("setup/train_tokens"), run.series(TOKENS)
+    if not size or not tokens.steps or not tokens.steps[-1]:
+        return None
+    made = tokens.values[-1] / size
+    dropped = 2 * tokens.values[-1] / tokens.steps[-1] / size
+    return made, made / (1 - dropped) if dropped < 1 else math.inf
+
+
 def figures(run: RunCurves) -> dict[str, str]:
     """The most important figures, by name. "–" where a run has none."""
 

@@ -162,9 +162,13 @@ def test_many_settings_that_differ_are_in_a_table_of_their_own(tmp_path, capsys,
         (["--compare", "none"], "none cannot be read: No such file or directory (--compare)"),
         (
             ["--compare", "sweep/notes"],
-            "sweep/notes is no run folder, and no folder in it is one: there is no config.yaml (--compare)",
+            "sweep/notes is no run folder, and no folder in it is one: there is neither config.yaml nor metrics.jsonl "
+            "(--compare)",
         ),
-        (["--compare", "sweep", "sweep/r1/"], "a run folder is given twice (--compare)"),
+        (
+            ["--compare", "."],
+            ". is no run folder, and no folder in it is one: sweep is no run, but has 1 run in it (--compare sweep)",
+        ),
         (["--compare", ""], "compare is empty, but must name a folder (--compare)"),
         (
             ["--compare", "sweep", "--run", "sweep/r1"],
@@ -172,6 +176,10 @@ def test_many_settings_that_differ_are_in_a_table_of_their_own(tmp_path, capsys,
         ),
         (
             ["--compare", "sweep", "--check_against", "x.csv"],
+            "check_against compares each run with a curve, a sweep has none (--run instead of --compare)",
+        ),
+        (
+            ["--compare", "sweep", "--check_tolerance", "0.1"],
             "check_against compares each run with a curve, a sweep has none (--run instead of --compare)",
         ),
     ],
@@ -191,3 +199,79 @@ def test_a_sweep_of_runs_that_cannot_be_read_is_one_sentence(tmp_path, monkeypat
         "error: none of the runs can be read: r1 is left out: sweep/r1/config.yaml"
     )
     assert err.count("\n") == 1
+
+
+def test_folders_may_be_named_in_several_flags_and_twice(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, loss in (("a/one", 1.0), ("b/two", 2.0)):
+        made(name, 0.1, {40: loss})
+    said = compare(capsys, "--compare", "a", "--compare", "b", "./a/one")[1]
+    assert said.splitlines()[:-1] == [
+        "1. one: val/bits_per_byte 0.5000 after step 40",
+        "2. two: val/bits_per_byte 1.0000 after step 40",
+    ]
+
+
+def test_folders_that_are_left_out_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/a", "runs/wd0", "runs/wd0.1", "runs/sweep/r1", "runs/sweep/r2"):
+        made(name, 0.1, {40: 1.0})
+    old = made("runs/a.1", 0.1, {40: 0.5})
+    (old / "config.yaml").write_text((old / "config.yaml").read_text().replace("runs/a.1", "runs/a"))  # as fit renames it
+    out = compare(capsys, "--compare", "runs")[1].splitlines()
+    assert sorted(line.split()[1] for line in out[:3]) == ["a:", "wd0.1:", "wd0:"]
+    assert out[3:-1] == [
+        "note: sweep is no run, but has 2 runs in it (--compare runs/sweep).",
+        "note: a.1 is left out: a later run with --replace took its place (--compare runs/a.1 ranks it).",
+    ]
+    assert compare(capsys, "--compare", "runs/a.1", "runs/a")[1].startswith("1. a.1: val/bits_per_byte 0.2500")
+
+
+def test_settings_that_differ_after_the_fourth_digit_are_a_column(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for i, decay in enumerate((0.99995, 0.99999, 0.3)):
+        path = made(f"s/r{i}", 0.1, {40: 1.0 + i})
+        (path / "config.yaml").write_text((path / "config.yaml").read_text() + f"loss: {{z_loss: {decay}}}\n")
+    page = compare(capsys, "--compare", "s")[3]
+    head, *rows = cells(section(page, "Ranking"))
+    assert [row[head.index("loss.z_loss")] for row in rows] == ["0.99995", "0.99999", "0.3"]
+    assert "<title>r0: 0.5 at 0.99995</title>" in section(page, "Final loss by setting")
+
+
+def test_classes_of_one_name_are_told_apart_and_what_makes_another_curve_is_a_column(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for i, module in enumerate(("mine", "torch.optim")):
+        path = made(f"s/r{i}", 0.1, {40: 1.0 + i})
+        text = (path / "config.yaml").read_text().replace("torch.optim.AdamW", f"{module}.AdamW")
+        text = text.replace("max_steps: 40", f"max_steps: 40, limit_val_batches: {5 + i}, log_every_n_steps: {i + 1}")
+        (path / "config.yaml").write_text(text + f"use_ema: {str(bool(i)).lower()}\n")
+    head, *rows = cells(section(compare(capsys, "--compare", "s")[3], "Ranking"))
+    assert [dict(zip(head[4:-4], row[4:-4], strict=True)) for row in rows] == [
+        {"optimizer": "mine.AdamW", "trainer.limit_val_batches": "5", "use_ema": "false"},
+        {"optimizer": "torch.optim.AdamW", "trainer.limit_val_batches": "6", "use_ema": "true"},
+    ]
+
+
+def test_a_run_diverges_where_its_last_losses_are_not_finite_and_its_value_is_that_of_its_step(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    made("s/nan", 0.1, {1: 5.0, 3: "NaN", 10: 4.0, 20: "NaN", 30: "NaN"})
+    path = made("s/late", 0.1, {10: 4.0, 30: 3.0}) / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 40, "time": 40.0, "train/loss": 2.0}\n')
+    out = compare(capsys, "--compare", "s")[1].splitlines()
+    assert out[0] == "1. late: val/bits_per_byte 1.5000 after step 30"
+    assert out[2] == "note: nan diverged: its training loss is nan, and not finite from step 20 on."
+
+
+def test_the_end_of_a_run_of_epochs_follows_from_its_tokens(tmp_path, monkeypatch, capsys):
+    """2 epochs over 1000 tokens, 96 tokens a step: 10 steps an epoch, which drops 40."""
+    monkeypatch.chdir(tmp_path)
+    for name, steps, facts in (("done", 20, True), ("dead", 12, True), ("unknown", 20, False)):
+        logged = {"progress/tokens": 96.0 * steps, "setup/train_tokens": 1000.0} if facts else {}
+        path = made(f"s/{name}", 0.1, {1: 5.0, steps: 30.0 / steps}, **logged)
+        text = (path / "config.yaml").read_text().replace("max_steps: 40", "max_steps: -1, max_epochs: 2")
+        (path / "config.yaml").write_text(text)
+    out = compare(capsys, "--compare", "s")[1].splitlines()
+    assert out[0].startswith("1. done:") and out[3:5] == [
+        "note: dead has made 1.15 of 2 passes over its data: it runs, was stopped, or died.",
+        "note: unknown has no known end, because trainer.max_steps is not set: it may run, be complete, or have died.",
+    ]

@@ -269,10 +269,11 @@ def test_damaged_files_of_a_run_leave_the_rest(trained, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--run", "runs/none"], "runs/none is not a run folder: it has no config.yaml (--run)"),
-        (["--run", "."], ". is not a run folder: it has no config.yaml (--run)"),
+        (["--run", "runs/none"], "runs/none is not a run folder: it has neither config.yaml nor metrics.jsonl (--run)"),
+        (["--run", "."], ". is not a run folder: it has neither config.yaml nor metrics.jsonl (--run)"),
+        (["--run", "runs"], "runs is not a run folder, but has 1 run in it (--compare runs)"),
         (["--run", ""], "run is empty, but must name a folder (--run)"),
-        (["--run", "runs/tiny", "--run", "runs/tiny/"], "a run folder is given twice (--run)"),
+        (["--run", "runs/tiny", "--run", "runs/tiny/"], "runs/tiny is given twice (--run)"),
         (
             ["--run", "runs/tiny", "--check_against", "none.csv"],
             "curve none.csv cannot be read: No such file or directory (--check_against)",
