@@ -91,7 +91,8 @@ def chart(
             if y < -0.01:
                 continue  # cut off
             shown_value = number(10**value if logarithmic else value)
-            said = escape(f"{line.name}: {shown_value} at {text_of_x(at) if columns_given else format(at, ',.10g')}")
+            where_x = text_of_x(at) if columns_given else _place_text(at)
+            said = escape(f"{line.name}: {shown_value} at {where_x}")
             where = f'cx="{x:.2f}%" cy="{y:.2f}%" r="3.5" fill="var(--c{line.color})"'
             dots.append(f"<circle {where}><title>{said}</title></circle>")
     curves = '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">' + "".join(paths) + "</svg>"
@@ -131,6 +132,11 @@ def labels(values: Sequence[float], text: Callable[[float], str]) -> list[str]:
 def number(value: float) -> str:
     """Four digits, for example "3.142", "0.0002", "123,500"."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def _place_text(x: float) -> str:
+    """Steps and tokens in full, other places with four digits."""
+    return f"{x:,.0f}" if x == int(x) else number(x)
 
 
 def _short(value: float) -> str:

@@ -65,7 +65,7 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
     found = {run.name: diagnose(observed(run.run)) for run in runs}
     settings = {run.name: _settings(run) for run in runs}
     varying = varying_settings(list(settings.values()))
-    title = f"Comparison of {len(runs)} runs"
+    title = f"Comparison of {_counted(len(runs), 'run')}"
     body = [f"<h1>{title}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
     best = places[0]
     if best.value is not None:
@@ -76,7 +76,9 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
         body += _effects(places, tag, varying, settings)
     shown = [place.run for place in places if place.run.run.scalars][: len(COLORS)]
     if shown:
-        body.append(html.heading("Curves" if len(shown) == len(runs) else f"Curves of the best {len(shown)}"))
+        logged = sum(bool(run.run.scalars) for run in runs)
+        part = f" of {_counted(logged, 'run')}" if len(shown) == logged else f" of the best {len(shown)}"
+        body.append(html.heading("Curves" if len(shown) == len(runs) else f"Curves{part}"))
         body += charts(shown)
     body += _findings(found)
     if len(varying) > MOST_COLUMNS:
@@ -85,7 +87,7 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
         head = ["setting", *(place.run.name for place in places)]
         body.append(html.table(head, rows, summary=f"all {len(varying)} settings that differ"))
     environments = Counter(run.launches[-1].environment for run in runs if run.launches)
-    body += [html.heading("Environment"), html.pairs([(f"{many} runs", said) for said, many in environments.items()])]
+    body += [html.heading("Environment"), html.pairs([(_counted(many, "run"), said) for said, many in environments.items()])]
     return html.document(title, body).encode(errors="replace").decode()
 
 
@@ -140,6 +142,10 @@ def _exact(value: Any) -> str:
     return str(value) if _is_class(value) else text(value)
 
 
+def _counted(many: int, what: str) -> str:
+    return f"{many:,} {what}{'s' * (many != 1)}"
+
+
 def _is_class(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"([A-Za-z_]\w*\.)+[A-Z]\w*", value) is not None
 
@@ -181,16 +187,21 @@ def _effects(
     places: Sequence[Place], tag: str, varying: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
     """A chart of the final losses over each setting that is a number."""
-    complete = [place for place in places if place.value is not None and not stopped(place.run)]
+    finite = [place for place in places if place.value is not None]
+    complete = [place for place in finite if not stopped(place.run)]
     drawn: dict[tuple[tuple[float, float, str], ...], list[str]] = {}
     for key in varying:
-        values = [(settings[place.run.name].get(key), place) for place in complete]
+        values = [(settings[place.run.name].get(key), place) for place in complete or finite]
         points = tuple((float(x), place.value or 0.0, place.run.name) for x, place in values if _is_number(x))
         if key not in _NO_QUANTITIES and len({x for x, _, _ in points}) > 1:
             drawn.setdefault(points, []).append(key)
     if drawn:
         yield html.heading("Final loss by setting")
-        yield "<p>Each point is a run that reached its last step. The line joins the best run of each value.</p>"
+        each = (
+            "a run that reached its last step with a finite loss" if complete else "a run with a finite loss, where it stopped"
+        )
+        yield f"<p>{'' if complete else 'No run is known to have reached its last step. '}Each point is {each}. "
+        yield "The line joins the best run of each value.</p>"
     for points, keys in drawn.items():
         yield _effect(" = ".join(keys), tag, points)
 
@@ -230,5 +241,5 @@ def _findings(found: Mapping[str, Sequence[Finding]]) -> list[str]:
         return []
     return [
         html.heading("Findings"),
-        html.table(["run", "", "finding", "seen", "change"], rows, summary=f"{len(rows)} findings", kind="texts"),
+        html.table(["run", "", "finding", "seen", "change"], rows, summary=_counted(len(rows), "finding"), kind="texts"),
     ]

@@ -85,8 +85,18 @@ def charts(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower] = ()) ->
             body.append(html.heading(quantity.title))
             unit = "dashed: after clipping" if "grad/norm_clipped" in quantity.tags and len(runs) > 1 else ""
             unit = "dashed: planned" if "plan/peak_gb" in quantity.tags and len(runs) > 1 else unit
+            wide = "lr" in quantity.tags and _wide(lines)
             body.append(
-                chart(lines, label=quantity.title, unit=unit, x_name="steps", text_of_x=count, high=high, from_zero=True)
+                chart(
+                    lines,
+                    label=quantity.title,
+                    unit="logarithmic" if wide else unit,
+                    x_name="steps",
+                    text_of_x=count,
+                    high=high,
+                    from_zero=not wide,
+                    logarithmic=wide,
+                )
             )
     spent = [(run.name, found) for run in runs if (found := time_spent(run)) is not None]
     if spent:
@@ -199,6 +209,13 @@ def _lines(runs: Sequence[RunCurves], tags: dict[str, str], over: Callable[[RunC
                 kind = "dots" if tag.startswith("val/") else "dashed" if j else ""
                 group = run.name if len(runs) > 1 and len(tags) > 1 else ""
                 yield Line(name, COLORS[i if len(runs) > 1 else j], points, kind, group)
+
+
+def _wide(lines: Sequence[Line]) -> bool:
+    """Whether the highest values of the lines differ by more than a factor of ten, so that one axis from 0 hides some."""
+    peaks = [max((y for _, y in line.points if math.isfinite(y)), default=0.0) for line in lines]
+    above = [peak for peak in peaks if peak > 0]
+    return len(above) > 1 and max(above) > 10 * min(above)
 
 
 def _without_outliers(lines: Sequence[Line]) -> float | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lit_llm.plan.numbers import count, duration, size
 from lit_llm.report.run_curves import TOKENS, RunCurves
-from lit_llm.report.summary import cost
+from lit_llm.report.summary import short_cost
 
 BITS, VALIDATION, TRAINING = "val/bits_per_byte", "val/loss", "train/loss"
 
@@ -90,5 +90,5 @@ def figures(run: RunCurves) -> dict[str, str]:
         "time": duration(run.seconds),
         "tokens per second": shown("throughput/tokens_per_second", count),
         "peak memory": "–" if peak is None else size(peak * 1e9).partition(" (")[0],
-        "cost": cost(run.launches).partition(" for ")[0] or "–",
+        "cost": short_cost(run.launches) or "–",
     }

@@ -39,6 +39,14 @@ def cost(launches: Sequence[Launch]) -> str:
     return said if priced == len(launches) else f"{said}; {priced} of {len(launches)} launches recorded a price" if said else ""
 
 
+def short_cost(launches: Sequence[Launch]) -> str:
+    """The same without time and hardware, like "$0.17 (1 of 2 launches)"; "" if no launch knew a price."""
+    said = cost(launches)
+    return said.partition(" for ")[0] + (
+        f" ({said.partition('; ')[2].removesuffix(' recorded a price')})" if "; " in said else ""
+    )
+
+
 def _usd(launches: Sequence[Launch], name: str) -> str:
     low = high = seconds = 0.0
     for launch in launches:

@@ -126,3 +126,8 @@ def test_an_axis_from_zero_and_one_name_for_a_group():
         [Line("a: x", 0, [(1.0, 9.0), (2.0, 10.0)], group="a"), Line("a: y", 0, [(1.0, 9.5)], group="a")], from_zero=True
     )
     assert min(rows(picture)) == 0 and re.findall(r"</i>([^<]+)</li>", picture) == ["a"]
+
+
+def test_places_in_tooltips_are_whole_steps_or_four_digits():
+    picture = drawn([Line("a", 0, [(0.2920000553, 3.0), (1234567.0, 2.0)], "dots")])
+    assert "<title>a: 3 at 0.292</title>" in picture and "<title>a: 2 at 1,234,567</title>" in picture

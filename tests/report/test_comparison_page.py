@@ -275,3 +275,26 @@ def test_the_end_of_a_run_of_epochs_follows_from_its_tokens(tmp_path, monkeypatc
         "note: dead has made 1.15 of 2 passes over its data: it runs, was stopped, or died.",
         "note: unknown has no known end, because trainer.max_steps is not set: it may run, be complete, or have died.",
     ]
+
+
+def test_a_sweep_of_which_no_run_reached_its_last_step_has_its_chart_and_one_run_is_no_plural(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for i in range(3):
+        made(f"s/r{i}", 0.1 * (i + 1), {20 + i: 1.0 + i})
+    made("s/empty", 0.9, {})
+    page = compare(capsys, "--compare", "s")[3]
+    drawn = section(page, "Final loss by setting")
+    assert "No run is known to have reached its last step. Each point is a run with a finite loss, where it stopped." in drawn
+    assert drawn.count("<circle") == 3 and "<h2>Curves of 3 runs</h2>" in page
+    assert "<h1>Comparison of 1 run</h1>" in compare(capsys, "--compare", "s/r0")[3]
+
+
+def test_learning_rates_that_differ_by_more_than_ten_have_a_logarithmic_axis(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for i in range(3):
+        path = made(f"s/r{i}", 10.0**-i, {40: 1.0}) / "metrics.jsonl"
+        path.write_text("".join(json.dumps({"step": n, "time": 1.0, "val/loss": 1.0, "lr": 10.0**-i}) + "\n" for n in (1, 2)))
+    drawn = section(compare(capsys, "--compare", "s")[3], "Learning rate")
+    heights = [float(path.split()[1].partition("L")[0]) for path in re.findall(r'd="M([^"]*)"', drawn)]
+    assert sorted(heights) == pytest.approx([0, 500, 1000], abs=0.5) and "logarithmic" in drawn
+    assert "logarithmic" not in section(compare(capsys, "--compare", "s/r0", "s/r1")[3], "Learning rate"), "a factor of ten"

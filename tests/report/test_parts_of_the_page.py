@@ -13,7 +13,7 @@ from lit_llm.cli.resolved_config import resolved
 from lit_llm.report import evidence
 from lit_llm.report.health import health_charts
 from lit_llm.report.run_curves import RunCurves
-from lit_llm.report.summary import cost, described, planned_cost
+from lit_llm.report.summary import cost, described, planned_cost, short_cost
 from lit_llm.report.time_spent import time_spent
 from lit_llm.runs import load
 
@@ -51,6 +51,7 @@ def test_cost_is_that_of_all_launches_and_the_plan_that_of_the_first(tmp_path):
     assert planned_cost(launches[1:]) == "", "the earlier steps are not in its plan"
     older = made(tmp_path / "b", [], launch(0, price_usd_hour=None), launch(3)).launches
     assert cost(older) == "$3.0 to $6.0 for 30 min on 3 x h100-sxm; 1 of 2 launches recorded a price"
+    assert (short_cost(older), short_cost(launches)) == ("$3.0 to $6.0 (1 of 2 launches)", "$6.0 to $12")
 
 
 @pytest.mark.parametrize("price", [None, [1], ["a", 2], [-1, 2], "free", [1, 10**400]])
