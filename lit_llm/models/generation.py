@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -136,7 +136,8 @@ def generate(
                 dist.broadcast(agreed, src=0)
                 token = int(agreed)
             if token == _NONE:
-                rank_zero_warn("The text ends here: the model's logits are NaN or infinite.")
+                if not dist.is_initialized() or dist.get_rank() == 0:
+                    warnings.warn("The text ends here: the model's logits are NaN or infinite.", stacklevel=2)
                 return
             if token == stop_id:
                 return
