@@ -256,6 +256,7 @@ TECHNIQUES = [
     Technique("smear", f"{SPEED_RUN} 2025-09-18", model=variant(smear=True)),
     Technique("earlier-embeddings", "embeddings of the two tokens before", model=variant(earlier_embeddings=2)),
     Technique("bigrams", f"{SPEED_RUN} 2026-01", model=variant(bigrams=16_384)),
+    Technique("bigrams-1024", "as bigrams, with fewer rows", model=variant(bigrams=1_024)),
     Technique("bigram-logits", "a bigram model beside the network", model=variant(bigram_logits=True)),
     Technique("value-embeddings", f"{SPEED_RUN} 2024-12-04; arXiv 2410.17897", model=variant(value_embeddings=4)),
     Technique("embedding-lambdas", f"{SPEED_RUN} 2024-11-03", model=variant(embedding_lambdas=True)),
