@@ -79,12 +79,13 @@ class Bar(NamedTuple):
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """A whole file. It needs nothing else."""
-    return (
+    """A whole file. It needs nothing else. Characters that UTF-8 cannot have, as in the name of a file, become "?"."""
+    page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
     )
+    return page.encode(errors="replace").decode()
 
 
 def unbroken(text: str) -> str:

@@ -39,6 +39,11 @@ def percent(share: float) -> str:
     return f"{two_digits(100 * share)}%"
 
 
+def counted(number: int, name: str) -> str:
+    """For example "1 run", "1,200 runs"."""
+    return f"{number:,} {name}{'s' * (number != 1)}"
+
+
 def count(number: float) -> str:
     """For example "1.56 B", "124 M", "17 k"."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

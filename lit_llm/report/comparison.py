@@ -14,11 +14,12 @@ from lit_llm.cli.arguments import leaves
 from lit_llm.doctor.diagnose import diagnose
 from lit_llm.doctor.finding import Finding
 from lit_llm.doctor.read_run import observed
+from lit_llm.plan.numbers import counted
 from lit_llm.report.charts import Line, chart, number
 from lit_llm.report.evidence import OTHER_CURVES
 from lit_llm.report.page import COLORS, charts
 from lit_llm.report.ranking import BITS, Place, diverged, figures, last_step, passes, planned_passes, ranked
-from lit_llm.report.run_curves import RunCurves
+from lit_llm.report.run_curves import RunCurves, is_number
 from lit_llm.report.summary import cost
 from lit_llm.runs.setting_changes import Change, rule
 
@@ -65,7 +66,7 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
     found = {run.name: diagnose(observed(run.run)) for run in runs}
     settings = {run.name: _settings(run) for run in runs}
     varying = varying_settings(list(settings.values()))
-    title = f"Comparison of {_counted(len(runs), 'run')}"
+    title = f"Comparison of {counted(len(runs), 'run')}"
     body = [f"<h1>{title}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
     best = places[0]
     if best.value is not None:
@@ -77,7 +78,7 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
     shown = [place.run for place in places if place.run.run.scalars][: len(COLORS)]
     if shown:
         logged = sum(bool(run.run.scalars) for run in runs)
-        part = f" of {_counted(logged, 'run')}" if len(shown) == logged else f" of the best {len(shown)}"
+        part = f" of {counted(logged, 'run')}" if len(shown) == logged else f" of the best {len(shown)}"
         body.append(html.heading("Curves" if len(shown) == len(runs) else f"Curves{part}"))
         body += charts(shown)
     body += _findings(found)
@@ -87,8 +88,8 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
         head = ["setting", *(place.run.name for place in places)]
         body.append(html.table(head, rows, summary=f"all {len(varying)} settings that differ"))
     environments = Counter(run.launches[-1].environment for run in runs if run.launches)
-    body += [html.heading("Environment"), html.pairs([(_counted(many, "run"), said) for said, many in environments.items()])]
-    return html.document(title, body).encode(errors="replace").decode()
+    body += [html.heading("Environment"), html.pairs([(counted(many, "run"), said) for said, many in environments.items()])]
+    return html.document(title, body)
 
 
 def problems(runs: Sequence[RunCurves], tag: str | None) -> Iterator[str]:
@@ -142,10 +143,6 @@ def _exact(value: Any) -> str:
     return str(value) if _is_class(value) else text(value)
 
 
-def _counted(many: int, what: str) -> str:
-    return f"{many:,} {what}{'s' * (many != 1)}"
-
-
 def _is_class(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"([A-Za-z_]\w*\.)+[A-Z]\w*", value) is not None
 
@@ -192,7 +189,7 @@ def _effects(
     drawn: dict[tuple[tuple[float, float, str], ...], list[str]] = {}
     for key in varying:
         values = [(settings[place.run.name].get(key), place) for place in complete or finite]
-        points = tuple((float(x), place.value or 0.0, place.run.name) for x, place in values if _is_number(x))
+        points = tuple((float(x), place.value or 0.0, place.run.name) for x, place in values if _is_quantity(x))
         if key not in _NO_QUANTITIES and len({x for x, _, _ in points}) > 1:
             drawn.setdefault(points, []).append(key)
     if drawn:
@@ -227,8 +224,8 @@ def _effect(key: str, tag: str, points: Sequence[tuple[float, float, str]]) -> s
     )
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+def _is_quantity(value: Any) -> TypeGuard[float]:
+    return is_number(value) and not isinstance(value, bool)
 
 
 def _findings(found: Mapping[str, Sequence[Finding]]) -> list[str]:
@@ -241,5 +238,5 @@ def _findings(found: Mapping[str, Sequence[Finding]]) -> list[str]:
         return []
     return [
         html.heading("Findings"),
-        html.table(["run", "", "finding", "seen", "change"], rows, summary=_counted(len(rows), "finding"), kind="texts"),
+        html.table(["run", "", "finding", "seen", "change"], rows, summary=counted(len(rows), "finding"), kind="texts"),
     ]

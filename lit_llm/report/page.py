@@ -71,8 +71,7 @@ def report_page(runs: Sequence[RunCurves], command: str, recorded: Sequence[Evid
     body += _planned(runs)
     body += [part for run in runs for part in _samples(run, titled=len(runs) > 1)]
     body += [html.heading("Settings"), _settings(runs), html.heading("Environment"), _environment(runs)]
-    page = html.document(f"Report: {names}", body)
-    return page.encode(errors="replace").decode()  # plan.json may have texts that UTF-8 cannot
+    return html.document(f"Report: {names}", body)
 
 
 def charts(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower] = ()) -> list[str]:
@@ -187,8 +186,8 @@ def _loss(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower]) -> str:
             lines.append(Line("recorded curve: training", 8, points, "dashed"))
         if lines:
             high = _without_outliers(lines)
-            unit = "nats per token" + ("; lines: training, dots: validation" if len(runs) > 1 else "")
-            drawn = chart(lines, label="Loss", unit=unit, x_name=name, text_of_x=count, high=high)
+            said = "nats per token" + ("; lines: training, dots: validation" if len(runs) > 1 else "")
+            drawn = chart(lines, label="Loss", unit=said, x_name=name, text_of_x=count, high=high)
             parts.append((name, drawn))
     return html.tabs("loss", parts) if parts else "<p>No loss was logged.</p>"
 

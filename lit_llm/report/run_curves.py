@@ -130,16 +130,17 @@ def _launches(run_dir: Path) -> list[Launch]:
 
 
 def _numbers(recorded: Any) -> dict[str, float]:
-    return {name: float(value) for name, value in (recorded or {}).items() if _is_number(value)}
+    return {name: float(value) for name, value in (recorded or {}).items() if is_number(value)}
 
 
 def _range(value: Any) -> tuple[float, float] | None:
-    two = isinstance(value, list) and len(value) == 2 and all(_is_number(each) and each >= 0 for each in value)
+    two = isinstance(value, list) and len(value) == 2 and all(is_number(each) and each >= 0 for each in value)
     return (float(value[0]), float(value[1])) if two else None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < 1e300  # not NaN, nor too large for a float
+def is_number(value: Any) -> bool:
+    """Whether a value of JSON or YAML is a number, neither NaN nor too large for a float."""
+    return isinstance(value, int | float) and abs(value) < 1e300
 
 
 def _clock(scalars: dict[str, Series], starts: list[float]) -> Callable[[float], float]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_llm.plan.compute import cost_usd
-from lit_llm.plan.numbers import count, duration, money_range
+from lit_llm.plan.numbers import count, counted, duration, money_range
 from lit_llm.report.run_curves import Launch, RunCurves
 
 _SOURCES = ("paths", "path", "train", "val")
@@ -25,38 +25,50 @@ def described(run: RunCurves) -> list[tuple[str, str]]:
     return [(name, said) for name, said in found.items() if said]
 
 
+class _Price(NamedTuple):
+    """What launches cost, for how long on what, and how many of them recorded a price."""
+
+    usd: str
+    spent: str
+    launches: int
+
+
 def planned_cost(launches: Sequence[Launch]) -> str:
     """What the first launch planned for the whole run, like "$1.2 for 37 min on h100-sxm"; "" if unknown."""
-    if not launches or launches[0].first_step:
-        return ""
-    return _usd(launches[:1], "run_seconds")
+    price = _price(launches[:1], "run_seconds")
+    return f"{price.usd} {price.spent}" if price is not None and not launches[0].first_step else ""
 
 
 def cost(launches: Sequence[Launch]) -> str:
     """The price of the time that the launches have trained; "" if none of them knew one."""
-    said = _usd(launches, "trained_seconds")
-    priced = sum(bool(_usd([launch], "trained_seconds")) for launch in launches)
-    return said if priced == len(launches) else f"{said}; {priced} of {len(launches)} launches recorded a price" if said else ""
+    price = _price(launches, "trained_seconds")
+    if price is None:
+        return ""
+    some = f"; {price.launches} of {len(launches)} launches recorded a price" if price.launches < len(launches) else ""
+    return f"{price.usd} {price.spent}{some}"
 
 
 def short_cost(launches: Sequence[Launch]) -> str:
     """The same without time and hardware, like "$0.17 (1 of 2 launches)"; "" if no launch knew a price."""
-    said = cost(launches)
-    return said.partition(" for ")[0] + (
-        f" ({said.partition('; ')[2].removesuffix(' recorded a price')})" if "; " in said else ""
-    )
+    price = _price(launches, "trained_seconds")
+    if price is None:
+        return ""
+    return price.usd + (f" ({price.launches} of {len(launches)} launches)" if price.launches < len(launches) else "")
 
 
-def _usd(launches: Sequence[Launch], name: str) -> str:
+def _price(launches: Sequence[Launch], name: str) -> _Price | None:
+    """Of the seconds that launches have recorded by this name; None if no launch has both."""
     low = high = seconds = 0.0
+    priced = 0
     for launch in launches:
         spent = {**launch.planned, **launch.measured}.get(name)
         if launch.price is None or not spent:
             continue
+        priced += 1
         seconds += spent
         low += cost_usd(spent, launch.devices, launch.price[0])
         high += cost_usd(spent, launch.devices, launch.price[1])
-    return f"{money_range(low, high)} for {duration(seconds)} on {launches[-1].hardware}" if seconds else ""
+    return _Price(money_range(low, high), f"for {duration(seconds)} on {launches[-1].hardware}", priced) if seconds else None
 
 
 def _model(run: RunCurves) -> str:
@@ -64,7 +76,7 @@ def _model(run: RunCurves) -> str:
     model = run.launches[-1].model if run.launches else _part(config, "model")
     parts = [str(_part(config, "architecture")["class_path"])] if "class_path" in _part(config, "architecture") else []
     if isinstance(model.get("n_layer"), int):
-        layers = f"{model['n_layer']} layer{'s' * (model['n_layer'] != 1)}"
+        layers = counted(model["n_layer"], "layer")
         heads = f"{model.get('n_head')} heads"
         if model.get("n_kv_head") not in (None, model.get("n_head")):
             heads += f" ({model['n_kv_head']} for keys and values)"

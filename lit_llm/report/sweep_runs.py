@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_llm.errors import UserError
+from lit_llm.plan.numbers import counted
 from lit_llm.runs.loaded_run import LoadedRun
 from lit_llm.runs.run_folder import CONFIG, METRICS, expanded
 
@@ -32,7 +33,9 @@ def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
             raise UserError(f"{each} cannot be read: {error.strerror} (--compare)") from None
         found = [path for path in below if _is_run(path)]
         deeper = [
-            f"{path.name} is no run, but has {_runs(many)} in it (--compare {path})" for path in below if (many := _below(path))
+            f"{path.name} is no run, but has {counted(many, 'run')} in it (--compare {path})"
+            for path in below
+            if (many := _below(path))
         ]
         if not found:
             said = deeper[0] if deeper else f"there is neither {CONFIG} nor {METRICS} (--compare)"
@@ -64,7 +67,7 @@ def must_be_run(named: str) -> None:
         return
     many = _below(folder)
     if many:
-        raise UserError(f"{named} is not a run folder, but has {_runs(many)} in it (--compare {named})")
+        raise UserError(f"{named} is not a run folder, but has {counted(many, 'run')} in it (--compare {named})")
     raise UserError(f"{named} is not a run folder: it has neither {CONFIG} nor {METRICS} (--run)")
 
 
@@ -80,10 +83,6 @@ def _below(folder: Path) -> int:
         return sum(_is_run(path) for path in folder.iterdir())
     except OSError:
         return 0
-
-
-def _runs(many: int) -> str:
-    return f"{many:,} run{'s' * (many != 1)}"
 
 
 def _was_set_aside(path: Path) -> bool:
