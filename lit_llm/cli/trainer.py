@@ -26,6 +26,7 @@ from lit_llm.cli.resolved_config import settings_of
 from lit_llm.distributed.loss_scaling import loss_scaling
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError
+from lit_llm.runs.event_files import wait_for_later_name
 from lit_llm.runs.resume import RunStart
 from lit_llm.runs.run_folder import METRICS
 from lit_llm.runs.setting_changes import to_remember
@@ -112,6 +113,7 @@ def _loggers(logger: Any, run_dir: Path, start: RunStart) -> Any:
         return False
     # Rows that an interrupted run wrote after its checkpoint are removed. Without a checkpoint, that is every row.
     if logger in (None, True):
+        wait_for_later_name(run_dir)
         purge_step = 0 if start.step is None else start.step + 1
         logger = TensorBoardLogger(save_dir=run_dir, name="", version="", purge_step=purge_step)
     return [*_as_list(logger), callbacks.MetricsFile(run_dir / METRICS, start.step)]
