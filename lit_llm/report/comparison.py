@@ -31,7 +31,7 @@ _NO_QUANTITIES = ("seed_everything", "data.seed")
 
 
 def in_order(runs: Sequence[RunCurves]) -> tuple[str | None, list[Place]]:
-    """As `ranked`, but runs that stopped before their last step come after those that reached it."""
+    """As `ranked`, but runs that did not come to the end that their settings ask for are last."""
     tag, places = ranked(runs)
     return tag, sorted(places, key=lambda place: (place.value is None, bool(stopped(place.run))))
 
@@ -46,13 +46,18 @@ def stopped(run: RunCurves) -> str:
         finite = [i for i, (_, loss) in enumerate(losses) if math.isfinite(loss)]
         first = losses[finite[-1] + 1 if finite else 0][0]
         return f"diverged: its training loss is {losses[-1][1]}, and not finite from step {first:,.0f} on"
+    if run.ended and run.launches[-1].complete:
+        return ""
+    why = run.ended or "it runs, was stopped, or died"
     made, planned = passes(run), planned_passes(run)
     if made is not None and planned is not None and made[1] >= planned:
         return ""
     if end is not None:
-        return f"has {run.step:,} of {end:,} steps: it runs, was stopped, or died" if run.step < end else ""
+        return f"has {run.step:,} of {end:,} steps: {why}" if run.step < end else ""
     if made is not None and planned is not None:
-        return f"has made {made[0]:.3g} of {planned:g} passes over its data: it runs, was stopped, or died"
+        return f"has made {made[0]:.3g} of {planned:g} passes over its data: {why}"
+    if run.ended:
+        return f"has {run.step:,} steps: {why}"
     return "has no known end, because trainer.max_steps is not set: it may run, be complete, or have died"
 
 
@@ -161,9 +166,7 @@ def _ranking(
     if tag is None:
         said = "No run has logged a loss."
     else:
-        said = (
-            f"Ordered by the last {tag}. Runs that did not reach their last step, or have no known end, come after the others."
-        )
+        said = f"Ordered by the last {tag}. Runs that were stopped, died, or have no known end come after the others."
     rows = []
     shown_settings = [texts([settings[place.run.name].get(key, _ABSENT) for place in places]) for key in varying]
     ends = ["steps", "tokens", "time", *(["cost"] if any(cost(place.run.launches) for place in places) else [])]
@@ -186,19 +189,21 @@ def _effects(
     """A chart of the final losses over each setting that is a number."""
     finite = [place for place in places if place.value is not None]
     complete = [place for place in finite if not stopped(place.run)]
+    compared = complete if len(complete) > 1 else finite
     drawn: dict[tuple[tuple[float, float, str], ...], list[str]] = {}
     for key in varying:
-        values = [(settings[place.run.name].get(key), place) for place in complete or finite]
+        values = [(settings[place.run.name].get(key), place) for place in compared]
         points = tuple((float(x), place.value or 0.0, place.run.name) for x, place in values if _is_quantity(x))
         if key not in _NO_QUANTITIES and len({x for x, _, _ in points}) > 1:
             drawn.setdefault(points, []).append(key)
     if drawn:
         yield html.heading("Final loss by setting")
-        each = (
-            "a run that reached its last step with a finite loss" if complete else "a run with a finite loss, where it stopped"
-        )
-        yield f"<p>{'' if complete else 'No run is known to have reached its last step. '}Each point is {each}. "
-        yield "The line joins the best run of each value.</p>"
+        if compared is complete:
+            said = "Each point is a run that came to its end with a finite loss."
+        else:
+            known = f"{'Only one' if complete else 'No'} run is known to have come to its end."
+            said = f"{known} Each point is a run with a finite loss, where it stopped."
+        yield f"<p>{said} The line joins the best run of each value.</p>"
     for points, keys in drawn.items():
         yield _effect(" = ".join(keys), tag, points)
 

@@ -32,6 +32,10 @@ class Launch(NamedTuple):
     devices: int
     price: tuple[float, float] | None
     """USD per device-hour, lowest and highest. None: nobody knew it, or the version of lit_llm did not record it."""
+    ended: str
+    """Why it ended, like "reached trainer.max_steps=40". "": it runs, died, or the version of lit_llm did not record it."""
+    complete: bool
+    """Whether that is the end that its settings ask for. A signal and the spike guard end a run before."""
 
     @classmethod
     def of(cls, recorded: dict[str, Any]) -> Launch:
@@ -53,6 +57,8 @@ class Launch(NamedTuple):
             model if isinstance(model, dict) else {},
             devices,
             _range(recorded.get("price_usd_hour")),
+            str(recorded.get("ended") or ""),
+            recorded.get("complete") is True,
         )
 
 
@@ -100,6 +106,11 @@ class RunCurves:
     def seconds(self) -> float:
         """From the first row to the last, without the pauses between launches."""
         return max((self._clock(max(series.times)) for series in self.run.scalars.values()), default=0.0)
+
+    @property
+    def ended(self) -> str:
+        """Why the last launch ended. "": it runs, died, or did not record it."""
+        return self.launches[-1].ended if self.launches else ""
 
     @property
     def step(self) -> int:

@@ -1,4 +1,4 @@
-"""The words at the top of a page: which model, which data, what it cost."""
+"""The words at the top of a page: which model, which data, what it cost, why it ended."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def described(run: RunCurves) -> list[tuple[str, str]]:
         "training": _training(run),
         "planned cost": planned_cost(run.launches),
         "cost": cost(run.launches),
+        "end": run.ended,
     }
     return [(name, said) for name, said in found.items() if said]
 

@@ -75,6 +75,19 @@ def reason_for_end(trainer: Trainer) -> str:
     return "a callback stopped it"
 
 
+def how_it_ended(trainer: Trainer) -> tuple[str, bool]:
+    """(why `trainer.fit` is returning, whether that is the end that the settings ask for).
+
+    A signal and the spike guard end a run before that, early stopping and `max_time` do not.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
+            return f"stopped by {callback.stopped_by}", False
+        if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
+            return f"stopped by the spike guard: {callback.diagnosis}", False
+    return reason_for_end(trainer), True
+
+
 def loss_of_last_step(trainer: Trainer, model: LanguageModel) -> str | None:
     """The line of the last optimizer step, if it was not a logged one: "step 103/103  loss 2.3456  ppl 10.44"."""
     count = float(model.last_count)

@@ -175,6 +175,11 @@ class LanguageModel(L.LightningModule):
                 f"The data's tokenizer has {data_vocab_size} ids, but model.vocab_size is {config.vocab_size}. "
                 "Remove --model.vocab_size to use the data's."
             )
+        elif data_vocab_size is not None and config.vocab_size > 2 * data_vocab_size + 256:  # beyond any padding
+            rank_zero_warn(
+                f"The model has {config.vocab_size:,} embeddings, but the data's tokenizer only {data_vocab_size:,} ids. The "
+                "others cost memory and time, and are never used. --model.vocab_size null takes the data's."
+            )
         if config.eos_id is None:
             config.eos_id = getattr(data, "eos_id", None)
         if config.mask_documents and config.eos_id is None and not getattr(data, "knows_documents", False):

@@ -35,6 +35,7 @@ from lit_llm.plan.plan import Options, peak_memory, step_times
 from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
 from lit_llm.plan.settings import DataFacts, RunSettings, canonical_precision
 from lit_llm.runs.run_folder import CONFIG
+from lit_llm.training.ending import how_it_ended
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.run_cost import RunCost
 
@@ -145,6 +146,8 @@ class PlanMonitor(Callback):
                 "run_seconds": run_seconds,
             },
             "measured": {},
+            "ended": None,
+            "complete": False,
         }
         self._write(trainer)
 
@@ -187,6 +190,8 @@ class PlanMonitor(Callback):
         if not ended and (launch.get("last_step"), launch["measured"].get("rows")) == (trainer.global_step, len(self.speeds)):
             return
         launch["last_step"], launch["measured"] = trainer.global_step, self._measured(trainer, launch)
+        if ended:
+            launch["ended"], launch["complete"] = how_it_ended(trainer)
         try:
             write_text(run_dir / PLAN, as_text([*self._earlier, launch]))
         except OSError as error:

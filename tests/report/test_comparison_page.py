@@ -284,9 +284,47 @@ def test_a_sweep_of_which_no_run_reached_its_last_step_has_its_chart_and_one_run
     made("s/empty", 0.9, {})
     page = compare(capsys, "--compare", "s")[3]
     drawn = section(page, "Final loss by setting")
-    assert "No run is known to have reached its last step. Each point is a run with a finite loss, where it stopped." in drawn
+    assert "No run is known to have come to its end. Each point is a run with a finite loss, where it stopped." in drawn
     assert drawn.count("<circle") == 3 and "<h2>Curves of 3 runs</h2>" in page
     assert "<h1>Comparison of 1 run</h1>" in compare(capsys, "--compare", "s/r0")[3]
+
+
+def test_runs_that_ended_as_their_settings_ask_are_complete(tmp_path, monkeypatch, capsys):
+    """Early stopping and a limit of time are such ends, a signal is none; a launch without an end runs or died."""
+    monkeypatch.chdir(tmp_path)
+    ends = {
+        "early": ("early stopping: val/loss is 3, best 2, patience 1", True),
+        "timed": ("reached trainer.max_time", True),
+        "signal": ("stopped by SIGTERM", False),
+        "guard": ("stopped by the spike guard: 5 skipped", False),
+        "died": (None, False),
+    }
+    for i, (name, (why, complete)) in enumerate(ends.items()):
+        path = made(f"s/{name}", 0.1 * (i + 1), {1: 9.0, 20: 5.0 - i})
+        launch = {
+            "started": "2026-01-01T00:00:00+00:00",
+            "versions": {},
+            "machine": {},
+            "hardware": {"name": "x"},
+            "measured": {},
+        }
+        older = {**launch, "ended": "reached trainer.max_steps=20", "complete": True}
+        launches = [older, {**launch, "ended": why, "complete": complete}]
+        (path / "plan.json").write_text(json.dumps({"format": 1, "launches": launches}))
+    _, out, _, page = compare(capsys, "--compare", "s")
+    assert [line.split(":")[0] for line in out.splitlines()[:5]] == ["1. timed", "2. early", "3. died", "4. guard", "5. signal"]
+    assert out.splitlines()[5:8] == [
+        "note: died has 20 of 40 steps: it runs, was stopped, or died.",
+        "note: guard has 20 of 40 steps: stopped by the spike guard: 5 skipped.",
+        "note: signal has 20 of 40 steps: stopped by SIGTERM.",
+    ]
+    drawn = section(page, "Final loss by setting")
+    assert "Each point is a run that came to its end with a finite loss." in drawn and drawn.count("<circle") == 2
+    page = compare(capsys, "--compare", "s/early", "s/died")[3]
+    drawn = section(page, "Final loss by setting")
+    assert "Only one run is known to have come to its end. Each point is a run with" in drawn and drawn.count("<circle") == 2
+    assert run(capsys, "report", "--run", "s/early", "--out", "one.html")[0] == 0
+    assert "early stopping: val/loss is 3, best 2, patience 1" in Path("one.html").read_text()
 
 
 def test_learning_rates_that_differ_by_more_than_ten_have_a_logarithmic_axis(tmp_path, monkeypatch, capsys):

@@ -1,5 +1,8 @@
 """What a failed start leaves in the run folder, and the line that says why training ended."""
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,14 @@ class StopsAfter(Callback):
 
     def on_train_batch_end(self, trainer, *_) -> None:
         trainer.should_stop = trainer.global_step >= self.step
+
+
+class Signals(StopsAfter):
+    """Sends SIGTERM to the process, as a scheduler does."""
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def overlay(class_path: str, **arguments: object) -> list[str]:
@@ -66,6 +77,12 @@ def test_a_refused_configuration_removes_only_what_this_launch_made(folder, caps
 # -- why training ended -------------------------------------------------------------------------------------------------
 
 
+def recorded() -> tuple[str | None, bool]:
+    """What plan.json says of the end of the last launch of runs/tiny."""
+    launch = json.loads(Path("runs/tiny/plan.json").read_text())["launches"][-1]
+    return launch["ended"], launch["complete"]
+
+
 def ended(out: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith("training ended")]
 
@@ -73,6 +90,7 @@ def ended(out: str) -> list[str]:
 def test_the_last_step_says_that_it_was_the_last(folder, capsys):
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "4", "--trainer.log_every_n_steps", "3")
     assert ended(out) == ["training ended after step 4: reached trainer.max_steps=4"]
+    assert recorded() == ("reached trainer.max_steps=4", True)
     _, out, _ = run(capsys, "fit", "--run", "runs/tiny", "--resume", "auto")
     assert ended(out) == ["training ended after step 4: reached trainer.max_steps=4"]
 
@@ -85,11 +103,24 @@ def test_early_stopping_is_named_with_its_metric_and_value(folder, capsys):
     assert line.startswith("training ended after step 4: early stopping: val/loss is ") and line.endswith("patience 1")
     assert float(line.split(" is ")[1].split(",")[0]) == pytest.approx(losses[1], rel=1e-4)
     assert float(line.split("best ")[1].split(",")[0]) == pytest.approx(losses[0], rel=1e-4)
+    assert recorded() == (line.partition(": ")[2], True), "the end that the settings ask for"
+    code, out, err = run(capsys, "report", "--compare", "runs", "--out", "page.html")
+    assert code == 0 and "note: tiny" not in out and "it runs, was stopped" not in Path("page.html").read_text(), err
+
+
+def test_a_signal_is_no_end_that_the_settings_ask_for(folder, capsys):
+    code, _, _ = run(capsys, "fit", "--config", "tiny.yaml", *overlay("test_fit.Signals", step=2))
+    assert code != 0 and recorded() == ("stopped by SIGTERM", False)
+    out = run(capsys, "report", "--compare", "runs", "--out", "page.html")[1]
+    assert "note: tiny has 2 of 8 steps: stopped by SIGTERM." in out
+    assert run(capsys, "fit", "--run", "runs/tiny", "--resume", "auto", "--trainer.callbacks", "null")[0] == 0
+    assert recorded() == ("reached trainer.max_steps=8", True)
 
 
 def test_a_time_limit_an_epoch_limit_and_a_callback_are_named(folder, capsys):
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *overlay("test_fit.StopsAfter", step=2))
     assert ended(out) == ["training ended after step 2: a callback stopped it"]
+    assert recorded() == ("a callback stopped it", True)
     limit = ["--trainer.max_time", "{seconds: 0}", "--trainer.max_steps", "100000"]
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/time", *limit)
     assert len(ended(out)) == 1 and ended(out)[0].endswith(": reached trainer.max_time")

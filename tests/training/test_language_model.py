@@ -1,6 +1,7 @@
 """LanguageModel: what it logs and what gradient it makes, against sums done by hand."""
 
 import math
+import warnings
 from functools import partial
 
 import pytest
@@ -144,6 +145,18 @@ def test_the_vocabulary_follows_the_data():
 def test_a_vocabulary_smaller_than_the_datas_is_refused():
     with pytest.raises(ValueError, match=r"23 ids.*vocab_size is 20.*--model.vocab_size"):
         fit(Rows(4), model=config(vocab_size=20))
+
+
+@pytest.mark.parametrize(("size", "warned"), [(2 * VOCABULARY + 257, True), (2 * VOCABULARY + 256, False)])
+def test_a_vocabulary_much_larger_than_the_datas_is_named(size, warned):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        module, _ = fit(Rows(4), steps=1, model=config(vocab_size=size))
+    found = [str(each.message) for each in said if "are never used" in str(each.message)]
+    assert len(found) == warned and module.model.config.vocab_size == size
+    assert not warned or found[0].startswith(
+        f"The model has {size} embeddings, but the data's tokenizer only {VOCABULARY} ids."
+    )
 
 
 def test_constructor_errors_of_model_and_loss_come_together():
