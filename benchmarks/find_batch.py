@@ -2,12 +2,14 @@
 
     OMP_NUM_THREADS=1 python benchmarks/find_batch.py --out find-batch.csv
     python benchmarks/find_batch.py --out find-batch.csv --table
+    OMP_NUM_THREADS=1 python benchmarks/find_batch.py --seed 1 --out find-batch-1.csv
 
 A small version of chars (2 layers of width 32, AdamW, a constant rate after 10 steps of warmup). A run ends when the mean
 loss of its last 256 sequences is below the target; steps count to the middle of these. For each batch size, the fewest steps
 of five rates count. The law is S = S_min (1 + B_noise / B) (McCandlish et al. 2018, equation 2.7); S_min and B_noise are
 fitted to the logarithms of the steps. The noise scale is measured with batches of 32 at fixed weights: after 0, 25 and 100
-steps at a rate of 4e-3. Each finished run is a line of the CSV file.
+steps at a rate of 4e-3. Each finished run is a line of the CSV file, which has one seed: of the initial
+weights and the order of the data.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def runs_of(batch: int) -> ShortRuns:
     return ShortRuns([*_RECIPE, "--data.global_batch_size", str(batch), "--data.micro_batch_size", str(batch)])
 
 
-def steps_to_target(runs: ShortRuns, batch: int, rate: float, most: int) -> int | None:
+def steps_to_target(runs: ShortRuns, batch: int, rate: float, most: int, seed: int) -> int | None:
     """Optimizer steps; None: more than `most`."""
     window = max(1, _WINDOW // batch)
 
@@ -53,7 +55,7 @@ def steps_to_target(runs: ShortRuns, batch: int, rate: float, most: int) -> int 
     def ends(losses: Sequence[float]) -> bool:
         return not math.isfinite(losses[-1]) or mean(losses) < TARGET
 
-    losses = runs.observe(most, [], seed=0, rates={"lr": rate}, ends=ends)
+    losses = runs.observe(most, [], seed=seed, rates={"lr": rate}, ends=ends)
     return len(losses) - window // 2 if mean(losses) < TARGET else None
 
 
@@ -74,7 +76,7 @@ def add(path: Path, kind: str, batch: int, rate: float, steps: object, trace: ob
         writer.writerow([kind, batch, rate, steps, trace, square])
 
 
-def measure(path: Path) -> None:
+def measure(path: Path, seed: int) -> None:
     """Everything that the file does not have yet."""
     done = {(row["kind"], int(row["batch"]), float(row["rate"]), row["steps"]) for row in read(path)}
     runs = runs_of(32)
@@ -82,7 +84,7 @@ def measure(path: Path) -> None:
     for after in _MEASURED:
         if ("noise", 32, 4e-3, str(after)) not in done:
             recorder = FrozenNoise(after)
-            runs.observe(after + _STEPS, [recorder], seed=0, rates={"lr": 4e-3}, frozen_after=after)
+            runs.observe(after + _STEPS, [recorder], seed=seed, rates={"lr": 4e-3}, frozen_after=after)
             noise = recorder.noise()
             add(path, "noise", 32, 4e-3, after, noise.trace, noise.square)
     finished = {(batch, rate) for kind, batch, rate, _ in done if kind == "run"}
@@ -91,7 +93,7 @@ def measure(path: Path) -> None:
         for rate in RATES:
             if (batch, rate) in finished:
                 continue
-            steps = steps_to_target(runs, batch, rate, best)
+            steps = steps_to_target(runs, batch, rate, best, seed)
             best = min(best, steps or best)
             add(path, "run", batch, rate, steps or "")
 
@@ -142,10 +144,11 @@ def table(path: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("find-batch.csv"))
+    parser.add_argument("--seed", type=int, default=0, help="a file has one (default: 0)")
     parser.add_argument("--table", action="store_true", help="print what the file has")
     own = parser.parse_args()
     if not own.table:
-        measure(own.out)
+        measure(own.out, own.seed)
     print(table(own.out))
 
 

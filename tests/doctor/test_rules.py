@@ -135,7 +135,7 @@ CASES = {
     "future-leak": [observed(everywhere("health/future_leak", 0.3))],
     "batch-repeated": [observed(everywhere("health/repeated_samples", 1.0))],
     "duplicated-data": [observed(everywhere("health/repeated_spans", 0.5))],
-    "validation-in-training": [observed(everywhere("health/validation_overlap", 0.3))],
+    "validation-in-training": [observed(everywhere("health/validation_overlap", 0.31))],
     "data-too-small": [observed(everywhere("setup/train_tokens", 2e4))],
     "data-damaged": [observed(damages=[Damage("shards/train.bin", "has another hash")])],
     "vocabulary-unused": [
@@ -283,6 +283,14 @@ def test_repeated_text_is_a_finding_only_in_the_first_pass():
     assert diagnose(observed(passes | later)) == []
     unknown = {tag: values for tag, values in (healthy() | repeated).items() if not tag.startswith("setup/")}
     assert diagnose(Observed({tag: series(values) for tag, values in unknown.items()}, CONFIG)) == []
+
+
+@pytest.mark.parametrize(("tokens", "share"), [(0.11e6, 0.137), (1e6, 0.2)])
+def test_lines_that_code_repeats_are_no_validation_text_in_training(tokens, share):
+    """Measured on the shipped recipe bytes (0.11 passes), and on the whole library in a pass."""
+    steps = healthy()["progress/tokens"]
+    run = observed({**everywhere("health/validation_overlap", share), "progress/tokens": {s: s * tokens / 400 for s in steps}})
+    assert diagnose(run) == []
 
 
 def test_a_fine_tuning_may_ignore_most_targets():
