@@ -87,8 +87,8 @@ def overlap(run: Observed) -> str | None:
     share, passes = run.last("health/validation_overlap"), run.passes
     if share is None or passes is None or passes <= 0:
         return None
-    # Code repeats lines. With documents split at random, 11 % of the spans of Python's library (48 bytes) are in the first tenth
-    # of a pass, 20 % in a whole one. Of a text that is all in training, a pass of 0.3 has 30 %.
+    # Code repeats lines. With documents split at random, 11 % of the spans of Python's library (48 bytes) occur in a tenth of a
+    # pass, 20 % in a whole one. Of a text that is all in training, 30 % occur in a pass of 0.3.
     if share > 0.3:
         return f"{share:.1%} of the validation text occurred in training, in {passes:.2f} passes over the training text"
     return None
