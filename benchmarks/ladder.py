@@ -48,6 +48,8 @@ from lit_llm.tokenizers import Characters
 KNOWN = {technique.name: technique for technique in (BASELINE, *ladder_model.TECHNIQUES, *ladder_optim.TECHNIQUES)}
 CLIP = 1.0
 CLOCK_EVERY = 30
+UNSTABLE = 5.0
+"""The noise is pooled without techniques whose deviation over seeds is this many times the median one."""
 CURVE_POINTS, CURVE_TOKENS, FINAL_TOKENS = 10, 4_096, 131_072
 """Evaluations of a run, the held-out tokens of each, and those of the last."""
 
@@ -305,7 +307,8 @@ def summaries(rows: Iterable[Row]) -> list[Summary]:
     """Statistics of the runs of one size, text and number of steps, the baseline first, then by difference.
 
     Runs of one seed have the same data in the same order, so a run is compared with the baseline of its seed. The noise is the
-    standard deviation of these differences over seeds, pooled over all techniques, because each has few seeds.
+    standard deviation of these differences over seeds, pooled over the techniques, because each has few seeds. A technique
+    whose deviation is more than `UNSTABLE` times the median one does not count: its seeds differ for reasons of its own.
     """
     by_name: dict[str, dict[int, Row]] = {}
     for row in rows:
@@ -318,9 +321,7 @@ def summaries(rows: Iterable[Row]) -> list[Summary]:
         if seeds
     }
     others = [each for name, each in differences.items() if name != BASELINE.name and len(each) > 1]
-    freedom = sum(len(each) - 1 for each in others)
-    squares = sum((len(each) - 1) * statistics.variance(each) for each in others)
-    deviation = math.sqrt(squares / freedom) if freedom else math.nan
+    deviation = _pooled_deviation(others)
     found = []
     for name, each in differences.items():
         runs, target = list(by_name[name].values()), [baseline[seed].points[-1][1] for seed in shared[name]]
@@ -338,6 +339,16 @@ def summaries(rows: Iterable[Row]) -> list[Summary]:
             )
         )
     return sorted(found, key=lambda line: (line.technique != BASELINE.name, line.difference))
+
+
+def _pooled_deviation(samples: Sequence[Sequence[float]]) -> float:
+    """Of samples with different means, without those that scatter far more; NaN if there is none."""
+    if not samples:
+        return math.nan
+    typical = statistics.median(statistics.stdev(each) for each in samples)
+    alike = [each for each in samples if statistics.stdev(each) <= UNSTABLE * typical]
+    squares = sum((len(each) - 1) * statistics.variance(each) for each in alike)
+    return math.sqrt(squares / sum(len(each) - 1 for each in alike))
 
 
 def tokens_to(target: float, runs: Sequence[Row]) -> float:
