@@ -31,8 +31,8 @@ def survive_lost_output(*, without_reader: bool) -> None:
                 io.BufferedWriter(LossyFile(stream.fileno(), drop=_LOST | ({errno.EPIPE} if without_reader else set()))),
                 encoding=stream.encoding,
                 errors=stream.errors,
-                line_buffering=stream.line_buffering,
-                write_through=stream.write_through,
+                # PYTHONUNBUFFERED asks for write_through, which ends in the buffer: a killed process would lose its last lines.
+                line_buffering=stream.line_buffering or stream.write_through,
             )
             setattr(sys, name, replaced)
 

@@ -81,6 +81,10 @@ class Observed:
         """The last logged optimizer step."""
         return max((series.steps[-1] for series in self.scalars.values() if series.steps), default=0)
 
+    def start_of_launch(self, step: int) -> int:
+        """Complete steps at the start of the launch that made a step."""
+        return max((first for first in self.first_steps if first < step), default=0)
+
     @property
     def planned_steps(self) -> int | None:
         """Steps that the run is to make; None if its end is not a number of steps."""

@@ -46,7 +46,7 @@ def stopped(run: RunCurves) -> str:
         finite = [i for i, (_, loss) in enumerate(losses) if math.isfinite(loss)]
         first = losses[finite[-1] + 1 if finite else 0][0]
         return f"diverged: its training loss is {losses[-1][1]}, and not finite from step {first:,.0f} on"
-    if run.ended and run.launches[-1].complete:
+    if run.complete:
         return ""
     why = run.ended or "it runs, was stopped, or died"
     made, planned = passes(run), planned_passes(run)
@@ -166,7 +166,7 @@ def _ranking(
     if tag is None:
         said = "No run has logged a loss."
     else:
-        said = f"Ordered by the last {tag}. Runs that were stopped, died, or have no known end come after the others."
+        said = f"Ordered by the last {tag}. Runs that did not come to a known end follow those that did, whatever their loss."
     rows = []
     shown_settings = [texts([settings[place.run.name].get(key, _ABSENT) for place in places]) for key in varying]
     ends = ["steps", "tokens", "time", *(["cost"] if any(cost(place.run.launches) for place in places) else [])]

@@ -22,6 +22,8 @@ class Launch(NamedTuple):
 
     started: datetime
     first_step: int
+    last_step: int
+    """Steps that were complete when it last wrote plan.json."""
     versions: str
     environment: str
     parameters: float | None
@@ -48,6 +50,7 @@ class Launch(NamedTuple):
         return cls(
             datetime.fromisoformat(recorded["started"]),
             int(recorded.get("first_step") or 0),
+            int(recorded.get("last_step") or 0),
             versions,
             f"{versions}; {name}; {machine}",
             _numbers(recorded).get("parameters"),
@@ -110,7 +113,18 @@ class RunCurves:
     @property
     def ended(self) -> str:
         """Why the last launch ended. "": it runs, died, or did not record it."""
-        return self.launches[-1].ended if self.launches else ""
+        return "" if self._end is None else self._end.ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last launch is known to have come to the end that its settings ask for."""
+        return self._end is not None and self._end.complete
+
+    @property
+    def _end(self) -> Launch | None:
+        """The last launch, if it recorded how it ended. A later step is of a launch that recorded nothing (`--plan null`)."""
+        last = self.launches[-1] if self.launches else None
+        return last if last is not None and last.ended and last.last_step >= self.step else None
 
     @property
     def step(self) -> int:

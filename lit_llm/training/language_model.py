@@ -178,7 +178,8 @@ class LanguageModel(L.LightningModule):
         elif data_vocab_size is not None and config.vocab_size > 2 * data_vocab_size + 256:  # beyond any padding
             rank_zero_warn(
                 f"The model has {config.vocab_size:,} embeddings, but the data's tokenizer only {data_vocab_size:,} ids. The "
-                "others cost memory and time, and are never used. --model.vocab_size null takes the data's."
+                "others cost memory and time, and are never used. A run from random weights needs only the data's: "
+                "--model.vocab_size null."
             )
         if config.eos_id is None:
             config.eos_id = getattr(data, "eos_id", None)

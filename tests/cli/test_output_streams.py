@@ -25,6 +25,22 @@ def test_a_full_disk_drops_text_and_a_closed_pipe_is_an_error(tmp_path):
     assert LossyFile(write, drop=(errno.EPIPE,)).write(b"lost") == 4
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_killed_process_has_written_its_lines(tmp_path, unbuffered):
+    script = (
+        "import os, signal, sys\n"
+        "from lit_llm.cli.output_streams import survive_lost_output\n"
+        "survive_lost_output(without_reader=True)\n"
+        "print('said', file=sys.stdout if os.environ['PYTHONUNBUFFERED'] else sys.stderr)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    out = tmp_path / "out"
+    with out.open("w") as file:
+        command = [sys.executable, "-c", script]
+        subprocess.run(command, stdout=file, stderr=file, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    assert out.read_text() == "said\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stdout", ["closed", "without a reader"])
 def test_training_goes_on_when_nobody_reads_its_output(folder, stdout):

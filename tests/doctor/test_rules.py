@@ -293,6 +293,15 @@ def test_lines_that_code_repeats_are_no_validation_text_in_training(tokens, shar
     assert diagnose(run) == []
 
 
+def test_the_validation_text_in_training_is_counted_from_the_last_start():
+    overlap = everywhere("health/validation_overlap", 0.5) | everywhere("setup/train_tokens", 1e6)
+    scalars = healthy() | overlap | {"progress/tokens": {step: 5e3 * step for step in healthy()["progress/tokens"]}}
+    found = diagnose(Observed({tag: series(values) for tag, values in scalars.items()}, CONFIG, first_steps=(0, 300)))
+    assert [(each.name, each.seen) for each in found] == [
+        ("validation-in-training", "50.0% of the validation text occurred in training, in 0.50 passes over the training text")
+    ]
+
+
 def test_a_fine_tuning_may_ignore_most_targets():
     assert diagnose(observed(everywhere("health/ignored_targets", 0.8), {"init_from": "runs/base"})) == []
 

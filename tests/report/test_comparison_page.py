@@ -290,7 +290,10 @@ def test_a_sweep_of_which_no_run_reached_its_last_step_has_its_chart_and_one_run
 
 
 def test_runs_that_ended_as_their_settings_ask_are_complete(tmp_path, monkeypatch, capsys):
-    """Early stopping and a limit of time are such ends, a signal is none; a launch without an end runs or died."""
+    """Early stopping and a limit of time are such ends, a signal is none; a launch without an end runs or died.
+
+    The end of a launch says nothing about the run if later steps were logged, by a launch that plan.json does not have.
+    """
     monkeypatch.chdir(tmp_path)
     ends = {
         "early": ("early stopping: val/loss is 3, best 2, patience 1", True),
@@ -298,6 +301,7 @@ def test_runs_that_ended_as_their_settings_ask_are_complete(tmp_path, monkeypatc
         "signal": ("stopped by SIGTERM", False),
         "guard": ("stopped by the spike guard: 5 skipped", False),
         "died": (None, False),
+        "went on": ("reached trainer.max_time", True),
     }
     for i, (name, (why, complete)) in enumerate(ends.items()):
         path = made(f"s/{name}", 0.1 * (i + 1), {1: 9.0, 20: 5.0 - i})
@@ -309,14 +313,17 @@ def test_runs_that_ended_as_their_settings_ask_are_complete(tmp_path, monkeypatc
             "measured": {},
         }
         older = {**launch, "ended": "reached trainer.max_steps=20", "complete": True}
-        launches = [older, {**launch, "ended": why, "complete": complete}]
+        last_step = 19 if name == "went on" else 20
+        launches = [older, {**launch, "ended": why, "complete": complete, "last_step": last_step}]
         (path / "plan.json").write_text(json.dumps({"format": 1, "launches": launches}))
     _, out, _, page = compare(capsys, "--compare", "s")
-    assert [line.split(":")[0] for line in out.splitlines()[:5]] == ["1. timed", "2. early", "3. died", "4. guard", "5. signal"]
-    assert out.splitlines()[5:8] == [
+    places = [line.split(":")[0] for line in out.splitlines()[:6]]
+    assert places == ["1. timed", "2. early", "3. went on", "4. died", "5. guard", "6. signal"]
+    assert out.splitlines()[6:10] == [
         "note: died has 20 of 40 steps: it runs, was stopped, or died.",
         "note: guard has 20 of 40 steps: stopped by the spike guard: 5 skipped.",
         "note: signal has 20 of 40 steps: stopped by SIGTERM.",
+        "note: went on has 20 of 40 steps: it runs, was stopped, or died.",
     ]
     drawn = section(page, "Final loss by setting")
     assert "Each point is a run that came to its end with a finite loss." in drawn and drawn.count("<circle") == 2
