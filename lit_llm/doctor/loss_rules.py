@@ -83,10 +83,10 @@ def too_good(run: Observed) -> str | None:
 
 def over_fitting(run: Observed) -> str | None:
     curve = run.finite("val/loss")
-    if len(curve) < 3:
+    if len(curve) < 3 or (run.passes is not None and run.passes < 1):  # nothing was read twice
         return None
     low_step, low = min(curve, key=lambda point: point[1])
-    step, end = curve[-1]
+    step, end = min(curve[-2:], key=lambda point: point[1])  # a single validation may be higher by chance
     train = run.smoothed("train/loss")
     before = [loss for at, loss in train if at <= low_step] or [loss for _, loss in train[:1]]
     if end > 1.02 * low and low_step < step and train and train[-1][1] < before[-1]:
@@ -126,14 +126,21 @@ def spikes(run: Observed) -> str | None:
 
 
 def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Rows far above their neighbours, if they are not single ones."""
+    """Rows far above their neighbours, if they are not single ones.
+
+    The scatter is the larger one of the whole curve and of the rows around: a loss near zero hardly scatters any more.
+    """
     above = []  # how far each row is above the median of its four neighbours
     for i in range(2, len(rows) - 2):
         above.append(rows[i][1] - statistics.median(value for _, value in rows[i - 2 : i] + rows[i + 1 : i + 3]))
     if len(above) < 10:
         return []  # too few to know their scatter
-    scatter = 1.4826 * statistics.median(abs(value) for value in above)
-    found = [rows[i + 2] for i, value in enumerate(above) if value > max(8 * scatter, 0.1 * rows[i + 2][1])]
+    sizes = [abs(value) for value in above]
+    found = []
+    for i, value in enumerate(above):
+        scatter = 1.4826 * max(statistics.median(sizes), statistics.median(sizes[max(0, i - 10) : i + 11]))
+        if value > max(8 * scatter, 0.1 * rows[i + 2][1]):
+            found.append(rows[i + 2])
     return found if len(found) >= max(2, 0.01 * len(rows)) else []
 
 
@@ -173,6 +180,7 @@ LOSS_RULES = (
         "likely",
         "the usual first symptom of divergence",
         not_finite,
+        explains=("loss-spikes",),
     ),
     Rule(
         "initial-weights",
@@ -194,6 +202,7 @@ LOSS_RULES = (
         "likely",
         OURS,
         diverged,
+        explains=("loss-spikes",),
     ),
     Rule(
         "loss-stuck",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
 from lit_llm import callbacks
@@ -67,12 +68,24 @@ def reason_for_end(trainer: Trainer) -> str:
         if isinstance(callback, EarlyStopping) and callback.stopping_reason_message is not None:
             value = trainer.callback_metrics.get(callback.monitor)
             current = "" if value is None else f" is {float(value):.5g},"
-            best = f"best {float(callback.best_score):.5g}, patience {callback.patience}"
-            return f"early stopping: {callback.monitor}{current} {best}"
+            return f"early stopping: {callback.monitor}{current} {_rule_of(callback)}"
         remaining = callback.time_remaining() if isinstance(callback, Timer) else None
         if remaining is not None and remaining <= 0:
             return "reached trainer.max_time"
     return "a callback stopped it"
+
+
+def _rule_of(stop: EarlyStopping) -> str:
+    """What made it stop, by the name of its setting."""
+    if stop.stopping_reason is EarlyStoppingReason.STOPPING_THRESHOLD:
+        return f"stopping_threshold {stop.stopping_threshold:g}"
+    if stop.stopping_reason is EarlyStoppingReason.DIVERGENCE_THRESHOLD:
+        return f"divergence_threshold {stop.divergence_threshold:g}"
+    if stop.stopping_reason is EarlyStoppingReason.NON_FINITE_METRIC:
+        return "which is not finite"
+    best, delta = f"{float(stop.best_score):.5g}", abs(stop.min_delta)
+    best = f"{best} at its last improvement by {delta:g} or more" if delta else f"best {best}"  # smaller ones do not change it
+    return f"{best}, patience {stop.patience}"
 
 
 def how_it_ended(trainer: Trainer) -> tuple[str, bool]:

@@ -45,16 +45,17 @@ class RunCost:
 
     def planned(self, seconds: float) -> str:
         """For example "cost: about $1.2 planned for 37m00s on h100-sxm (--plan.price)"."""
-        return f"cost: about {self._usd(seconds)} planned for {self._time(seconds)}"
+        return f"cost: {self._usd(seconds)} planned for {self._time(seconds)}"
 
     def so_far(self) -> str:
         """The same, for the time since this was made."""
         seconds = time.monotonic() - self.began
-        return f"cost: about {self._usd(seconds)} for {self._time(seconds)}"
+        return f"cost: {self._usd(seconds)} for {self._time(seconds)}"
 
     def _usd(self, seconds: float) -> str:
         low, high = (cost_usd(seconds, self.count, usd) for usd in self.usd_hour)
-        return money_range(low, high)
+        said = money_range(low, high)
+        return said if said.startswith("less") else f"about {said}"
 
     def _time(self, seconds: float) -> str:
         return f"{format_duration(seconds)} on {self.devices} ({self.origin})"

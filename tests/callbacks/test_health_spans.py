@@ -50,7 +50,7 @@ def test_a_copy_counts_as_repeated_wherever_it_begins():
 
 
 def test_the_overlap_is_the_share_of_validation_spans_in_training():
-    validation, draw = ids(20, 64, 3), random.Random(0)
+    validation, draw = ids(60, 64, 3), random.Random(0)
     overlap = ValidationOverlap()
     overlap.look(ids(4, 64, 4))
     assert read(overlap) == {}  # nothing is known before a validation
@@ -66,16 +66,25 @@ def test_the_overlap_is_the_share_of_validation_spans_in_training():
         batch = whole[at : at + 128].view(2, 64)
         overlap.look(batch)
         found |= known & set(spans(batch, 32))
-    assert 0 < len(found) < len(known) == 40
+    assert 0 < len(found) < len(known) == 120
     assert read(overlap)["health/validation_overlap"] == pytest.approx(len(found) / len(known))
 
 
 def test_spans_of_a_template_are_not_an_overlap():
-    template, overlap = ids(1, 32, 6).repeat(8, 1), ValidationOverlap()
-    overlap.remember(torch.cat([template, ids(8, 32, 7)], dim=1))
+    template, overlap = ids(1, 32, 6).repeat(100, 1), ValidationOverlap()
+    overlap.remember(torch.cat([template, ids(100, 32, 7)], dim=1))
     overlap.compare_from_now(torch.device("cpu"))
-    overlap.look(torch.cat([template, ids(8, 32, 8)], dim=1))
+    overlap.look(torch.cat([template, ids(100, 32, 8)], dim=1))
     assert read(overlap) == {"health/validation_overlap": 0}
+
+
+@pytest.mark.parametrize(("rows", "share"), [(49, {}), (50, {"health/validation_overlap": 1})])
+def test_a_share_of_few_spans_is_none(rows, share):
+    overlap, validation = ValidationOverlap(), ids(rows, 64, 9)  # two spans a row
+    overlap.remember(validation)
+    overlap.compare_from_now(torch.device("cpu"))
+    overlap.look(validation)
+    assert read(overlap) == share
 
 
 def test_short_sequences_are_left_out():

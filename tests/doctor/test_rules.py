@@ -103,7 +103,9 @@ CASES = {
     ],
     "loss-stuck": [observed(loss(lambda step: 5.5 if step < 20 else 5.2))],
     "loss-too-low": [observed(everywhere("val/loss", 0.05))],
-    "over-fitting": [observed({"val/loss": {100: 3.0, 200: 2.5, 300: 2.7, 400: 2.9}})],
+    "over-fitting": [
+        observed({"val/loss": {100: 3.0, 200: 2.5, 300: 2.7, 400: 2.9}, "setup/train_tokens": {0: 2e5}}),  # two passes
+    ],
     "validation-unlike-training": [observed({"val/loss": {100: 7.0, 200: 7.5, 300: 7.2, 400: 7.7}})],
     "loss-spikes": [observed({"train/loss": {1: 5.5, **BATCHES}}), observed(everywhere("spike/skipped", 1.0))],
     "parameters-not-trained": [
@@ -219,6 +221,22 @@ def noisy(share: float, seed: int, first: float = 1.5, falls: float = 0.2) -> di
     steps = range(10, 1010, 10)
     loss = {step: (first - falls * step / 1000) * math.exp(draw.gauss(0, share)) for step in steps}
     return {"train/loss": loss, "val/loss": {500: 1.4, 1000: 1.3}, "spike/skipped": {}}
+
+
+@pytest.mark.parametrize(
+    ("passes", "losses"),
+    [(0.4, (2.5, 2.9, 2.9)), (2, (2.7, 2.5, 2.9)), (2, (2.5, 2.9, 2.52))],
+)
+def test_a_single_high_validation_and_a_first_pass_are_no_over_fitting(passes, losses):
+    curve = dict(zip((200, 300, 400), losses, strict=True))
+    assert diagnose(observed({"val/loss": {100: 3.0, **curve}, "setup/train_tokens": {0: 4e5 / passes}})) == []
+
+
+def test_a_loss_that_falls_to_zero_has_no_spikes():
+    """Rows scatter by a tenth of the loss, which falls to 0.0002. The scatter of the whole curve is that of its end."""
+    draw = random.Random(0)
+    curve = {step: 5.5 * math.exp(-step / 40) * (1 + 0.1 * draw.gauss(0, 1)) for step in range(1, 401)}
+    assert "loss-spikes" not in [each.name for each in diagnose(observed({"train/loss": curve}))]
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.2])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -95,6 +96,22 @@ def test_the_last_step_says_that_it_was_the_last(folder, capsys):
     assert ended(out) == ["training ended after step 4: reached trainer.max_steps=4"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("divergence_threshold", 0.1, "divergence_threshold 0.1"),
+        ("stopping_threshold", 99.0, "stopping_threshold 99"),
+        ("patience", 1, r"best [\d.]+, patience 1"),
+    ],
+)
+def test_the_rule_of_early_stopping_is_named(folder, capsys, setting, value, said):
+    mode = "max" if setting == "patience" else "min"  # the loss falls
+    stop = overlay("lightning.pytorch.callbacks.EarlyStopping", monitor="val/loss", mode=mode, **{setting: value})
+    _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "1")
+    (line,) = ended(out)
+    assert re.search(rf"early stopping: val/loss is [\d.]+, {said}$", line), line
+
+
 def test_early_stopping_is_named_with_its_metric_and_value(folder, capsys):
     stop = overlay("lightning.pytorch.callbacks.EarlyStopping", monitor="val/loss", patience=1, min_delta=100.0)
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "2")
@@ -102,7 +119,8 @@ def test_early_stopping_is_named_with_its_metric_and_value(folder, capsys):
     (line,) = ended(out)
     assert line.startswith("training ended after step 4: early stopping: val/loss is ") and line.endswith("patience 1")
     assert float(line.split(" is ")[1].split(",")[0]) == pytest.approx(losses[1], rel=1e-4)
-    assert float(line.split("best ")[1].split(",")[0]) == pytest.approx(losses[0], rel=1e-4)
+    kept, _, rest = line.split(", ")[1].partition(" ")
+    assert float(kept) == pytest.approx(losses[0], rel=1e-4) and rest == "at its last improvement by 100 or more"
     assert recorded() == (line.partition(": ")[2], True), "the end that the settings ask for"
     code, out, err = run(capsys, "report", "--compare", "runs", "--out", "page.html")
     assert code == 0 and "note: tiny" not in out and "it runs, was stopped" not in Path("page.html").read_text(), err
