@@ -250,11 +250,16 @@ def train(technique: Technique, size: str, text: Text, *, seed: int, steps: int)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a CSV file; none if it does not exist."""
+    """The rows of a CSV file; none if it does not exist. Raises UserError if it is another table."""
     if not path.exists():
         return []
     convert: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
     lines = csv.DictReader(_whole_lines(path).decode().splitlines())
+    names = [field.name for field in fields(Row)]
+    if lines.fieldnames is not None and list(lines.fieldnames) != names:
+        raise UserError(
+            f"{path} is no table of the ladder, whose first line is {','.join(names)}: choose another file (--out)."
+        )
     return [Row(**{field.name: convert[str(field.type)](line[field.name]) for field in fields(Row)}) for line in lines]
 
 
@@ -411,14 +416,29 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("ladder.csv"))
     parser.add_argument("--table", action="store_true", help="print the table of the rows, train nothing")
     options = parser.parse_args()
+    try:
+        run(options)
+    except UserError as error:
+        parser.error(str(error))
+
+
+def run(options: argparse.Namespace) -> None:
+    """What the flags ask for. Raises UserError if they cannot be followed."""
+    rows = read_rows(options.out)
     if options.table:
-        print(table(read_rows(options.out)))
+        if not rows:
+            raise UserError(f"{options.out} has no rows: train first, or name the file of a ladder (--out).")
+        print(table(rows))
         return
+    steps = SIZES[options.size].steps if options.steps is None else options.steps
+    for flag, value in (("steps", steps), ("seeds", options.seeds), ("threads", options.threads)):
+        if value < 1:
+            raise UserError(f"{value} is no number of {flag}: give 1 or more (--{flag}).")
+    techniques = chosen_techniques(options.techniques)
     torch.set_num_threads(options.threads)
     text = open_text(options.text, SIZES[options.size].block_size)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    steps = options.steps or SIZES[options.size].steps
-    climb(chosen_techniques(options.techniques), options.size, text, options.out, seeds=seeds, steps=steps)
+    climb(techniques, options.size, text, options.out, seeds=seeds, steps=steps)
 
 
 if __name__ == "__main__":

@@ -126,21 +126,19 @@ def spikes(run: Observed) -> str | None:
 
 
 def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Rows far above their neighbours, if they are not single ones.
+    """Rows far above their neighbours, in nats and as a share, if they are not single ones.
 
-    The scatter is the larger one of the whole curve and of the rows around: a loss near zero hardly scatters any more.
+    In nats alone, rows of the beginning would stand out of a loss that has come near zero, where it hardly scatters any more.
     """
-    above = []  # how far each row is above the median of its four neighbours
+    above, share = [], []  # how far each row is above the median of its four neighbours
     for i in range(2, len(rows) - 2):
-        above.append(rows[i][1] - statistics.median(value for _, value in rows[i - 2 : i] + rows[i + 1 : i + 3]))
+        usual = statistics.median(value for _, value in rows[i - 2 : i] + rows[i + 1 : i + 3])
+        above.append(rows[i][1] - usual)
+        share.append(above[-1] / usual if usual > 0 else 0.0)
     if len(above) < 10:
         return []  # too few to know their scatter
-    sizes = [abs(value) for value in above]
-    found = []
-    for i, value in enumerate(above):
-        scatter = 1.4826 * max(statistics.median(sizes), statistics.median(sizes[max(0, i - 10) : i + 11]))
-        if value > max(8 * scatter, 0.1 * rows[i + 2][1]):
-            found.append(rows[i + 2])
+    nats, shares = (8 * 1.4826 * statistics.median(map(abs, values)) for values in (above, share))
+    found = [rows[i + 2] for i in range(len(above)) if above[i] > max(nats, 0.1 * rows[i + 2][1]) and share[i] > shares]
     return found if len(found) >= max(2, 0.01 * len(rows)) else []
 
 

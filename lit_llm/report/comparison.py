@@ -131,6 +131,8 @@ def text(value: Any) -> str:
         return str(value).lower().replace("none", "null")
     if _is_class(value):
         return str(value).rpartition(".")[2]
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "class_path" in each for each in value):
+        return ", ".join(text(each["class_path"]) for each in value)
     if not isinstance(value, float):
         return str(value)
     short = number(value)
@@ -145,7 +147,7 @@ def texts(values: Sequence[Any]) -> list[str]:
 
 def _exact(value: Any) -> str:
     """A text that is the same only for equal values."""
-    return str(value) if _is_class(value) else text(value)
+    return str(value) if _is_class(value) or isinstance(value, list) else text(value)
 
 
 def _is_class(value: Any) -> bool:
@@ -193,6 +195,8 @@ def _effects(
     drawn: dict[tuple[tuple[float, float, str], ...], list[str]] = {}
     for key in varying:
         values = [(settings[place.run.name].get(key), place) for place in compared]
+        if key == "trainer.max_steps":  # a run that ended earlier says nothing about that length
+            values = [(x, place) for x, place in values if x == place.run.step]
         points = tuple((float(x), place.value or 0.0, place.run.name) for x, place in values if _is_quantity(x))
         if key not in _NO_QUANTITIES and len({x for x, _, _ in points}) > 1:
             drawn.setdefault(points, []).append(key)
@@ -224,9 +228,18 @@ def _effect(key: str, tag: str, points: Sequence[tuple[float, float, str]]) -> s
         x_name=f"{key}{' (logarithmic)' if logarithmic else ''}",
         text_of_x=said.__getitem__,
         high=high if high is not None and high > finals[0] else None,
-        columns=html.few([place(x) for x in values], 6),
+        columns=_apart([place(x) for x in values]),
         keyed=False,
     )
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """Places whose texts have room beside each other on a phone, the lowest and the highest among them."""
+    least, found = 0.18 * (places[-1] - places[0]), [places[0]]
+    for place in places[1:-1]:
+        if place - found[-1] >= least and places[-1] - place >= least:
+            found.append(place)
+    return [*found, places[-1]]
 
 
 def _is_quantity(value: Any) -> TypeGuard[float]:

@@ -78,12 +78,13 @@ def charts(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower] = ()) ->
     """Every quantity that a run has logged, over steps; the loss also over tokens and time; and where the time went."""
     body = [html.heading("Loss"), _loss(runs, recorded)]
     for quantity in QUANTITIES:
-        lines = list(_lines(runs, quantity.tags, RunCurves.over_steps))
+        tags = {tag: said for tag, said in quantity.tags.items() if tag != "plan/peak_gb" or _is_planned(runs)}
+        lines = list(_lines(runs, tags, RunCurves.over_steps))
         if lines:
             high = _without_outliers(lines) if quantity.robust else None
             body.append(html.heading(quantity.title))
             unit = "dashed: after clipping" if "grad/norm_clipped" in quantity.tags and len(runs) > 1 else ""
-            unit = "dashed: planned" if "plan/peak_gb" in quantity.tags and len(runs) > 1 else unit
+            unit = "dashed: planned" if "plan/peak_gb" in tags and len(runs) > 1 else unit
             wide = "lr" in quantity.tags and _wide(lines)
             body.append(
                 chart(
@@ -103,6 +104,11 @@ def charts(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower] = ()) ->
     if len(runs) == 1:
         body += health_charts(runs[0])
     return body
+
+
+def _is_planned(runs: Sequence[RunCurves]) -> bool:
+    """Whether measured memory is what was planned. On a CPU it is that of the whole process."""
+    return not any("resident_bytes" in launch.measured for run in runs for launch in run.launches)
 
 
 def missing(run: RunCurves) -> Iterator[str]:
@@ -186,6 +192,9 @@ def _loss(runs: Sequence[RunCurves], recorded: Sequence[CurveFollower]) -> str:
             lines.append(Line("recorded curve: training", 8, points, "dashed"))
         if lines:
             high = _without_outliers(lines)
+            # The first training loss is that of the initial weights, also of a run that diverges to millions.
+            first = [y for run in runs for _, y in run.over_steps("train/loss")[:1] if math.isfinite(y)]
+            high = min(high, 2 * max(first)) if high is not None and first and max(first) > 0 else high
             said = "nats per token" + ("; lines: training, dots: validation" if len(runs) > 1 else "")
             drawn = chart(lines, label="Loss", unit=said, x_name=name, text_of_x=count, high=high)
             parts.append((name, drawn))
@@ -292,7 +301,7 @@ def _settings(runs: Sequence[RunCurves]) -> str:
     differing = [row for row in rows if len(set(row[1:])) > 1]
     if not differing:
         return "<p>All runs have the same settings.</p>"
-    return html.table(["setting", *(run.name for run in runs)], differing)
+    return html.table(["setting", *(run.name for run in runs)], differing, kind="texts")
 
 
 def flattened(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

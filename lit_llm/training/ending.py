@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,9 +42,12 @@ class RequireMonitor(Callback):
     def _check(self, trainer: Trainer) -> None:
         monitor, metrics = self.early_stopping.monitor, trainer.callback_metrics
         if monitor not in metrics:
+            names = sorted(name for name in metrics if not name.startswith(("health/", "setup/")))  # a hundred more
+            close = difflib.get_close_matches(monitor, list(metrics), 1)
+            hint = f". Did you mean {close[0]!r}?" if close else ""
             raise UserError(
-                f"EarlyStopping monitors {monitor!r}, but the logged metrics are: {', '.join(sorted(metrics)) or 'none'} "
-                "(monitor of EarlyStopping in trainer.callbacks)"
+                f"EarlyStopping monitors {monitor!r}, but the logged metrics are: {', '.join(names) or 'none'} "
+                f"(monitor of EarlyStopping in trainer.callbacks){hint}"
             )
 
 

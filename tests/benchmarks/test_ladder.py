@@ -101,3 +101,23 @@ def test_techniques_stack_unless_both_set_the_same_thing():
             stack([a, other])
     with pytest.raises(UserError, match="unknown"):
         ladder.chosen_techniques("baseline,no-such")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--techniques", "nope"], "The technique 'nope' is unknown"),
+        (["--steps", "0"], "0 is no number of steps: give 1 or more (--steps)."),
+        (["--text", "nofile", "--techniques", "baseline"], "nofile"),
+        (["--table"], "none.csv has no rows"),
+        (["--out", "other.csv", "--techniques", "baseline"], "other.csv is no table of the ladder"),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_anything_is_trained(flags, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("other.csv").write_text("a,b\n1,2\n")
+    monkeypatch.setattr(sys, "argv", ["ladder.py", "--out", "none.csv", *flags])
+    with pytest.raises(SystemExit) as end:
+        ladder.main()
+    assert end.value.code == 2 and said in capsys.readouterr().err
+    assert Path("other.csv").read_text() == "a,b\n1,2\n" and not Path("none.csv").exists()

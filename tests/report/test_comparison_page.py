@@ -343,3 +343,47 @@ def test_learning_rates_that_differ_by_more_than_ten_have_a_logarithmic_axis(tmp
     heights = [float(path.split()[1].partition("L")[0]) for path in re.findall(r'd="M([^"]*)"', drawn)]
     assert sorted(heights) == pytest.approx([0, 500, 1000], abs=0.5) and "logarithmic" in drawn
     assert "logarithmic" not in section(compare(capsys, "--compare", "s/r0", "s/r1")[3], "Learning rate"), "a factor of ten"
+
+
+def test_a_run_that_diverges_to_finite_values_leaves_the_others_visible(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for i in range(3):
+        made(f"s/r{i}", 0.1 * (i + 1), {1: 5.0, 20: 3.0, 40: 2.0 + i / 10})
+    made("s/wild", 30.0, {1: 5.0, 20: 4e6, 40: 3e6})
+    drawn = section(compare(capsys, "--compare", "s")[3], "Loss")
+    assert "Values above 10 are cut off" in drawn, "twice the first training loss"
+
+
+def test_a_run_that_ended_early_is_no_point_over_its_planned_length(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for steps in (20, 30, 40, 400):
+        path = made(f"s/r{steps}", 0.1, {1: 5.0, min(steps, 101): 3.0 - steps / 100})
+        config = path / "config.yaml"
+        config.write_text(config.read_text().replace("max_steps: 40", f"max_steps: {steps}"))
+    ended = {"ended": "reached trainer.max_time", "complete": True, "last_step": 101, "started": "2026-01-01T00:00:00+00:00"}
+    launch = {**ended, "versions": {}, "machine": {}, "hardware": {"name": "x"}, "measured": {}}
+    Path("s/r400/plan.json").write_text(json.dumps({"format": 1, "launches": [launch]}))
+    drawn = section(compare(capsys, "--compare", "s")[3], "Final loss by setting")
+    assert "trainer.max_steps" in drawn and "r40:" in drawn and "r400:" not in drawn
+
+
+def test_callbacks_are_named_by_their_classes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    stop = "lightning.pytorch.callbacks.EarlyStopping"
+    given = {"a": "null", "b": f"[{{class_path: {stop}, init_args: {{patience: 1}}}}]"}
+    for name, callbacks in given.items():
+        config = made(f"s/{name}", 0.1, {1: 5.0, 40: 3.0}) / "config.yaml"
+        config.write_text(config.read_text().replace("{max_steps: 40}", f"{{max_steps: 40, callbacks: {callbacks}}}"))
+    head, *rows = cells(section(compare(capsys, "--compare", "s")[3], "Ranking"))
+    assert {row[1]: row[head.index("trainer.callbacks")] for row in rows} == {"a": "null", "b": "EarlyStopping"}
+
+
+def test_texts_below_a_chart_have_room_beside_each_other(tmp_path, monkeypatch, capsys):
+    """At 360 px a text of five characters is 35 px wide, a ninth of the picture."""
+    monkeypatch.chdir(tmp_path)
+    for i, lr in enumerate((0.001, 0.0011, 0.0012, 0.003, 0.004, 0.009, 0.01)):
+        made(f"s/r{i}", lr, {1: 5.0, 40: 3.0 + i})
+    drawn = section(compare(capsys, "--compare", "s")[3], "Final loss by setting")
+    ticks = [(float(x), said) for x, said in re.findall(r'<text class="" x="([\d.]+)%" y="100.00%"[^>]*>([^<]*)</text>', drawn)]
+    assert [said for _, said in ticks][:: len(ticks) - 1] == ["0.001", "0.01"] and len(ticks) > 2
+    assert min(b - a for (a, _), (b, _) in zip(ticks, ticks[1:], strict=False)) >= 18

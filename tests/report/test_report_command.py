@@ -212,7 +212,8 @@ def test_several_runs_are_ranked_and_their_settings_compared(trained, folder, ca
         f"2. slow: val/bits_per_byte {other:.4f} after step 8",
     ]
     table = section(page, "Settings")
-    assert "<td>optimizer.init_args.lr</td><td>1e-05</td><td>0.01</td>" in table
+    cells = [("setting", "optimizer.init_args.lr"), ("slow", "1e-05"), ("tiny", "0.01")]
+    assert "".join(f'<td data-name="{name}">{value}</td>' for name, value in cells) in table
     assert "model.n_layer" not in table, "equal settings are not listed"
     assert page.index("<td>1</td><td>tiny</td>") < page.index("<td>2</td><td>slow</td>")
 

@@ -112,6 +112,14 @@ def test_the_rule_of_early_stopping_is_named(folder, capsys, setting, value, sai
     assert re.search(rf"early stopping: val/loss is [\d.]+, {said}$", line), line
 
 
+def test_a_misspelled_monitor_is_named_with_the_metric_that_was_meant(folder, capsys):
+    stop = overlay("lightning.pytorch.callbacks.EarlyStopping", monitor="val/los")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "2")
+    assert code == 2 and "EarlyStopping monitors 'val/los', but the logged metrics are: " in err
+    assert err.rstrip().endswith("(monitor of EarlyStopping in trainer.callbacks). Did you mean 'val/loss'?")
+    assert "train/loss" in err and "health/" not in err and "setup/" not in err
+
+
 def test_early_stopping_is_named_with_its_metric_and_value(folder, capsys):
     stop = overlay("lightning.pytorch.callbacks.EarlyStopping", monitor="val/loss", patience=1, min_delta=100.0)
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "2")
