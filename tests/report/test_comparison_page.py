@@ -1,5 +1,6 @@
 """`report --compare` of folders with known rows: order, settings, effects, and what is left out."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -386,4 +387,4 @@ def test_texts_below_a_chart_have_room_beside_each_other(tmp_path, monkeypatch, 
     drawn = section(compare(capsys, "--compare", "s")[3], "Final loss by setting")
     ticks = [(float(x), said) for x, said in re.findall(r'<text class="" x="([\d.]+)%" y="100.00%"[^>]*>([^<]*)</text>', drawn)]
     assert [said for _, said in ticks][:: len(ticks) - 1] == ["0.001", "0.01"] and len(ticks) > 2
-    assert min(b - a for (a, _), (b, _) in zip(ticks, ticks[1:], strict=False)) >= 18
+    assert min(b - a for (a, _), (b, _) in itertools.pairwise(ticks)) >= 18
