@@ -23,8 +23,8 @@ from lit_llm.report.run_curves import RunCurves, is_number
 from lit_llm.report.summary import cost
 from lit_llm.runs.setting_changes import Change, rule
 
-MOST_COLUMNS = 12
-"""Settings that the ranking shows."""
+MOST_COLUMNS, WIDEST = 12, 40
+"""Settings that the ranking shows, and the most characters of their values."""
 _ABSENT = "–"
 _NO_QUANTITIES = ("seed_everything", "data.seed")
 """Numbers whose size means nothing."""
@@ -77,7 +77,9 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
     if best.value is not None:
         body.append(html.keys([("best run", best.run.name, ""), (f"its {tag}", f"{best.value:.4f}", "")]))
     body += [f"<p>{escape(said)}</p>" for said in [*notes, *problems(runs, tag)]]
-    body.append(_ranking(tag, places, varying[:MOST_COLUMNS], settings, found))
+    columns = {key: texts([settings[place.run.name].get(key, _ABSENT) for place in places]) for key in varying}
+    narrow = [key for key, values in columns.items() if max(map(len, values)) <= WIDEST][:MOST_COLUMNS]
+    body.append(_ranking(tag, places, {key: columns[key] for key in narrow}, found))
     if tag is not None:
         body += _effects(places, tag, varying, settings)
     shown = [place.run for place in places if place.run.run.scalars][: len(COLORS)]
@@ -87,11 +89,11 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
         body.append(html.heading("Curves" if len(shown) == len(runs) else f"Curves{part}"))
         body += charts(shown)
     body += _findings(found)
-    if len(varying) > MOST_COLUMNS:
-        rows = [[key, *texts([settings[place.run.name].get(key, _ABSENT) for place in places])] for key in varying]
+    if len(narrow) < len(varying):
+        rows = [[key, *values] for key, values in columns.items()]
         body.append(html.heading("Settings"))
         head = ["setting", *(place.run.name for place in places)]
-        body.append(html.table(head, rows, summary=f"all {len(varying)} settings that differ"))
+        body.append(html.table(head, rows, summary=f"all settings that differ: {len(varying)}"))
     environments = Counter(run.launches[-1].environment for run in runs if run.launches)
     body += [html.heading("Environment"), html.pairs([(counted(many, "run"), said) for said, many in environments.items()])]
     return html.document(title, body)
@@ -161,27 +163,26 @@ def _settings(run: RunCurves) -> dict[str, Any]:
 def _ranking(
     tag: str | None,
     places: Sequence[Place],
-    varying: Sequence[str],
-    settings: Mapping[str, Mapping[str, Any]],
+    columns: Mapping[str, Sequence[str]],
     found: Mapping[str, Sequence[Finding]],
 ) -> str:
+    """The table of the runs. `columns`: the values of each setting, in the order of the places."""
     if tag is None:
         said = "No run has logged a loss."
     else:
         said = f"Ordered by the last {tag}. Runs that did not come to a known end follow those that did, whatever their loss."
     rows = []
-    shown_settings = [texts([settings[place.run.name].get(key, _ABSENT) for place in places]) for key in varying]
     ends = ["steps", "tokens", "time", *(["cost"] if any(cost(place.run.launches) for place in places) else [])]
     for i, place in enumerate(places, 1):
         name, shown = place.run.name, figures(place.run)
-        values = [each[i - 1] for each in shown_settings]
+        values = [column[i - 1] for column in columns.values()]
         loss = [shown["bits per byte"]] if tag == BITS else []
         loss.append(shown["training loss" if tag == "train/loss" else "validation loss"])
         findings = f"{len(found[name])}: {found[name][0].name}" if found[name] else "0"
         finish = [*(shown[name] for name in ends), findings]
         rows.append(["–" if place.value is None else str(i), name, *loss, *values, *finish])
     losses = (["bits per byte"] if tag == BITS else []) + ["training loss" if tag == "train/loss" else "validation loss"]
-    head = ["", "run", *losses, *varying, *ends, "findings"]
+    head = ["", "run", *losses, *columns, *ends, "findings"]
     return html.heading("Ranking") + f"<p>{escape(said)}</p>" + html.table(head, rows, kind="figures")
 
 

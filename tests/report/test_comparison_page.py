@@ -153,7 +153,7 @@ def test_many_settings_that_differ_are_in_a_table_of_their_own(tmp_path, capsys,
         (path / "config.yaml").write_text((path / "config.yaml").read_text() + f"loss: {{{more}}}\n")
     page = compare(capsys, "--compare", "s")[3]
     assert len(cells(section(page, "Ranking"))[0]) == 4 + 12 + 4
-    assert "all 20 settings that differ" in section(page, "Settings")
+    assert "all settings that differ: 20" in section(page, "Settings")
     assert len(cells(section(page, "Settings"))) == 1 + 20
 
 
@@ -377,6 +377,11 @@ def test_callbacks_are_named_by_their_classes(tmp_path, monkeypatch, capsys):
         config.write_text(config.read_text().replace("{max_steps: 40}", f"{{max_steps: 40, callbacks: {callbacks}}}"))
     head, *rows = cells(section(compare(capsys, "--compare", "s")[3], "Ranking"))
     assert {row[1]: row[head.index("trainer.callbacks")] for row in rows} == {"a": "null", "b": "EarlyStopping"}
+    config.write_text(config.read_text().replace("patience: 1", "patience: 2"))
+    Path("s/a/config.yaml").write_text(config.read_text().replace("patience: 2", "patience: 3"))
+    page = compare(capsys, "--compare", "s")[3]
+    assert "trainer.callbacks" not in section(page, "Ranking"), "too wide for a column"
+    assert "patience" in section(page, "Settings")
 
 
 def test_texts_below_a_chart_have_room_beside_each_other(tmp_path, monkeypatch, capsys):
