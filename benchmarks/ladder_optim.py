@@ -133,6 +133,7 @@ TECHNIQUES = [
         options={"lr": 0.005},
         rate=lambda t, total: min(1.0, t / WARMUP_STEPS),
     ),
+    Technique("muon-rate×1.4", "Muon's rate 0.014", options={"lr": 0.014}),
     Technique("rates×1.4", "both rates 0.014", options={"lr": 0.014, "adamw_lr": 0.014}),
     Technique("rates×2", "both rates 0.02", options={"lr": 0.02, "adamw_lr": 0.02}),
     Technique("embedding-rate×3", NANOCHAT + " has 10 times Muon's", groups=ratio("embedding", 3.0)),
