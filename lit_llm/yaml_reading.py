@@ -62,6 +62,10 @@ def read_yaml(text: str) -> Any:
         return _Reader(text).document()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
+        if "nesting depth" in str(getattr(error, "problem", "")):  # PyYAML 6.0.4 reads ahead and stops at 1,000 levels
+            raise InvalidYaml(
+                f"nests values more than {MAX_DEPTH} levels deep{f' at line {mark.line + 1}' if mark else ''}"
+            ) from None
         raise NotYaml(f"is not valid YAML{f' at line {mark.line + 1}' if mark else ''}") from None
 
 
