@@ -253,14 +253,13 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV file; none if it does not exist. Raises UserError if it is another table."""
     if not path.exists():
         return []
-    convert: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
+    types: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
+    convert = {field.name: types[str(field.type)] for field in fields(Row)}
     lines = csv.DictReader(_whole_lines(path).decode().splitlines())
-    names = [field.name for field in fields(Row)]
-    if lines.fieldnames is not None and list(lines.fieldnames) != names:
-        raise UserError(
-            f"{path} is no table of the ladder, whose first line is {','.join(names)}: choose another file (--out)."
-        )
-    return [Row(**{field.name: convert[str(field.type)](line[field.name]) for field in fields(Row)}) for line in lines]
+    if lines.fieldnames is not None and list(lines.fieldnames) != list(convert):
+        first = ",".join(convert)
+        raise UserError(f"{path} is no table of the ladder, whose first line is {first}: choose another file (--out).")
+    return [Row(**{name: value(line[name]) for name, value in convert.items()}) for line in lines]
 
 
 def add_row(path: Path, row: Row) -> None:

@@ -84,16 +84,14 @@ def small_data(run: Observed) -> str | None:
 
 
 def overlap(run: Observed) -> str | None:
-    share, launch = run.last("health/validation_overlap"), run.start_of_launch(run.step)  # each launch counts anew
-    passes, before = run.passes, run.passes_at(launch)
-    if share is None or passes is None or before is None or passes <= 0:
+    share = run.last("health/validation_overlap")
+    passes = run.passes_at(run.step - run.start_of_launch(run.step))  # each launch counts anew
+    if share is None or passes is None or passes <= 0:
         return None
     # Code repeats lines. With documents split at random, 11 % of the spans of Python's library (48 bytes) occur in a tenth of a
     # pass, 20 % in a whole one. Of a text that is all in training, 30 % occur in a pass of 0.3.
     if share > 0.3:
-        return (
-            f"{share:.1%} of the validation text occurred in training, in {passes - before:.2f} passes over the training text"
-        )
+        return f"{share:.1%} of the validation text occurred in training, in {passes:.2f} passes over the training text"
     return None
 
 
@@ -109,7 +107,7 @@ def unused_vocabulary(run: Observed) -> str | None:
     size = run.last("setup/vocab_size")
     if not shares or not progress or not progress[-1][0] or size is None:
         return None
-    step, share = min(shares, key=lambda point: (point[1], -point[0]))
+    step, share = min(shares, key=lambda point: (point[1], -point[0]))  # each launch counts anew
     tokens = (step - run.start_of_launch(step)) * progress[-1][1] / progress[-1][0]
     # A text of as many tokens as a vocabulary of its own has entries uses more than a hundredth of them.
     if size > 512 and ((share > 0.9 and tokens > 5 * size) or (share > 0.99 and tokens > size)):
