@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from pydoc import locate
 from typing import Any
@@ -12,7 +12,6 @@ from lit_llm.errors import UserError
 from lit_llm.models.custom import SETTINGS, Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
-from lit_llm.renamed_classes import current_name
 
 # Settings that decide the shapes of the weights: no flag makes a checkpoint fit another shape.
 SHAPES = {
@@ -24,9 +23,6 @@ INITIAL = ("init_std", "zero_init_projections")  # matter before the first step 
 BASES = ("base_width", "base_depth")  # decide rates of the optimizer
 TRAINING = ("dropout", "mask_documents", "eos_id", *BASES)  # follow the data and the way of training, not the weights
 
-DEFAULTS = {field.name: field.default for field in fields(GPTConfig)}
-"""What a checkpoint of a GPT means that is older than a setting: new settings are off by default."""
-
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
     """The settings that a checkpoint stores, as plain values: all of a GPT's; of another model's the class and what counts."""
@@ -36,8 +32,7 @@ def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[
 
 
 def same_class(saved: str, now: str) -> bool:
-    """Whether two class paths name one class. The first may be the name that it had when the checkpoint was written."""
-    saved = current_name(saved)
+    """Whether two class paths name one class."""
     return saved == now or (locate(saved) is not None and locate(saved) is locate(now))
 
 
@@ -112,7 +107,7 @@ def model_changes(
             for name, before, now in changed
         ]
     for name, value in asdict(model).items():
-        old: Any = saved.get(name, DEFAULTS[name] if was is None else value)
+        old: Any = saved.get(name, value)
         if old == value or name in INITIAL or (name in ("vocab_size", "eos_id") and value is None):
             continue
         change = f"model.{name} was {old} in the checkpoint and is {value}"

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.cli import dial
-from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.groups import CLASSES, GROUPS
 from lit_llm.cli.recipe_files import content_of, find_recipe, with_base
 from lit_llm.errors import UserError
-from lit_llm.renamed_classes import current_name, with_current_names
 from lit_llm.runs.run_folder import CONFIG, config_of, expanded
 from lit_llm.yaml_reading import InvalidYaml, NotYaml, dump_yaml, read_yaml
 
@@ -152,7 +150,7 @@ def _assignments_of(item: RecipeFile | Flag, position: int = FLAGS) -> list[Assi
     key = plain_key(item.key)
     if item.value.lstrip().startswith("{"):
         try:
-            value = with_current_names(read_yaml(item.value), CALLBACKS, key.partition(".")[0])
+            value = read_yaml(item.value)
         except NotYaml:
             value = None
         if isinstance(value, dict) and value:
@@ -230,7 +228,7 @@ def read(words: list[str]) -> Arguments:
             elif flag.key == "base":
                 raise UserError("base is a key of recipe files. Give the base first: --config BASE --config RECIPE (--base)")
             else:
-                items += [_with_current_name(each) for each in _one_by_one(flag)]
+                items += _one_by_one(flag)
         except UserError as error:
             unreadable += str(error).splitlines()
     items.sort(key=lambda item: isinstance(item, Flag))  # flags override files
@@ -353,16 +351,8 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _with_current_name(flag: Flag) -> Flag:
-    if flag.value is None:
-        return flag
-    return Flag(flag.key, current_name(flag.value, needs_ours=flag.key.partition(".")[0] in CALLBACKS))
-
-
 def _with_base(path: Path) -> list[RecipeFile]:
-    files = [
-        RecipeFile(str(file), with_current_names(_with_init_args(content), CALLBACKS)) for file, content in with_base(path)
-    ]
+    files = [RecipeFile(str(file), _with_init_args(content)) for file, content in with_base(path)]
     for file in files:
         keys = [key for key, _ in leaves(file.content)]
         if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:

@@ -18,7 +18,6 @@ import lit_llm.optim
 from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.groups import ARCHITECTURE, CLASSES, OFF, PLAIN, TRAINER, Command, options_of
 from lit_llm.errors import UserError
-from lit_llm.renamed_classes import with_current_names
 from lit_llm.yaml_reading import InvalidYaml, dump_yaml, read_yaml
 
 
@@ -27,7 +26,7 @@ def _load(text: str) -> Any:
     value = read_yaml(text)
     if isinstance(value, dict) and text.strip(" {}").replace(" ", "").rstrip(":").split(",") == list(value):
         return text  # `{a, b}` and `a:` are dicts of nulls to YAML, but text to whoever writes them in a flag
-    return with_current_names(value, CALLBACKS)
+    return value
 
 
 set_loader("recipe", _load, (InvalidYaml,))
@@ -35,7 +34,7 @@ set_dumper("yaml", dump_yaml)  # quotes the texts that `_load` would read as som
 
 
 class RecipeParser(LightningArgumentParser):
-    """Raises UserError instead of exiting, so that all mistakes can be gathered. Accepts old names of classes."""
+    """Raises UserError instead of exiting, so that all mistakes can be gathered."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"parser_mode": "recipe", **kwargs})

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from lit_llm.renamed_classes import current_name
-
 SETTINGS = "settings"
 """Key in a checkpoint: {key: value} of the settings of the run that are not free, with the defaults of the chosen classes."""
 
@@ -89,29 +87,21 @@ class SettingChanges:
     """`key before → now`."""
 
 
-OLDER = {"optimizer.ns_dtype": "auto", "optimizer.ns_method": "jordan", "optimizer.normuon_beta2": None}
-"""Settings of MuonAdamW that a checkpoint may be older than, and what it trained with."""
-
-
 def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any], *, accepted: bool, compares_data: bool) -> SettingChanges:
     """Compare the settings of a checkpoint with the current ones.
 
-    A setting that only one of them knows is no difference, except those of `OLDER`.
+    A setting that only one of them knows is no difference.
 
     Args:
         accepted: REFUSED changes are announced instead (`--accept_changes`, or a branch).
         compares_data: The data compare themselves with the checkpoint (`TokenDataModule.changes_since`).
     """
     found = SettingChanges()
-    if "optimizer" in saved:
-        saved = {**OLDER, **saved}
     other_class = tuple(
-        f"{key}."
-        for key, value in now.items()
-        if key in saved and _is_class(saved[key], value) and not _same(saved[key], value)
+        f"{key}." for key, value in now.items() if key in saved and _is_class(saved[key], value) and saved[key] != value
     )
     for key, value in now.items():
-        if key not in saved or _same(saved[key], value) or _effective(saved, key) == _effective(now, key):
+        if key not in saved or saved[key] == value or _effective(saved, key) == _effective(now, key):
             continue
         if key == "optimizer":  # another class is always refused, by `RunStart.changes`
             continue
@@ -142,10 +132,6 @@ def _effective(settings: Mapping[str, Any], key: str) -> Any:
     """The value of a setting. A schedule without an end of its own ends with the run."""
     value = settings[key]
     return settings.get("trainer.max_steps") if key == "schedule.total_steps" and value is None else value
-
-
-def _same(before: Any, now: Any) -> bool:
-    return bool(before == now or (isinstance(before, str) and current_name(before) == now))
 
 
 def _shown(value: Any) -> str:

@@ -11,7 +11,7 @@ from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE
 
 TOKENIZER_SHA256 = "tokenizer_sha256"
-"""Key in a checkpoint: `tokenizer_sha256` of the run. Missing without a tokenizer, and in old checkpoints."""
+"""Key in a checkpoint: `tokenizer_sha256` of the run. Missing without a tokenizer."""
 
 
 def run_of(checkpoint: Path) -> Path:

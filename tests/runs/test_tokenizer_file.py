@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from recipe_runs import run
 
-from lit_llm.checkpoint.format import read
 from lit_llm.tokenizers import Bytes, load_tokenizer
 
 FILE = "runs/tiny/tokenizer.json"
@@ -65,11 +64,3 @@ def test_the_ids_around_a_document_are_part_of_it(folder, capsys):
     Path("runs/tiny/document_ids.json").write_text('{"bos_id": null, "eos_id": 257}')
     code, _, err = run(capsys, "generate", "--run", "runs/tiny", "--max_new_tokens", "2")
     assert code == 2 and "document_ids.json" in err, err
-
-
-def test_a_checkpoint_without_the_checksum_is_accepted():
-    old = Path(__file__).parents[1] / "fixtures" / "old_run"
-    assert "tokenizer_sha256" not in read(old / "checkpoints/step-00000004.ckpt")
-    from lit_llm.runs.tokenizer_file import tokenizer_problem
-
-    assert tokenizer_problem(old / "checkpoints/step-00000004.ckpt", old) is None
