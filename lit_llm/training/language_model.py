@@ -43,6 +43,7 @@ from lit_llm.plan.custom_config import custom_config
 from lit_llm.runs.prompt_start import PROMPT_START
 from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256
 from lit_llm.training.metrics import BitsPerByte, Perplexity
+from lit_llm.training.repeated_rows import without_repeats
 from lit_llm.training.source_losses import SourceLosses
 
 
@@ -456,6 +457,9 @@ class LanguageModel(L.LightningModule):
             self.token_bytes = self.token_bytes.to(device, torch.float32 if coarse else self.token_bytes.dtype)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        if not isinstance(getattr(self.trainer, "datamodule", None), TokenDataModule):  # which repeats nothing
+            loader = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
+            batch = without_repeats(batch, batch_idx, loader[0] if isinstance(loader, list | tuple) else loader)
         # The last batch may be smaller. Computing it without compiled blocks is faster than compiling them for its size.
         with torch.compiler.set_stance("default" if batch_idx == 0 else "eager_on_recompile"):
             sums = self.sums(batch)
