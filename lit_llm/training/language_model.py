@@ -140,6 +140,7 @@ class LanguageModel(L.LightningModule):
         self.last_nll: Tensor | float = 0.0  # of the last step, also if that was not logged; of all ranks once training ends
         self.last_count: Tensor | int = 0  # the tokens of `last_nll`
         self.window_count: Tensor | int = 0
+        self.validated_step: int | None = None  # the last one, in `fit`
         self.window_sources = SourceLosses(())
         self.window_batches: list[dict[str, Tensor]] = []  # of a pipeline: the step's micro-batches until the last one
         self.window_is_complete = False
@@ -496,6 +497,7 @@ class LanguageModel(L.LightningModule):
         self.log_dict(row, logger=not fitting)
         if fitting and not self.trainer.sanity_checking:
             self.log_row(row, self.trainer.global_step)
+            self.validated_step = self.trainer.global_step
 
     # -- generation and checkpoints ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback
-from recipe_runs import run
+from recipe_runs import curve, run, table
 
 
 class Fails(Callback):
@@ -130,8 +130,36 @@ def test_early_stopping_is_named_with_its_metric_and_value(folder, capsys):
     kept, _, rest = line.split(", ")[1].partition(" ")
     assert float(kept) == pytest.approx(losses[0], rel=1e-4) and rest == "at its last improvement by 100 or more"
     assert recorded() == (line.partition(": ")[2], True), "the end that the settings ask for"
+    step = Path("runs/tiny/checkpoints/last.ckpt").resolve()
+    for _ in range(2):  # the same command again changes nothing
+        code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "2", "--resume", "auto")
+        assert code == 0 and ended(out) == [line] and Path("runs/tiny/checkpoints/last.ckpt").resolve() == step
+        assert table(out)["val/loss"] == pytest.approx(losses[1], abs=1e-3)
     code, out, err = run(capsys, "report", "--compare", "runs", "--out", "page.html")
     assert code == 0 and "note: tiny" not in out and "it runs, was stopped" not in Path("page.html").read_text(), err
+
+
+def test_more_patience_continues_a_run_that_stopped_early(folder, capsys):
+    def launch(patience: int, *flags: str) -> str:
+        stop = overlay("lightning.pytorch.callbacks.EarlyStopping", monitor="val/loss", patience=patience, min_delta=100.0)
+        return run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "1", *flags)[1]
+
+    assert "training ended after step 2: early stopping" in launch(1)
+    assert "training ended after step 4: early stopping" in launch(3, "--resume", "auto")  # one validation before, two more
+    # A changed machine is no reason to train on, another rate is.
+    assert "training ended after step 4: early stopping" in launch(3, "--resume", "auto", "--compute.matmul_precision", "high")
+    more = ("--resume", "auto", "--accept_changes", "true", "--optimizer.lr", "0.03")
+    assert "training ended after step 5: early stopping" in launch(3, *more)
+
+
+def test_the_last_step_is_validated_whatever_triggers_validation(folder, capsys):
+    every = ["--validation", "null", "--trainer.val_check_interval", "10"]  # in micro-batches: after step 5 of 8
+    _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *every)
+    measured = curve(Path("runs/tiny"), "val/loss")
+    assert sorted(measured) == [5, 8] and table(out)["val/loss"] == pytest.approx(measured[8], abs=1e-4)
+    assert measured[8] < measured[5] and os.readlink("runs/tiny/checkpoints/best.ckpt") == "step-00000008.ckpt"
+    _, out, _ = run(capsys, "validate", "--run", "runs/tiny", "--ckpt_path", "last")  # a process that knows no other value
+    assert table(out)["val/loss"] == pytest.approx(measured[8], abs=1e-4)
 
 
 def test_a_signal_is_no_end_that_the_settings_ask_for(folder, capsys):
@@ -147,6 +175,8 @@ def test_a_time_limit_an_epoch_limit_and_a_callback_are_named(folder, capsys):
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *overlay("test_fit.StopsAfter", step=2))
     assert ended(out) == ["training ended after step 2: a callback stopped it"]
     assert recorded() == ("a callback stopped it", True)
+    _, out, _ = run(capsys, "fit", "--run", "runs/tiny", "--resume", "auto")
+    assert ended(out) == ["training ended after step 2: a callback stopped it"]
     limit = ["--trainer.max_time", "{seconds: 0}", "--trainer.max_steps", "100000"]
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/time", *limit)
     assert len(ended(out)) == 1 and ended(out)[0].endswith(": reached trainer.max_time")
