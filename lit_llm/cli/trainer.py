@@ -118,7 +118,7 @@ def _loggers(logger: Any, run_dir: Path, start: RunStart) -> Any:
         wait_for_later_name(run_dir)
         purge_step = 0 if start.step is None else start.step + 1
         logger = TensorBoardLogger(save_dir=run_dir, name="", version="", purge_step=purge_step)
-    return [*_as_list(logger), callbacks.MetricsFile(run_dir / METRICS, start.step)]
+    return [*_as_list(logger), callbacks.MetricsFile(run_dir / METRICS, -1 if start.step is None else start.step)]
 
 
 def _plugins(settings: Mapping[str, Any]) -> Any:

@@ -155,6 +155,8 @@ def _train(
         with naming(run_dir):
             trainer.fit(model, datamodule=data, ckpt_path=start.checkpoint, weights_only=True)
     except SystemExit:  # Lightning turns a KeyboardInterrupt into it
+        if folder is not None and trainer.global_step in (0, start.step):  # the same command must work again
+            folder.restore()
         raise KeyboardInterrupt from None
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not run_dir.exists():
@@ -271,7 +273,7 @@ class _FolderBefore:
         self.aside: Path | None = None
         self.training_began = False
         self.names: set[str] = set()
-        self.config: bytes | None = None
+        self.contents: dict[Path, bytes] = {}
         if existed and replace:
             self.aside, self.existed = set_aside(run_dir), False
             lock.acquire()  # in the new folder
@@ -279,7 +281,7 @@ class _FolderBefore:
             delete(self.aside / LOCK)
         if self.existed:
             self.names = {path.name for path in run_dir.iterdir()}
-            self.config = (run_dir / CONFIG).read_bytes() if CONFIG in self.names else None
+            self.contents = {run_dir / name: (run_dir / name).read_bytes() for name in self.names & _WRITTEN}
 
     def is_where(self, error: OSError) -> bool:
         """Whether an error while files of the run are written concerns its folder. Of a write, it names no file."""
@@ -298,9 +300,9 @@ class _FolderBefore:
         for path in self.run_dir.iterdir():
             if path.name not in self.names and (path.name in _WRITTEN or path.name.startswith("events.out.tfevents.")):
                 delete(path)
-        if self.config is not None:
-            with contextlib.suppress(OSError):  # the disk refuses this, too; then it has refused a new config.yaml as well
-                (self.run_dir / CONFIG).write_bytes(self.config)
+        for path, content in self.contents.items():
+            with contextlib.suppress(OSError):  # the disk refuses this, too; then it has refused a new file as well
+                path.write_bytes(content)
 
 
 def _continue(run_dir: Path) -> str:

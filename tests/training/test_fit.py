@@ -23,6 +23,13 @@ class Fails(Callback):
         raise self.error
 
 
+class Interrupts(Callback):
+    """Ctrl-C in this hook: twice within a step, because the first one waits for its end."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, lambda *_: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
+
+
 class StopsAfter(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
@@ -73,6 +80,21 @@ def test_a_refused_configuration_removes_only_what_this_launch_made(folder, caps
     before = {str(path): path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()}
     assert run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", *refused)[0] == 2
     assert {str(path): path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_batch_start"])
+def test_ctrl_c_before_the_first_step_leaves_nothing_behind(folder, capsys, hook):
+    def interrupted(*flags: str) -> int:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it from the first one on
+        return run(capsys, "fit", "--config", "tiny.yaml", *overlay("test_fit.Interrupts", hook=hook), *flags)[0]
+
+    assert interrupted() == 130
+    assert not Path("runs/tiny").exists()
+    assert run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "2")[0] == 0
+    before = {str(path): path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    for flags in (("--replace", "true"), ("--resume", "auto")):
+        assert interrupted(*flags) == 130
+        assert {str(path): path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()} == before
 
 
 # -- why training ended -------------------------------------------------------------------------------------------------
