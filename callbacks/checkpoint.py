@@ -18,6 +18,9 @@ from torch import Tensor
 from ._lightning import accumulates, validation_follows
 from .errors import ConfigurationError
 
+_LOSSES = ("val/loss", "val_loss", "valid/loss", "valid_loss", "validation/loss", "validation_loss", "eval/loss", "eval_loss")
+"""Usual names of the loss of a validation."""
+
 
 class _Files(NamedTuple):
     """The checkpoint files of a run. Names, not paths, because a run folder may be moved."""
@@ -65,7 +68,8 @@ class StepCheckpoint(Checkpoint):
         on_train_start: removes files from the restored state that are not in the folder (so a branch has its own best);
             repairs the links and makes the deletions that a killed process left. The resumed step counts as saved.
         on_train_batch_end: makes due saves; links and deletes after a finished save.
-        on_validation_end: makes the saves that waited for it, and saves the best; only in `fit`, not in the sanity check.
+        on_validation_end: makes the saves that waited for it, and saves the best; only in `fit`. In the sanity check it only
+            looks for `monitor`.
         on_validation_interrupted (called by StopOnSignal): saves the step, unless it is already saved.
         on_train_end: saves the last step, unless it is already saved, and waits until it is on disk.
         on_exception: waits for a save in progress.
@@ -78,7 +82,8 @@ class StepCheckpoint(Checkpoint):
     Args:
         every_n_steps: optimizer steps between two saves.
         keep_last: number of newest files kept, at least 1. The best is kept in addition.
-        monitor: metric that determines the best checkpoint; null = no best.
+        monitor: metric that determines the best checkpoint; null = no best. If validation does not log it, that is said before
+            the first step, where there is a sanity check. For a loss, its other usual names are tried, such as val_loss.
         mode: whether the smallest or the largest value is best. NaN and infinity are never best.
         dirpath: a local folder; null = `<trainer.default_root_dir>/checkpoints`.
         every_n_minutes: also save when this many minutes have passed since the last save; null = off. May be a few steps
@@ -86,7 +91,7 @@ class StepCheckpoint(Checkpoint):
         keep_every_n_steps: optimizer steps between two files that are never deleted; null = none.
 
     Raises:
-        ConfigurationError: numbers out of range; a remote folder; after a validation, `monitor` is not among the metrics.
+        ConfigurationError: numbers out of range; a remote folder.
     """
 
     def __init__(
@@ -132,7 +137,7 @@ class StepCheckpoint(Checkpoint):
         self._look_at_clock = 0  # the next step at which the ranks compare the time with every_n_minutes
         self._due = False  # a save waits for the validation that follows
         self._stop_at_boundary = False
-        self._warned = False
+        self._warned = self._told = False
 
     @property
     def best_model_path(self) -> str:
@@ -189,7 +194,10 @@ class StepCheckpoint(Checkpoint):
                 self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        if trainer.sanity_checking:
+            self._metric(trainer)
             return
         if accumulates(trainer):
             if not self._warned:
@@ -251,18 +259,27 @@ class StepCheckpoint(Checkpoint):
         """The score of the last validation if it is the best so far, else None."""
         if self.monitor is None:
             return None
-        metrics = trainer.callback_metrics
-        if self.monitor not in metrics:
-            there = ", ".join(sorted(metrics)) or "none"
-            raise ConfigurationError(
-                f"StepCheckpoint monitors {self.monitor!r} but validation did not log it; logged are: {there}"
-                " (--checkpoint.monitor, null for no best checkpoint)."
-            )
+        metric = self._metric(trainer)
         best = (self._saving.files if self._saving else self._files).best_score
-        score = float(metrics[self.monitor])
+        score = math.nan if metric is None else float(trainer.callback_metrics[metric])
         improved = best is None or (score < best if self.mode == "min" else score > best)
         # Use rank 0's score everywhere: a metric logged without sync_dist differs between ranks, which would deadlock.
         return trainer.strategy.broadcast(score if improved and math.isfinite(score) else None)
+
+    def _metric(self, trainer: Trainer) -> str | None:
+        """The metric of this validation that determines the best; says once if it is not `monitor`. None: there is none."""
+        metrics = trainer.callback_metrics
+        names = (self.monitor, *(_LOSSES if self.monitor in _LOSSES else ()))
+        metric = next((name for name in names if name in metrics), None)
+        if metric != self.monitor and not self._told:
+            there = ", ".join(sorted(metrics)) or "none"
+            follows = f"the best checkpoint follows {metric!r}" if metric else "without it no checkpoint is the best"
+            rank_zero_warn(
+                f"StepCheckpoint monitors {self.monitor!r} but validation did not log it; {follows}. Logged are: {there}"
+                " (monitor of StepCheckpoint; null for no best checkpoint)."
+            )
+            self._told = True
+        return metric
 
     def _save(self, trainer: Trainer, best_score: float | None = None) -> None:
         """Save this step, as the best if a score is given. Called on all ranks."""

@@ -34,8 +34,11 @@ class EMA(Callback):
     Training is the same, bit for bit, with and without this callback. The average is sharded like the parameters: each rank
     updates its own part, without communication and without host synchronisation.
 
-    Validation during `fit` measures the average, unless `validate` is false. Only one parameter at a time is copied; of
-    bf16 parameters, all are kept aside. Buffers and frozen parameters are those of the model.
+    Validation measures the average, unless `validate` is false: in `fit`, and by `trainer.validate` after a `fit`, also of a
+    finished run. With `ckpt_path`, `trainer.validate` measures the weights of that checkpoint.
+
+    Only one parameter at a time is copied; of bf16 parameters, all are kept aside. Buffers and frozen parameters are those
+    of the model.
 
     Contract:
         on_train_start: the average is that of the checkpoint, or begins with the weights.
@@ -51,7 +54,7 @@ class EMA(Callback):
         every_n_steps: optimizer steps between two updates.
         start_step: the average begins with the weights after this optimizer step.
         warmup: false: d = decay from the first update on.
-        validate: whether validation during `fit` measures the average instead of the weights.
+        validate: whether validation measures the average instead of the weights.
 
     Raises:
         ConfigurationError: numbers out of range; the checkpoint's average is of another model.
@@ -75,15 +78,19 @@ class EMA(Callback):
         self._updates = 0
         self._seen = 0  # the last optimizer step handled: on_train_batch_end runs once per micro-batch
         self._saved: Any = None  # the average in the checkpoint that is resumed, until training starts
+        self._owner: LightningModule | None = None  # whose average it is
         self._exchanged = False
         self._kept: dict[nn.Parameter, Tensor] = {}  # while exchanged: the weights that are narrower than their average
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._average, self._kept, self._exchanged = {}, {}, False
+            self._saved, self._owner = None, pl_module
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         step = self._seen = trainer.global_step
-        self._average, self._kept, self._exchanged = {}, {}, False
-        saved, self._saved = self._saved, None
-        if saved is not None:
-            self._restore(pl_module, saved)
+        if self._saved is not None:
+            self._restore(pl_module)
         elif step >= self.start_step:
             self._begin(pl_module)
             if step > self.start_step:
@@ -103,7 +110,14 @@ class EMA(Callback):
             self._begin(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.validate and self._average and trainer.state.fn == TrainerFn.FITTING:
+        if trainer.state.fn != TrainerFn.FITTING:
+            if trainer.ckpt_path is not None or pl_module is not self._owner:
+                return
+            if self._saved is not None:
+                self._restore(pl_module)
+            # Moving a module between devices may replace its parameters.
+            self._average = dict(zip(dict.fromkeys(_trainable(pl_module).values()), self._average.values(), strict=False))
+        if self.validate and self._average:
             self._exchange(pl_module)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -130,9 +144,6 @@ class EMA(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._updates = state_dict["updates"]
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._saved = None
-
     def by_name(self, pl_module: LightningModule) -> dict[str, Tensor]:
         """The average by the names of `state_dict`; empty before `start_step`. Distributed like the parameters."""
         return {name: self._average[p] for name, p in _trainable(pl_module).items()} if self._average else {}
@@ -156,12 +167,9 @@ class EMA(Callback):
             local_part(self._average[parameter]).copy_(local_part(parameter))
 
     @torch.no_grad()
-    def _restore(self, pl_module: LightningModule, saved: Any) -> None:
-        """Copy a checkpoint's average. Each rank reads its part.
-
-        Args:
-            saved: by name, whole tensors, or tensors on disk that can be indexed with slices.
-        """
+    def _restore(self, pl_module: LightningModule) -> None:
+        """Copy the checkpoint's average: by name, whole tensors, or tensors on disk. Each rank reads its part."""
+        saved, self._saved = self._saved, None
         for name, parameter in _trainable(pl_module).items():
             if name not in saved or tuple(saved[name].shape) != tuple(parameter.shape):
                 raise ConfigurationError(

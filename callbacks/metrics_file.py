@@ -33,8 +33,8 @@ class MetricsFile(Logger):
 
     Args:
         path: of the file. Its folder is made if it is missing.
-        resume_step: the optimizer step from which training is resumed. Rows of later steps are removed from the file when the
-            first row is written, because they are logged again. None: a new run, which removes all rows.
+        resume_step: the optimizer step from which training is resumed, -1 for a new run. Rows of later steps are removed from
+            the file when the first row is written, because they are logged again. None: every row is kept.
     """
 
     def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
@@ -90,7 +90,7 @@ class MetricsFile(Logger):
             return
         if not self._begun:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _keep_rows(self.path, self.resume_step)
+            _keep_rows(self.path, math.inf if self.resume_step is None else self.resume_step)
             self._begun = True
         line = json.dumps({"step": self._step, "time": round(self._time, 3), **self._row}) + "\n"
         # Opened for each line, so that a deleted or replaced file is noticed. After an error the file may end within a line.
@@ -124,13 +124,13 @@ def _end_of_last_line(content: bytes) -> int:
     return content.rfind(b"\n") + 1
 
 
-def _keep_rows(path: Path, step: int | None) -> None:
-    """Remove the rows after a step, and lines that are none. With None: all. The file is replaced whole, or left as it is."""
+def _keep_rows(path: Path, step: float) -> None:
+    """Remove the rows after a step, and lines that are none. The file is replaced whole, or left as it is."""
     if not path.exists():
         return
     content = path.read_bytes()
     lines = content[: _end_of_last_line(content)].split(b"\n")
-    kept = b"".join(line + b"\n" for line in lines if step is not None and _is_row_until(line, step))
+    kept = b"".join(line + b"\n" for line in lines if _is_row_until(line, step))
     if kept == content:
         return
     partial = path.with_name(f".{path.name}.partial")
@@ -146,7 +146,7 @@ def _keep_rows(path: Path, step: int | None) -> None:
         raise
 
 
-def _is_row_until(line: bytes, step: int) -> bool:
+def _is_row_until(line: bytes, step: float) -> bool:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -202,7 +202,9 @@ class _Horizon(Schedule):
         self._total = 0  # set by resolve()
 
     def resolve(self, trainer: Trainer) -> None:
-        self._total = trainer.max_steps if self.total_steps is None else self.total_steps
+        # `fast_dev_run` replaces max_steps. Its few steps are the first ones of a run of unknown length.
+        of_run = 10**9 if trainer.fast_dev_run else trainer.max_steps  # type: ignore[attr-defined]
+        self._total = of_run if self.total_steps is None else self.total_steps
         if self._total == -1:
             raise ConfigurationError(
                 f"{type(self).__name__} needs a number of steps: set --trainer.max_steps or --schedule.total_steps."

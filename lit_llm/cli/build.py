@@ -397,7 +397,7 @@ def _make_trainer(built: Built, replaced: Mapping[str, Any], scratch: bool) -> l
         return [f"trainer: {message} ({', '.join(f'--trainer.{key}' for key in keys) or '--trainer'})"]
     if built.recipe.command != "fit":
         return []
-    found = callback_problems(built.trainer)
+    found = callback_problems(built.trainer, built.datamodule)
     if not getattr(built.datamodule, "needs_max_steps", False):  # such data refuse a run without it in their own words
         found += end_problems(built.trainer)
     return found

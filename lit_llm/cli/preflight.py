@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 from jsonargparse import Namespace
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from lit_llm import callbacks
@@ -220,7 +229,18 @@ def logger_problems(loggers: Any) -> list[str]:
     return found
 
 
-def callback_problems(trainer: Trainer) -> list[str]:
+_INSTEAD: dict[type[Callback], str] = {
+    StochasticWeightAveraging: "--ema EMA averages the weights",
+    WeightAveraging: "--ema EMA averages the weights",
+    LearningRateFinder: "python -m lit_llm find-lr finds a rate",
+    BatchSizeFinder: "python -m lit_llm find-batch finds a batch size",
+    BackboneFinetuning: "--lora.rank N trains a small part of the weights",
+    ModelPruning: "nothing here prunes weights",
+}
+"""Lightning's callbacks that fail with a LanguageModel, and what there is instead."""
+
+
+def callback_problems(trainer: Trainer, data: object = None) -> list[str]:
     """What the callbacks would refuse when training starts, one sentence each. By then a run folder would exist."""
     found = []
     if isinstance(trainer.strategy, MeshStrategy):
@@ -229,6 +249,14 @@ def callback_problems(trainer: Trainer) -> list[str]:
     if trainer.log_every_n_steps < 1:  # type: ignore[attr-defined]
         found.append("trainer.log_every_n_steps must be at least 1 (--trainer.log_every_n_steps)")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        instead = next((what for kind, what in _INSTEAD.items() if isinstance(callback, kind)), None)
+        if isinstance(callback, GradientAccumulationScheduler):
+            if isinstance(data, TokenDataModule):
+                instead = "data.global_batch_size and --batch_ramp BatchRamp set the batch"
+            elif trainer.accumulate_grad_batches != 1:
+                instead = f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, it needs 1"
+        if instead is not None:
+            found.append(f"{type(callback).__name__} does not work here: {instead}; remove it from trainer.callbacks")
         if isinstance(callback, callbacks.Schedule) and trainer.max_steps != -1:  # else the data decide
             try:
                 callback.resolve(trainer)

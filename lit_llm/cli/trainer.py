@@ -17,6 +17,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm import callbacks
+from lit_llm._lightning import keep_order_of_loaders
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.cli.bounded_exit import end_with_launcher, launches_ranks
 from lit_llm.cli.constructor_errors import is_mistake
@@ -71,6 +72,7 @@ def make_trainer(
     if isinstance(settings["strategy"], FSDPStrategy) or settings["strategy"] in ("fsdp", "fsdp_cpu_offload"):
         settings["strategy"] = MeshStrategy.from_fsdp1(settings["strategy"], int(settings["num_nodes"]))
     trainer = Trainer(**settings)
+    keep_order_of_loaders(trainer)
     if trainer.world_size > 1:
         launches_ranks() if trainer.local_rank == 0 else end_with_launcher()
     if extra_logger is not None:
@@ -116,7 +118,7 @@ def _loggers(logger: Any, run_dir: Path, start: RunStart) -> Any:
         wait_for_later_name(run_dir)
         purge_step = 0 if start.step is None else start.step + 1
         logger = TensorBoardLogger(save_dir=run_dir, name="", version="", purge_step=purge_step)
-    return [*_as_list(logger), callbacks.MetricsFile(run_dir / METRICS, start.step)]
+    return [*_as_list(logger), callbacks.MetricsFile(run_dir / METRICS, -1 if start.step is None else start.step)]
 
 
 def _plugins(settings: Mapping[str, Any]) -> Any:

@@ -35,8 +35,9 @@ from lit_llm.runs.run_folder import (
     find_checkpoint,
     holds_run,
     origin_of,
+    reason_of_end,
 )
-from lit_llm.runs.setting_changes import SETTINGS, SettingChanges, setting_changes
+from lit_llm.runs.setting_changes import ENDINGS, SETTINGS, Change, SettingChanges, rule, setting_changes
 from lit_llm.runs.tokenizer_file import run_of, tokenizer_problem
 
 
@@ -77,6 +78,14 @@ class RunStart:
     """The state of the run folder when the decision was made."""
     announced: tuple[str, ...] = ()
     """Settings that differ from the checkpoint's and apply: `key before → now`."""
+    ended: str | None = None
+    """Why the run ended at this checkpoint before its last step: early stopping, for example."""
+
+    @property
+    def end(self) -> str | None:
+        """`ended`, if it still holds: no setting changed that ends a run, or that makes another run of it."""
+        changed = [line.partition(" ")[0] for line in self.announced]
+        return self.ended if all(rule(key) is Change.ANNOUNCED and key not in ENDINGS for key in changed) else None
 
     def changes(
         self,
@@ -196,7 +205,9 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
     max_steps = None
     if additional_steps is not None:
         max_steps = _end_of_branch(run_dir, resume, origin, additional_steps)
-    return RunStart(checkpoint, ranks > 1, step, "auto" if origin is None else str(origin), max_steps, lock, folder_state)
+    ended = reason_of_end(run_dir, step) if resume == "auto" and step is not None else None
+    resume = "auto" if origin is None else str(origin)
+    return RunStart(checkpoint, ranks > 1, step, resume, max_steps, lock, folder_state, ended=ended)
 
 
 def start_of_plan(run_dir: Path, resume: str) -> RunStart:

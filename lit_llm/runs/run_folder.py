@@ -5,11 +5,13 @@ Names and rules of the folder only. `lit_llm.runs.resume` decides where a run st
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+from lit_llm.disk import write_text
 from lit_llm.errors import UserError
 from lit_llm.yaml_reading import InvalidYaml, read_yaml_file
 
@@ -17,6 +19,8 @@ CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 """What `callbacks.MetricsFile` writes."""
+ENDED = "ended.json"
+"""After which step, and why, the run ended by a rule of its own before its last step: early stopping, a time limit."""
 
 
 def expanded(run_dir: str | Path, *, key: str = "run_dir", flag: str = "--run_dir, or --run") -> Path:
@@ -115,6 +119,20 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise UserError(f"{run_dir / CONFIG} has no settings: restore it, or use another folder (--run_dir)")
     return settings
+
+
+def record_end(run_dir: Path, step: int, reason: str) -> None:
+    """Write `ENDED`."""
+    write_text(run_dir / ENDED, json.dumps({"step": step, "reason": reason}, indent=2) + "\n")
+
+
+def reason_of_end(run_dir: Path, step: int | None) -> str | None:
+    """What `ENDED` says, if it is about this step; else None."""
+    try:
+        end = json.loads((run_dir / ENDED).read_text(encoding="utf-8"))
+        return str(end["reason"]) if end["step"] == step else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def find_checkpoint(run_dir: Path, which: str) -> Path:

@@ -61,6 +61,9 @@ _RULES: dict[Change, str] = {
 RULES: dict[str, Change] = {prefix: change for change, prefixes in _RULES.items() for prefix in prefixes.split()}
 """Prefix of keys → rule. The longest prefix counts."""
 
+ENDINGS = frozenset(f"trainer.{key}" for key in ("callbacks", "max_steps", "max_epochs", "max_time", "min_steps", "min_epochs"))
+"""Settings that end a run. If one changes, a run that ended by a rule of its own trains on."""
+
 _NOTES = {"trainer.max_steps": "a schedule that ends with the run ends there"}
 _RATES = ("optimizer.lr", "optimizer.adamw_lr")
 _OF_DECAY = "no effect: Decay starts at the rate of the checkpoint"

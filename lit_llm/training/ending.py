@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
@@ -13,35 +14,41 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
 from lit_llm import callbacks
-from lit_llm.callbacks._lightning import is_logged
+from lit_llm.callbacks._lightning import accumulates, is_logged
 from lit_llm.callbacks.progress_bar import format_line
 from lit_llm.errors import UserError
 from lit_llm.training.language_model import LanguageModel, safe_exp
 
 
 class RequireMonitor(Callback):
-    """Raises if the metric of an EarlyStopping does not exist. Must precede it directly in `trainer.callbacks`.
+    """Raises if the metric of a strict EarlyStopping does not exist. Must precede it directly in `trainer.callbacks`.
 
     Contract:
+        on_train_start: the patience is the configured one, not the checkpoint's, and a stop before that is over.
         on_validation_end, on_train_epoch_end: checks in the hook that the EarlyStopping uses: after validation with a
             ValidateEvery, else at the end of an epoch.
         State: none.
     """
 
     def __init__(self, early_stopping: EarlyStopping) -> None:
-        self.early_stopping = early_stopping
+        self.early_stopping, self.patience = early_stopping, early_stopping.patience
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.early_stopping.patience = self.patience
+        self.early_stopping.stopping_reason = EarlyStoppingReason.NOT_STOPPED
+        self.early_stopping.stopping_reason_message = None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and trainer.state.fn == "fit" and _validates_by_steps(trainer):
+        if not trainer.sanity_checking and trainer.state.fn == "fit" and validates_by_steps(trainer):
             self._check(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not _validates_by_steps(trainer):
+        if not validates_by_steps(trainer):
             self._check(trainer)
 
     def _check(self, trainer: Trainer) -> None:
         monitor, metrics = self.early_stopping.monitor, trainer.callback_metrics
-        if monitor not in metrics:
+        if self.early_stopping.strict and monitor not in metrics:
             names = sorted(name for name in metrics if not name.startswith(("health/", "setup/")))  # a hundred more
             close = difflib.get_close_matches(monitor, list(metrics), 1)
             hint = f". Did you mean {close[0]!r}?" if close else ""
@@ -51,11 +58,24 @@ class RequireMonitor(Callback):
             )
 
 
+class ValidateLast(Callback):
+    """Validates the last step of a run without `ValidateEvery`, so that its end and its best checkpoint are known.
+
+    Contract:
+        on_train_batch_start: makes validation due after the micro-batch that completes step `max_steps`.
+        State: none.
+    """
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step + 1 == trainer.max_steps and not accumulates(trainer):
+            trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, None
+
+
 def require_monitors(trainer: Trainer) -> None:
-    """Put a `RequireMonitor` before each strict EarlyStopping."""
+    """Put a `RequireMonitor` before each EarlyStopping."""
     checked: list[Callback] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, EarlyStopping) and callback.strict:
+        if isinstance(callback, EarlyStopping):
             checked.append(RequireMonitor(callback))
         checked.append(callback)
     trainer.callbacks = checked  # type: ignore[attr-defined]
@@ -155,5 +175,5 @@ def not_finite(trainer: Trainer, metrics: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _validates_by_steps(trainer: Trainer) -> bool:
+def validates_by_steps(trainer: Trainer) -> bool:
     return any(isinstance(callback, callbacks.ValidateEvery) for callback in trainer.callbacks)  # type: ignore[attr-defined]

@@ -29,9 +29,17 @@ from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.lock import LOCK, RunLock
 from lit_llm.runs.logged_curve import logged
 from lit_llm.runs.resume import RunStart
-from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, holds_run, set_aside
+from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, holds_run, record_end, set_aside
 from lit_llm.tokenizers import TOKENIZER_FILE
-from lit_llm.training.ending import loss_of_last_step, not_finite, reason_for_end, require_monitors, unsaved
+from lit_llm.training.ending import (
+    ValidateLast,
+    loss_of_last_step,
+    not_finite,
+    reason_for_end,
+    require_monitors,
+    unsaved,
+    validates_by_steps,
+)
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.lost_peer import PeerWatch, is_lost_peer, is_port_in_use
 from lit_llm.training.progress_watch import ProgressWatch
@@ -67,7 +75,9 @@ def fit(
         KeyboardInterrupt: Instead of Lightning's SystemExit.
     """
     require_monitors(trainer)
-    trainer.callbacks.insert(0, PeerWatch())  # type: ignore[attr-defined]
+    if not validates_by_steps(trainer):
+        trainer.callbacks.append(ValidateLast())  # type: ignore[attr-defined]
+    trainer.callbacks[:0] = [PeerWatch(), _End(is_reached=start.end is not None)]  # type: ignore[attr-defined]
     watch = None if hang_timeout is None else ProgressWatch(hang_timeout, log_dir or run_dir, _code_of_failure)
     if watch is not None:
         trainer.callbacks.insert(0, watch)  # type: ignore[attr-defined]
@@ -93,6 +103,9 @@ def fit(
         code = _train(trainer, model, data, start, run_dir, folder, watch)
         if code is not None:
             return code
+        if trainer.should_stop and start.end is None and folder is not None and holds_run(run_dir):
+            with contextlib.suppress(OSError):  # then the next launch trains on, until the same rule ends it again
+                record_end(run_dir, trainer.global_step, reason_for_end(trainer))
         metrics = dict(trainer.callback_metrics)  # an evaluation clears them
         last = torch.as_tensor(model.last_nll)  # the last step may not have been logged
         if not bool(last.isfinite()):
@@ -142,6 +155,8 @@ def _train(
         with naming(run_dir):
             trainer.fit(model, datamodule=data, ckpt_path=start.checkpoint, weights_only=True)
     except SystemExit:  # Lightning turns a KeyboardInterrupt into it
+        if folder is not None and trainer.global_step in (0, start.step):  # the same command must work again
+            folder.restore()
         raise KeyboardInterrupt from None
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not run_dir.exists():
@@ -183,13 +198,13 @@ def _train(
         if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
             return _code_of_failure(trainer)
     if trainer.is_global_zero:
-        print(f"training ended after step {trainer.global_step}: {reason_for_end(trainer)}")
+        print(f"training ended after step {trainer.global_step}: {start.end or reason_for_end(trainer)}")
     return None
 
 
 def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule, start: RunStart) -> None:
-    """Validate the final weights, unless training did. Needed after resuming a finished run, or with `--validation null`."""
-    if "val/loss" in trainer.callback_metrics:
+    """Validate the final weights, unless training did. Needed after resuming a run that has ended."""
+    if model.validated_step == trainer.global_step:
         return
     loggers, trainer.loggers = trainer.loggers, []  # Lightning would log at a wrong step
     evaluated = trainer.validate(model, datamodule=data, verbose=False)
@@ -211,6 +226,20 @@ def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Pat
         if name in metrics and math.isfinite(float(metrics[name])):
             table.add_row(name, f"{float(metrics[name]):.4f}")
     Console(file=sys.stdout).print(table)
+
+
+class _End(Callback):
+    """Trains no step if the run has ended by a rule of its own: the same command must come to the same end.
+
+    Args:
+        is_reached: rank 0's counts.
+    """
+
+    def __init__(self, *, is_reached: bool) -> None:
+        self.is_reached = is_reached
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop |= trainer.strategy.broadcast(self.is_reached)
 
 
 class _Owner(Callback):
@@ -244,7 +273,7 @@ class _FolderBefore:
         self.aside: Path | None = None
         self.training_began = False
         self.names: set[str] = set()
-        self.config: bytes | None = None
+        self.contents: dict[Path, bytes] = {}
         if existed and replace:
             self.aside, self.existed = set_aside(run_dir), False
             lock.acquire()  # in the new folder
@@ -252,7 +281,7 @@ class _FolderBefore:
             delete(self.aside / LOCK)
         if self.existed:
             self.names = {path.name for path in run_dir.iterdir()}
-            self.config = (run_dir / CONFIG).read_bytes() if CONFIG in self.names else None
+            self.contents = {run_dir / name: (run_dir / name).read_bytes() for name in self.names & _WRITTEN}
 
     def is_where(self, error: OSError) -> bool:
         """Whether an error while files of the run are written concerns its folder. Of a write, it names no file."""
@@ -271,9 +300,9 @@ class _FolderBefore:
         for path in self.run_dir.iterdir():
             if path.name not in self.names and (path.name in _WRITTEN or path.name.startswith("events.out.tfevents.")):
                 delete(path)
-        if self.config is not None:
-            with contextlib.suppress(OSError):  # the disk refuses this, too; then it has refused a new config.yaml as well
-                (self.run_dir / CONFIG).write_bytes(self.config)
+        for path, content in self.contents.items():
+            with contextlib.suppress(OSError):  # the disk refuses this, too; then it has refused a new file as well
+                path.write_bytes(content)
 
 
 def _continue(run_dir: Path) -> str:

@@ -43,6 +43,7 @@ from lit_llm.plan.custom_config import custom_config
 from lit_llm.runs.prompt_start import PROMPT_START
 from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256
 from lit_llm.training.metrics import BitsPerByte, Perplexity
+from lit_llm.training.repeated_rows import without_repeats
 from lit_llm.training.source_losses import SourceLosses
 
 
@@ -139,6 +140,7 @@ class LanguageModel(L.LightningModule):
         self.last_nll: Tensor | float = 0.0  # of the last step, also if that was not logged; of all ranks once training ends
         self.last_count: Tensor | int = 0  # the tokens of `last_nll`
         self.window_count: Tensor | int = 0
+        self.validated_step: int | None = None  # the last one, in `fit`
         self.window_sources = SourceLosses(())
         self.window_batches: list[dict[str, Tensor]] = []  # of a pipeline: the step's micro-batches until the last one
         self.window_is_complete = False
@@ -456,6 +458,9 @@ class LanguageModel(L.LightningModule):
             self.token_bytes = self.token_bytes.to(device, torch.float32 if coarse else self.token_bytes.dtype)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        if not isinstance(getattr(self.trainer, "datamodule", None), TokenDataModule):  # which repeats nothing
+            loader = self.trainer.test_dataloaders if self.trainer.testing else self.trainer.val_dataloaders
+            batch = without_repeats(batch, batch_idx, loader[0] if isinstance(loader, list | tuple) else loader)
         # The last batch may be smaller. Computing it without compiled blocks is faster than compiling them for its size.
         with torch.compiler.set_stance("default" if batch_idx == 0 else "eager_on_recompile"):
             sums = self.sums(batch)
@@ -492,6 +497,7 @@ class LanguageModel(L.LightningModule):
         self.log_dict(row, logger=not fitting)
         if fitting and not self.trainer.sanity_checking:
             self.log_row(row, self.trainer.global_step)
+            self.validated_step = self.trainer.global_step
 
     # -- generation and checkpoints ---------------------------------------------------------------------------------
 

@@ -258,10 +258,39 @@ def test_validation_inside_an_accumulation_window_saves_nothing_and_warns_once(t
     assert {"step-00000008.ckpt"} < set(files(tmp_path)) <= {f"step-{k:08d}.ckpt" for k in (3, 6, 8)}
 
 
-def test_a_monitor_that_is_not_logged_is_an_error_naming_what_is(tmp_path):
-    callbacks = [ValidateEvery(4), StepCheckpoint(4, monitor="val/los")]
-    with pytest.raises(ValueError, match=r"monitors 'val/los' .* logged are: .*val/loss.*--checkpoint\.monitor"):
-        fit(callbacks, tmp_path, **VAL)
+class OtherName(Foreign):
+    """Logs its validation loss under another name."""
+
+    def __init__(self, name, **kwargs):
+        super().__init__(**kwargs)
+        self.name = name
+
+    def log(self, name, *args, **kwargs):
+        super().log(self.name, *args, **kwargs)
+
+
+@pytest.mark.parametrize("sanity", [0, 1])
+@pytest.mark.parametrize(
+    ("monitor", "logged", "best"), [("val/loss", "val_loss", 4), ("val/loss", "top1", 0), ("f1", "val/loss", 0)]
+)
+def test_another_name_of_the_loss_is_found_and_without_one_training_goes_on_without_a_best(
+    tmp_path, monitor, logged, best, sanity
+):
+    said = []
+
+    class Note(Callback):
+        def on_train_start(self, *args):
+            said.append(len(caught))
+
+    module = OtherName(logged, val_losses=[2.0, 3.0])
+    callbacks = [ValidateEvery(4), StepCheckpoint(4, monitor=monitor), Note()]
+    with pytest.warns(UserWarning, match=f"monitors '{monitor}' .*{logged}.* \\(monitor of StepCheckpoint") as caught:
+        trainer, *_ = fit(callbacks, tmp_path, module=module, num_sanity_val_steps=sanity, **VAL)
+    assert sum("StepCheckpoint monitors" in str(w.message) for w in caught) == 1
+    assert any("StepCheckpoint monitors" in str(w.message) for w in list(caught)[: said[0]]) == bool(sanity)
+    assert trainer.global_step == 8
+    found = tmp_path / "checkpoints/best.ckpt"
+    assert os.readlink(found) == f"step-{best:08d}.ckpt" if best else not found.exists()
 
 
 def test_fast_dev_run_writes_nothing(tmp_path):

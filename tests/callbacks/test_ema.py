@@ -98,6 +98,35 @@ def test_training_is_the_same_with_it_and_validation_measures_the_average(tmp_pa
     assert of_weights == without.callback_metrics["val/loss"] != pytest.approx(measured, rel=1e-2)
 
 
+def test_a_validation_after_training_measures_the_average_too_even_if_there_was_no_step_to_make(tmp_path):
+    def run(resume=None):
+        callbacks = [EMA(0.9), StepCheckpoint(8, monitor=None)]
+        return fit(callbacks, tmp_path, module=Foreign(seed=0 if resume is None else 9), resume=resume, **VAL)[:2]
+
+    def measured(trainer, module, **kwargs):
+        before = {name: p.detach().clone() for name, p in module.named_parameters()}
+        value = trainer.validate(module, verbose=False, **kwargs)[0]["val/loss"]
+        assert_same(dict(module.named_parameters()), before)
+        return value
+
+    def loss(weights):
+        module = Foreign()
+        module.load_state_dict(weights)
+        return pytest.approx(sum(module.loss(Batches(2)[i]).item() for i in range(2)) / 2, rel=1e-6)
+
+    trainer, module = run()
+    checkpoint, last = saved(trainer), trainer.checkpoint_callback.last_model_path
+    of_average, of_weights = loss(checkpoint[AVERAGE]), loss(checkpoint["state_dict"])
+    assert of_average != of_weights
+    assert measured(trainer, module) == of_average
+    again, resumed = run(last)
+    assert again.global_step == 8 and resumed.seen == []
+    assert measured(again, resumed) == of_average
+    assert measured(again, resumed, ckpt_path=last, weights_only=True) == of_weights
+    other = Foreign(seed=3)
+    assert measured(again, other) == loss(other.state_dict())
+
+
 def test_a_resumed_run_has_the_same_average_bit_for_bit(tmp_path):
     def run(folder, steps, resume=None):
         callbacks = [EMA(0.9), ValidateEvery(2), StepCheckpoint(2)]

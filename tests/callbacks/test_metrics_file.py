@@ -61,7 +61,7 @@ ROWS = [{"step": step, "time": 1.0, "loss": 1.0 / step} for step in (1, 2, 3, 4)
 
 @pytest.mark.parametrize(
     ("step", "kept"),
-    [(2, [1, 2]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4]), (0, []), (None, [])],
+    [(2, [1, 2]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4]), (0, []), (-1, []), (None, [1, 2, 3, 4])],
 )
 @pytest.mark.parametrize("tail", [b"", b'{"step": 5, "ti', b"\xff\x00"])
 def test_rows_after_the_resumed_step_and_a_half_line_are_removed_before_the_first_row(file, step, kept, tail):

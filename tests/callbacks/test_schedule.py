@@ -200,6 +200,15 @@ def test_a_horizon_that_does_not_fit_is_refused_before_training(tmp_path, callba
     assert module.seen == []
 
 
+@pytest.mark.parametrize("callback", [Cosine(warmup_steps=9), WSD(warmup_steps=9, decay_steps=50), Linear(9, total_steps=12)])
+def test_a_fast_dev_run_makes_the_first_steps_of_a_longer_run(tmp_path, callback):
+    module = Foreign(steps=8, lr=0.9)
+    trainer = make_trainer([callback], tmp_path, steps=8, fast_dev_run=2)
+    trainer.fit(module)
+    assert trainer.max_steps == trainer.global_step == 2
+    assert trainer.optimizers[0].param_groups[1]["lr"] == pytest.approx(0.9 * 2 / 9)  # the second step of nine to the peak
+
+
 def test_a_second_schedule_in_the_module_is_refused(tmp_path):
     class Scheduled(Foreign):
         def configure_optimizers(self):

@@ -179,6 +179,14 @@ def test_the_last_line_does_not_show_the_numbers_of_an_earlier_step(folder, caps
 
 # -- mistakes -------------------------------------------------------------------------------------------------------
 
+
+def lightnings(*callbacks: str) -> str:
+    """An overlay with callbacks of Lightning, each written as `Class: {argument: value}`."""
+    chosen = [name.partition(": ")[::2] for name in callbacks]
+    listed = ", ".join(f"{{class_path: lightning.pytorch.callbacks.{name}, init_args: {given}}}" for name, given in chosen)
+    return f"trainer: {{callbacks+: [{listed}]}}"
+
+
 MISTAKES = {
     "unknown key in a config": ([], "model: {n_layr: 2}", ["n_layr", "model.n_layer"]),
     "unknown flag": (["--model.n_heds", "2"], "", ["n_heds", "model.n_head"]),
@@ -244,6 +252,14 @@ MISTAKES = {
         [], "schedule: {class_path: WSD, shape: linear, init_args: {shape: linear}}", ["beside class_path and in init_args"]
     ),
     "an empty list of callbacks' class": (["--trainer.callbacks", "abc"], "", ["of type list[Callback], Callback, null"]),
+    "Lightning's averages": (
+        [], lightnings("StochasticWeightAveraging: {swa_lrs: 0.1}", "EMAWeightAveraging: {}"),
+        ["StochasticWeightAveraging does not work here: --ema EMA", "EMAWeightAveraging does not work here: --ema EMA"],
+    ),
+    "Lightning's rate finder": ([], lightnings("LearningRateFinder: {}"), ["LearningRateFinder", "find-lr"]),
+    "Lightning's accumulation": (
+        [], lightnings("GradientAccumulationScheduler: {scheduling: {0: 2}}"), ["GradientAccumulationScheduler", "--batch_ramp BatchRamp"]
+    ),
     "a GPU where there is none": (["--trainer.accelerator", "gpu"], "", ["trainer.accelerator is gpu", "0 GPUs"]),
 }  # fmt: skip
 

@@ -19,6 +19,8 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.trainer.connectors import data_connector
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch.utils.data import DataLoader
 
 from lit_llm import _lightning as package
@@ -390,3 +392,16 @@ def test_a_model_parallel_strategy_connects_processes_before_it_makes_its_mesh()
     source = inspect.getsource(ModelParallelStrategy.setup_environment)
     assert source.index("self._setup_distributed()") < source.index("self._device_mesh = ")
     assert "set_world_ranks" in inspect.getsource(ModelParallelStrategy._setup_distributed)
+
+
+def test_two_ranks_deal_a_training_loader_out_in_its_own_order():
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False)
+    assert sampler_of(trainer, DataLoader(range(8))).shuffle  # what Lightning does
+    package.keep_order_of_loaders(trainer)
+    assert list(sampler_of(trainer, DataLoader(range(8)))) == [0, 2, 4, 6]  # of rank 0
+    assert list(sampler_of(trainer, DataLoader(range(8), sampler=[7, 5, 3, 1]))) == [7, 3]
+    assert sampler_of(trainer, DataLoader(range(8), shuffle=True)).shuffle
+
+
+def sampler_of(trainer: Trainer, loader: DataLoader) -> Any:
+    return data_connector._process_dataloader(trainer, TrainerFn.FITTING, RunningStage.TRAINING, loader).sampler

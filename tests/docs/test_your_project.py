@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from pages import ROOT, commands, files
+from recipe_runs import curve
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn.functional import cross_entropy
 
@@ -54,7 +55,8 @@ PARTS = ("runs/lower", "runs/sign", "runs/herald")
 
 
 @pytest.mark.slow
-def test_two_ranks_share_the_samples_of_a_loader_without_a_distributed_sampler(project):
+def test_two_ranks_share_the_samples_of_a_loader_in_its_order_and_validate_each_once(project):
+    Path("questions.py").write_text(Path("questions.py").read_text().replace("shuffle=True", "shuffle=False"))
     Path("seen.py").write_text(
         "import lightning as L\n"
         "class Seen(L.Callback):\n"
@@ -64,14 +66,31 @@ def test_two_ranks_share_the_samples_of_a_loader_without_a_distributed_sampler(p
     )
     Path("seen.yaml").write_text("trainer: {callbacks+: [{class_path: seen.Seen}]}")
     words = ["--config", "questions.yaml", "--config", "seen.yaml", "--config", "strategy/ddp", "--trainer.devices", "2"]
-    words += ["--trainer.accelerator", "cpu", "--trainer.max_steps", "2", "--run_dir", "runs/two", "--data.batch_size", "10"]
+    words += ["--trainer.accelerator", "cpu", "--trainer.max_steps", "2", "--run_dir", "runs/two", "--data.batch_size", "2"]
+    words += ["--data.largest", "4"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-m", "lit_llm", "fit", *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (Path(f"seen-{rank}.txt").read_text().splitlines() for rank in (0, 1))
-    # 80 questions, 2 ranks, 2 steps of 2 micro-batches of 10: each question once.
-    assert len(first) == len(second) == 40 and len({*first, *second}) == 80
+    # 2 ranks, 2 steps of 2 micro-batches of 2: the first 16 of 20 questions once, dealt out like cards.
+    import questions
+
+    data = questions.Questions(4, 2)
+    dealt = [str(ids.tolist()) for batch in data.train_dataloader() for ids in batch["input_ids"]]
+    assert len(set(dealt)) == 20 and (first, second) == (dealt[:16:2], dealt[1:16:2])
+    # 5 held-out ones: Lightning's sampler gives rank 1 the first one again, in a batch of its own.
+    assert len(data.val_dataloader().dataset) == 5
+    assert curve(Path("runs/two"), "val/loss")[2] == pytest.approx(held_out_loss(Path("runs/two"), data), rel=1e-5)
     assert yaml.safe_load(Path("runs/two/config.yaml").read_text())["trainer"]["use_distributed_sampler"] is True
+
+
+def held_out_loss(run: Path, data) -> float:
+    """Of the last checkpoint: the mean over the answers of all held-out examples, by torch."""
+    model = load_model(run / "checkpoints/last.ckpt")
+    batch = {key: torch.cat([b[key] for b in data.val_dataloader()]) for key in ("input_ids", "targets")}
+    assert ((batch["targets"] != -100).sum(1) == 2).all()
+    with torch.no_grad():
+        return cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["targets"].flatten(), ignore_index=-100).item()
 
 
 def test_every_command_of_the_page_is_run_below():
@@ -139,14 +158,9 @@ def test_the_custom_data(project, capsys):
     # Only answers count in the loss: compute it by hand over the held-out examples, from the checkpoint.
     import questions
 
-    data = questions.Questions()
-    model = load_model(Path("runs/questions/checkpoints/last.ckpt"))
-    batch = {key: torch.cat([b[key] for b in data.val_dataloader()]) for key in ("input_ids", "targets")}
-    assert ((batch["targets"] != -100).sum(1) == 2).all()
-    with torch.no_grad():
-        loss = cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["targets"].flatten(), ignore_index=-100)
+    loss = held_out_loss(Path("runs/questions"), questions.Questions())
     events = EventAccumulator("runs/questions").Reload()
-    assert events.Scalars("val/loss")[-1].value == pytest.approx(loss.item(), rel=1e-5)
+    assert events.Scalars("val/loss")[-1].value == pytest.approx(loss, rel=1e-5)
     assert "val/bits_per_byte" not in events.Tags()["scalars"]  # no token_bytes
     # Stories: a stopped and continued run ends with the weights of an uninterrupted run.
     assert run_those_about("stories") == 3

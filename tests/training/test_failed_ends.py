@@ -109,6 +109,6 @@ def test_ends_that_are_fine(folder, capsys):
     assert fit(capsys, ("FullDisk", {"steps": [3, 4, 5, 6]})) == (0, "")  # saved again at the end
     assert fit(capsys, flags=("--resume", "auto")) == (0, "")  # a finished run: nothing to save
     assert fit(capsys, flags=("--checkpoint", "null", "--run_dir", "runs/none")) == (0, "")
-    assert fit(capsys, flags=("--trainer.fast_dev_run", "2", "--run_dir", "runs/dev")) == (0, "")
+    assert fit(capsys, flags=("--trainer.fast_dev_run", "true", "--run_dir", "runs/dev")) == (0, "")
     branch = ("--resume", "runs/tiny/checkpoints/step-00000008.ckpt", "--run_dir", "runs/branch")
     assert fit(capsys, ("FullDisk", {"steps": [1]}), flags=branch) == (0, "")  # ends where it begins

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback
-from recipe_runs import run
+from recipe_runs import curve, run, table
 
 
 class Fails(Callback):
@@ -21,6 +21,13 @@ class Fails(Callback):
 
     def on_train_batch_start(self, *_) -> None:
         raise self.error
+
+
+class Interrupts(Callback):
+    """Ctrl-C in this hook: twice within a step, because the first one waits for its end."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, lambda *_: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
 
 
 class StopsAfter(Callback):
@@ -73,6 +80,21 @@ def test_a_refused_configuration_removes_only_what_this_launch_made(folder, caps
     before = {str(path): path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()}
     assert run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", *refused)[0] == 2
     assert {str(path): path.read_bytes() for path in Path("runs/tiny").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_batch_start"])
+def test_ctrl_c_before_the_first_step_leaves_nothing_behind(folder, capsys, hook):
+    def interrupted(*flags: str) -> int:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it from the first one on
+        return run(capsys, "fit", "--config", "tiny.yaml", *overlay("test_fit.Interrupts", hook=hook), *flags)[0]
+
+    assert interrupted() == 130
+    assert not Path("runs/tiny").exists()
+    assert run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "2")[0] == 0
+    before = {str(path): path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    for flags in (("--replace", "true"), ("--resume", "auto")):
+        assert interrupted(*flags) == 130
+        assert {str(path): path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()} == before
 
 
 # -- why training ended -------------------------------------------------------------------------------------------------
@@ -130,8 +152,36 @@ def test_early_stopping_is_named_with_its_metric_and_value(folder, capsys):
     kept, _, rest = line.split(", ")[1].partition(" ")
     assert float(kept) == pytest.approx(losses[0], rel=1e-4) and rest == "at its last improvement by 100 or more"
     assert recorded() == (line.partition(": ")[2], True), "the end that the settings ask for"
+    step = Path("runs/tiny/checkpoints/last.ckpt").resolve()
+    for _ in range(2):  # the same command again changes nothing
+        code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "2", "--resume", "auto")
+        assert code == 0 and ended(out) == [line] and Path("runs/tiny/checkpoints/last.ckpt").resolve() == step
+        assert table(out)["val/loss"] == pytest.approx(losses[1], abs=1e-3)
     code, out, err = run(capsys, "report", "--compare", "runs", "--out", "page.html")
     assert code == 0 and "note: tiny" not in out and "it runs, was stopped" not in Path("page.html").read_text(), err
+
+
+def test_more_patience_continues_a_run_that_stopped_early(folder, capsys):
+    def launch(patience: int, *flags: str) -> str:
+        stop = overlay("lightning.pytorch.callbacks.EarlyStopping", monitor="val/loss", patience=patience, min_delta=100.0)
+        return run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "1", *flags)[1]
+
+    assert "training ended after step 2: early stopping" in launch(1)
+    assert "training ended after step 4: early stopping" in launch(3, "--resume", "auto")  # one validation before, two more
+    # A changed machine is no reason to train on, another rate is.
+    assert "training ended after step 4: early stopping" in launch(3, "--resume", "auto", "--compute.matmul_precision", "high")
+    more = ("--resume", "auto", "--accept_changes", "true", "--optimizer.lr", "0.03")
+    assert "training ended after step 5: early stopping" in launch(3, *more)
+
+
+def test_the_last_step_is_validated_whatever_triggers_validation(folder, capsys):
+    every = ["--validation", "null", "--trainer.val_check_interval", "10"]  # in micro-batches: after step 5 of 8
+    _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *every)
+    measured = curve(Path("runs/tiny"), "val/loss")
+    assert sorted(measured) == [5, 8] and table(out)["val/loss"] == pytest.approx(measured[8], abs=1e-4)
+    assert measured[8] < measured[5] and os.readlink("runs/tiny/checkpoints/best.ckpt") == "step-00000008.ckpt"
+    _, out, _ = run(capsys, "validate", "--run", "runs/tiny", "--ckpt_path", "last")  # a process that knows no other value
+    assert table(out)["val/loss"] == pytest.approx(measured[8], abs=1e-4)
 
 
 def test_a_signal_is_no_end_that_the_settings_ask_for(folder, capsys):
@@ -147,6 +197,8 @@ def test_a_time_limit_an_epoch_limit_and_a_callback_are_named(folder, capsys):
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *overlay("test_fit.StopsAfter", step=2))
     assert ended(out) == ["training ended after step 2: a callback stopped it"]
     assert recorded() == ("a callback stopped it", True)
+    _, out, _ = run(capsys, "fit", "--run", "runs/tiny", "--resume", "auto")
+    assert ended(out) == ["training ended after step 2: a callback stopped it"]
     limit = ["--trainer.max_time", "{seconds: 0}", "--trainer.max_steps", "100000"]
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/time", *limit)
     assert len(ended(out)) == 1 and ended(out)[0].endswith(": reached trainer.max_time")
