@@ -12,10 +12,11 @@ from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.efficiency import FITTED, UNFITTED_MFU, work_of
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.kept_whole import resolved
-from lit_llm.plan.memory import BYTES, Memory, memory_per_rank
+from lit_llm.plan.memory import BYTES, Memory
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import matrix_shapes, row_state_bytes, state_bytes
 from lit_llm.plan.parameters import average_bytes, gathered_bytes, parameters, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.peak import peak_memory, usable_bytes
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.rank_traffic import (
     bytes_of_rank,
@@ -25,7 +26,6 @@ from lit_llm.plan.rank_traffic import (
     tensor_parallel_sizes,
     weights_of_rank,
 )
-from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.schedule import Phase, phases
 from lit_llm.plan.settings import RunSettings
 
@@ -261,33 +261,6 @@ def _attention_problem(settings: RunSettings, hardware: Hardware) -> str | None:
     device_type = "cuda" if hardware.is_gpu else "cpu"
     return unsupported_attention(
         settings.model, settings.attention, device_type, capability=hardware.compute_capability, name=hardware.name
-    )
-
-
-def usable_bytes(hardware: Hardware) -> float:
-    """Capacity of a device without the context of a GPU's driver. The capacity must be known."""
-    assert hardware.memory_gb is not None
-    return (hardware.memory_gb - (CONTEXT_GB if hardware.is_gpu else 0)) * 1e9
-
-
-def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
-    """`memory_per_rank` of these settings."""
-    largest = max(size for _, size in settings.stages)  # a ramp may also lead down
-    return memory_per_rank(
-        settings.model,
-        sequences=settings.sequences,
-        length=settings.length,
-        accumulation=largest // (settings.sequences * settings.layout.data_parallel),
-        precision=settings.precision,
-        optimizer=settings.optimizer,
-        layout=settings.layout,
-        chunk_size=settings.chunk_size,
-        z_loss=settings.z_loss,
-        checkpointing=settings.checkpointing,
-        cuda=cuda,
-        lora=settings.lora,
-        compiled=settings.compile,
-        ema=settings.ema,
     )
 
 

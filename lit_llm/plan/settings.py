@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lit_llm.batch_sizes import accumulation_steps
 from lit_llm.distributed.convolution_problems import convolution_problems
 from lit_llm.distributed.keep_rule import keep
-from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 from lit_llm.errors import UserError
 from lit_llm.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.models.attention_kernel import AttentionKernel
@@ -179,8 +179,6 @@ class RunSettings:
         }
         if isinstance(model, CustomConfig):
             split = {}
-        elif self.sequence_length != model.block_size:
-            split["data.block_size"] = self.sequence_length
         for name, value in split.items():
             if value % tp:
                 found.append(
@@ -396,8 +394,10 @@ def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
         "weights": options.get("reshard_after_forward", "auto"),
         "gradients": options.get("reduce_each_micro_batch", "auto"),
     }
+    schedule: Any = options.get("schedule") or "1f1b"
     in_pipeline = sizes.pipeline > 1
     kept = keep(asked["weights"], asked["gradients"], pipeline=in_pipeline, weight_bytes=1, gradient_bytes=1, memory=0)
+    settled = (("gradients", "weights") if KINDS[schedule].splits_backward else ("gradients",)) if in_pipeline else ()
     return Layout(
         "mesh",
         sizes.replicate,
@@ -406,14 +406,14 @@ def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
         shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
         reshard=not kept.weights,
         reduce_once=kept.gradients,
-        auto=() if in_pipeline else tuple(name for name, value in asked.items() if value == "auto"),  # type: ignore[misc]
+        auto=tuple(name for name, value in asked.items() if value == "auto" and name not in settled),  # type: ignore[misc]
         prefetch=options.get("prefetch", 1),
         cpu_offload=bool(options.get("cpu_offload")),
         context=sizes.context,
         context_attention=options.get("context_attention") or "gather",
         pipeline=PipelineLayout(
             sizes.pipeline,
-            options.get("schedule") or "1f1b",
+            schedule,
             *(options.get(name) for name in ("stages_per_rank", "layers_first", "layers_last")),
         ),
     )

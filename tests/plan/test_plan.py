@@ -11,7 +11,8 @@ from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.mixture import PlannedPhase, PlannedSource
 from lit_llm.plan.numbers import count, duration, money, money_range, percent, size, two_digits
-from lit_llm.plan.plan import peak_memory, planned_mfu
+from lit_llm.plan.peak import peak_memory
+from lit_llm.plan.plan import planned_mfu
 from lit_llm.plan.report import markdown, render, sections, table_rows
 from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.settings import canonical_precision, devices_of, from_recipe, layout_from_strategy
