@@ -244,14 +244,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
         compute.flops_per_token(settings.model, settings.lora, settings.length),
         peak,
         parameters(settings.model, settings.lora),
-        phases(
-            schedule.kind,
-            steps=settings.steps,
-            warmup_steps=schedule.warmup_steps,
-            total_steps=schedule.total_steps,
-            decay_steps=schedule.decay_steps,
-            tokens_before=settings.tokens_before,
-        ),
+        [] if schedule.rate is None else phases(schedule.rate, settings.steps, settings.tokens_before),
     )
 
 

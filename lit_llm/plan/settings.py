@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,15 +63,10 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning-rate schedule: its class name, the steps of warmup and of WSD's decay, and its last step.
-
-    `total_steps` None: the last step of the run.
-    """
+    """The learning-rate schedule: its class name, and the rate of a step with a peak of 1 (None: not known)."""
 
     kind: str = "Cosine"
-    warmup_steps: int = 0
-    decay_steps: int = 0
-    total_steps: int | None = None
+    rate: Callable[[int], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -251,7 +246,7 @@ def from_recipe(
     if devices is None:
         devices = devices_of(trainer.get("devices"), trainer.get("num_nodes") or 1)
     loss, schedule = config.get("loss") or {}, config.get("schedule") or {}
-    kind, options = class_of(schedule)
+    kind, _ = class_of(schedule)
     steps = trainer["max_steps"]
     if steps == -1:
         epochs = trainer.get("max_epochs")
@@ -261,8 +256,6 @@ def from_recipe(
             )
         sequences = data.sequences or (data.train_tokens - 1) // (length or model.block_size)
         steps = steps_for(ramp or ((0, global_batch),), epochs * sequences)
-    total = options.get("total_steps")
-    decay = options.get("decay_steps") or max(1, round(options.get("decay_fraction", 0.2) * (total or steps)))
     _, validation = class_of(config.get("validation") or {})
     _, checkpoint = class_of(config.get("checkpoint") or {})
     layout = layout_from_strategy(trainer.get("strategy") or "auto", devices, devices_per_node)
@@ -280,12 +273,7 @@ def from_recipe(
         chunk_size=loss.get("chunk_size"),
         z_loss=bool(loss.get("z_loss")),
         checkpointing=str(compute.get("activation_checkpointing") or "none"),
-        schedule=Schedule(
-            kind or "Constant",
-            options.get("warmup_steps") or 0,
-            decay if kind == "WSD" else 0,
-            total,
-        ),
+        schedule=Schedule(kind or "Constant"),
         validate_every=validation.get("every_n_steps"),
         save_every=checkpoint.get("every_n_steps"),
         keep_last=checkpoint.get("keep_last") or 1,
