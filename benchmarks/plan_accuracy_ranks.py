@@ -37,7 +37,7 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
-from lit_llm.plan.plan import peak_memory
+from lit_llm.plan.peak import peak_memory
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.plan_monitor import settings_of_trainer
 
@@ -84,6 +84,8 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tp, tied": mesh({"tensor_parallel": 2}, **TIED),
         "tp, Muon": mesh({"tensor_parallel": 2}, **MUON),
         "tp, full recomputation": mesh({"tensor_parallel": 2}, checkpointing="full"),
+        "tp, dropout": mesh({"tensor_parallel": 2}, model={"dropout": 0.1}),
+        "tp, 125 positions": mesh({"tensor_parallel": 2}, length=125),
         "cp, keys gathered": mesh({**FREED, "context": 2}),
         "cp, heads": mesh({**FREED, "context": 2, "context_attention": "heads"}),
         "cp, keys gathered, bf16-mixed, weights kept": mesh({**KEPT, "context": 2}, **BF16),
@@ -114,6 +116,9 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "fsdp2 × cp": mesh({**FREED, "context": 2}),
         "fsdp2 × cp, heads": mesh({**FREED, "context": 2, "context_attention": "heads"}),
         "cp × tp": mesh({**FREED, "context": 2, "tensor_parallel": 2}),
+        "cp × tp, 121 positions, dropout": mesh(
+            {**FREED, "context": 2, "tensor_parallel": 2}, length=121, model={"dropout": 0.1}
+        ),
         "pp of 4": {"strategy": {"shard": 1, "pipeline": 4}, "micro_batches": 4},
         "pp × fsdp2": {"strategy": {"pipeline": 2}, "micro_batches": 4},
         "pp × fsdp2, zbv": {"strategy": {"pipeline": 2, "schedule": "zbv"}, "micro_batches": 4},
@@ -205,7 +210,8 @@ def measure(job: dict[str, Any], world: int, folder: Path) -> tuple[int, list[in
     strategy = MeshStrategy(**job["strategy"]) if "strategy" in job else DDPStrategy(**job.get("ddp", {}))
     micro_batches = job.get("micro_batches", 1)
     ranks = strategy.sizes(world).data_parallel if isinstance(strategy, MeshStrategy) else world
-    data = TextFiles(paths=str(text), micro_batch_size=2, global_batch_size=2 * ranks * micro_batches, block_size=128)
+    length = job.get("length", SIZE["block_size"])
+    data = TextFiles(paths=str(text), micro_batch_size=2, global_batch_size=2 * ranks * micro_batches, block_size=length)
     watch = Watch()
     trainer = Trainer(
         max_steps=8,

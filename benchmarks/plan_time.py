@@ -46,7 +46,7 @@ if kind == "sweep":
     made = len(list(sweep.variants(sweep.DEFAULT, settings, planned.strategy, hardware, Options())))
     assert made >= 196
 else:
-    Console(file=io.StringIO(), width=80).print(render(make_plan(settings, hardware), planned.rate()))
+    Console(file=io.StringIO(), width=80).print(render(make_plan(settings, hardware)))
 print(time.process_time() - start)
 """
 

@@ -17,8 +17,8 @@ from lit_llm.plan.kept_whole import resolved
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
 from lit_llm.plan.parameters import weights_of
+from lit_llm.plan.peak import peak_memory
 from lit_llm.plan.pipeline import shares, weights_of_stages
-from lit_llm.plan.plan import peak_memory
 from lit_llm.plan.reserved import SLACK, Pools, reserved_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))

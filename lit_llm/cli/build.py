@@ -195,18 +195,16 @@ def build(
     problems += _data_problems(built, machine)
     problems += _checkpoint_problems(built, optimizer)
     recipe.raise_problems()
-    if recipe.command == "fit" and machine is None and built.architecture is None:
-        # `check` reduces the batch, so there only the model counts.
-        sequences = 1 if scratch else None
+    if recipe.command == "fit" and machine is None:
         parts = built.parts
         problem = memory_problem(
             config,
             parts["model"],
+            built.architecture,
             built.datamodule,
             built.trainer,
-            strategy_of(config),
-            sequences=sequences,
-            lora=parts.get("lora"),
+            parts.get("lora"),
+            cut=scratch,  # `check` reduces the batch
         )
         if problem is not None:
             raise UserError(problem)

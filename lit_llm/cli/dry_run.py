@@ -13,14 +13,19 @@ from lightning.pytorch.strategies import FSDPStrategy
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.planned_recipe import PlannedRecipe
 from lit_llm.cli.trainer import trainer_settings
+from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError, report
 from lit_llm.mesh_sizes import MeshSizes
+from lit_llm.plan.hardware import find
+from lit_llm.plan.kept_whole import resolved
 from lit_llm.plan.settings import RunSettings, devices_of
-from lit_llm.training.dry_run import DEVICE_BYTES, Batch, Cluster, DryRun, RankRun
+from lit_llm.training.dry_run import Batch, Cluster, DryRun, RankRun
 
 _TAKE_PART = ("gradient_norm", "spike_guard", "ema")
 """Callbacks of the recipe that compute, communicate or hold memory in a step."""
+_ACCELERATOR = "h100-sxm"
+"""Whose memory counts where a setting is auto and depends on it. An assumption."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +103,12 @@ def _dry_run(planned: PlannedRecipe) -> DryRun:
     strategy = trainer_settings(built.recipe, without=("logger", "callbacks", "profiler", "plugins"))["strategy"]
     if isinstance(strategy, FSDPStrategy) or strategy in ("fsdp", "fsdp_cpu_offload"):
         strategy = MeshStrategy.from_fsdp1(strategy, cluster.nodes)
-    data_parallel = 1
+    data_parallel, for_accelerator = 1, config.accelerator != "cpu"
     if isinstance(strategy, MeshStrategy):
         data_parallel = strategy.sizes(cluster.world).data_parallel
+        if for_accelerator:
+            layout = resolved(settings, find(_ACCELERATOR)).layout
+            strategy.chosen = KeptWhole(not layout.reshard, layout.reduce_once)
     elif cluster.world > 1:
         name = strategy if isinstance(strategy, str) else type(strategy).__name__
         raise UserError(
@@ -109,7 +117,7 @@ def _dry_run(planned: PlannedRecipe) -> DryRun:
         )
     else:
         strategy = "auto"
-    model, for_accelerator = built.model, config.accelerator != "cpu"
+    model = built.model
     compute = model.compute_config
     model.compute_config = replace(
         compute, compile=False, float8=False, attention="auto" if for_accelerator else compute.attention
@@ -154,7 +162,8 @@ def _assumed(planned: PlannedRecipe, made: DryRun, runs: list[RankRun]) -> list[
     automatic = [name for name in kept if getattr(made.strategy, name, None) == "auto"]
     if automatic and made.for_accelerator:
         flags = ", ".join(f"--trainer.strategy.{name}" for name in automatic)
-        found.append(f"what FSDP2 keeps whole is chosen for devices of {DEVICE_BYTES / 1e9:.0f} GB ({flags})")
+        memory = find(_ACCELERATOR).memory_gb
+        found.append(f"what FSDP2 keeps whole is chosen for devices of {memory:g} GB ({flags})")
     found.append("kernels are those of a CPU, and memory inside a kernel is not counted: `plan` has a GPU's kernels")
     for counted in {tuple(run.counted) for run in runs if len(run.counted) > 1}:
         found.append(f"a step is extended from steps of {counted[0]} and {counted[1]} micro-batches")

@@ -7,15 +7,23 @@ from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
 from lit_llm.device_memory import memory_bytes
+from lit_llm.distributed.keep_rule import KeptWhole
+from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.errors import UserError
 from lit_llm.models.config import GPTConfig
+from lit_llm.models.custom import Architecture
 from lit_llm.models.lora import LoRAConfig
-from lit_llm.plan.memory import memory_per_rank
+from lit_llm.plan.custom_config import CustomConfig, custom_config
+from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.measure import this_machine
+from lit_llm.plan.memory import Memory
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.settings import canonical_precision, layout_from_strategy, optimizer_of
+from lit_llm.plan.peak import peaks_of_ranks
+from lit_llm.plan.settings import DataFacts, RunSettings, from_recipe
 from lit_llm.tokenizers import Learned
 
 TOLERANCE = 1.25
@@ -30,59 +38,91 @@ _STORED = ("weights", "weight average", "optimizer state", "gradients")
 def memory_problem(
     config: Namespace,
     model: GPTConfig,
+    architecture: Architecture | None,
     data: Any,
     trainer: Trainer,
-    strategy: Any,
+    lora: LoRAConfig | None,
     *,
-    sequences: int | None = None,
-    lora: LoRAConfig | None = None,
+    cut: bool,
 ) -> str | None:
     """Why the run cannot be held in memory, in one sentence; None if it can, or if that is unknown.
 
+    On a GPU it also settles what FSDP2 keeps whole, where that is auto.
+
     Args:
-        strategy: the recipe's trainer.strategy: a name, or a dict of class_path and init_args.
-        sequences: of a micro-batch; None: as the data module says.
+        cut: the batch will be reduced, so that only the model counts.
     """
     device = trainer.strategy.root_device
-    on_cpu = device.type == "cpu"
     if device.type not in ("cpu", "cuda"):
         return None
     try:
-        precision = canonical_precision(config.trainer.precision)
-        layout = layout_from_strategy(strategy, trainer.world_size, trainer.num_devices)
+        planned = custom_config(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), architecture)
+        settings = _settings(config, planned, data, trainer, lora, cut=cut)
+        settings = resolved(settings, this_machine(measure=False, device=device))
+        ranks = peaks_of_ranks(settings, cuda=device.type == "cuda")
     except UserError:
         return None  # a strategy or precision that the planner does not know
-    optimizer = optimizer_of(config.optimizer.as_dict())
-    if not optimizer.is_known:
-        optimizer = Optimizer("SGD")  # which has no state, so that no optimizer is overestimated
-    planned = replace(model, vocab_size=model.vocab_size or _vocab_size(data))
-    if sequences is None:
-        batch = getattr(data, "global_batch_size", None) or 1
-        sequences = getattr(data, "micro_batch_size", None) or max(1, batch // layout.data_parallel)
-    memory = memory_per_rank(
-        planned,
-        sequences=sequences,
-        length=getattr(data, "block_size", None),
-        precision=precision,
-        optimizer=optimizer,
-        layout=layout,
-        chunk_size=config.loss.chunk_size,
-        z_loss=bool(config.loss.z_loss),
-        checkpointing=str(config.compute.activation_checkpointing),
-        cuda=not on_cpu,
+    except Exception as error:  # of the planner, which must not end a run
+        rank_zero_warn(f"plan: whether the run fits into memory is not known: {type(error).__name__}: {error}")
+        return None
+    if device.type == "cuda" and isinstance(trainer.strategy, MeshStrategy):
+        trainer.strategy.chosen = KeptWhole(not settings.layout.reshard, settings.layout.reduce_once)
+    return _problem(ranks, trainer, settings)
+
+
+def _settings(
+    config: Namespace, model: GPTConfig, data: Any, trainer: Trainer, lora: LoRAConfig | None, *, cut: bool
+) -> RunSettings:
+    values = config.as_dict()
+    values["trainer"]["max_steps"] = max(1, trainer.max_steps)  # memory does not depend on it
+    length = getattr(data, "block_size", None) or model.block_size
+    settings = from_recipe(
+        values,
+        model,
+        devices=trainer.world_size,
+        devices_per_node=trainer.num_devices,
+        micro_batch=None,
+        global_batch=1,
+        data=DataFacts(),
         lora=lora,
-        ema=config.ema is not None,
+        length=length,
     )
+    ranks, ramp = settings.layout.data_parallel, getattr(data, "ramp", None)
+    batch = getattr(data, "global_batch_size", None) or 0
+    if ramp is not None:
+        batch = max(batch, *(stage.size // length for stage in ramp.stages))
+    micro_batch = 1 if cut else getattr(data, "micro_batch_size", None) or max(1, batch // ranks)
+    optimizer = settings.optimizer
+    return replace(
+        settings,
+        micro_batch=micro_batch,
+        global_batch=micro_batch * ranks if cut else max(batch, micro_batch * ranks),
+        optimizer=optimizer if optimizer.is_known else Optimizer("SGD"),  # no state, so that no optimizer is overestimated
+    )
+
+
+def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> str | None:
+    """Why the run does not fit.
+
+    Args:
+        ranks: of the pipeline; one without.
+    """
+    device = trainer.strategy.root_device
+    on_cpu, capacity = device.type == "cpu", memory_bytes(device)
     processes = trainer.num_devices if on_cpu else 1  # the processes on a CPU share its memory
-    capacity = memory_bytes(device)
-    stored = processes * (sum(memory.parts.get(part, 0) for part in _STORED) + (PROCESS_BYTES if on_cpu else 0))
-    peak = processes * memory.total
+
+    def together(sizes: list[int]) -> float:
+        return processes * sum(sizes) / len(sizes) if on_cpu else max(sizes)
+
+    stored = together([sum(rank.parts.get(part, 0) for part in _STORED) + (PROCESS_BYTES if on_cpu else 0) for rank in ranks])
+    peak = together([rank.total for rank in ranks])
     has = f"this {'machine' if on_cpu else 'GPU'} has {capacity / 1e9:,.1f} GB"
     share = f" in {processes:,} processes" if processes > 1 else ""
     if stored > capacity:
-        flags = "--model.n_layer, --model.n_embd, --model.mlp_width, --model.head_dim, --model.vocab_size or --trainer.devices"
+        sizes = "--model.n_layer, --model.n_embd, --model.mlp_width, --model.head_dim, --model.vocab_size"
+        flags = f"{'--architecture' if isinstance(settings.model, CustomConfig) else sizes} or --trainer.devices"
         return f"weights, gradients and optimizer state take {stored / 1e9:,.1f} GB{share}, but {has} (lower {flags})"
-    if on_cpu and not config.compute.compile and peak > TOLERANCE * capacity:
+    if on_cpu and not settings.compile and peak > TOLERANCE * capacity:
         flags = "--data.micro_batch_size, --data.global_batch_size, --data.block_size or a size of the model"
         return f"a training step takes about {peak / 1e9:,.1f} GB{share}, but {has} (lower {flags})"
     return None

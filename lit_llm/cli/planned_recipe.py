@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from lit_llm import callbacks
@@ -15,7 +16,7 @@ from lit_llm.cli.parse import Recipe, parse
 from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan.custom_config import custom_config
-from lit_llm.plan.settings import RunSettings, from_recipe
+from lit_llm.plan.settings import RunSettings, Schedule, from_recipe
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_plan
 from lit_llm.runs.run_folder import default_run_dir
 
@@ -113,9 +114,10 @@ class PlannedRecipe:
                 f"batch_ramp: {settings.tokens:,} tokens in total. Per-step figures describe the final batch; "
                 "total time and cost assume its speed throughout"
             )
-        if settings.schedule.kind == "Decay":
+        kind = settings.schedule.kind
+        if kind == "Decay":
             self.notes.append("Decay starts at the resumed checkpoint; the plan assumes that it starts at step 1")
-        return settings
+        return replace(settings, schedule=Schedule(kind, self._rate(settings.steps)))
 
     def model_config(self, vocab_size: int | None) -> GPTConfig:
         """The model with its vocabulary filled in. Adds notes.
@@ -129,15 +131,15 @@ class PlannedRecipe:
             self.notes.append(f"the vocabulary is unknown, GPT-2's {VOCABULARY:,} is assumed (--model.vocab_size)")
         return custom_config(replace(model, vocab_size=model.vocab_size or vocab_size), self.built.architecture)
 
-    def rate(self) -> Callable[[int], float] | None:
-        """The schedule as a function of the step, with a peak of 1.
-
-        None without a schedule, for a run without an end, and for Decay, which depends on a checkpoint.
-        """
+    def _rate(self, steps: int) -> Callable[[int], float]:
+        """The schedule as a function of the step, with a peak of 1."""
         schedule: callbacks.Schedule | None = self.built.parts.get("schedule")
-        if schedule is None or isinstance(schedule, callbacks.Decay) or self.built.trainer.max_steps == -1:
-            return None
-        schedule.resolve(self.built.trainer)
+        if schedule is None:
+            return lambda step: 1.0
+        if isinstance(schedule, callbacks.Decay):
+            schedule.load_state_dict({"began": 0, "rates": []})
+        in_epochs: Any = SimpleNamespace(max_steps=steps)
+        schedule.resolve(self.built.trainer if self.built.trainer.max_steps != -1 else in_epochs)
         return lambda step: schedule.rate(step, 1.0)
 
 

@@ -206,14 +206,14 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     if own.html is not None:
         from lit_llm.plan.page import plan_page
 
-        _write(plan_page(plan, own.command, planned.rate()), own)
+        _write(plan_page(plan, own.command), own)
     if own.json:
         print(json.dumps(as_dict(plan), indent=2))
     elif own.markdown:
-        print(markdown(plan, planned.rate()), end="")
+        print(markdown(plan), end="")
     else:
         console = Console(file=sys.stdout)
-        console.print(render(plan, planned.rate(), width=console.width))
+        console.print(render(plan, width=console.width))
     return 0
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) -> KeptWhole:
     """What to keep, the same on all ranks; call it on all of them. Prints one line if `auto` depends on memory.
 
-    Ranks may have different memory. Then all keep what fits on each of them. On a CPU the ranks of a machine share its memory.
+    What the plan of the run has chosen is kept. Ranks may have different memory. Then all keep what fits on each of them. On a
+    CPU the ranks of a machine share its memory.
 
     Args:
         model: this rank's part of it, before FSDP2.
@@ -29,9 +30,9 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
     """
     gradient_bytes = sum(4 * local_part(p).numel() for p in model.parameters() if p.requires_grad)  # in fp32
     asked = strategy.reshard_after_forward, strategy.reduce_each_micro_batch
-    decides = strategy.pipeline == 1 and "auto" in asked
+    decides = "auto" in asked
     memory = _memory_of_a_rank(strategy) if decides else 0
-    kept = keep(
+    kept = strategy.chosen or keep(
         *asked,
         pipeline=strategy.pipeline > 1,
         weight_bytes=gathered_bytes,
@@ -52,8 +53,6 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
 
 def _memory_of_a_rank(strategy: MeshStrategy) -> int:
     """Bytes."""
-    if strategy.assumed_memory is not None:
-        return strategy.assumed_memory
     memory = memory_bytes(strategy.root_device)
     return memory // strategy.num_processes if strategy.root_device.type == "cpu" else memory
 

@@ -80,10 +80,10 @@ class MeshStrategy(ModelParallelStrategy):
         pipeline: number of ranks that share the layers.
         reshard_after_forward: free a block's gathered weights after its forward pass and gather them again for backward.
             False: keep them, also for the next micro-batches of the step, which saves gathers and needs more memory. "auto":
-            keep them in a pipeline, and if they take at most an eighth of the device's memory.
+            keep them in a pipeline, and if they take at most an eighth of the device's memory; on a GPU, if the run then fits.
         reduce_each_micro_batch: reduce the gradients of each micro-batch over the shards (and once a step over replicas).
             False: once a step, which needs the memory of whole gradients in fp32. "auto": once a step in a pipeline, and if
-            they take at most an eighth of the device's memory.
+            they take at most an eighth of the device's memory and, on a GPU, the run then fits.
         prefetch: number of blocks to gather ahead.
         timeout_seconds: of a collective of all processes. Groups of mesh dimensions have torch's default.
         cpu_offload: keep shards, gradients and optimizer state in host memory.
@@ -148,7 +148,7 @@ class MeshStrategy(ModelParallelStrategy):
         self.reshard_after_forward, self.prefetch, self.cpu_offload = reshard_after_forward, prefetch, cpu_offload
         self.reduce_each_micro_batch = reduce_each_micro_batch
         # Decided by `parallelize` if a setting is auto, and freed by default for a model that is sharded otherwise.
-        self.assumed_memory: int | None = None  # bytes of a rank's device, in a dry run for another machine
+        self.chosen: KeptWhole | None = None  # what fits on an accelerator, by the plan of the run
         self.kept = KeptWhole(weights=reshard_after_forward is False, gradients=reduce_each_micro_batch is False)
         self.sharded_checkpoints = False
         # With pipeline stages, the LightningModule sets these to what one process would have.

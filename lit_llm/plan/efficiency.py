@@ -145,7 +145,7 @@ def _matrices(weights: tuple[Weight, ...]) -> tuple[list[tuple[int, ...]], list[
     tied = not any(weight.part == "output head" for weight in weights)
     for weight in weights:
         is_head = weight.part == "output head" or (tied and weight.part == "token embedding")
-        if len(weight.shape) > 1 and (is_head or "embedding" not in weight.part):
+        if weight.total and len(weight.shape) > 1 and (is_head or "embedding" not in weight.part):
             shapes[is_head] += [weight.shape] * weight.copies
     return shapes[True], shapes[False]
 

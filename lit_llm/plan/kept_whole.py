@@ -8,11 +8,15 @@ from lit_llm.distributed.keep_rule import keep
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.memory import BYTES
 from lit_llm.plan.parameters import gathered_bytes, reduced_bytes, weights_of
+from lit_llm.plan.peak import peak_memory, usable_bytes
 from lit_llm.plan.settings import RunSettings
 
 
 def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
-    """The settings, with the choice of `MeshStrategy` on this hardware for what is auto."""
+    """The settings, with the choice on this hardware for what is auto: `keep`'s, or on a GPU the fastest that fits.
+
+    If nothing fits, nothing is kept.
+    """
     layout = settings.layout
     if not layout.auto or layout.divisor("parameters") == 1:
         return settings
@@ -26,4 +30,13 @@ def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
         gradient_bytes=reduced_bytes(weights),
         memory=memory if hardware.is_gpu else memory / layout.devices,  # ranks of a CPU share its memory
     )
-    return replace(settings, layout=replace(layout, reshard=not kept.weights, reduce_once=kept.gradients, auto=()))
+
+    choices = dict.fromkeys(
+        (kept.weights and (w or "weights" not in layout.auto), kept.gradients and (g or "gradients" not in layout.auto))
+        for w, g in ((True, True), (False, True), (True, False), (False, False))
+    )
+    tried = [replace(settings, layout=replace(layout, reshard=not w, reduce_once=g, auto=())) for w, g in choices]
+    if len(tried) == 1 or not (hardware.is_gpu and memory):
+        return tried[0]
+    capacity = usable_bytes(hardware)
+    return next((each for each in tried if peak_memory(each, cuda=True).needed <= capacity), tried[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
@@ -129,15 +129,36 @@ class Memory:
         return self.total if self.reserved is None else self.reserved
 
 
-def memory_per_rank(
+def memory_per_rank(model: GPTConfig, *, layout: Layout | None = None, **settings: Any) -> Memory:
+    """Peak memory of training on one rank, by part. With a pipeline: of the rank that needs most.
+
+    Args:
+        settings: as `memory_of_ranks` takes them.
+    """
+    return max(memory_of_ranks(model, layout=layout or Layout(), **settings), key=lambda memory: memory.needed)
+
+
+def memory_of_ranks(model: GPTConfig, *, layout: Layout, **settings: Any) -> list[Memory]:
+    """Peak memory of each rank of the pipeline; without one, of a rank.
+
+    Args:
+        settings: sequences per micro-batch, and those of the others of `_of_rank` that differ from its defaults.
+    """
+    ranks = range(layout.pipeline.ranks)
+    stages = [shares(layout.pipeline, model.n_layer, rank) if len(ranks) > 1 else () for rank in ranks]
+    return [_of_rank(model, each, layout=layout, **settings) for each in stages]
+
+
+def _of_rank(
     model: GPTConfig,
+    stages: tuple[StageShare, ...],
     *,
     sequences: int,
     length: int | None = None,
     accumulation: int = 1,
     precision: str = "32-true",
     optimizer: Optimizer,
-    layout: Layout | None = None,
+    layout: Layout,
     chunk_size: int | None = None,
     z_loss: bool = False,
     checkpointing: str = "none",
@@ -146,9 +167,10 @@ def memory_per_rank(
     compiled: bool = False,
     ema: bool = False,
 ) -> Memory:
-    """Peak memory of training on one rank, by part. With a pipeline: of the rank that needs most.
+    """Peak memory of a rank.
 
     Args:
+        stages: of the pipeline, that the rank has; (): the whole model.
         sequences: per micro-batch and rank.
         length: tokens of a sequence. None: the block size of the model.
         accumulation: micro-batches per optimizer step.
@@ -158,48 +180,6 @@ def memory_per_rank(
         compiled: the blocks are compiled.
         ema: an average of the weights is kept.
     """
-    layout = layout or Layout()
-    per_rank = [
-        _of_rank(
-            model,
-            shares(layout.pipeline, model.n_layer, rank) if layout.pipeline.ranks > 1 else (),
-            sequences=sequences,
-            length=length,
-            accumulation=accumulation,
-            precision=precision,
-            optimizer=optimizer,
-            layout=layout,
-            chunk_size=chunk_size,
-            z_loss=z_loss,
-            checkpointing=checkpointing,
-            cuda=cuda,
-            lora=lora,
-            compiled=compiled,
-            ema=ema,
-        )
-        for rank in range(layout.pipeline.ranks)
-    ]
-    return max(per_rank, key=lambda memory: memory.needed)
-
-
-def _of_rank(
-    model: GPTConfig,
-    stages: tuple[StageShare, ...],
-    *,
-    sequences: int,
-    length: int | None,
-    accumulation: int,
-    precision: str,
-    optimizer: Optimizer,
-    layout: Layout,
-    chunk_size: int | None,
-    z_loss: bool,
-    checkpointing: str,
-    cuda: bool,
-    lora: LoRAConfig | None,
-    compiled: bool,
-    ema: bool,
-) -> Memory:
     weight_bytes, compute_bytes = BYTES[precision]
     tp, weights = layout.tensor_parallel, weights_of(model, lora, layout.tensor_parallel)
     whole = weights_of(model, lora)

@@ -84,9 +84,14 @@ class Step:
 
     @property
     def local_length(self) -> int:
-        """Tokens of a sequence on this rank, padded: one chunk, or two of equal size if keys are gathered."""
-        chunks = 2 if self.gathers_keys and self.context > 1 else 1
-        return chunks * -(-self.whole_length // (chunks * self.context))
+        """Tokens of a sequence on this rank, padded as `GPT.view` does: one chunk, or two if keys are gathered."""
+        multiple = (2 if self.gathers_keys and self.context > 1 else 1) * self.context * self.tensor_parallel
+        return -(-self.whole_length // multiple) * multiple // self.context
+
+    @property
+    def traced_length(self) -> int:
+        """Tokens of a sequence for which the loss is computed here. The model pads them for tensor parallelism itself."""
+        return self.whole_length if self.context == 1 else self.local_length
 
     @property
     def tokens(self) -> int:
@@ -396,7 +401,7 @@ def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
     from lit_llm.plan.trace import Body
 
     mode = int(step.checkpointing) if step.checkpointing.isdigit() else step.checkpointing
-    model, lora, length = Key(step.model), Key(step.lora), step.local_length
+    model, lora, length = Key(step.model), Key(step.lora), step.traced_length
     numerics = _numerics(step.parameter_bytes, step.compute_bytes, step.cuda)
 
     def at(sequences: int) -> Body:
@@ -452,7 +457,7 @@ def _head(step: Step, body: Body, *, split: bool = False) -> list[_Change]:
     from lit_llm.plan.model import local_config
 
     model = local_config(step.model, step.tensor_parallel)
-    rows = step.tokens
+    rows = step.sequences * step.traced_length
     # A split vocabulary always uses the chunked loss, with one chunk if no size is set.
     chunk = step.chunk_size if step.tensor_parallel == 1 else step.chunk_size or rows
     numerics = _numerics(step.parameter_bytes, step.compute_bytes, step.cuda)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.autograd import Function
 from lit_llm._torch import COLLECTIVES
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.gpt import GPT
+from lit_llm.models.loss import VocabularyShards
 
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
@@ -58,7 +60,12 @@ def local_config(config: GPTConfig, ranks: int) -> GPTConfig:
 
 
 def split_positions(model: GPT, ranks: int) -> None:
-    """Split the positions of the residual stream, by hooks on the modules that change its length."""
+    """Split the positions of the residual stream, by hooks on the modules that change its length.
+
+    The model itself pads them, and splits what it drops.
+    """
+    group: Any = SimpleNamespace(size=lambda: ranks, rank=lambda: 0)
+    model.vocabulary_shards = VocabularyShards(group, 0)
 
     def scatter(module: Any, inputs: Any, output: Tensor) -> Tensor:
         return _Scatter.apply(output, ranks)

@@ -45,7 +45,8 @@ def state_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_byt
     """Bytes of optimizer state for these weights: 8 per fp32 parameter for AdamW. Unknown optimizers count as AdamW.
 
     Without `row_state_bytes`. State has the dtype of the parameters. Exceptions: AdamW8bit keeps two one-byte states, each with
-    an fp32 scale per block of 256 values; Adafactor keeps one number per row and one per column. Frozen weights have none.
+    an fp32 scale per block of 256 values; Adafactor keeps one number per row and one per column of the last two dimensions.
+    Frozen weights have none.
     """
     trainable = [weight for weight in weights if weight.group is not None]
     if optimizer.name == "AdamW8bit":
@@ -57,24 +58,30 @@ def row_state_bytes(optimizer: Optimizer, whole: tuple[Weight, ...], parameter_b
     """Bytes of NorMuon's number for each row of a hidden matrix. Every rank has those of all rows: `whole` is not split."""
     if not optimizer.normuon:
         return 0
-    return sum(w.itemsize(parameter_bytes) * w.shape[0] * w.copies for w in whole if w.group == "matrix")
+    return sum(w.itemsize(parameter_bytes) * w.shape[0] * w.copies for w in whole if _takes_muon(w))
+
+
+def _takes_muon(weight: Weight) -> bool:
+    """As MuonAdamW decides. A convolution's weight, for example, has three dimensions."""
+    return weight.group == "matrix" and len(weight.shape) == 2
 
 
 def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
     """Elements of state of one copy of a weight."""
-    if optimizer.name == "Adafactor" and weight.group != "vector":
-        return sum(weight.shape)
+    elements = math.prod(weight.shape)
+    if optimizer.name == "Adafactor" and elements and len(weight.shape) > 1:
+        return elements // weight.shape[-1] + elements // weight.shape[-2]
     copies = STATE_COPIES.get(optimizer.name, 2) + (1 if optimizer.name == "SGD" and optimizer.momentum else 0)
     if optimizer.is_muon:
-        copies = 1 if weight.group == "matrix" else 2
+        copies = 1 if _takes_muon(weight) else 2
     elif optimizer.name == "Adafactor":
         copies = 1
-    return copies * math.prod(weight.shape)
+    return copies * elements
 
 
 def matrix_shapes(weights: tuple[Weight, ...]) -> tuple[tuple[int, int], ...]:
     """The trainable hidden matrices, block by block."""
-    matrices = [weight for weight in weights if weight.group == "matrix"]
+    matrices = [weight for weight in weights if _takes_muon(weight)]
     blocks = max((weight.times for weight in matrices), default=0)
     return tuple(
         (rows, columns)
@@ -92,10 +99,10 @@ def work_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_byte
     """
     groups = parameters_by_group(weights)
     trainable = [weight for weight in weights if weight.group is not None]
-    parameter_bytes = max(weight.itemsize(parameter_bytes) for weight in trainable)
+    parameter_bytes = max((weight.itemsize(parameter_bytes) for weight in trainable), default=parameter_bytes)
     if optimizer.name == "Lion":
         wide = 8 if parameter_bytes < 4 else 0  # the parameter and its update in fp32
-        largest = max(math.prod(weight.shape) for weight in trainable)
+        largest = max((math.prod(weight.shape) for weight in trainable), default=0)
         if not cuda:
             return largest * (parameter_bytes + wide) if wide else max(groups.values()) * parameter_bytes
         part = min(max(MUON_BATCH_NUMEL, largest), max(groups.values()))  # it belongs to one group
@@ -109,4 +116,4 @@ def work_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_byte
         0,
         *(math.prod(w.shape) for group in groups for w in trainable if w.group == group for _ in range(min(w.copies, 2))),
     ]
-    return max(before + 2 * size for before, size in itertools.pairwise(sizes)) * parameter_bytes
+    return max((before + 2 * size for before, size in itertools.pairwise(sizes)), default=0) * parameter_bytes

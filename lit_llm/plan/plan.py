@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lit_llm.errors import UserError
 from lit_llm.plan import checkpoints, communication, compute
@@ -12,10 +13,11 @@ from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.efficiency import FITTED, UNFITTED_MFU, work_of
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.kept_whole import resolved
-from lit_llm.plan.memory import BYTES, Memory, memory_per_rank
+from lit_llm.plan.memory import BYTES, Layout, Memory
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import matrix_shapes, row_state_bytes, state_bytes
 from lit_llm.plan.parameters import average_bytes, gathered_bytes, parameters, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.peak import peak_memory, usable_bytes
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.rank_traffic import (
     bytes_of_rank,
@@ -25,7 +27,6 @@ from lit_llm.plan.rank_traffic import (
     tensor_parallel_sizes,
     weights_of_rank,
 )
-from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.schedule import Phase, phases
 from lit_llm.plan.settings import RunSettings
 
@@ -243,14 +244,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
         compute.flops_per_token(settings.model, settings.lora, settings.length),
         peak,
         parameters(settings.model, settings.lora),
-        phases(
-            schedule.kind,
-            steps=settings.steps,
-            warmup_steps=schedule.warmup_steps,
-            total_steps=schedule.total_steps,
-            decay_steps=schedule.decay_steps,
-            tokens_before=settings.tokens_before,
-        ),
+        [] if schedule.rate is None else phases(schedule.rate, settings.steps, settings.tokens_before),
     )
 
 
@@ -261,33 +255,6 @@ def _attention_problem(settings: RunSettings, hardware: Hardware) -> str | None:
     device_type = "cuda" if hardware.is_gpu else "cpu"
     return unsupported_attention(
         settings.model, settings.attention, device_type, capability=hardware.compute_capability, name=hardware.name
-    )
-
-
-def usable_bytes(hardware: Hardware) -> float:
-    """Capacity of a device without the context of a GPU's driver. The capacity must be known."""
-    assert hardware.memory_gb is not None
-    return (hardware.memory_gb - (CONTEXT_GB if hardware.is_gpu else 0)) * 1e9
-
-
-def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
-    """`memory_per_rank` of these settings."""
-    largest = max(size for _, size in settings.stages)  # a ramp may also lead down
-    return memory_per_rank(
-        settings.model,
-        sequences=settings.sequences,
-        length=settings.length,
-        accumulation=largest // (settings.sequences * settings.layout.data_parallel),
-        precision=settings.precision,
-        optimizer=settings.optimizer,
-        layout=settings.layout,
-        chunk_size=settings.chunk_size,
-        z_loss=settings.z_loss,
-        checkpointing=settings.checkpointing,
-        cuda=cuda,
-        lora=settings.lora,
-        compiled=settings.compile,
-        ema=settings.ema,
     )
 
 
@@ -318,9 +285,9 @@ def next_steps(
 ) -> list[tuple[str, int]]:
     """Flags that save memory and the bytes each saves, cheapest in time first.
 
-    If the run does not fit, the list ends with the first flag that makes it fit.
+    If the run does not fit, the list ends with the first flag that makes it fit. Other meshes are listed only if they do.
     """
-    layout, tried = settings.layout, []
+    layout, tried = settings.layout, list[tuple[str, RunSettings]]()
     chunk = 8192 if settings.sequences * settings.sequence_length > 8192 else 1024
     is_custom = isinstance(settings.model, CustomConfig)
     if settings.chunk_size is None and settings.model.padded_vocab_size >= 8192 and not is_custom:
@@ -331,11 +298,7 @@ def next_steps(
         view = "trainer.strategy gradient_as_bucket_view (recipes/strategy/ddp.yaml)"
         tried.append((view, replace(settings, layout=replace(layout, bucket_copies=False))))
     if layout.shards != "parameters" and layout.replicate > 1:
-        sharded = replace(
-            layout, strategy="fsdp2", replicate=1, shard=layout.data_parallel, shards="parameters", bucket_copies=False
-        )
-        sharded = replace(sharded, auto=("weights", "gradients"))
-        tried.append(("recipes/strategy/fsdp2.yaml", replace(settings, layout=sharded)))
+        tried.append((_FSDP2, replace(settings, layout=_sharded(layout))))
     if layout.shards == "parameters":
         kept, flag = resolved(settings, hardware).layout, "--trainer.strategy.{} true"
         if not kept.reshard:
@@ -351,20 +314,45 @@ def next_steps(
     order = ("none", "cheap", "attention", "full")
     if settings.checkpointing in order:
         for mode in order[order.index(settings.checkpointing) + 1 :]:
-            changed = replace(settings, checkpointing=mode)
-            if not (is_custom and changed.problems()):
-                tried.append((f"--compute.activation_checkpointing {mode}", changed))
+            tried.append((f"--compute.activation_checkpointing {mode}", replace(settings, checkpointing=mode)))
     if layout.shards == "parameters" and not layout.cpu_offload:
         offloaded = replace(layout, cpu_offload=True)
         tried.append(("--trainer.strategy.cpu_offload true", replace(settings, layout=offloaded)))
-    found = []
-    for flag, changed in tried:
+    found, is_too_large = [], capacity_bytes is not None and memory.needed > capacity_bytes
+    meshes = _meshes(layout, hardware) if is_too_large else ()
+    for flag, changed in (*tried, *((flag, replace(settings, layout=mesh)) for flag, mesh in meshes)):
+        if changed.problems():
+            continue
         needed = peak_memory(resolved(changed, hardware), cuda=hardware.is_gpu).needed
-        if needed < memory.needed * 0.99:
+        fits = capacity_bytes is not None and needed <= capacity_bytes
+        if needed < memory.needed * 0.99 and (fits or (flag, changed) in tried):
             found.append((flag, memory.needed - needed))
-            if capacity_bytes is not None and memory.needed > capacity_bytes >= needed:
+            if is_too_large and fits:
                 break
     return found
+
+
+_FSDP2 = "recipes/strategy/fsdp2.yaml"
+
+
+def _sharded(layout: Layout) -> Layout:
+    """That of `_FSDP2` on the same devices."""
+    layout = replace(layout, strategy="fsdp2", replicate=1, shard=layout.data_parallel, shards="parameters")
+    return replace(layout, bucket_copies=False, auto=("weights", "gradients"))
+
+
+def _meshes(layout: Layout, hardware: Hardware) -> Iterator[tuple[str, Layout]]:
+    """Meshes of the same devices with smaller parts of the model, with the flags that choose them."""
+    is_mesh, flag = layout.owners[0] != (), "--trainer.strategy."
+    mesh, words = (layout, "") if is_mesh else (_sharded(layout), f"--config {_FSDP2} ")
+    for name, size in (("tensor_parallel", mesh.tensor_parallel), ("pipeline", mesh.pipeline.ranks), ("context", mesh.context)):
+        times = 2
+        while mesh.shard % times == 0 and (name == "pipeline" or size * times <= hardware.devices_per_node):
+            value: Any = mesh.pipeline._replace(ranks=size * times) if name == "pipeline" else size * times
+            smaller = replace(mesh, shard=mesh.shard // times, **{name: value})
+            smaller = replace(smaller, shards="parameters" if smaller.shard * smaller.context > 1 else "nothing")
+            yield f"{words}{flag}{name} {size * times} {flag}shard auto", smaller
+            times *= 2
 
 
 def planned_mfu(settings: RunSettings, hardware: Hardware, options: Options) -> float:

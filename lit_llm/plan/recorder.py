@@ -130,7 +130,7 @@ def _keep(made: Any, values: Any) -> None:
 
 def sized(*shape: int, dtype: torch.dtype, requires_grad: bool = False) -> Sized:
     """A tensor without data, made outside of a Recorder."""
-    return Sized(torch.empty(*shape, dtype=dtype, device="meta"), requires_grad)
+    return Sized(torch.empty(shape, dtype=dtype, device="meta"), requires_grad)
 
 
 class Undetermined(Exception):
@@ -186,7 +186,7 @@ class Recorder(DispatchMode):
     def receive(self, shape: Sequence[int], dtype: torch.dtype, kind: int | None) -> Tensor:
         """A tensor that another trace has allocated; count its release as `kind`. None: do not."""
         before, self._counts = self._counts, False
-        tensor: Sized = torch.empty(*shape, dtype=dtype, device="cpu")  # type: ignore[assignment]
+        tensor: Sized = torch.empty(shape, dtype=dtype, device="cpu")  # type: ignore[assignment]
         self._counts = before
         if kind is not None:
             self._watch(tensor.meta.untyped_storage(), kind)

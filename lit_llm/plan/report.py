@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from lit_llm.plan import checkpoints, compute, mixture
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.memory import BYTES
 from lit_llm.plan.numbers import count, duration, money_range, percent, size, two_digits
+from lit_llm.plan.peak import usable_bytes
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.plan import Plan
 from lit_llm.plan.rank_traffic import communicated_bytes
@@ -38,15 +39,12 @@ class Section:
     header: tuple[str, ...] = ()
 
 
-def sections(plan: Plan, rate: Callable[[int], float] | None = None) -> list[Section]:
-    """The sections of the page. Text has a no-break space where a line must not end.
-
-    Args:
-        rate: the learning rate of an optimizer step, for the sparkline.
-    """
+def sections(plan: Plan) -> list[Section]:
+    """The sections of the page, the first without a heading. Text has a no-break space where a line must not end."""
     found = [
+        Section("", _short(plan)),
         Section("Model", _model(plan)),
-        Section("Run", _run(plan, rate)),
+        Section("Run", _run(plan)),
         Section("Mixture", _mixture(plan), mixture.HEADER),
         Section(f"Memory per rank, peak ({plan.memory.moment})", _memory(plan)),
         Section("Compute and time", _time(plan)),
@@ -60,13 +58,14 @@ def sections(plan: Plan, rate: Callable[[int], float] | None = None) -> list[Sec
     ]
 
 
-def render(plan: Plan, rate: Callable[[int], float] | None = None, *, width: int = 80) -> Text:
+def render(plan: Plan, *, width: int = 80) -> Text:
     """The page for rich's console, in lines of at most `width`."""
     from rich.text import Text
 
     text = Text()
-    for section in sections(plan, rate):
-        text.append(f"{section.title}\n", style="bold")
+    for section in sections(plan):
+        if section.title:
+            text.append(f"{section.title}\n", style="bold")
         if section.header:
             table = table_rows(section.header, section.rows, as_markdown=False, width=width - 1)
             text.append(textwrap.indent(table.replace(_NO_BREAK, " "), " "))
@@ -92,16 +91,34 @@ def _lines(text: str, width: int) -> list[str]:
     return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
-def markdown(plan: Plan, rate: Callable[[int], float] | None = None) -> str:
+def markdown(plan: Plan) -> str:
     """One Markdown table per section."""
     parts = []
-    for section in sections(plan, rate):
+    for section in sections(plan):
         table = table_rows(section.header or ("", ""), section.rows, as_markdown=True)
-        parts.append(f"**{section.title}**\n\n{table}")
+        parts.append(f"**{section.title}**\n\n{table}" if section.title else table)
     return "\n".join(parts).replace(_NO_BREAK, " ")
 
 
 # -- sections ---------------------------------------------------------------------------------------------------------
+
+
+def _short(plan: Plan) -> list[tuple[str, str]]:
+    """Does it fit, how long does it take, what does it cost."""
+    needed, settings = size(plan.memory.needed).partition(" (")[0], plan.settings
+    verdict = {True: "fits", False: "DOES NOT FIT", None: "unknown whether it fits"}[plan.fits]
+    has = "" if plan.capacity_bytes is None else f" of {size(usable_bytes(plan.hardware)).partition(' (')[0]}"
+    rows = [("memory", f"{verdict}: {'' if plan.memory.is_known else 'at least '}{needed}{has} per rank")]
+    if plan.run_seconds is None:
+        why = f"no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures it)"
+        return [*rows, ("time", f"unknown: {why}"), ("cost", "unknown, as the time is")]
+    hours = plan.run_seconds * settings.layout.devices / 3600
+    speed = ", assuming the speed of the final batch throughout" if settings.ramp else ""
+    rows.append(("time", f"about {duration(plan.run_seconds)} on {devices(plan)} = {two_digits(hours)} device-hours{speed}"))
+    if plan.usd is None:
+        return [*rows, ("cost", f"unknown: no price for {plan.hardware.name} (--price)")]
+    source = "at the assumed price range of the hardware table" if plan.options.price_usd_hour is None else "at the given price"
+    return [*rows, ("cost", f"about {money_range(*plan.usd)} {source}")]
 
 
 def _model(plan: Plan) -> list[tuple[str, str]]:
@@ -131,7 +148,7 @@ def _custom_model(plan: Plan, model: CustomConfig) -> list[tuple[str, str]]:
     ]
 
 
-def _run(plan: Plan, rate: Callable[[int], float] | None) -> list[tuple[str, str]]:
+def _run(plan: Plan) -> list[tuple[str, str]]:
     settings, layout = plan.settings, plan.settings.layout
     weight, operand = BYTES[settings.precision]
     optimizer = settings.optimizer
@@ -170,8 +187,9 @@ def _run(plan: Plan, rate: Callable[[int], float] | None) -> list[tuple[str, str
         ),
     ]
     parts = "; ".join(f"{p.name} {p.steps:,} steps, {count(p.tokens)} tokens" for p in plan.phases)
-    drawn = f"  {sparkline(rate, settings.steps)}" if rate else ""
-    rows.append(("schedule", f"{settings.schedule.kind}: {parts}{drawn}"))
+    rate = settings.schedule.rate
+    drawn = f": {parts}  {sparkline(rate, settings.steps)}" if rate else ""
+    rows.append(("schedule", f"{settings.schedule.kind}{drawn}"))
     multiple = compute.chinchilla_multiple(plan.parameters, settings.tokens)
     scale = f"{settings.tokens / plan.parameters:.3g} tokens per parameter, {multiple:.3g} x Chinchilla's 20"
     if plan.parameters >= 4e7 and settings.tokens >= 1e9:  # below that, the fit is an extrapolation
@@ -216,14 +234,13 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
     if memory.reserved is not None and memory.is_known:
         rows.append(("reserved", f"{size(memory.reserved)} by CUDA's allocator"))
     if plan.capacity_bytes is not None:
-        verdict = {True: "fits", False: "DOES NOT FIT", None: "unknown whether it fits"}[plan.fits]
         reserved = f", {CONTEXT_GB:g} GB of it for the driver" if plan.hardware.is_gpu else ""
-        rows.append(("capacity", f"{plan.hardware.name}: {size(plan.capacity_bytes)}{reserved}: {verdict}"))
+        rows.append(("capacity", f"{plan.hardware.name}: {size(plan.capacity_bytes)}{reserved}"))
         largest = plan.largest_micro_batch
         if largest is not None:
             rows.append(("largest micro-batch", f"{largest} sequences" if largest else "none, not even one sequence fits"))
     if plan.next_steps:
-        switches = [f"{flag.replace(' ', _NO_BREAK)} (-{saved / 1e9:.2f}{_NO_BREAK}GB)" for flag, saved in plan.next_steps]
+        switches = [re.sub(" (?!--)", _NO_BREAK, f"{flag} (-{saved / 1e9:.2f} GB)") for flag, saved in plan.next_steps]
         rows.append(("to save memory", "; ".join(switches)))
     return rows
 
@@ -245,14 +262,9 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     carried = plan.options.carried
     if carried is not None:
         rows.append(("measured", carried.sentence(plan.hardware)))
-    if times.step is None or plan.run_seconds is None:
-        rows.append(
-            ("time", f"unknown: no dense peak for {plan.hardware.name} at {settings.precision} (--hardware auto measures it)")
-        )
+    if times.step is None:
         return rows
     again = f", {times.recomputation:.2f} x for recomputation" if times.recomputation > 1.001 else ""
-    hours = plan.run_seconds * settings.layout.devices / 3600
-    speed = ", assuming the speed of the final batch throughout" if settings.ramp else ""
     origin = plan.mfu_origin if carried is None else carried.origin(plan.mfu_origin, plan.hardware)
     reached = "as measured, for the work of this step; the dense peak is unknown"
     if plan.peak_tflops is not None and plan.mfu is not None:
@@ -260,16 +272,7 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
     rows += [
         ("speed", f"{reached}{again}"),
         ("step", f"{duration(times.step)}, {two_digits(settings.tokens_per_step / times.step)} tokens/s"),
-        ("run", f"about {duration(plan.run_seconds)} on {devices(plan)} = {two_digits(hours)} device-hours{speed}"),
     ]
-    if plan.usd:
-        low, high = plan.usd
-        source = (
-            "at the given price"
-            if plan.options.price_usd_hour is not None
-            else "at the assumed price range of the hardware table"
-        )
-        rows.append(("cost", f"about {money_range(low, high)} {source}"))
     causes = {"compute": times.compute, "memory": times.memory, "communication": times.communication, "data": times.data}
     parts = [f"{name} {duration(seconds)}" for name, seconds in causes.items() if seconds]
     rows.append(("limit", f"{times.limit} (per step: {', '.join(parts)})"))

@@ -116,8 +116,9 @@ def _launches(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def settings_values(settings: RunSettings) -> dict[str, Any]:
-    """Settings as JSON takes them, without the size of the data."""
-    return asdict(replace(settings, data=DataFacts(bytes_per_token=settings.data.bytes_per_token)))
+    """Settings as JSON takes them, without the size of the data and the rates."""
+    data, schedule = DataFacts(bytes_per_token=settings.data.bytes_per_token), Schedule(settings.schedule.kind)
+    return asdict(replace(settings, data=data, schedule=schedule))
 
 
 def _settings(values: dict[str, Any]) -> RunSettings:

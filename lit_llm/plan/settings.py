@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.batch_sizes import accumulation_steps
 from lit_llm.distributed.convolution_problems import convolution_problems
 from lit_llm.distributed.keep_rule import keep
-from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 from lit_llm.errors import UserError
 from lit_llm.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.models.attention_kernel import AttentionKernel
@@ -63,15 +63,10 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning-rate schedule: its class name, the steps of warmup and of WSD's decay, and its last step.
-
-    `total_steps` None: the last step of the run.
-    """
+    """The learning-rate schedule: its class name, and the rate of a step with a peak of 1 (None: not known)."""
 
     kind: str = "Cosine"
-    warmup_steps: int = 0
-    decay_steps: int = 0
-    total_steps: int | None = None
+    rate: Callable[[int], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -179,8 +174,6 @@ class RunSettings:
         }
         if isinstance(model, CustomConfig):
             split = {}
-        elif self.sequence_length != model.block_size:
-            split["data.block_size"] = self.sequence_length
         for name, value in split.items():
             if value % tp:
                 found.append(
@@ -253,7 +246,7 @@ def from_recipe(
     if devices is None:
         devices = devices_of(trainer.get("devices"), trainer.get("num_nodes") or 1)
     loss, schedule = config.get("loss") or {}, config.get("schedule") or {}
-    kind, options = class_of(schedule)
+    kind, _ = class_of(schedule)
     steps = trainer["max_steps"]
     if steps == -1:
         epochs = trainer.get("max_epochs")
@@ -263,8 +256,6 @@ def from_recipe(
             )
         sequences = data.sequences or (data.train_tokens - 1) // (length or model.block_size)
         steps = steps_for(ramp or ((0, global_batch),), epochs * sequences)
-    total = options.get("total_steps")
-    decay = options.get("decay_steps") or max(1, round(options.get("decay_fraction", 0.2) * (total or steps)))
     _, validation = class_of(config.get("validation") or {})
     _, checkpoint = class_of(config.get("checkpoint") or {})
     layout = layout_from_strategy(trainer.get("strategy") or "auto", devices, devices_per_node)
@@ -282,12 +273,7 @@ def from_recipe(
         chunk_size=loss.get("chunk_size"),
         z_loss=bool(loss.get("z_loss")),
         checkpointing=str(compute.get("activation_checkpointing") or "none"),
-        schedule=Schedule(
-            kind or "Constant",
-            options.get("warmup_steps") or 0,
-            decay if kind == "WSD" else 0,
-            total,
-        ),
+        schedule=Schedule(kind or "Constant"),
         validate_every=validation.get("every_n_steps"),
         save_every=checkpoint.get("every_n_steps"),
         keep_last=checkpoint.get("keep_last") or 1,
@@ -396,8 +382,10 @@ def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
         "weights": options.get("reshard_after_forward", "auto"),
         "gradients": options.get("reduce_each_micro_batch", "auto"),
     }
+    schedule: Any = options.get("schedule") or "1f1b"
     in_pipeline = sizes.pipeline > 1
     kept = keep(asked["weights"], asked["gradients"], pipeline=in_pipeline, weight_bytes=1, gradient_bytes=1, memory=0)
+    settled = (("gradients", "weights") if KINDS[schedule].splits_backward else ("gradients",)) if in_pipeline else ()
     return Layout(
         "mesh",
         sizes.replicate,
@@ -406,14 +394,14 @@ def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
         shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
         reshard=not kept.weights,
         reduce_once=kept.gradients,
-        auto=() if in_pipeline else tuple(name for name, value in asked.items() if value == "auto"),  # type: ignore[misc]
+        auto=tuple(name for name, value in asked.items() if value == "auto" and name not in settled),  # type: ignore[misc]
         prefetch=options.get("prefetch", 1),
         cpu_offload=bool(options.get("cpu_offload")),
         context=sizes.context,
         context_attention=options.get("context_attention") or "gather",
         pipeline=PipelineLayout(
             sizes.pipeline,
-            options.get("schedule") or "1f1b",
+            schedule,
             *(options.get(name) for name in ("stages_per_rank", "layers_first", "layers_last")),
         ),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.kept_whole import resolved
-from lit_llm.plan.plan import peak_memory, usable_bytes
+from lit_llm.plan.peak import peak_memory, usable_bytes
 from lit_llm.plan.settings import RunSettings, layout_from_strategy
 
 CPU_GB = 2.0

@@ -131,6 +131,7 @@ def trace_body(
 
     def head(hidden: Tensor, weight: Tensor, targets: Tensor, **_: Any) -> LossSums:
         seen.extend((hidden.dtype, weight.requires_grad))
+        hidden = hidden.reshape(-1, hidden.size(-1))  # as the loss does, with a copy if positions were padded
         loss = _Head.apply(hidden, weight.detach() if split else weight, recorder)
         recorder.hand_over(hidden)
         recorder.begin()  # "backward"

@@ -36,7 +36,7 @@ from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.model import with_layers
 from lit_llm.plan.optimizer import matrix_shapes
 from lit_llm.plan.parameters import total_parameters, weights_of
-from lit_llm.plan.plan import peak_memory
+from lit_llm.plan.peak import peak_memory
 from lit_llm.plan.recorder import FLOPS
 from lit_llm.plan.settings import RunSettings
 from lit_llm.plan.timing import fit_speeds, work_of

@@ -40,9 +40,6 @@ from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.live_memory import LiveMemory
 from lit_llm.training.sizes_only import without_data
 
-DEVICE_BYTES = 80_000_000_000
-"""Of an accelerator, where a setting is auto and depends on it. An assumption: A100 and H100 have 80 GB."""
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -176,7 +173,6 @@ class DryRun:
             strategy.sharded_checkpoints = False  # nothing is saved, and its process group is a real one
             strategy.broadcast = lambda obj, src=0: obj  # type: ignore[method-assign]  # nobody sends
             strategy.model_to_device = lambda: None  # type: ignore[method-assign]  # it is there; plain tensors cannot move
-            strategy.assumed_memory = DEVICE_BYTES if self.for_accelerator else None
             told = partial(_tied_weights, self.model, strategy.pipeline_layout)
             strategy.tell_repeated_parameters = told  # type: ignore[method-assign]  # nobody is asked
         layout = strategy.pipeline_layout if isinstance(strategy, MeshStrategy) else PipelineLayout(1)

@@ -31,7 +31,8 @@ from lit_llm.plan.measure import this_machine
 from lit_llm.plan.memory import Layout
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import total_parameters
-from lit_llm.plan.plan import Options, peak_memory, step_times
+from lit_llm.plan.peak import peak_memory
+from lit_llm.plan.plan import Options, step_times
 from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
 from lit_llm.plan.settings import DataFacts, RunSettings, canonical_precision
 from lit_llm.runs.run_folder import CONFIG
@@ -50,7 +51,7 @@ class PlanMonitor(Callback):
 
     Logs at logged steps from the second step on: `plan/peak_gb` (predicted); on CUDA `plan/memory_ratio` (measured /
     predicted); `plan/mfu_ratio` (`throughput/mfu` / planned MFU), if `throughput/mfu` is logged. Warns if the first ratio is
-    beyond `tolerance`.
+    beyond `tolerance`. If planning fails, that is a warning, and the run goes on without a prediction and plan.json.
 
     plan.json has one entry for each launch. Of earlier launches, those that measured a speed stay. It is written when
     training starts and ends, and with each checkpoint. An error of the disk does not end the run.
@@ -98,10 +99,18 @@ class PlanMonitor(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._forget()
         try:
-            settings = settings_of_trainer(trainer, pl_module)
+            self._predict(trainer, settings_of_trainer(trainer, pl_module))
         except UserError as reason:
             rank_zero_info(f"plan: neither memory nor speed is predicted for this run ({reason}).")
-            return
+        except Exception as error:  # of the planner, which must not end a run
+            self._forget()
+            rank_zero_warn(
+                f"plan: neither memory nor speed is predicted for this run: planning failed, {type(error).__name__}: {error}"
+            )
+        if self._launch is not None:
+            self._write(trainer)
+
+    def _predict(self, trainer: Trainer, settings: RunSettings) -> None:
         hardware = _hardware(trainer)
         options = Options(mfu=self.mfu)
         self._final_batch_from = settings.stages[-1][0]
@@ -149,7 +158,6 @@ class PlanMonitor(Callback):
             "ended": None,
             "complete": False,
         }
-        self._write(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]

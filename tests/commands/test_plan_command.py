@@ -134,7 +134,7 @@ def test_a_ramp_by_flags_is_counted_and_noted(folder, capsys):
 def test_a_decay_of_a_checkpoint_is_planned_though_its_start_is_not_known(folder, capsys):
     code, out, err = run(capsys, "plan", "--config", "tiny.yaml", "--schedule", "Decay", "--markdown")
     assert code == 0 and "Decay starts at the resumed checkpoint" in err
-    assert "| schedule | Decay: decay 8 steps, 1.02 k tokens |" in out
+    assert "| schedule | Decay: decay 8 steps, 1.02 k tokens  " in out
 
 
 def test_data_are_counted_without_being_read(folder, capsys):

@@ -135,7 +135,7 @@ model = build("modern")
 whole = gathered_bytes(model, None)
 module.memory_bytes = lambda device: 4 * 8 * whole - (rank == 3)
 strategy = SimpleNamespace(reshard_after_forward="auto", reduce_each_micro_batch=False, root_device=torch.device("cpu"),
-                           num_processes=4, pipeline=1, assumed_memory=None)
+                           num_processes=4, pipeline=1, chosen=None)
 chosen = kept_whole(model, strategy, whole)
 report(wrong=wrong, chosen=list(chosen), cases=len(CASES))
 """
@@ -166,15 +166,18 @@ def test_weights_and_gradients_are_kept_up_to_an_eighth_of_the_memory_of_a_rank(
         strategy = SimpleNamespace(
             **{"reshard_after_forward": reshard, "reduce_each_micro_batch": reduce_each, "pipeline": 1, "num_processes": 4},
             root_device=torch.device("cpu"),
-            assumed_memory=None,
+            chosen=None,
         )
         # Weights just fit an eighth of a rank's quarter or do not; gradients are larger.
         monkeypatch.setattr("lit_llm.distributed.kept_whole.memory_bytes", lambda device, has=weights + spare: 4 * 8 * has)
         found = kept_whole(model, strategy, weights)
         assert found.weights is (spare == 0 if reshard == "auto" else not reshard)
         assert found.gradients is (False if reduce_each == "auto" else not reduce_each)
-    in_a_pipeline = SimpleNamespace(reshard_after_forward="auto", reduce_each_micro_batch="auto", pipeline=2)
-    assert kept_whole(model, in_a_pipeline, 10**18) == KeptWhole(weights=True, gradients=True)
+    strategy.reshard_after_forward = strategy.reduce_each_micro_batch = "auto"
+    strategy.pipeline = 2
+    assert kept_whole(model, strategy, 10**18) == KeptWhole(weights=True, gradients=True)
+    strategy.chosen = KeptWhole(weights=False, gradients=True)
+    assert kept_whole(model, strategy, 10**18) == strategy.chosen
 
 
 def test_a_pipeline_refuses_to_reduce_each_micro_batch():

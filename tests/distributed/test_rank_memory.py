@@ -9,11 +9,14 @@ NAMES = [
     "fsdp2, weights and gradients kept, 3 micro-batches",
     "fsdp2, bf16-mixed",
     "tp",
+    "tp, dropout",
+    "tp, 125 positions",
     "cp, keys gathered",
     "pp, 1f1b",
     "pp, gpipe",
     "pp, interleaved1f1b",
     "pp, zbv",
+    "pp, dualpipev",
 ]
 SCRIPT = f"""
 import logging, warnings
@@ -27,7 +30,7 @@ report(**{{name: measure(LAYOUTS[2][name], 2, Path(".")) for name in {NAMES}}})
 """
 
 
-@pytest.mark.slow  # two processes, ten layouts: 50 s
+@pytest.mark.slow  # two processes, thirteen layouts: 60 s
 def test_the_plan_tells_the_peak_of_a_rank(tmp_path):
     found = run_ranks(SCRIPT, 2, tmp_path)[0]
     ratios = {name: planned / max(peaks) for name, (planned, peaks) in found.items()}

@@ -10,8 +10,9 @@ from torch import nn
 
 from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
+from lit_llm.optim import Lion, MuonAdamW, parameter_groups
+from lit_llm.plan import Optimizer, find, make_plan
 from lit_llm.plan import custom as planner
-from lit_llm.plan import find, make_plan
 from lit_llm.plan import micro_batch as traces
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import CustomConfig
@@ -33,6 +34,50 @@ def test_memory_and_flops_of_any_module_are_those_of_a_real_step(name):
     predicted, measured = compared(name, sequences=5, length=16, width=64)
     assert predicted[0] == measured[0] and predicted[2] == measured[2]
     assert predicted[1] == pytest.approx(measured[1], rel=5e-3)
+
+
+class OfAnyDimension(nn.Module):
+    """Weights of no, one, two, three and four dimensions, and a frozen one."""
+
+    def __init__(self, vocab_size: int, width: int = 24) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.one = nn.Conv1d(width, width, 3, padding=2)
+        self.two = nn.Conv2d(1, 2, (3, 1), padding=(1, 0))
+        self.scale = nn.Parameter(torch.ones(()))
+        self.mlp = nn.Linear(width, width)
+        self.frozen = nn.Parameter(torch.ones(width), requires_grad=False)
+        self.head = nn.Linear(width, vocab_size)
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids) * self.frozen
+        x = self.one(x.mT)[..., : input_ids.size(1)].mT
+        return self.head(self.mlp(self.two(x[:, None]).mean(dim=1) * self.scale))
+
+
+@pytest.mark.parametrize("kind", [MuonAdamW, torch.optim.Adafactor, torch.optim.AdamW, Lion])
+def test_weights_of_any_dimension_have_the_state_that_the_optimizer_keeps(kind):
+    run = replace(settings("LSTM", sequences=2, length=16), model=config("OfAnyDimension"), optimizer=Optimizer(kind.__name__))
+    module = Architecture(f"{__name__}.OfAnyDimension", {}).build(40)
+    optimizer = kind(parameter_groups(module))
+    module(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    kept = sum(value.numel() * 4 for state in optimizer.state.values() for name, value in state.items() if name != "step")
+    plan = make_plan(run, GPU)
+    assert plan.memory.is_known and plan.memory.parts["optimizer state"] == kept
+
+
+def test_a_module_without_trained_parameters_is_planned_without_activations():
+    plan = make_plan(replace(settings("LSTM", sequences=2, length=16), model=config("Frozen")), GPU)
+    assert plan.trained_parameters == 0 and "optimizer state" not in plan.memory.parts
+    assert "depend on no parameter that is trained" in plan.memory.notes[0]
+
+
+class Frozen(OfAnyDimension):
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.empty = nn.Parameter(torch.ones(0, 24))
+        self.requires_grad_(False)
 
 
 @pytest.mark.slow

@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from lit_llm.buffer_sizes import KEPT_WHOLE_SHARE
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, find, make_plan
 from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.parameters import weights_of
+from lit_llm.plan.peak import peak_memory
 from lit_llm.plan.rank_traffic import communicated_bytes
 from lit_llm.plan.report import markdown
 from lit_llm.plan.settings import layout_from_strategy
@@ -31,7 +34,8 @@ def hardware(device_bytes):
 
 
 def kept(settings, device_bytes):
-    layout = resolved(settings, hardware(device_bytes)).layout
+    """On a processor, whose memory the ranks share."""
+    layout = resolved(settings, replace(find("cpu"), memory_gb=device_bytes / 1e9 * settings.layout.devices)).layout
     return not layout.reshard, layout.reduce_once
 
 
@@ -45,6 +49,35 @@ def test_auto_keeps_what_takes_at_most_an_eighth_of_the_memory():
     assert kept(run(pipeline=2), 1) == (True, True)
     unknown = resolved(run(), find("cpu")).layout
     assert unknown.reshard and not unknown.reduce_once
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"pipeline": 2}, {}, {"reduce_each_micro_batch": False}, {"pipeline": 2, "schedule": "zbv"}], ids=str
+)
+def test_on_a_gpu_auto_keeps_what_fits(strategy):
+    """Of each memory of the device, the choice is the first that fits of those that a user could ask for by name."""
+    model = replace(MODEL, n_layer=8, n_embd=1024, n_head=8, block_size=1024, mlp_width=4096)
+    settings = replace(run(8, **strategy), model=model, global_batch=128, micro_batch=4)
+    asked = {"reshard_after_forward": "auto", "reduce_each_micro_batch": "auto", **strategy}
+    folds = strategy.get("schedule") == "zbv"  # such a schedule needs the whole weights
+
+    def needed(reshard, each):
+        chosen = {"reshard_after_forward": reshard, "reduce_each_micro_batch": each}
+        chosen |= {name: value for name, value in asked.items() if value != "auto"}
+        whole = replace(settings, layout=run(8, **chosen).layout)
+        return not whole.layout.reshard, whole.layout.reduce_once, peak_memory(whole, cuda=True).needed
+
+    in_pipeline = "pipeline" in strategy
+    order = [(False, False), (True, False), *([] if in_pipeline else [(False, True), (True, True)])]
+    fastest_first = [needed(*each) for each in (order[:1] if folds else order)]
+    for *_, bytes_needed in fastest_first:
+        for spare in (-1e6, 1e6):
+            device = bytes_needed + spare + 1e9  # the driver's
+            fits = [each for each in fastest_first if each[2] <= device - 1e9]
+            layout = resolved(settings, hardware(device)).layout
+            found = (not layout.reshard, layout.reduce_once)
+            if in_pipeline or device * KEPT_WHOLE_SHARE >= 4 * sum(w.total for w in weights_of(model)):
+                assert found == (fits or fastest_first[-1:])[0][:2]
 
 
 def test_the_choice_is_planned_and_printed():

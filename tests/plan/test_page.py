@@ -15,7 +15,7 @@ from lit_llm.plan.page.memory import timeline
 from lit_llm.plan.page.schedule import DURATION, idle_share, played
 from lit_llm.plan.page.step import parts_of_step
 from lit_llm.plan.page.sweep import Point, log_scale, pareto_front
-from lit_llm.plan.settings import layout_from_strategy
+from lit_llm.plan.settings import Schedule, layout_from_strategy
 
 MODEL = GPTConfig(n_layer=8, n_head=4, n_embd=64, block_size=64, vocab_size=512)
 ADAMW = Optimizer("AdamW", fused=True)
@@ -55,8 +55,9 @@ class Page(HTMLParser):
 
 
 def pages():
-    pipeline = run(layout=Layout("mesh", pipeline=PipelineLayout(4, "zbv")), micro_batch=1)
-    yield plan_page(make_plan(pipeline, find("h100-sxm"), Options(slowest_rank=1.1)), COMMAND, lambda step: step / 100)
+    rising = Schedule("Own", lambda step: step / 100)
+    pipeline = run(layout=Layout("mesh", pipeline=PipelineLayout(4, "zbv")), micro_batch=1, schedule=rising)
+    yield plan_page(make_plan(pipeline, find("h100-sxm"), Options(slowest_rank=1.1)), COMMAND)
     yield plan_page(make_plan(run(precision="32-true"), find("cpu")), COMMAND)  # without times
     found = list(sweep.variants(sweep.parse(["devices=1,2,3,8"]), run(), "ddp", find("a100-40gb"), Options()))
     yield sweep_page(found, found[0], COMMAND)

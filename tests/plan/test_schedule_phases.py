@@ -30,14 +30,9 @@ def by_the_rates(schedule, warmup_steps: int) -> list[tuple[str, int]]:
 def test_phases_begin_and_end_where_the_rates_do(kind, warmup_steps, total_steps):
     options = {"decay_steps": 12} if kind is WSD else {}
     expected = by_the_rates(kind(warmup_steps, final_ratio=0.1, total_steps=total_steps, **options), warmup_steps)
-    found = phases(
-        kind.__name__,
-        steps=STEPS,
-        warmup_steps=warmup_steps,
-        total_steps=total_steps,
-        decay_steps=options.get("decay_steps", 0),
-        tokens_before=lambda step: step**3,
-    )
+    schedule = kind(warmup_steps, final_ratio=0.1, total_steps=total_steps, **options)
+    schedule.resolve(SimpleNamespace(max_steps=STEPS))
+    found = phases(lambda step: schedule.rate(step, 1.0), STEPS, lambda step: step**3)
     assert [(phase.name, phase.steps) for phase in found] == expected
     ends = [sum(phase.steps for phase in found[: i + 1]) for i in range(len(found))]
     assert [sum(phase.tokens for phase in found[: i + 1]) for i in range(len(found))] == [end**3 for end in ends]
@@ -47,9 +42,20 @@ def test_phases_begin_and_end_where_the_rates_do(kind, warmup_steps, total_steps
 @pytest.mark.parametrize("kind", [Constant, InverseSquareRoot])
 @pytest.mark.parametrize("warmup_steps", [5, 60])
 def test_schedules_without_an_end_last_until_the_run_ends(kind, warmup_steps):
-    options = {"warmup_steps": warmup_steps, "total_steps": None, "decay_steps": 0}
-    found = phases(kind.__name__, steps=STEPS, **options, tokens_before=lambda step: step)
+    found = phases(lambda step: kind(warmup_steps).rate(step, 1.0), STEPS, lambda step: step)
     assert [(phase.name, phase.steps) for phase in found] == by_the_rates(kind(warmup_steps), warmup_steps)
+
+
+def test_phases_of_a_schedule_of_ones_own_are_those_of_its_rates():
+    def rate(step):  # a warmup of 30, two levels, and a cooldown over the last 60 of 300
+        return min(step / 30, 1.0 if step <= 100 else 0.5, (300 - step) / 120)
+
+    expected = [("warmup", 30), ("stable", 70), ("decay", 1), ("constant", 139), ("decay", 60)]
+    assert [(p.name, p.steps) for p in phases(rate, 300, lambda step: step)] == expected
+    long = phases(lambda step: rate(step / 10_000), 3_000_000, lambda step: step)
+    assert [(p.name, p.steps) for p in long][-1] == ("decay", 600_000)
+    assert [p.name for p in phases(lambda step: 0.5 + step % 2 / 2, 300, lambda step: step)] == ["varies"]
+    assert [p.name for p in phases(lambda step: 0.5, 300, lambda step: step)] == ["constant"]
 
 
 RAMPS = [((0, 8),), ((0, 2), (3, 5), (4, 12)), ((0, 12), (7, 3))]

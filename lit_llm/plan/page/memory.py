@@ -10,7 +10,8 @@ from lit_llm import html_page as html
 from lit_llm.plan.memory import Memory
 from lit_llm.plan.micro_batch import Operation, micro_batch
 from lit_llm.plan.numbers import size
-from lit_llm.plan.plan import Plan, usable_bytes
+from lit_llm.plan.peak import usable_bytes
+from lit_llm.plan.plan import Plan
 
 PARTS = (
     "weights", "optimizer state", "gradients", "weight copies", "communication buffers", "optimizer work", "activations",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from lit_llm import html_page as html
 from lit_llm.plan.numbers import count, duration, money_range, size, two_digits
@@ -14,17 +14,14 @@ from lit_llm.plan.report import devices, sections
 from lit_llm.plan.sweep import Variant
 
 
-def plan_page(plan: Plan, command: str, rate: Callable[[int], float] | None = None) -> str:
-    """The page of one plan.
-
-    Args:
-        command: that made it.
-        rate: the learning rate of an optimizer step.
-    """
+def plan_page(plan: Plan, command: str) -> str:
+    """The page of one plan. `command`: that made it."""
     title = f"Plan: {count(plan.parameters)} parameters on {devices(plan)}"
-    body = [*_top(title, command), html.keys(_keys(plan)), html.heading("Memory of a step"), memory_figure(plan)]
+    short, *others = sections(plan)
+    body = [*_top(title, command), html.keys(_keys(plan)), html.pairs(short.rows)]
+    body += [html.heading("Memory of a step"), memory_figure(plan)]
     body += [html.heading("Time of a step"), step_figures(plan)]
-    for section in sections(plan, rate):
+    for section in others:
         table = html.table(section.header, section.rows) if section.header else html.pairs(section.rows)
         body += [html.heading(section.title), table]
     return html.document(title, body)
