@@ -19,7 +19,7 @@ from lit_llm.cli import dial
 from lit_llm.cli.default_callbacks import CALLBACKS
 from lit_llm.cli.groups import CLASSES, GROUPS, OPTIONS
 from lit_llm.cli.recipe_files import content_of, find_recipe, with_base
-from lit_llm.errors import UserError
+from lit_llm.errors import UserError, not_utf8
 from lit_llm.renamed_classes import current_name, with_current_names
 from lit_llm.runs.run_folder import CONFIG, config_of, expanded
 from lit_llm.yaml_reading import InvalidYaml, NotYaml, dump_yaml, read_yaml
@@ -204,6 +204,15 @@ def underscored(words: list[str]) -> list[str]:
         flag, equals, value = word.partition("=")
         changed.append("--" + flag[2:].replace("-", "_") + equals + value if word.startswith("--") else word)
     return changed
+
+
+def refuse_other_encodings(words: list[str]) -> None:
+    """Raises:
+    UserError: A word is not UTF-8 text.
+    """
+    for before, word in zip(["", *words], words, strict=False):
+        if (problem := not_utf8(word)) is not None:
+            raise UserError(problem + (f" ({before})" if is_flag(before) else ""))
 
 
 def read(words: list[str]) -> Arguments:

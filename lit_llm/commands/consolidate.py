@@ -26,9 +26,7 @@ def own_flags() -> OwnFlags:
     flags.add_argument("--run", help="run folder, like runs/quickstart")
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint's path")
     flags.add_argument("--out", required=True, help="the file to write, like model.ckpt")
-    flags.add_argument(
-        "--weights", type=bool, help="leave out the optimizer state; enough for generate and --init_from"
-    )
+    flags.add_argument("--weights", type=bool, help="leave out the optimizer state; enough for generate and --init_from")
     flags.add_argument("--ema", type=bool, help=EMA_HELP)
     flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     return flags

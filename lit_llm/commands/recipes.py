@@ -140,7 +140,9 @@ def _copy(name: str, project: Path, *, callbacks: str | None, replace: bool) -> 
             raise UserError(f"{folder} is a file: give the name of a folder (--callbacks)")
         there = sorted(folder.iterdir()) if folder.is_dir() else []
         if yours := [path for path in there if path.name != "__pycache__" and not (path in ours and _same(ours[path], path))]:
-            raise UserError(f"{yours[0]} is not a copy of lit_llm's, so nothing was copied: name another folder (--callbacks NAME)")
+            raise UserError(
+                f"{yours[0]} is not a copy of lit_llm's, so nothing was copied: name another folder (--callbacks NAME)"
+            )
         pairs |= {path: to for to, path in ours.items()}
     if changed and not replace:
         raise UserError(

@@ -1,5 +1,7 @@
 """Flags of commands that take no recipe, and values that begin with a dash: every mistake is one sentence."""
 
+import os
+
 import pytest
 
 from lit_llm.__main__ import COMMANDS, main
@@ -41,6 +43,18 @@ def test_a_mistyped_flag_is_one_sentence(tmp_path, monkeypatch, capsys, words):
     first, *others = capsys.readouterr().err.splitlines()
     assert first.startswith("error: ") and MISTAKES[words] in first
     assert all(line.startswith("error: unexpected argument") for line in others)  # the value of the unknown flag at most
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", [["fit", "--run_dir"], ["fit", "--data.paths"], ["generate", "--prompt"], ["curve", "--out"], []]
+)
+def test_a_word_that_is_not_utf_8_is_one_sentence(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, os.fsdecode(b"caf\xe9")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: 'caf\\xe9' is not UTF-8 text") and said.count("\n") == 1 and said.isascii()
+    assert not words or said.endswith(f"({words[1]})\n")
     assert not list(tmp_path.iterdir())
 
 
