@@ -8,7 +8,7 @@ import os
 import sys
 from typing import NoReturn
 
-from lit_llm.cli.arguments import underscored
+from lit_llm.cli.arguments import refuse_other_encodings, underscored
 from lit_llm.cli.bounded_exit import run_and_end
 from lit_llm.disk import is_disk_error
 from lit_llm.errors import UserError, is_user_error, report
@@ -60,17 +60,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(importlib.metadata.version("lit_llm"))
         return 0
     try:
+        refuse_other_encodings(arguments)
         if command not in COMMANDS:
             raise UserError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
         module = importlib.import_module(f"lit_llm.commands.{COMMANDS[command][0]}")
         return module.main(underscored(rest))
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        if command in TRAINING and "--help" not in rest:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has read enough; exit without a message
-        return 0
     except OSError as error:
         refused = is_disk_error(error)
         if not refused and (command in TRAINING or error.filename is None):
@@ -96,7 +92,7 @@ def console_script() -> NoReturn:
 
 
 def _run() -> NoReturn:
-    run_and_end(main, goes_on_unread=sys.argv[1:2] == ["fit"])  # `fit … | head` and a lost connection end no run
+    run_and_end(main, needs_output=sys.argv[1:2] != ["fit"])
 
 
 if __name__ == "__main__":

@@ -20,6 +20,18 @@ def is_user_error(error: BaseException) -> bool:
     return isinstance(error, UserError) or (callbacks is not None and isinstance(error, callbacks.ConfigurationError))
 
 
+def not_utf8(text: str) -> str | None:
+    """Why a name or argument cannot be used, without its flag: Python has a placeholder for a byte that is not UTF-8, which
+    cannot be written to a file. None if it is UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(text).decode("utf-8", "backslashreplace")
+        return f"'{shown}' is not UTF-8 text: write it in UTF-8, and rename a file or folder of that name"
+    return None
+
+
 def report(message: str, kind: str = "error") -> None:
     """Print mistakes or notes to stderr, one a line. Of the processes of a run, only the first on each machine prints."""
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":

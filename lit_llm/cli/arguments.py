@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.cli import dial
-from lit_llm.cli.groups import CLASSES, GROUPS
+from lit_llm.cli.groups import CLASSES, GROUPS, OPTIONS
 from lit_llm.cli.recipe_files import content_of, find_recipe, with_base
-from lit_llm.errors import UserError
+from lit_llm.errors import UserError, not_utf8
 from lit_llm.runs.run_folder import CONFIG, config_of, expanded
 from lit_llm.yaml_reading import InvalidYaml, NotYaml, dump_yaml, read_yaml
 
@@ -28,6 +28,8 @@ FLAGS = -1
 HELP = ("help", "h")
 PRINT_CONFIG = "print_config"
 _WITHOUT_VALUE = (*HELP, PRINT_CONFIG)
+_SWITCHES = (PRINT_CONFIG, *(option.name for option in OPTIONS if option.type is bool))
+"""Flags for which `--x` means `--x true`."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,15 @@ def underscored(words: list[str]) -> list[str]:
     return changed
 
 
+def refuse_other_encodings(words: list[str]) -> None:
+    """Raises:
+    UserError: A word is not UTF-8 text.
+    """
+    for before, word in zip(["", *words], words, strict=False):
+        if (problem := not_utf8(word)) is not None:
+            raise UserError(problem + (f" ({before})" if is_flag(before) else ""))
+
+
 def read(words: list[str]) -> Arguments:
     """Read the arguments of a command that takes a recipe.
 
@@ -225,6 +236,10 @@ def read(words: list[str]) -> Arguments:
                 file = config_of(run)
                 named.append(str(file))
                 items += [*_with_base(file), Flag("run_dir", str(run)), *own_tokenizer(run)]
+            elif flag.key == PRINT_CONFIG:
+                if flag.value not in ("true", "false"):
+                    raise UserError(f"--{PRINT_CONFIG} is {flag.value!r}, it must be true or false")
+                items += [Flag(PRINT_CONFIG, None)] * (flag.value == "true")
             elif flag.key == "base":
                 raise UserError("base is a key of recipe files. Give the base first: --config BASE --config RECIPE (--base)")
             else:
@@ -299,11 +314,13 @@ def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
         key, equals, value = word.lstrip("-").partition("=")
         if equals:
             found.append(Flag(key, value))
-        elif position < len(words) and not is_flag(words[position]) and key != PRINT_CONFIG:
+        elif position < len(words) and not is_flag(words[position]):
             found.append(Flag(key, words[position]))
             position += 1
-        elif key in _WITHOUT_VALUE or key.endswith(".help"):
+        elif key in HELP or key.endswith(".help"):
             found.append(Flag(key, None))
+        elif key in _SWITCHES:
+            found.append(Flag(key, "true"))
         else:
             bare.append(key)
     return found, problems, bare

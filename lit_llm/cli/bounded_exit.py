@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from lit_llm.cli.output_streams import survive_lost_output
+from lit_llm.cli.output_streams import lost_output, survive_lost_output
+from lit_llm.errors import report
 
 SECONDS = 20.0
 """How long the end of a process may take."""
@@ -27,16 +28,16 @@ _LAUNCHER = "LIT_LLM_LAUNCHER"
 """Environment variable: the process that launched this one as a further rank of its run."""
 
 
-def run_and_end(command: Callable[[], int], *, goes_on_unread: bool = False) -> NoReturn:
+def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoReturn:
     """Run a command and end this process with its exit code, or 1 after an exception; at most `SECONDS` later.
 
     The interpreter's own end is left out after its exit handlers: destructors of process groups can wait or abort there.
     Under a debugger nothing is bounded.
 
     Args:
-        goes_on_unread: Whether the command goes on when nobody reads its output any more.
+        needs_output: Whether the command has failed if a full disk took part of what it printed.
     """
-    survive_lost_output(without_reader=goes_on_unread)
+    survive_lost_output()
     try:
         code = command()
     except SystemExit as exit:
@@ -45,6 +46,9 @@ def run_and_end(command: Callable[[], int], *, goes_on_unread: bool = False) -> 
     except BaseException:
         _ending.begin(1)
         raise  # the interpreter prints it
+    if code == 0 and (why := lost_output()) is not None:
+        report(f"standard output cannot be written: {why}", kind="error" if needs_output else "warning")
+        code = 2 if needs_output else 0
     _ending.begin(code)
     sys.exit(code)
 

@@ -13,13 +13,13 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from lit_llm.cli.own_flags import OwnFlags, number, true_or_false, whole_number
+from lit_llm.cli.own_flags import OwnFlags, number, whole_number
 from lit_llm.errors import UserError
 from lit_llm.yaml_reading import InvalidYaml, read_yaml_file
 
 Settings = TypeVar("Settings")
 
-_READ: dict[type, Callable[[str], Any]] = {bool: true_or_false, int: whole_number, float: number, str: str}
+_READ: dict[type, Callable[[str], Any]] = {bool: bool, int: whole_number, float: number, str: str}
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 

@@ -1,52 +1,51 @@
-"""Standard output and error into a file: a full disk loses text, not the run."""
+"""Standard output and error that cannot be written, as on a full disk or without a reader: text is lost, not the run."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
-import stat
 import sys
-from collections.abc import Collection
 from typing import Any
 
 from lit_llm.disk import NO_ROOM
 
-_LOST = NO_ROOM | {errno.EIO}
+_LOST = NO_ROOM | {errno.EIO, errno.EPIPE}
 
 
-def survive_lost_output(*, without_reader: bool) -> None:
-    """Let `print` go on if stdout or stderr is a file that cannot be written, or was closed before the start.
-
-    Args:
-        without_reader: Also if it is a pipe or terminal that nobody reads any more, as after a lost ssh connection.
-    """
+def survive_lost_output() -> None:
+    """Let `print` go on if stdout or stderr cannot be written, has lost its reader, or was closed before the start."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed, as by `>&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as the process runs
-        elif isinstance(stream, io.TextIOWrapper) and _is_covered(stream, without_reader):
+        elif isinstance(stream, io.TextIOWrapper):
             stream.flush()
             replaced = io.TextIOWrapper(
-                io.BufferedWriter(LossyFile(stream.fileno(), drop=_LOST | ({errno.EPIPE} if without_reader else set()))),
+                io.BufferedWriter(LossyFile(stream.fileno())),
                 encoding=stream.encoding,
-                errors=stream.errors,
+                errors="backslashreplace",  # of characters that the terminal's encoding lacks
                 # PYTHONUNBUFFERED asks for write_through, which ends in the buffer: a killed process would lose its last lines.
                 line_buffering=stream.line_buffering or stream.write_through,
             )
             setattr(sys, name, replaced)
 
 
-def _is_covered(stream: io.TextIOWrapper, without_reader: bool) -> bool:
-    mode = os.fstat(stream.fileno()).st_mode
-    return stat.S_ISREG(mode) or (without_reader and stat.S_ISFIFO(mode))
+def lost_output() -> str | None:
+    """Why part of what was printed is lost; None if nothing is, or if a reader had read enough."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return raw.lost if isinstance(raw, LossyFile) else None
 
 
 class LossyFile(io.RawIOBase):
-    """Writes to a descriptor, and drops what cannot be written because of one of the errors `drop`."""
+    """Writes to a descriptor, and drops what cannot be written. `lost`: why, if anything but a pipe without a reader."""
 
-    def __init__(self, descriptor: int, drop: Collection[int] = _LOST) -> None:
-        self._descriptor, self._drop = descriptor, drop
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.lost: str | None = None
 
     def writable(self) -> bool:
         return True
@@ -54,10 +53,15 @@ class LossyFile(io.RawIOBase):
     def fileno(self) -> int:
         return self._descriptor
 
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
     def write(self, data: Any) -> int:
         try:
             return os.write(self._descriptor, data)
         except OSError as error:
-            if error.errno in self._drop:
-                return len(data)
-            raise
+            if error.errno not in _LOST:
+                raise
+            if error.errno != errno.EPIPE:
+                self.lost = error.strerror
+            return len(data)

@@ -26,6 +26,9 @@ class OwnFlags(argparse.ArgumentParser):
         self.register("type", float, number)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """As argparse. With `type=bool` it is a switch: `--x` and `--x true` are the same."""
+        if options.get("type") is bool:
+            options = {"default": False, **options, "type": true_or_false, "nargs": "?", "const": True, "metavar": "true|false"}
         action = super().add_argument(*names, **options)
         self._flags |= dict.fromkeys(action.option_strings, action)
         return action
@@ -49,12 +52,14 @@ class OwnFlags(argparse.ArgumentParser):
             if action is None:
                 others.append(word)
                 continue
-            if action.nargs is not None or "=" in word:  # a switch, a list of values, or a value in the same word
+            if action.nargs in ("+", 0) or "=" in word:  # a list of values, --help, or a value in the same word
                 own.append(word)
                 while action.nargs == "+" and words and not is_flag(words[0]):
                     own.append(words.pop(0))
             elif words and not is_flag(words[0]):
                 own.append(f"{word}={words.pop(0)}")  # argparse takes -1e-3 after a space for a flag
+            elif action.nargs == "?":
+                own.append(word)
             else:
                 raise UserError(needs_value(word.lstrip("-")))
         return self.parse_args(own), others

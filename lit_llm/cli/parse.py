@@ -9,10 +9,14 @@ from types import NoneType
 from typing import Any
 
 from jsonargparse import Namespace
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import Strategy
+from torch.nn import Module
 
 from lit_llm.cli.arguments import FLAGS, Arguments, leaves, needs_value, read
 from lit_llm.cli.class_defaults import all_arguments, drop_arguments_of_other_classes, restore_defaults
-from lit_llm.cli.groups import CLASSES, Command
+from lit_llm.cli.groups import ARCHITECTURE, CLASSES, Command
 from lit_llm.cli.mixture_keys import refuse_wrong_shapes, with_empty_sources
 from lit_llm.cli.number_domains import DOMAINS
 from lit_llm.cli.parse_errors import explain, reason
@@ -21,9 +25,17 @@ from lit_llm.cli.spelling import refuse_groups_without_keys
 from lit_llm.errors import UserError, report
 from lit_llm.models.custom import class_problem
 from lit_llm.runs.initial_weights import InitialWeights
-from lit_llm.yaml_reading import read_yaml, refusal
+from lit_llm.yaml_reading import InvalidYaml, read_yaml, refusal
 
 STRATEGY = "trainer.strategy"
+_BASES: dict[str, type] = {
+    ARCHITECTURE: Module,
+    STRATEGY: Strategy,
+    "trainer.logger": Logger,
+    "trainer.callbacks": Callback,
+    "trainer.callbacks+": Callback,
+}
+"""Other keys than groups that name classes, with the class that each must extend."""
 
 
 @dataclass
@@ -100,22 +112,36 @@ def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
 def _without_incomplete_classes(arguments: Arguments) -> tuple[Arguments, list[str]]:
     """The arguments without those of classes that lack a required argument, and one sentence for each such class."""
     problems, dropped = [], []
-    for group in (*CLASSES, "data.tokenizer"):
-        own = [a for a in arguments.assignments if a.key == group or a.key.startswith(f"{group}.")]
-        named = [a.value for a in own if a.key == group and isinstance(a.value, (str, NoneType)) and a.value != "{}"]
+    for group in (*CLASSES, "data.tokenizer", *_BASES):
+        key = group.removesuffix("+")
+        own = [a for a in arguments.assignments if a.key == group or a.key.startswith(f"{key}.")]
+        named = [a.value for a in own if a.key == group and isinstance(a.value, (str, list, NoneType)) and a.value != "{}"]
         chosen = named[-1] if named else _default_value(group)
-        cls: Any = find_class(group, chosen)
-        if not own or cls not in known_classes(group).values():
-            continue
-        given = {a.key.removeprefix(f"{group}.").partition(".")[0] for a in own}
-        if group in CLASSES and cls is find_class(group, CLASSES[group].default) and not {None, "null"} & set(named):
-            given |= (CLASSES[group].arguments or {}).keys()
-        required = [name for name, p in all_arguments(cls).items() if p.default is p.empty and name != "params"]
-        if found := [name for name in required if name not in given]:
-            flags = ", ".join(f"--{group}.{name}" for name in found)
-            problems.append(f"{group} is {cls.__name__}, which needs {' and '.join(found)} ({flags})")
-            dropped += own
+        for path, inside in _class_entries(chosen) if own else []:
+            cls: Any = find_class(group, path)
+            if cls is None or not (issubclass(cls, _BASES[group]) if group in _BASES else cls in known_classes(group).values()):
+                continue
+            given = {a.key.removeprefix(f"{key}.").partition(".")[0] for a in own} | inside
+            if group in CLASSES and cls is find_class(group, CLASSES[group].default) and not {None, "null"} & set(named):
+                given |= (CLASSES[group].arguments or {}).keys()
+            given |= {"params"} if group not in _BASES else {"vocab_size"} if group == ARCHITECTURE else set()
+            required = [name for name, p in all_arguments(cls).items() if p.default is p.empty]
+            if found := [name for name in required if name not in given]:
+                flags = ", ".join(f"--{key}.{name}" for name in found) if path == chosen else f"--{group}"
+                problems.append(f"{key} is {cls.__name__}, which needs {' and '.join(found)} ({flags})")
+                dropped += own
     return (arguments.without(dropped) if dropped else arguments), problems
+
+
+def _class_entries(value: Any) -> list[tuple[Any, set[str]]]:
+    """The classes that a value names, alone or in a list, each with the names of the arguments beside it."""
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        try:
+            value = read_yaml(value)
+        except InvalidYaml:
+            return []  # the parser reports it
+    entries = value if isinstance(value, list) else [value]
+    return [(e.get("class_path"), set(e.get("init_args") or {})) if isinstance(e, dict) else (e, set()) for e in entries]
 
 
 def _must_be_text(arguments: Arguments, config: Namespace) -> list[str]:

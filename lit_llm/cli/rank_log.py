@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 from lit_llm.cli import copy_output
-from lit_llm.cli.output_streams import survive_lost_output
 from lit_llm.errors import UserError
 
 
@@ -43,7 +42,6 @@ def log_to(folder: Path, rank: int, ranks: int) -> None:
         if isinstance(stream, io.TextIOWrapper):  # a notebook's stream has no buffer of lines
             stream.reconfigure(line_buffering=True)
     os.close(log)
-    survive_lost_output(without_reader=True)
 
 
 def _copy(descriptor: int, log: int) -> None:

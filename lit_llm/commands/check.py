@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 
 ON_ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False, "limit_val_batches": 1}
 
@@ -23,7 +23,7 @@ def main(words: list[str]) -> int:
     """Run the checklist; returns the exit code."""
     flags = OwnFlags(prog="python -m lit_llm check")
     text = "Use the recipe's batch, not two micro-batches of two sequences."
-    flags.add_argument("--full_batch", type=true_or_false, default=False, help=text)
+    flags.add_argument("--full_batch", type=bool, help=text)
     own, rest = flags.split(words)
     return launch("fit", rest, lambda arguments: _run(arguments, full_batch=own.full_batch), own=flags)
 

@@ -14,7 +14,7 @@ from lit_llm.clean.steps import step_problems
 from lit_llm.cli.field_flags import add_field_flags, settings_from
 from lit_llm.cli.new_output import REPLACE_HELP, kept_steps, new_file, new_folder
 from lit_llm.cli.number_domains import flag_problems, whole
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.disk import write_text
 from lit_llm.errors import UserError, report
 from lit_llm.ingest.inputs import Input
@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
     flags = OwnFlags(alone=True, prog="python -m lit_llm clean", description=__doc__)
     flags.add_argument("--out", required=True, help="empty or new folder for the documents and the report")
     flags.add_argument("--workers", type=int, default=1, help="processes; the documents are the same for any number")
-    flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
+    flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     add_field_flags(flags, CleanSettings)
     own = flags.parse(words)
     settings = settings_from(CleanSettings, own)

@@ -12,7 +12,7 @@ from lit_llm.checkpoint.average import AVERAGE, EMA_HELP, averaged
 from lit_llm.checkpoint.crash_safe import HashingFile
 from lit_llm.checkpoint.format import read
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
 
@@ -26,11 +26,9 @@ def own_flags() -> OwnFlags:
     flags.add_argument("--run", help="run folder, like runs/quickstart")
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint's path")
     flags.add_argument("--out", required=True, help="the file to write, like model.ckpt")
-    flags.add_argument(
-        "--weights", action="store_true", help="leave out the optimizer state; enough for generate and --init_from"
-    )
-    flags.add_argument("--ema", action="store_true", help=EMA_HELP)
-    flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
+    flags.add_argument("--weights", type=bool, help="leave out the optimizer state; enough for generate and --init_from")
+    flags.add_argument("--ema", type=bool, help=EMA_HELP)
+    flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     return flags
 
 

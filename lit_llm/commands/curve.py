@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 
 
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         metavar="NAME=TEXT",
         help="a line for the head of the CSV, like hardware='one H100'",
     )
-    flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
+    flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     own = flags.parse(arguments)
     notes = {}
     for note in own.note:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 
 
 def main(arguments: list[str]) -> int:
@@ -17,7 +17,8 @@ def main(arguments: list[str]) -> int:
     )
     flags.add_argument(
         "--check_data",
-        type=true_or_false,
+        type=bool,
+        default=None,
         help="compare the shards of the training data with their hashes; by default if they have at most 2 GB",
     )
     own = flags.parse(arguments)

@@ -13,7 +13,7 @@ from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_con
 from lit_llm.checkpoint.dcp_write import write_dcp
 from lit_llm.checkpoint.format import read
 from lit_llm.cli.new_output import REPLACE_HELP, new_folder
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 from lit_llm.hf.config_map import links, write_config
 from lit_llm.hf.peft import write_adapter
@@ -48,12 +48,10 @@ def own_flags() -> OwnFlags:
         "--dtype", choices=[*DTYPES], default=None, help="dtype of the written weights; default: as in the checkpoint"
     )
     flags.add_argument("--max_shard_gb", type=float, default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
-    flags.add_argument(
-        "--adapter", action="store_true", help="of a LoRA run: write only its adapter, for the package peft, unmerged"
-    )
+    flags.add_argument("--adapter", type=bool, help="of a LoRA run: write only its adapter, for the package peft, unmerged")
     flags.add_argument("--init_from", default=None, help=BASE_HELP)
-    flags.add_argument("--ema", action="store_true", help=EMA_HELP)
-    flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
+    flags.add_argument("--ema", type=bool, help=EMA_HELP)
+    flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     return flags
 
 

@@ -15,7 +15,7 @@ from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
 from lit_llm.cli.number_domains import FIND_BATCH_FLAGS, flag_problems
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 
 
@@ -29,7 +29,7 @@ def _own_flags() -> OwnFlags:
         type=int,
         help="Steps of each seed: half to train, half to measure. Default: a tenth of the run, at least 100.",
     )
-    add("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
+    add("--replace", type=bool, help=REPLACE_HELP)
     return flags
 
 

@@ -16,7 +16,7 @@ from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
 from lit_llm.cli.number_domains import FIND_LR_FLAGS, flag_problems
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 
 
@@ -28,7 +28,7 @@ def _own_flags() -> OwnFlags:
     add("--seeds", type=int, default=3, help="Repeat the comparison with other weights and data.")
     add("--sweep_steps", type=int, default=100, help="Steps of the sweep of a rate.")
     add("--probe_steps", type=int, help="Steps of a short run. Default: a tenth of the run, at least 50.")
-    add("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
+    add("--replace", type=bool, help=REPLACE_HELP)
     return flags
 
 
@@ -36,10 +36,7 @@ def main(words: list[str]) -> int:
     """Search, print, and write the files; returns the exit code."""
     flags = _own_flags()
     own, rest = flags.split(words)
-    problems = flag_problems(FIND_LR_FLAGS, own)
-    if own.out is None and not {"--help", "-h", "--print_config"} & set(rest):
-        problems.append("find-lr needs a file for the overlay (--out overlay.yaml)")
-    if problems:
+    if problems := flag_problems(FIND_LR_FLAGS, own):
         raise UserError("\n".join(problems))
     own.command = shlex.join(["python", "-m", "lit_llm", "find-lr", *words])
     return launch("fit", rest, lambda arguments: _run(own, arguments), own=flags)
@@ -53,6 +50,8 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     from lit_llm.disk import write_text
     from lit_llm.report.rate_page import rate_page
 
+    if own.out is None:
+        raise UserError("find-lr needs a file for the overlay (--out overlay.yaml)")
     with ExitStack() as files:
         overlay = files.enter_context(new_file(own.out, replace=own.replace))
         page = None if own.html is None else files.enter_context(new_file(own.html, replace=own.replace, flag="--html"))

@@ -16,11 +16,9 @@ from lit_llm.errors import UserError, report
 def _own_flags() -> OwnFlags:
     flags = OwnFlags(prog="python -m lit_llm fit")
     add = flags.add_argument
-    add(
-        "--dry_run", action="store_true", help="Run one step without data, devices or other processes, and print what it needs."
-    )
+    add("--dry_run", type=bool, help="Run one step without data, devices or other processes, and print what it needs.")
     add("--dry_run_rank", type=int, metavar="N", help="The rank to run. Default: one of each kind.")
-    add("--json", action="store_true", help="Print the figures of a dry run raw, units in their names.")
+    add("--json", type=bool, help="Print the figures of a dry run raw, units in their names.")
     return flags
 
 

@@ -30,12 +30,12 @@ def own_flags() -> OwnFlags:
     flags.add_argument("--prompt", default="", help="text to continue; empty starts a new document")
     flags.add_argument(
         "--chat",
-        action="store_true",
+        type=bool,
         help="the prompt is a user's message: write it as the run's chat template does, and print the answer",
     )
     flags.add_argument(
         "--prefix_token_ids",
-        action="store_true",
+        type=bool,
         help="start with the ids that an imported tokenizer puts before each text, such as LLaMA's <s>; a BOS token "
         "of the training data is always there",
     )
@@ -46,7 +46,7 @@ def own_flags() -> OwnFlags:
     flags.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     flags.add_argument("--init_from", default=None, help=BASE_HELP)
-    flags.add_argument("--ema", action="store_true", help=EMA_HELP)
+    flags.add_argument("--ema", type=bool, help=EMA_HELP)
     flags.add_argument("--device", default="cpu", help="cpu, cuda, mps, …")
     return flags
 

@@ -16,7 +16,7 @@ from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_con
 from lit_llm.checkpoint.crash_safe import make_folder
 from lit_llm.checkpoint.dcp_folder import DcpFolder, is_dcp_folder
 from lit_llm.cli.new_output import REPLACE_HELP, new_folder
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, write_config
 from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
@@ -58,7 +58,7 @@ def own_flags() -> OwnFlags:
     flags.add_argument(
         "--init_from", default=None, help="if --from is an adapter of the package peft: the run folder of its base weights"
     )
-    flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
+    flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     return flags
 
 

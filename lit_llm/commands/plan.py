@@ -19,7 +19,7 @@ from lit_llm.cli.launch import launch
 from lit_llm.cli.lean_start import import_lightning
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
 from lit_llm.cli.number_domains import PLAN_FLAGS, flag_problems
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 from lit_llm.garbage_collection import without_garbage_collection
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
@@ -73,12 +73,12 @@ def _own_flags() -> OwnFlags:
         metavar="H",
         help="hours: choose the cheapest combination that finishes by then.",
     )
-    add("--calibrate", action="store_true", help="run a few real steps here and print predicted against measured.")
+    add("--calibrate", type=bool, help="run a few real steps here and print predicted against measured.")
     add("--from_run", metavar="DIR", help="plan the recipe of this run folder, with the speed that it measured.")
-    add("--json", action="store_true", help="all figures, raw, units in their names.")
-    add("--markdown", action="store_true", help="the page as Markdown.")
+    add("--json", type=bool, help="all figures, raw, units in their names.")
+    add("--markdown", type=bool, help="the page as Markdown.")
     add("--html", metavar="FILE", help="also write a page with pictures of memory, time, and pipeline or sweep.")
-    add("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
+    add("--replace", type=bool, help=REPLACE_HELP)
     return parser
 
 

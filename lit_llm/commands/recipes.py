@@ -14,10 +14,10 @@ from pathlib import Path
 from lit_llm.cli import spelling
 from lit_llm.cli.arguments import read
 from lit_llm.cli.new_output import new_file
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, find_recipe, in_folder, shipped
 from lit_llm.errors import UserError
-from lit_llm.runs.run_folder import expanded
+from lit_llm.runs.run_folder import expanded, set_aside
 from lit_llm.yaml_reading import read_yaml
 
 FACTS = ("parameters", "tokens", "fits on")
@@ -30,7 +30,7 @@ def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_parser = partial(commands.add_parser, alone=True)
     add = add_parser("list", help="print name, parameters, tokens and smallest hardware of each recipe (default command)")
-    add.add_argument("--json", action="store_true", help="print JSON, with the titles")
+    add.add_argument("--json", type=bool, help="print JSON, with the titles")
     add = add_parser("show", help="print every setting of one recipe, as runnable YAML")
     add.add_argument("recipe", help="a name from the list, or a file")
     add = add_parser("diff", help="print the settings that differ between two recipes")
@@ -38,10 +38,8 @@ def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
     add = add_parser("copy", help="copy a recipe, its base and all overlays to DIR/recipes")
     add.add_argument("recipe", help="a name from the list")
     add.add_argument("dir", type=Path, metavar="DIR", help="folder of your project")
-    add.add_argument(
-        "--callbacks", action="store_true", help="also copy the callbacks to DIR/callbacks, to import them in your code"
-    )
-    add.add_argument("--replace", type=true_or_false, default=False, help="true: overwrite files that differ")
+    add.add_argument("--callbacks", metavar="NAME", help="also copy the callbacks to DIR/NAME, to import them in your code")
+    add.add_argument("--replace", type=bool, help="rename recipes that differ to <name>.1")
     return parser, commands.choices
 
 
@@ -69,7 +67,7 @@ def main(arguments: list[str]) -> int:
     elif own.command == "diff":
         _diff(*own.recipes)
     else:
-        _copy(own.recipe, own.dir, with_callbacks=own.callbacks, replace=own.replace)
+        _copy(own.recipe, own.dir, callbacks=own.callbacks, replace=own.replace)
     return 0
 
 
@@ -122,7 +120,7 @@ def _short(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _copy(name: str, project: Path, *, with_callbacks: bool, replace: bool) -> None:
+def _copy(name: str, project: Path, *, callbacks: str | None, replace: bool) -> None:
     recipe = in_folder(SHIPPED, name)
     if recipe is None:
         yours = _known(name)
@@ -132,19 +130,34 @@ def _copy(name: str, project: Path, *, with_callbacks: bool, replace: bool) -> N
     base = base_of(recipe)
     overlays = [SHIPPED / f"{overlay}.yaml" for overlay, header in shipped().items() if header.is_overlay]
     pairs = {path: project / "recipes" / path.relative_to(SHIPPED) for path in (recipe, base, *overlays) if path is not None}
-    if with_callbacks:
-        pairs |= {path: project / "callbacks" / path.name for path in sorted(CALLBACKS.glob("*.py"))}
     if project.exists() and not project.is_dir():
         raise UserError(f"{project} is a file: give a folder to copy into (DIR)")
-    changed = [to for path, to in pairs.items() if os.path.lexists(to) and not (to.is_file() and filecmp.cmp(path, to, False))]
+    changed = [to for path, to in pairs.items() if os.path.lexists(to) and not _same(path, to)]
+    if callbacks is not None:
+        folder = project / callbacks
+        ours = {folder / path.name: path for path in sorted(CALLBACKS.glob("*.py"))}
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise UserError(f"{folder} is a file: give the name of a folder (--callbacks)")
+        there = sorted(folder.iterdir()) if folder.is_dir() else []
+        if yours := [path for path in there if path.name != "__pycache__" and not (path in ours and _same(ours[path], path))]:
+            raise UserError(
+                f"{yours[0]} is not a copy of lit_llm's, so nothing was copied: name another folder (--callbacks NAME)"
+            )
+        pairs |= {path: to for to, path in ours.items()}
     if changed and not replace:
         raise UserError(
             f"{', '.join(map(str, changed))} {'exists' if len(changed) == 1 else 'exist'} already, so nothing was copied: give "
             "another folder (DIR), or replace with --replace true"
         )
+    for to in changed:
+        if aside := set_aside(to):
+            print(f"Renamed {to} to {aside.name}.")
     for path, to in pairs.items():
         with new_file(to, replace=True, flag="DIR") as new:
             shutil.copyfile(path, new)
-    ours = recipe.relative_to(SHIPPED)
     print(f"Copied {len(pairs)} files to {project}. Run the recipe there:\n\n  cd {shlex.quote(str(project))}")
-    print(f"  python -m lit_llm fit --config recipes/{ours}")
+    print(f"  python -m lit_llm fit --config recipes/{recipe.relative_to(SHIPPED)}")
+
+
+def _same(ours: Path, path: Path) -> bool:
+    return path.is_file() and filecmp.cmp(ours, path, shallow=False)

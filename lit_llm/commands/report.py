@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_llm.cli.new_output import REPLACE_HELP, new_file
-from lit_llm.cli.own_flags import OwnFlags, true_or_false
+from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 from lit_llm.runs.curve import TOLERANCE
 
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     flags.add_argument(
         "--check_tolerance", type=float, help=f"allowed relative difference of its losses; {TOLERANCE} by default"
     )
-    flags.add_argument("--replace", type=true_or_false, default=False, help=REPLACE_HELP)
+    flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     own = flags.parse(arguments)
     if (own.run is None) == (own.compare is None):
         raise UserError("name either runs (--run runs/a) or a folder of runs that are ranked (--compare runs/sweep)")

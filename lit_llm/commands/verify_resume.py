@@ -117,7 +117,7 @@ def own_flags() -> OwnFlags:
     """The flags that `verify-resume` adds to those of `fit`."""
     flags = OwnFlags(prog="python -m lit_llm verify-resume")
     flags.add_argument("--steps", type=_steps, default=20)
-    flags.add_argument("--kill", action="store_true")
+    flags.add_argument("--kill", type=bool)
     return flags
 
 

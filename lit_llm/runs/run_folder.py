@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.disk import write_text
-from lit_llm.errors import UserError
+from lit_llm.errors import UserError, not_utf8
 from lit_llm.yaml_reading import InvalidYaml, read_yaml_file
 
 CONFIG = "config.yaml"
@@ -45,6 +45,8 @@ def expanded(run_dir: str | Path, *, key: str = "run_dir", flag: str = "--run_di
         )
     if not text.strip():
         raise UserError(f"{key} is empty, but must name a folder ({flag})")
+    if (problem := not_utf8(os.path.abspath(text))) is not None:
+        raise UserError(f"{problem} ({flag})")
     path = Path(text)
     if "\0" in text or len(os.fsencode(text)) > 4096 or any(len(os.fsencode(part)) > 255 for part in path.parts):
         raise UserError(

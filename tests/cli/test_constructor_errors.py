@@ -4,7 +4,9 @@ import functools
 import importlib.util
 
 import pytest
+import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
 
 from lit_llm.__main__ import main
 from lit_llm.callbacks import Cosine, ValidateEvery
@@ -32,6 +34,43 @@ def test_an_error_of_a_users_class_is_one_sentence(folder, capsys):
     assert capsys.readouterr().err == "error: every_n_steps is 3, it must be even\n"
     assert main(["fit", "--config", "tiny.yaml", "--trainer.callbacks+", "test_constructor_errors.Odd"]) == 2
     assert "this callback refuses to exist" in capsys.readouterr().err
+
+
+class Net(torch.nn.Module):
+    def __init__(self, vocab_size, width, depth: int) -> None:
+        super().__init__()
+
+
+class Counts(Callback):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+
+
+class Peaked(Cosine):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__(width)
+
+
+class Rows(CSVLogger):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__("logs")
+
+
+CLASSES = {"architecture": "Net", "schedule": "Peaked", "trainer.callbacks+": "Counts", "trainer.logger": "Rows"}
+
+
+@pytest.mark.parametrize("key", [*CLASSES, "trainer.callbacks"])
+def test_a_missing_argument_of_a_users_class_is_named(folder, capsys, key):
+    name, plain = CLASSES.get(key, "Counts"), key.removesuffix("+")
+    path = f"{__name__}.{name}"
+    dotted = [f"--{key}", path, f"--{plain}.width", "3"]
+    one = [f"--{key}", f"[{{class_path: {path}, init_args: {{width: 3}}}}]"]
+    for words, flag in [(dotted, f"--{plain}.depth")] * (key in CLASSES) + [(one, f"--{key}")] * (
+        plain in ("trainer.callbacks",)
+    ):
+        assert main(["fit", "--config", "tiny.yaml", *words]) == 2
+        assert capsys.readouterr().err == f"error: {plain} is {name}, which needs depth ({flag})\n"
+    assert not (folder / "runs").exists()
 
 
 @pytest.mark.parametrize(("cls", "flags"), [(Cosine, []), (Lion, ["--optimizer", "Lion"])])

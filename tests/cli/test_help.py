@@ -61,7 +61,7 @@ def test_help_for_what_does_not_exist_is_refused(capsys):
 
 
 def test_print_config_prints_every_setting(capsys):
-    assert printed(capsys, "fit", "--config", "quickstart", "--print_config") == resolved(["--config", "quickstart"])
+    assert printed(capsys, "fit", "--config", "quickstart", "--print_config", "true") == resolved(["--config", "quickstart"])
 
 
 def test_environment_variables_do_not_override_settings(monkeypatch):

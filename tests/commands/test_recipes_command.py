@@ -67,7 +67,7 @@ def fit(project, *arguments):
 def test_a_copied_recipe_runs_in_its_new_home_beside_the_copied_callbacks(tmp_path, monkeypatch):
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
     project = tmp_path / "project"
-    assert main(["recipes", "copy", "quickstart", str(project), "--callbacks"]) == 0
+    assert main(["recipes", "copy", "quickstart", str(project), "--callbacks", "callbacks"]) == 0
     assert (project / "recipes/strategy/fsdp2.yaml").read_text() == (SHIPPED / "strategy/fsdp2.yaml").read_text()
     schedule = project / "callbacks/schedule.py"
     schedule.write_text(schedule.read_text() + "\nprint('the schedule of this project')\n")
@@ -132,8 +132,29 @@ def test_what_was_changed_is_not_overwritten_unless_asked(tmp_path, capsys):
     said = f"{recipe} exists already, so nothing was copied: give another folder (DIR), or replace with --replace true"
     assert said in capsys.readouterr().err
     assert recipe.read_text() == "mine" and not (tmp_path / "recipes/decay.yaml").exists()
-    assert main(["recipes", "copy", "quickstart", str(tmp_path), "--replace", "true"]) == 0
+    assert main(["recipes", "copy", "quickstart", str(tmp_path), "--replace"]) == 0
     assert recipe.read_text() == (SHIPPED / "quickstart.yaml").read_text()
+    assert (tmp_path / "recipes/quickstart.yaml.1").read_text() == "mine"
+    assert f"Renamed {recipe} to quickstart.yaml.1.\n" in capsys.readouterr().out
+
+
+def test_callbacks_are_not_mixed_with_files_of_the_project(tmp_path, capsys):
+    copy = ["recipes", "copy", "quickstart", str(tmp_path), "--callbacks"]
+    own = tmp_path / "callbacks/__init__.py"  # one of our names
+    own.parent.mkdir()
+    own.write_text("mine")
+    for words in ([*copy, "callbacks"], [*copy, "callbacks", "--replace", "true"]):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert str(own) in said and said.endswith("(--callbacks NAME)\n") and "--replace" not in said
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == [own] and own.read_text() == "mine"
+    for _ in range(2):  # the same again
+        assert main([*copy, "of_lit_llm"]) == 0
+    ours = SHIPPED.parent / "callbacks"
+    assert {path.name for path in (tmp_path / "of_lit_llm").iterdir()} == {path.name for path in ours.glob("*.py")}
+    (tmp_path / "of_lit_llm/own.py").write_text("")
+    assert main([*copy, "of_lit_llm"]) == 2 and "of_lit_llm/own.py is not a copy" in capsys.readouterr().err
+    assert main(copy) == 2 and "--callbacks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def use(python: Path, folder: Path) -> str:
     listed = run(python, "-m", "lit_llm", "recipes", cwd=folder)
     for recipe in (ROOT / "recipes").glob("*.yaml"):
         assert recipe.stem in listed, recipe
-    run(python, "-m", "lit_llm", "recipes", "copy", "quickstart", "proj", "--callbacks", cwd=folder)
+    run(python, "-m", "lit_llm", "recipes", "copy", "quickstart", "proj", "--callbacks", "callbacks", cwd=folder)
     project = folder / "proj"
     (project / "my.txt").write_text("".join(f"def f(x): return x + {i % 7}\n" for i in range(400)))
     trained = run(python, "-m", "lit_llm", "fit", "--config", "recipes/quickstart.yaml", *SMALL, cwd=project)

@@ -71,6 +71,19 @@ def test_a_recipe_whose_name_has_a_variable(places, monkeypatch):
     assert os.fspath(expanded("cost$")) == "cost$"
 
 
+def test_a_folder_that_is_not_utf_8_is_refused_before_training(places, monkeypatch, capsys):
+    """The name of a variable's value, and of the folder where the command runs."""
+    monkeypatch.setenv("LATIN", os.fsdecode(b"caf\xe9"))
+    monkeypatch.chdir(places)
+    assert run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "$LATIN")[0] == 2
+    below = Path(os.fsdecode(b"caf\xe9"))
+    below.mkdir()
+    monkeypatch.chdir(below)
+    code, _, err = run(capsys, "fit", "--config", "../tiny.yaml", "--data.paths", "../text.txt")
+    assert code == 2 and "caf\\xe9/runs/tiny' is not UTF-8 text" in err and len(err.splitlines()) == 1
+    assert files_outside(places, places / "none") == []
+
+
 @pytest.mark.parametrize("name", ["", " ", "y" * 300, "a/" + "y" * 300])
 def test_a_name_that_cannot_be_a_folder_is_refused(places, capsys, name):
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", f"--run_dir={name}")
