@@ -94,9 +94,8 @@ def fit(
         if code is not None:
             return code
         metrics = dict(trainer.callback_metrics)  # an evaluation clears them
-        last = torch.as_tensor(model.last_nll)  # the last step may not have been logged
-        if not bool(last.isfinite()):
-            metrics["train/loss"] = last
+        if model.step_count and not model.step_loss.isfinite():  # the last step may not have been logged
+            metrics["train/loss"] = model.step_loss
         _evaluate(trainer, model, data, start)
         metrics |= trainer.callback_metrics
     print_metrics(trainer, "val", run_dir, trainer.global_step)
