@@ -41,7 +41,7 @@ class GradientNoise(Callback):
 
     The small batch is the first micro-batch of a step on each rank, the big one is the whole step. The loss of a micro-batch is
     its mean; otherwise the LightningModule has `first_gradient_scale()`: what the gradient of the first micro-batch is
-    multiplied by to become that of its mean.
+    multiplied by to become that of its mean. NaN or infinite if it has no target: then the step is not sampled.
 
     Contract:
         on_train_start: refuses settings in which no gradient of a smaller batch exists.
@@ -106,7 +106,7 @@ class GradientNoise(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         small, samples, count = self.take_first()
-        if small is not None:
+        if small is not None and count == trainer.accumulate_grad_batches:  # an epoch may end before the step has all
             if trainer.world_size > 1:
                 reduced = trainer.strategy.reduce(small, reduce_op="mean")
                 assert isinstance(reduced, Tensor)

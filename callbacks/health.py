@@ -19,6 +19,7 @@ from .health_probe import Probe
 from .health_readings import Readings
 from .health_setup import SETUP_DESCRIPTIONS, setup_facts
 from .health_spans import RepeatedSpans, ValidationOverlap
+from .step_loss import MeanOfMicroBatches
 
 DESCRIPTIONS = {
     "health/gradient_norm/LAYER": "L2 norm of a layer's gradient, before clipping",
@@ -111,7 +112,7 @@ class HealthSignals(Callback):
         self._tokens: SeenTokens | None = None
         self._spans = RepeatedSpans()
         self._overlap = ValidationOverlap()
-        self._loss: Tensor | None = None  # of the backward passes of a sampled step
+        self._losses = MeanOfMicroBatches()  # of the backward passes of a sampled step
         self._facts: dict[str, float] = {}  # about the set-up, until the first row
         self._step = 0  # under way: on_train_batch_start runs once per micro-batch
         self._readings: Readings | None = None  # of the step under way, if it is sampled
@@ -141,7 +142,7 @@ class HealthSignals(Callback):
             dist.all_gather_object(held, (self._names, self._rows))
             self._names = list(dict.fromkeys(name for names, _ in held for name in names))
             self._rows = max(rows for _, rows in held)
-        self._sequences = self._tokens = self._loss = None
+        self._sequences = self._tokens = None
         self._spans, self._overlap = RepeatedSpans(), ValidationOverlap()
         self._compares_ranks = trainer.world_size > 1 and isinstance(trainer.strategy, DDPStrategy)
 
@@ -164,7 +165,7 @@ class HealthSignals(Callback):
         begins, self._step = step != self._step, step
         if begins:
             sampled = step == 1 or step % self.every_n_steps == 0
-            self._readings, self._loss = Readings(trainer.strategy.root_device) if sampled else None, None
+            self._readings, self._losses = Readings(trainer.strategy.root_device) if sampled else None, MeanOfMicroBatches()
         ids, targets = ids_of(batch), targets_of(batch)
         if ids is None:
             return
@@ -190,11 +191,7 @@ class HealthSignals(Callback):
         pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
         if self._readings is None or pipeline is not None or not getattr(pl_module, "every_target_counts", True):
             return
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        loss = loss.detach().float()
-        if scaler is not None:
-            loss = loss / scaler.scale(torch.ones((), device=loss.device))
-        self._loss = loss if self._loss is None else self._loss + loss  # Lightning has divided the loss by their number
+        self._losses.add(trainer, loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         if self._readings is None or not self._names:
@@ -235,8 +232,8 @@ class HealthSignals(Callback):
             self._tokens.add_to(readings, probed or getattr(getattr(trainer, "datamodule", None), "vocab_size", None))
         self._spans.add_to(readings)
         self._overlap.add_to(readings)
-        if self._loss is not None:
-            readings.mean("backward_loss", self._loss, 1.0)
+        if (loss := self._losses.take(trainer)) is not None:
+            readings.mean("backward_loss", loss, 1.0)
         values = readings.read()
         row = _row(values)
         logged = trainer.callback_metrics.get("train/loss") if is_logged(trainer, self._step) else None

@@ -161,6 +161,8 @@ class TrainingProgress(ProgressBar):
                 self._draw(step, now, "" if is_last else None)  # at the last step, clear the metrics of an earlier one
             return
         metrics = _floats(trainer)
+        if not getattr(pl_module, "step_count", 1):  # without a target, the loss there is that of an earlier step
+            metrics = {name: value for name, value in metrics.items() if name not in (self.loss, "train/perplexity")}
         eta = self._eta(step, trainer.max_steps, now)
         if self._bar is None:
             self.print(format_line(step, trainer.max_steps, metrics, eta, self.loss))

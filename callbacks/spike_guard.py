@@ -17,6 +17,7 @@ from ._lightning import is_logged, wrap, write_row
 from ._torch import process_count, unscales_by_itself
 from .errors import ConfigurationError
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device
+from .step_loss import MeanOfMicroBatches
 
 _UNREAD_AT_MOST = 128
 _NAMED_AT_MOST = 3
@@ -27,8 +28,10 @@ class SpikeGuard(Callback):
 
     A skipped step leaves parameters, moments and the optimizer's step counters unchanged, bit for bit. (Buffers that a
     forward pass writes, such as BatchNorm's, do change.) Its loss and norm do not enter the window of good steps. The
-    trainer still counts the step, so schedule and data advance. The loss is the mean over the step's micro-batches, and the
-    norm is the one before clipping. Both are averaged over ranks, so all ranks skip the same steps.
+    trainer still counts the step, so schedule and data advance. The loss is the `step_loss` of the module
+    (`GivesStepLoss`), otherwise the mean over the step's micro-batches. The norm is the one before clipping. Both are averaged
+    over ranks, so all ranks skip the same steps. A step whose `step_count` is 0 has no target: it is made if its norm is finite,
+    and neither enters the window nor ends a row of skipped steps.
 
     The test runs on the device. Optimizers that honour `found_inf` skip the update there, without host synchronisation:
     torch's Adam, AdamW, SGD and Adagrad with `fused=True`, and classes with an attribute `honours_found_inf = True`. For any
@@ -46,8 +49,7 @@ class SpikeGuard(Callback):
 
     Contract:
         on_train_start: wraps `optimizer.step`; teardown, on_exception: unwraps it.
-        on_before_backward: adds up the loss of the micro-batches. A module with an attribute `step_loss`, the mean loss of
-            the current step, gives it instead; a strategy with `loss_ranks` says how many ranks have one that is not 0.
+        on_before_backward: adds up the loss of the micro-batches.
         on_before_optimizer_step: tests the step; reads the results on the host at logged steps (or after 128 steps). Uses
             the norm of an earlier callback with `latest_norm` (GradientNorm), otherwise computes it.
         State: the window, the numbers of skipped steps since the last row and in a row; plain types.
@@ -83,9 +85,9 @@ class SpikeGuard(Callback):
         self.diagnosis: str | None = None
         # Rows: 1 = column in use, loss, norm. One column per good step, oldest first; unused columns are zero.
         self._good = torch.zeros(3, window)
-        self._loss: Tensor | None = None  # of the micro-batches so far
+        self._losses = MeanOfMicroBatches()
         self._skip: Tensor | None = None  # 0-d: 1.0 = skip the current step, 0.0 = make it
-        # Step, its samples, and (skip, (loss, norm), their limits) on the device.
+        # Step, its samples, and (skip, is observed, (loss, norm), their limits) on the device.
         self._unread: list[tuple[int, range | None, tuple[Tensor, ...]]] = []
         self._skipped = 0  # since the last row
         self._consecutive = 0
@@ -111,31 +113,25 @@ class SpikeGuard(Callback):
                 " use --trainer.precision bf16-mixed, or an optimizer with fused=False."
             )
         self._good = self._good.to(trainer.strategy.root_device)
-        self._loss, self._skip, self._unread, self.diagnosis = None, None, [], None
+        self._losses, self._skip, self._unread, self.diagnosis = MeanOfMicroBatches(), None, [], None
         self._norm_source = next((c for c in trainer.callbacks if hasattr(c, "latest_norm")), None)  # type: ignore[attr-defined]
         self._wrap(optimizer)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        loss = loss.detach().float().reshape(())
-        if self._scaler is not None:
-            loss = loss / self._scaler.scale(torch.ones((), device=loss.device))
-        self._loss = loss if self._loss is None else self._loss + loss  # Lightning has divided the loss by their number
+        self._losses.add(trainer, loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         step = trainer.global_step + 1
         self._skip = None
-        if self._loss is not None:  # None: no backward pass ran
+        mean = self._losses.take(trainer)
+        if mean is not None:  # None: no backward pass ran
             norm = getattr(self._norm_source, "latest_norm", None)
             if norm is None:
                 norm = gradient_norm(trainer, optimizer)
-            device = self._good.device
-            # Known only after the backward pass where that runs all micro-batches at once, as pipeline stages do.
-            loss = getattr(pl_module, "step_loss", self._loss)
-            # Ranks without the last stage have a loss of 0. The mean is over the others.
-            several = trainer.world_size / getattr(trainer.strategy, "loss_ranks", trainer.world_size)
-            observed = torch.stack([loss.to(device) * several, norm.to(device, torch.float32)])
-            self._loss = None
-            self._judge(observed, step, getattr(getattr(trainer, "datamodule", None), "step_samples", None))
+            loss, count = getattr(pl_module, "step_loss", mean), getattr(pl_module, "step_count", 1)
+            values = torch.stack([each.to(self._good.device, torch.float32) for each in (loss, norm)])
+            is_observed = torch.as_tensor(count, device=values.device) > 0
+            self._judge(values, is_observed, step, getattr(getattr(trainer, "datamodule", None), "step_samples", None))
         logged = is_logged(trainer, step)
         if logged or len(self._unread) >= _UNREAD_AT_MOST:
             self._read()
@@ -148,22 +144,22 @@ class SpikeGuard(Callback):
             self._skipped = 0
             write_row(trainer, row, step)
 
-    def _judge(self, observed: Tensor, step: int, samples: range | None) -> None:
-        """Test `observed`: (2,), loss and norm of this step. No host synchronisation."""
+    def _judge(self, values: Tensor, is_observed: Tensor, step: int, samples: range | None) -> None:
+        """Test `values`: (2,), loss and norm of this step. Without targets it has no loss. No host synchronisation."""
         if process_count() > 1:
             # The sum has the same bits on every rank, so all ranks get the same result without further communication.
-            dist.all_reduce(observed)
-            observed = observed / process_count()
+            dist.all_reduce(values)
+            values = values / process_count()
         count, *sums = self._good.sum(dim=1).unbind()
         mean = torch.stack(sums) / count  # (2,)
         deviation = (self._good[1:] - mean[:, None]) * self._good[0]  # (2, window)
         std = torch.linalg.vector_norm(deviation, dim=1) / count.sqrt()
         limit = torch.where(count >= self.min_steps, mean + self.sigma * std, math.inf)
-        is_good = (observed.isfinite() & (observed <= limit)).all()
-        column = torch.cat([torch.ones_like(observed[:1]), observed])[:, None]
-        self._good = torch.where(is_good, torch.cat([self._good[:, 1:], column], dim=1), self._good)
+        is_good = torch.where(is_observed, (values.isfinite() & (values <= limit)).all(), values[1].isfinite())
+        column = torch.cat([torch.ones_like(values[:1]), values])[:, None]
+        self._good = torch.where(is_good & is_observed, torch.cat([self._good[:, 1:], column], dim=1), self._good)
         self._skip = 1 - is_good.float()
-        self._unread.append((step, samples, (self._skip.view(1), observed, limit)))
+        self._unread.append((step, samples, (torch.stack([self._skip, is_observed.float()]), values, limit)))
 
     def _read(self) -> None:
         """Read the results since the last call on the host, and warn about skipped steps."""
@@ -172,12 +168,12 @@ class SpikeGuard(Callback):
         named: list[str] = []
         finite = 0
         packed = torch.cat([value for _, _, values in self._unread for value in values])
-        decisions = packed.view(-1, 5).tolist()  # the only host synchronisation
-        for (step, samples, _), (skip, loss, norm, loss_limit, norm_limit) in zip(self._unread, decisions, strict=True):
+        decisions = packed.view(-1, 6).tolist()  # the only host synchronisation
+        for (step, samples, _), (skip, seen, loss, norm, loss_limit, norm_limit) in zip(self._unread, decisions, strict=True):
             if self._scaler is not None and math.isfinite(loss) and not math.isfinite(norm):
                 continue
             if not skip:
-                self._consecutive = 0
+                self._consecutive *= not seen
                 continue
             self._skipped += 1
             self._consecutive += 1

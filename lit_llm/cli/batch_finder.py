@@ -48,7 +48,7 @@ class FrozenNoise(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         small, samples, count = self._pairs.take_first()
-        if trainer.global_step < self.first or small is None:
+        if trainer.global_step < self.first or small is None or not small.isfinite():  # no target in the first micro-batch
             return
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if self.steps == 0:

@@ -154,7 +154,7 @@ class ShortRuns:
             except SystemExit:  # Lightning turns a KeyboardInterrupt into it
                 raise KeyboardInterrupt from None
         self.done += len(steered.losses)
-        return steered.losses
+        return steered.losses or [math.nan]  # no step had a target
 
     @contextmanager
     def _built(self, rates: dict[str, float], seed: int) -> Iterator[Built]:
@@ -178,11 +178,15 @@ class ShortRuns:
 
 
 class _Steered(Callback):
-    """Sets the rate of each group before each step, and records the loss of each step."""
+    """Sets the rate of each group before each step, and records the loss of each step.
+
+    A step without a target has the loss of the one before, at the beginning that of the first one with targets.
+    """
 
     def __init__(self, rate: Rate, keys: tuple[str, ...], steps: int, ends: Callable[[Sequence[float]], bool]) -> None:
         self.rate, self.keys, self.steps, self.ends = rate, keys, steps, ends
         self.losses: list[float] = []
+        self._steps = 0
         self._configured: list[tuple[str, float]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -196,8 +200,12 @@ class _Steered(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         assert isinstance(pl_module, LanguageModel)
-        self.losses.append(float(pl_module.window_nll / pl_module.window_count))  # before the module sets them to zero
-        if len(self.losses) == self.steps or self.ends(self.losses):
+        self._steps += 1
+        if pl_module.step_count:
+            self.losses += [float(pl_module.step_loss)] * (self._steps - len(self.losses))
+        elif self.losses:
+            self.losses.append(self.losses[-1])
+        if self._steps == self.steps or (self.losses and self.ends(self.losses)):
             trainer.should_stop = True
 
 

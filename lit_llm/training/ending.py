@@ -127,10 +127,9 @@ def how_it_ended(trainer: Trainer) -> tuple[str, bool]:
 
 def loss_of_last_step(trainer: Trainer, model: LanguageModel) -> str | None:
     """The line of the last optimizer step, if it was not a logged one: "step 103/103  loss 2.3456  ppl 10.44"."""
-    count = float(model.last_count)
-    if not count or is_logged(trainer, trainer.global_step):
+    if not model.step_count or is_logged(trainer, trainer.global_step):
         return None
-    loss = float(model.last_nll) / count
+    loss = float(model.step_loss)
     return format_line(trainer.global_step, trainer.max_steps, {"train/loss": loss, "train/perplexity": safe_exp(loss)}, None)
 
 

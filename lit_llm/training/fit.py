@@ -107,9 +107,8 @@ def fit(
             with contextlib.suppress(OSError):  # then the next launch trains on, until the same rule ends it again
                 record_end(run_dir, trainer.global_step, reason_for_end(trainer))
         metrics = dict(trainer.callback_metrics)  # an evaluation clears them
-        last = torch.as_tensor(model.last_nll)  # the last step may not have been logged
-        if not bool(last.isfinite()):
-            metrics["train/loss"] = last
+        if model.step_count and not model.step_loss.isfinite():  # the last step may not have been logged
+            metrics["train/loss"] = model.step_loss
         _evaluate(trainer, model, data, start)
         metrics |= trainer.callback_metrics
     print_metrics(trainer, "val", run_dir, trainer.global_step)

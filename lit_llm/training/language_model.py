@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from lit_llm._lightning import trainer_of
 from lit_llm._torch import seconds_of_compilation, take_unscaled_gradients
 from lit_llm.callbacks import Schedule
+from lit_llm.callbacks.gradient_norm_and_clipping import scale_
 from lit_llm.checkpoint.adapters import BASE, LORA, base_record
 from lit_llm.checkpoint.average import averaged
 from lit_llm.checkpoint.compatibility import model_settings
@@ -42,7 +43,7 @@ from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import custom_config
 from lit_llm.runs.prompt_start import PROMPT_START
 from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256
-from lit_llm.training.metrics import BitsPerByte, Perplexity
+from lit_llm.training.metrics import BitsPerByte, MeanLoss
 from lit_llm.training.repeated_rows import without_repeats
 from lit_llm.training.source_losses import SourceLosses
 
@@ -79,8 +80,10 @@ class LanguageModel(L.LightningModule):
 
     Logs, at optimizer step 1 and every `trainer.log_every_n_steps`: `train/loss` (nats per token over that step's global
     batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, if the
-    data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`: a source
-    without a counted target in that step has none.
+    data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`. A step, or
+    a source in a step, without a counted target has no loss, and no such row.
+
+    Gives callbacks the loss of the step as `lit_llm.callbacks.step_loss.GivesStepLoss`, in nats.
 
     Args:
         architecture: built instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.
@@ -91,9 +94,6 @@ class LanguageModel(L.LightningModule):
     Raises:
         UserError: if the configuration is invalid; the message lists every reason.
     """
-
-    step_loss: Tensor
-    """Only in a pipeline: this rank's mean loss of the step, for `SpikeGuard`. Known after the last micro-batch."""
 
     def __init__(
         self,
@@ -130,20 +130,22 @@ class LanguageModel(L.LightningModule):
             self.loss_function = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
         # Built in configure_model, when vocabulary and strategy are known.
         self.model: GPT | CustomModel | PipelinedGPT | None = None
-        self.perplexity = Perplexity()
+        self.mean_loss = MeanLoss()
         self.bits_per_byte = BitsPerByte()
         self.token_bytes: Tensor | None = None
         self.tokenizer: Any = None
         self._tokenizer_sha256: str | None = None  # of its file in the run folder
         # Sums over the current optimizer step's micro-batches, on the device. Not saved: checkpoints are made between steps.
         self.window_nll: Tensor | float = 0.0
-        self.last_nll: Tensor | float = 0.0  # of the last step, also if that was not logged; of all ranks once training ends
-        self.last_count: Tensor | int = 0  # the tokens of `last_nll`
         self.window_count: Tensor | int = 0
         self.validated_step: int | None = None  # the last one, in `fit`
+        self.window_size = 0  # micro-batches
         self.window_sources = SourceLosses(())
         self.window_batches: list[dict[str, Tensor]] = []  # of a pipeline: the step's micro-batches until the last one
         self.window_is_complete = False
+        self.micro_batch_count: Tensor | int = 0  # of the latest micro-batch
+        # Of the latest step and all ranks: NLL, counted targets, and the same of each source.
+        self.step_sums = torch.zeros(2, dtype=torch.float64)
         self.evaluated_sources = SourceLosses(())
 
     # -- building ---------------------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ class LanguageModel(L.LightningModule):
 
     def on_fit_start(self) -> None:
         # An interrupted fit may have left a part of a step.
-        self.window_batches, self.window_nll, self.window_count = [], 0.0, 0
+        self.window_batches, self.window_nll, self.window_count, self.window_size = [], 0.0, 0, 0
         self.window_sources = SourceLosses(self._source_names())
         self._configured_rates = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
         self._first_batch = True
@@ -304,13 +306,16 @@ class LanguageModel(L.LightningModule):
         return getattr(getattr(self.trainer, "datamodule", None), "source_names", [])
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """The mean loss over the counted targets of a micro-batch on this rank; 0 without any, and in a pipeline."""
+        self.window_size += 1
         if isinstance(self.model, PipelinedGPT):  # computes all micro-batches of a step at once, in `backward`
             # Drawn now, as on one process: `StepSeed` seeds the generator for each micro-batch.
             self.window_batches.append({**batch, "seed": new_seed()} if self.model.whole.drops else batch)
             return torch.zeros((), device=batch["targets"].device)
         sums = self.sums(batch)
         self._count(batch, sums)
-        return sums.loss / self._divisor(batch["targets"])
+        self.micro_batch_count = sums.count
+        return mean_of(sums)
 
     def _count(self, batch: dict[str, Tensor], sums: LossSums) -> None:
         if "sources" in batch:
@@ -319,20 +324,21 @@ class LanguageModel(L.LightningModule):
         self.window_count = self.window_count + sums.count
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Add gradients. In a pipeline the step's last micro-batch runs forward and backward of all of them, by the schedule.
+        """Add the gradients of a mean, weighted by its targets.
+
+        In a pipeline the step's last micro-batch runs forward and backward of all of them, by the schedule.
 
         Not in `training_step`, because Lightning sets gradients to zero after it.
         """
         if not isinstance(self.model, PipelinedGPT):
-            super().backward(loss, *args, **kwargs)
+            super().backward(loss * self._weight(self.micro_batch_count), *args, **kwargs)
             return
         if not self.window_is_complete:
             return
         window, self.window_batches = self.window_batches, []
 
         def objective(sums: LossSums, batch: dict[str, Tensor]) -> Tensor:
-            # As Lightning divides, also where an epoch ends within a window.
-            return sums.loss / self._divisor(batch["targets"]) / self.trainer.accumulate_grad_batches
+            return mean_of(sums) * self._weight(sums.count) / self.trainer.accumulate_grad_batches  # as Lightning divides
 
         found = self.model.train_step(
             window,
@@ -342,20 +348,19 @@ class LanguageModel(L.LightningModule):
         )
         for batch, sums in zip(window, found, strict=False):  # nothing is found without the last stage
             self._count(batch, sums)
-        self.step_loss = loss + sum(objective(sums, batch) for batch, sums in zip(window, found, strict=False))
 
-    def _divisor(self, targets: Tensor) -> float:
-        # With ignored targets the token count of the global batch is only known after its last micro-batch. Each micro-batch
-        # divides by one constant, the same on all ranks, and `optimizer_step` rescales by the exact count. Ranks that share
-        # each sequence have sums of its parts, and the strategy averages the gradients over these ranks, too.
-        return targets.numel() / self._mesh("context", 1) if self.every_target_counts else self.config.block_size
+    def _weight(self, count: Tensor | int) -> Tensor | float:
+        # With ignored targets the token count of the global batch is only known after its last micro-batch. Each mean is
+        # weighted by its count over one constant, the same on all ranks, and `optimizer_step` rescales by the exact count. Ranks
+        # that share each sequence have parts of it, and the strategy averages the gradients over these ranks, too.
+        return 1.0 if self.every_target_counts else count / self.config.block_size
 
     def first_gradient_scale(self) -> Tensor | float:
-        """After the first micro-batch of a step: what makes its gradient that of the mean over its targets."""
+        """After the first micro-batch of a step: what makes its gradient that of the mean over its targets; inf without any."""
         micro_batches = self.trainer.accumulate_grad_batches
         if self.every_target_counts:
             return micro_batches
-        return micro_batches * self.config.block_size / torch.as_tensor(self.window_count).clamp(min=1)
+        return micro_batches * self.config.block_size / torch.as_tensor(self.window_count)
 
     def _mesh(self, name: str, otherwise: int) -> int:
         """A number of ranks of the MeshStrategy; `otherwise` with another strategy, or without a Trainer."""
@@ -370,7 +375,7 @@ class LanguageModel(L.LightningModule):
         optimizer: Any,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Scale the gradient to the mean over all counted tokens, before callbacks read or clip it."""
+        """Sum the loss, and scale the gradient to the mean over all counted tokens, before callbacks read or clip it."""
 
         def closure() -> Any:
             assert optimizer_closure is not None
@@ -379,25 +384,41 @@ class LanguageModel(L.LightningModule):
                 result = optimizer_closure()
             finally:
                 self.window_is_complete = False
-            if not self.every_target_counts:
-                self._divide_gradients_by_token_count()
+            self._end_window()
             return result
 
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
 
-    def _divide_gradients_by_token_count(self) -> None:
-        # Lightning has divided the gradient by the number of micro-batches, and the strategy by the number of ranks.
-        count = torch.as_tensor(
-            self.window_count, device=self.trainer.strategy.root_device
-        ).clone()  # some strategies reduce in place
-        count = self.trainer.strategy.reduce(count, reduce_op="sum")
-        assert isinstance(count, Tensor)
-        ranks = self._mesh("loss_ranks", self.trainer.world_size)
-        parts = self.config.block_size * self.trainer.accumulate_grad_batches * ranks
-        scale = parts / count.clamp(min=1)  # a batch without any target has zero gradients, not NaN
-        for p in self.parameters():
-            if p.grad is not None:
-                p.grad.mul_(scale.to(p.grad.device, p.grad.dtype))
+    def _end_window(self) -> None:
+        trainer = self.trainer
+        device, wanted, made = trainer.strategy.root_device, trainer.accumulate_grad_batches, self.window_size
+        # Of a pipeline, ranks without the loss have plain zeros.
+        sums = torch.stack([torch.as_tensor(value, device=device).double() for value in (self.window_nll, self.window_count)])
+        if self.window_sources.names:
+            sums = torch.cat((sums, self.window_sources.take().to(sums)))  # (2 + 2 S,)
+        reduced = trainer.strategy.reduce(sums, reduce_op="sum")
+        assert isinstance(reduced, Tensor)
+        self.step_sums = reduced
+        self.window_nll, self.window_count, self.window_size = 0.0, 0, 0
+        # Lightning has divided the gradient by the micro-batches of a whole window, and the strategy by the number of ranks.
+        if not self.every_target_counts:
+            parts = self.config.block_size * wanted * self._mesh("loss_ranks", trainer.world_size)
+            scale = parts / self.step_count.clamp(min=1)  # a batch without any target has zero gradients, not NaN
+        elif made < wanted:  # the epoch ends here
+            scale = torch.tensor(wanted / made)
+        else:
+            return
+        scale_((p.grad for p in self.parameters() if p.grad is not None), scale.float())
+
+    @property
+    def step_loss(self) -> Tensor:
+        """Of the latest step's global batch, 0-d: nats per counted target. NaN without any."""
+        return self.step_sums[0] / self.step_sums[1]
+
+    @property
+    def step_count(self) -> Tensor:
+        """The counted targets of the latest step's global batch, 0-d."""
+        return self.step_sums[1]
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Print what compilation took, after the first micro-batch. Every launch pays it."""
@@ -407,28 +428,14 @@ class LanguageModel(L.LightningModule):
                 print(f"compile: {seconds:.1f} s for the first micro-batch (--compute.compile)")
         self._first_batch = False
 
-    def on_train_end(self) -> None:
-        """Add the last loss of all ranks: of a pipeline only one has it. Later a rank may have ended already."""
-        device = self.trainer.strategy.root_device
-        sums = torch.stack([torch.as_tensor(value, device=device).double() for value in (self.last_nll, self.last_count)])
-        self.last_nll, self.last_count = self.trainer.strategy.reduce(sums, reduce_op="sum")
-
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         step = self.trainer.global_step + 1
-        nll, count, sources = self.window_nll, self.window_count, self.window_sources.take()
-        self.window_nll, self.window_count = 0.0, 0
-        self.last_nll, self.last_count = nll, count
         if step != 1 and step % self.trainer.log_every_n_steps:  # type: ignore[attr-defined]  # set by a connector
             return
-        device = self.trainer.strategy.root_device  # of a pipeline, ranks without the loss have plain zeros
-        packed = torch.stack([torch.as_tensor(value, device=device).double() for value in (nll, count)])  # (2,)
-        if self.window_sources.names:
-            packed = torch.cat((packed, sources.to(packed)))  # (2 + 2 S,)
-        packed = self.trainer.strategy.reduce(packed, reduce_op="sum")
-        nll_sum, tokens, *by_source = packed.tolist()  # the only read of the loss on the host, on logged steps
-        loss = nll_sum / tokens if tokens else math.nan
-        row = {"train/loss": loss, "train/perplexity": safe_exp(loss)}
-        self.log_row(row | self.window_sources.losses("train", by_source), step)
+        nll, tokens, *by_source = self.step_sums.tolist()  # the only read of the loss on the host, on logged steps
+        if tokens:
+            row = {"train/loss": nll / tokens, "train/perplexity": safe_exp(nll / tokens)}
+            self.log_row(row | self.window_sources.losses("train", by_source), step)
 
     def log_row(self, row: dict[str, float], step: int) -> None:
         """Write a row to every logger at an optimizer step, and to `trainer.callback_metrics`."""
@@ -446,7 +453,7 @@ class LanguageModel(L.LightningModule):
         self._start_evaluation("test")
 
     def _start_evaluation(self, split: str) -> None:
-        self.perplexity.reset()
+        self.mean_loss.reset()
         self.bits_per_byte.reset()
         self.evaluated_sources = SourceLosses(self._source_names())
         data = getattr(self.trainer, "datamodule", None)
@@ -464,7 +471,7 @@ class LanguageModel(L.LightningModule):
         # The last batch may be smaller. Computing it without compiled blocks is faster than compiling them for its size.
         with torch.compiler.set_stance("default" if batch_idx == 0 else "eager_on_recompile"):
             sums = self.sums(batch)
-        self.perplexity.update(sums.nll, sums.count)
+        self.mean_loss.update(sums.nll, sums.count)
         if "sources" in batch:
             self.evaluated_sources.add(batch["sources"], sums)
         if self.token_bytes is not None:
@@ -482,8 +489,8 @@ class LanguageModel(L.LightningModule):
         self._log_evaluation("test")
 
     def _log_evaluation(self, prefix: str) -> None:
-        perplexity = float(self.perplexity.compute())  # sums over all ranks; one exp at the end
-        row = {f"{prefix}/loss": math.log(perplexity), f"{prefix}/perplexity": perplexity}
+        loss = float(self.mean_loss.compute())  # sums over all ranks
+        row = {f"{prefix}/loss": loss, f"{prefix}/perplexity": safe_exp(loss)}
         if self.token_bytes is not None:
             row[f"{prefix}/bits_per_byte"] = float(self.bits_per_byte.compute())
         if self.evaluated_sources.names:
@@ -600,6 +607,11 @@ class LanguageModel(L.LightningModule):
             logger.save()  # rows of steps in a checkpoint must survive a kill: a resumed run does not write them again
 
 
+def mean_of(sums: LossSums) -> Tensor:
+    """The mean loss over the counted targets; 0 without any."""
+    return sums.loss / sums.count.clamp(min=1)
+
+
 def class_name(thing: object) -> str:
     """The class path of an object."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
@@ -607,4 +619,4 @@ def class_name(thing: object) -> str:
 
 def safe_exp(loss: float) -> float:
     """exp, infinity on overflow."""
-    return math.exp(loss) if loss < 700 else math.inf
+    return math.inf if loss >= 700 else math.exp(loss)

@@ -1,4 +1,4 @@
-"""Perplexity and bits per byte as torchmetrics: sums over batches and ranks, with one division at the end.
+"""Mean loss and bits per byte as torchmetrics: sums over batches and ranks, with one division at the end.
 
 Averaging per-batch or per-rank values would be wrong if the numbers of tokens differ, as in the last batch of a validation
 set. States and results are 0-d float64 tensors, because a float32 sum of a billion nats is too coarse to compare losses. On
@@ -51,15 +51,15 @@ class _Ratio(Metric):
         return self.nll_sum / self.size
 
 
-class Perplexity(_Ratio):
-    """exp(nats per token): the number of equally likely tokens that would be as hard to predict."""
+class MeanLoss(_Ratio):
+    """Nats per token. Not its exp, the perplexity, which overflows at 710 nats."""
 
     def update(self, nll_sum: Tensor | float, count: Tensor | int) -> None:
         """Add a batch: its summed negative log-likelihood in nats, and the number of tokens in that sum."""
         self._add(nll_sum, count)
 
     def compute(self) -> Tensor:
-        return self._mean().exp()
+        return self._mean()
 
 
 class BitsPerByte(_Ratio):

@@ -69,6 +69,20 @@ def test_the_callback_logs_the_averages_of_the_steps_whatever_the_clipping(tmp_p
     assert noise.sums.tolist() == pytest.approx([trace, square, weight], rel=1e-9)
 
 
+def test_neither_a_window_that_the_epoch_cuts_short_nor_a_first_micro_batch_without_targets_is_sampled(tmp_path):
+    class Empty(Linear):
+        def first_gradient_scale(self):
+            return math.inf
+
+    rows = torch.randn(5 * 2, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = []
+    for kind, count in ((Linear, 10), (Linear, 6), (Empty, 10)):  # 3 micro-batches of 2, then 2 or none
+        noise = GradientNoise(every_n_steps=1, decay=0.9)
+        fit([noise], tmp_path, module=kind(rows[:count], 2), steps=-(-count // 6), accumulate_grad_batches=3)
+        found.append(noise.sums.tolist())
+    assert found[0] == found[1] != [0.0] * 3 == found[2]
+
+
 def test_a_gradient_that_is_not_finite_is_left_out():
     noise = GradientNoise()
     noise.add(torch.tensor([4.0, 2.0]))

@@ -75,6 +75,17 @@ def test_a_loss_of_another_name_is_shown_in_its_place(tmp_path, capsys):
     assert format_metrics({"train/loss": 1.0, "train_loss": 2.0}, "train_loss") == "loss 2.0000"
 
 
+def test_a_step_without_targets_does_not_show_the_loss_of_an_earlier_one(tmp_path, capsys):
+    class Masked(WithLoss):
+        @property
+        def step_count(self):
+            return torch.tensor(self.trainer.global_step % 2)
+
+    fit([TrainingProgress(), Constant()], tmp_path, module=Masked(), steps=4, enable_progress_bar=True)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    assert ["loss 1.5000" in line for line in lines] == [True, False] * 2 and all("lr" in line for line in lines)
+
+
 def test_a_validation_line_holds_the_validation_metrics():
     line = format_validation(500, {"val/loss": 2.12341, "train/loss": 9.0, "val/perplexity": 8.3596}, 3.2)
     assert line == "validation after step 500: val/loss 2.1234  val/perplexity 8.3596  (3s)"

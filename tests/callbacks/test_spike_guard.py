@@ -144,6 +144,38 @@ def test_the_loss_is_the_mean_over_the_micro_batches_and_one_bad_one_spoils_the_
     assert [rows[t]["spike/skipped"] for t in (1, 2, 3)] == [0, 1, 0]
 
 
+class Masked(Numbers):
+    """Says the loss of a step itself. None: the step has no target."""
+
+    step_loss, step_count = None, None
+
+    def training_step(self, batch, batch_idx):
+        loss = self.losses[batch_idx]
+        self.step_loss, self.step_count = torch.tensor(math.nan if loss is None else loss), torch.tensor(loss is not None)
+        moving = self.weight * self.norms[batch_idx]
+        return moving - moving.detach() + 99.0 * batch_idx  # not what the guard reads
+
+
+def test_a_module_says_the_loss_of_its_steps_and_a_step_without_targets_is_no_observation(tmp_path):
+    module = Masked([None, None, 1.0, 2.0, math.nan, None, math.nan, None, 3.0, 4.0], [0.0, 0.0, 5.0, 6.0, 1.0] + [0.0] * 5)
+    module.norms[7] = math.nan  # weights are broken although there is no loss
+    guard = SpikeGuard(max_consecutive=4)
+    _, _, rows, _ = guarded(tmp_path, module, guard)
+    assert [rows[step]["spike/skipped"] for step in range(1, 11)] == [0, 0, 0, 0, 1, 0, 1, 1, 0, 0]
+    state = {"losses": [1.0, 2.0, 3.0, 4.0], "norms": [5.0, 6.0, 0.0, 0.0], "skipped": 0, "consecutive": 0}
+    assert guard.state_dict() == state and guard.diagnosis is None
+    sick = Masked([1.0] + [math.nan, None] * 4, [1.0] + [1.0, 0.0] * 4)
+    guarded(tmp_path, sick, guard := SpikeGuard(max_consecutive=3))
+    assert "the last 3 steps were all skipped" in guard.diagnosis and guard.state_dict()["consecutive"] == 3
+
+
+def test_a_window_that_the_epoch_cuts_short_has_the_mean_of_its_micro_batches(tmp_path):
+    module = Numbers([1.0, 2.0, 4.0, 8.0, 5.0, 7.0], [1.0] * 6)
+    module.steps = 2
+    _, guard, _, _ = guarded(tmp_path, module, accumulate_grad_batches=4, limit_train_batches=6)
+    assert guard.state_dict()["losses"] == [15 / 4, 12 / 2]
+
+
 @pytest.mark.parametrize("clip", [1.0, None])
 def test_the_norm_is_that_before_clipping_in_any_order_of_the_callbacks(tmp_path, clip):
     norms = [3.0, 0.5, 7.0]

@@ -54,6 +54,20 @@ def test_the_estimates_are_those_of_the_gradients_in_float64(folder, ignored):
     assert noise.sums.tolist() == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_step_whose_first_micro_batch_has_no_target_is_no_observation(folder):
+    """Two micro-batches of 32 targets: in every second step the first one, or all of them, are without any."""
+    runs = ShortRuns(TINY)
+    for ignored in ((3, 9, 32, 9), (3, 9, 32, 32)):
+        batches, noise, frozen = Batches(ignored), GradientNoise(every_n_steps=1, decay=0.0), FrozenNoise(0)
+        losses = runs.observe(4, [batches, noise, frozen], seed=0, frozen_after=0)
+        steps = [batches.seen[:2], batches.seen[4:6]]
+        assert frozen.steps == 2 and noise.sums[2] == 1.0
+        small = sum(batches.gradient(step[:1]).square().sum().item() for step in steps) / 2
+        assert frozen.small / 2 == pytest.approx(small, rel=1e-4)
+    assert losses[1] == losses[0] and losses[3] == losses[2]  # `find-lr` sees the loss of the step before
+    assert math.isnan(runs.observe(2, [Batches((32,))], seed=0)[0])
+
+
 def test_fixed_weights_give_the_noise_of_all_their_sequences(folder):
     runs = ShortRuns([*TINY, "--trainer.max_steps", "40"])
     batches, noise = Batches(), FrozenNoise(0)

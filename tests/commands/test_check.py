@@ -275,3 +275,5 @@ def test_the_first_loss_may_be_five_percent_off():
         observer = Observer()
         observer.losses = [math.log(30) * factor]
         assert check.first_loss(observer, model).passed is passes
+    untested = check.first_loss(Observer(), model)  # no step had a target
+    assert untested.passed and untested.found.startswith("not tested")

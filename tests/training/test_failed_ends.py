@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback
-from recipe_runs import run
+from recipe_runs import curve, run
 
 from lit_llm.checkpoint import crash_safe
 
@@ -77,6 +77,29 @@ def test_a_loss_that_is_not_finite_at_the_end(folder, capsys, flags):
         "error: training ended after step 8 with train/loss nan: continue from a checkpoint before (--resume PATH) with a "
         "lower learning rate (--optimizer.lr) or stronger clipping (--gradient_norm.clip)",
     )
+
+
+class NoTarget(Callback):
+    """Optimizer steps without a target."""
+
+    def __init__(self, steps: list[int]) -> None:
+        self.steps = steps
+
+    def on_train_start(self, trainer, pl_module):
+        trainer.datamodule.every_target_counts = False
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step + 1 in self.steps:
+            batch["targets"].fill_(-100)
+
+
+def test_a_last_step_without_targets_is_no_failure_and_does_not_stop_a_run_early(folder, capsys):
+    stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "train/loss", "patience": 9}}
+    Path("stop.yaml").write_text(yaml.dump({"trainer": {"callbacks+": [stop]}}))
+    flags = ("--config", "stop.yaml", "--spike_guard", "null")
+    assert fit(capsys, ("NoTarget", {"steps": [4, 8]}), flags=flags) == (0, "")  # validates after both
+    assert sorted(curve(Path("runs/tiny"), "train/loss")) == [1, 2, 3, 5, 6, 7]
+    assert sorted(curve(Path("runs/tiny"), "grad/norm")) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_no_checkpoint_at_all_and_no_last_checkpoint(folder, capsys):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningDataModule, Trainer, seed_everything
 from torch.utils.data import DataLoader
 
+from lit_llm.callbacks import GradientNorm, SpikeGuard
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
@@ -55,31 +56,31 @@ class Losses(Callback):
         self.train = {}
 
     def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step:  # not within the first accumulation window
-            self.train[trainer.global_step] = float(trainer.callback_metrics["train/loss"])
+        if "train/loss" in trainer.callback_metrics:  # not within a window, nor after a step without targets
+            self.train[trainer.global_step] = float(trainer.callback_metrics.pop("train/loss"))
 
 
-def fit(data, *, accumulate=1, steps=2, model=None, **kwargs):
+def fit(data, *, accumulate=1, steps=2, model=None, more=(), precision=None, **kwargs):
     seed_everything(7)
     module = LanguageModel(model or config(), SGD, **kwargs)
     rows = Losses()
-    trainer = Trainer(max_steps=steps, accumulate_grad_batches=accumulate, log_every_n_steps=1, callbacks=[rows],
-                      logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    trainer = Trainer(max_steps=steps, accumulate_grad_batches=accumulate, log_every_n_steps=1, callbacks=[*more, rows],
+                      precision=precision, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
                       accelerator="cpu", num_sanity_val_steps=0, limit_val_batches=0)  # fmt: skip
     trainer.fit(module, datamodule=data)
     return module, rows.train
 
 
-def reference(data, batch, steps=2):
-    """Plain torch: mean over all counted targets of each global batch of `batch` rows."""
+def reference(data, *batches):
+    """Plain torch: mean over all counted targets of each global batch, of so many rows."""
     seed_everything(7)
     module = LanguageModel(config(vocab_size=VOCABULARY), SGD)
     module.configure_model()
     model = module.model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = {}
-    for step in range(steps):
-        rows = data.rows[step * batch : (step + 1) * batch]
+    for step, batch in enumerate(batches):
+        rows = data.rows[sum(batches[:step]) :][:batch]
         ids, targets = (torch.stack([r[k] for r in rows]) for k in ("input_ids", "targets"))
         loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
@@ -94,17 +95,92 @@ def reference(data, batch, steps=2):
 def test_the_update_is_that_of_the_mean_over_all_tokens_of_the_global_batch(micro, ignored):
     data = Rows(micro, ignored=ignored)
     module, losses = fit(data, accumulate=8 // micro)
-    model, expected = reference(data, 8)
+    model, expected = reference(data, 8, 8)
     assert losses == pytest.approx(expected, rel=1e-5)
     for (name, a), (_, b) in zip(module.model.named_parameters(), model.named_parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=name)
+
+
+class Seen(Callback):
+    """What callbacks see: the loss of each micro-batch, and of each step its loss, targets and gradient."""
+
+    def __init__(self):
+        self.micro_batches, self.steps, self.raw, self.gradients = [], [], [], []
+
+    def on_before_backward(self, trainer, module, loss):
+        self.micro_batches.append(loss.item() * trainer.accumulate_grad_batches)  # by which Lightning divides
+
+    def on_after_backward(self, trainer, module):
+        self.raw = [p.grad.clone() for p in module.parameters()]
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        self.steps.append((float(module.step_loss), int(module.step_count)))
+        self.gradients = [p.grad.clone() for p in module.parameters()]
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["every target counts", "some ignored"])
+def test_an_accumulation_window_that_the_epoch_cuts_short_has_the_gradient_of_its_mean(ignored):
+    data = Rows(2, rows=12, ignored=ignored)  # 4 micro-batches, then 2
+    norms = GradientNorm(clip=1e9)
+    module, losses = fit(data, accumulate=4, more=[norms])
+    model, expected = reference(data, 8, 4)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for (name, a), (_, b) in zip(module.model.named_parameters(), model.named_parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=name)
+    last = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    assert float(norms.latest_norm) == pytest.approx(float(last), rel=1e-4)
+
+
+@pytest.mark.parametrize("micro", [1, 2, 8])
+def test_callbacks_see_the_mean_of_a_micro_batch_and_of_the_global_batch(micro):
+    data, seen = Rows(micro, ignored=True), Seen()
+    fit(data, accumulate=8 // micro, more=[seen])
+    rows = [data.rows[:8], data.rows[8:]]
+    assert seen.steps[0][0] == pytest.approx(reference(data, 8)[1][1], rel=1e-6)
+    assert [count for _, count in seen.steps] == [sum(int((r["targets"] >= 0).sum()) for r in each) for each in rows]
+    model, _ = reference(data)  # the weights at the start
+    with torch.no_grad():
+        for i, loss in enumerate(seen.micro_batches[: 8 // micro]):
+            ids, targets = (torch.stack([r[k] for r in data.rows[i * micro :][:micro]]) for k in ("input_ids", "targets"))
+            mean = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+            assert loss == pytest.approx(0.0 if (targets < 0).all() else float(mean), rel=1e-5)
+
+
+class FewTargets(Rows):
+    """Batches of 2 rows: none of the first `empty` has a target, then 2 or 3 targets each, but all 16 in every tenth."""
+
+    def __init__(self, steps, empty=()):
+        super().__init__(2, rows=2 * steps)
+        self.every_target_counts = False
+        for step in range(1, steps + 1):
+            for i in (0, 1):
+                kept = 0 if step in empty else LENGTH if step % 10 == 0 else 1 + i * step % 2
+                self.rows[2 * step - 2 + i]["targets"][kept:] = -100
+
+
+def test_a_batch_with_more_targets_is_no_spike_and_one_without_any_is_no_observation():
+    data, guard = FewTargets(40, empty=(*range(1, 9), 25, 40)), SpikeGuard(window=30, min_steps=12, max_consecutive=3)
+    module, losses = fit(data, steps=40, more=[guard])
+    assert guard.diagnosis is None and guard.state_dict()["skipped"] == 0
+    assert guard.state_dict()["losses"] == pytest.approx(list(losses.values())[-30:], rel=1e-6)
+    assert len(losses) == 30 and not {8, 25, 40} & set(losses)  # of these steps there is no row
+    assert int(module.step_count) == 0 and math.isnan(module.step_loss)
+
+
+def test_in_bf16_the_factor_of_the_token_count_is_not_rounded():
+    seen = Seen()
+    fit(Rows(8, ignored=True), steps=1, more=[seen], precision="bf16-true")
+    factor = LENGTH / seen.steps[0][1]
+    assert float(torch.tensor(factor).bfloat16()) != factor
+    for before, after in zip(seen.raw, seen.gradients, strict=True):
+        assert before.any() and torch.equal(after, (before.double() * factor).bfloat16())
 
 
 def test_a_mean_of_means_would_be_noticed():
     data = Rows(1, ignored=True)
     data.every_target_counts = True  # a false promise: each micro-batch now weighs the same
     module, _ = fit(data, accumulate=8, steps=1)
-    model, _ = reference(data, 8, steps=1)
+    model, _ = reference(data, 8)
     difference = max(float((a - b).abs().max()) for a, b in zip(module.parameters(), model.parameters(), strict=True))
     assert difference > 1e-3
 
@@ -135,6 +211,20 @@ def test_validation_sums_over_tokens_not_batches():
     assert metrics["val/perplexity"] == pytest.approx(math.exp(float(nll) / len(counted)), rel=1e-6)
     # token_bytes is arange: id i stands for i bytes
     assert metrics["val/bits_per_byte"] == pytest.approx(float(nll) / math.log(2) / int(counted.sum()), rel=1e-6)
+
+
+def test_a_validation_loss_whose_exp_overflows_is_logged():
+    data = Rows(4)
+    module, _ = fit(data, steps=1)
+    with torch.no_grad():
+        module.model.head.weight.mul_(1e5)
+    trainer = Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
+    metrics = trainer.validate(module, datamodule=data, verbose=False)[0]
+    ids, targets = (torch.stack([r[k] for r in data.rows]) for k in ("input_ids", "targets"))
+    with torch.no_grad():
+        expected = F.cross_entropy(module.model.eval()(ids).double().flatten(0, 1), targets.flatten())
+    assert expected > 1600 and metrics["val/loss"] == pytest.approx(float(expected), rel=1e-6)
+    assert metrics["val/perplexity"] == math.inf
 
 
 def test_the_vocabulary_follows_the_data():

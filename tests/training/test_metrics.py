@@ -10,23 +10,23 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from lit_llm.training.metrics import BitsPerByte, Perplexity
+from lit_llm.training.metrics import BitsPerByte, MeanLoss
 
 # Three quarters of the tokens at perplexity 5.23, one quarter at 5.684: together 5.340, while their average is 5.457.
 UNEVEN = [(96 * math.log(5.23), 96), (32 * math.log(5.684), 32)]
 
 
-def test_perplexity_of_the_worked_example() -> None:
-    metric = Perplexity()
+def test_mean_loss_of_the_worked_example() -> None:
+    metric = MeanLoss()
     metric.update(torch.tensor([0.0, 2.3, 0.69]).sum(), torch.tensor(3))
-    assert metric.compute().item() == pytest.approx(2.71, abs=5e-3)
+    assert math.exp(metric.compute().item()) == pytest.approx(2.71, abs=5e-3)
 
 
 def test_uneven_batches_are_weighted_by_their_tokens() -> None:
-    metric = Perplexity()
+    metric = MeanLoss()
     for nll_sum, count in UNEVEN:
         metric.update(nll_sum, count)
-    assert metric.compute().item() == pytest.approx(5.340, abs=5e-4)
+    assert math.exp(metric.compute().item()) == pytest.approx(5.340, abs=5e-4)
 
 
 def test_bits_per_byte_of_uniform_guessing_is_the_bits_of_a_token_over_its_bytes() -> None:
@@ -37,30 +37,30 @@ def test_bits_per_byte_of_uniform_guessing_is_the_bits_of_a_token_over_its_bytes
     assert metric.compute().item() == pytest.approx(2 * 8 * 10 / 80, rel=1e-6)
 
 
-@pytest.mark.parametrize("metric_class", [Perplexity, BitsPerByte])
-def test_without_counted_targets_the_result_is_nan(metric_class: type[Perplexity | BitsPerByte]) -> None:
+@pytest.mark.parametrize("metric_class", [MeanLoss, BitsPerByte])
+def test_without_counted_targets_the_result_is_nan(metric_class: type[MeanLoss | BitsPerByte]) -> None:
     metric = metric_class()
     metric.update(torch.tensor(0.0), torch.tensor(0))
     assert math.isnan(metric.compute())
 
 
 def test_a_long_validation_keeps_the_digits_of_small_batches() -> None:
-    metric = Perplexity()
+    metric = MeanLoss()
     metric.update(torch.tensor(2.0**40), 2**39)  # 2 nats per token
     for _ in range(64):
         metric.update(torch.tensor(1.5), 1)  # a float32 sum of 2^40 would not notice any of these
     assert metric.nll_sum.item() == 2.0**40 + 96
-    assert metric.compute().item() == pytest.approx(math.exp((2.0**40 + 96) / (2**39 + 64)), rel=1e-14)
+    assert metric.compute().item() == pytest.approx((2.0**40 + 96) / (2**39 + 64), rel=1e-14)
 
 
 def test_sums_stay_float64_whatever_the_module_is_cast_to() -> None:
     module = torch.nn.Module()
-    module.perplexity = Perplexity()
+    module.mean_loss = MeanLoss()
     module.to(torch.bfloat16)  # what bf16-true precision does to a LightningModule
     module.half()
-    module.perplexity.update(torch.tensor(1.0, dtype=torch.bfloat16), 3)
-    assert module.perplexity.nll_sum.dtype == torch.float64
-    assert module.perplexity.compute().item() == pytest.approx(math.exp(1 / 3), rel=1e-14)
+    module.mean_loss.update(torch.tensor(1.0, dtype=torch.bfloat16), 3)
+    assert module.mean_loss.nll_sum.dtype == torch.float64
+    assert module.mean_loss.compute().item() == pytest.approx(1 / 3, rel=1e-14)
 
 
 def test_a_device_without_float64_gets_float32_sums() -> None:
@@ -69,45 +69,45 @@ def test_a_device_without_float64_gets_float32_sums() -> None:
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
         return t
 
-    metric = Perplexity()
+    metric = MeanLoss()
     metric._apply(to_mps)
     metric.update(torch.tensor(2.0), torch.tensor(2))
     metric.reset()  # to defaults on that device
     metric.update(torch.tensor(3.0), torch.tensor(3))
     assert metric.nll_sum.dtype == torch.float32
-    assert metric.compute().item() == pytest.approx(math.e)
+    assert metric.compute().item() == pytest.approx(1.0)
 
 
 def test_reset_starts_over() -> None:
-    metric = Perplexity()
+    metric = MeanLoss()
     metric.update(5.0, 1)
     metric.reset()
     metric.update(1.0, 1)
-    assert metric.compute().item() == pytest.approx(math.e)
+    assert metric.compute().item() == pytest.approx(1.0)
 
 
 def test_metrics_keep_no_graph_alive() -> None:
-    metric = Perplexity()
+    metric = MeanLoss()
     metric.update(torch.ones((), requires_grad=True) * 2, 1)
     assert metric.nll_sum.grad_fn is None
 
 
 def _rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    perplexity, bits_per_byte = Perplexity(), BitsPerByte()
+    mean_loss, bits_per_byte = MeanLoss(), BitsPerByte()
     nll_sum, count = UNEVEN[rank]
-    perplexity.update(torch.tensor(nll_sum, dtype=torch.float64), count)
+    mean_loss.update(torch.tensor(nll_sum, dtype=torch.float64), count)
     bits_per_byte.update(torch.tensor(nll_sum, dtype=torch.float64), 2 * count)
-    torch.save([perplexity.compute(), bits_per_byte.compute()], f"{folder}/{rank}.pt")
+    torch.save([mean_loss.compute(), bits_per_byte.compute()], f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    perplexity, bits_per_byte = Perplexity(), BitsPerByte()
+    mean_loss, bits_per_byte = MeanLoss(), BitsPerByte()
     for nll_sum, count in UNEVEN:
-        perplexity.update(nll_sum, count)
+        mean_loss.update(nll_sum, count)
         bits_per_byte.update(nll_sum, 2 * count)
-    one = [perplexity.compute(), bits_per_byte.compute()]
+    one = [mean_loss.compute(), bits_per_byte.compute()]
     mp.spawn(_rank, args=(str(tmp_path),), nprocs=2)
     for rank in range(2):
         torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), one, rtol=1e-14, atol=0)
