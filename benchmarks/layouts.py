@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 DISTRIBUTED = Path(__file__).parents[1] / "tests" / "distributed"
-sys.path.insert(0, str(DISTRIBUTED))
+sys.path[:0] = [str(DISTRIBUTED), str(DISTRIBUTED.parent)]
 import cross_load  # noqa: E402
 import layouts  # noqa: E402
 

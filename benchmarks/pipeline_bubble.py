@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "distributed"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from launch import report, run_ranks
 
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout

@@ -2,6 +2,7 @@
 
 import signal
 
+import fork_server
 import pytest
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
@@ -23,6 +24,10 @@ def pytest_configure():
     # TensorBoard reads event files in the order of their names: second, host, process, counter. A test that starts and resumes
     # a run within one second needs counters with the same number of digits: "99" is read after "100".
     event_file_writer._global_uid = event_file_writer.AtomicCounter(1_000_000)
+
+
+def pytest_unconfigure():
+    fork_server.stop()
 
 
 def pytest_collection_modifyitems(items):

@@ -46,7 +46,7 @@ class Bytes(Tokenizer):
 
     def to_json(self) -> str:
         # A byte-level BPE without merges: each byte is its own token.
-        alphabet = {byte_symbols()[byte]: byte for byte in range(256)}
+        alphabet = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
         backend = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import fork_server
 from cases import BYSTANDERS, Case, generate
 
 INPUTS = {"recipe.yaml", "text.txt", *BYSTANDERS}
@@ -71,13 +72,13 @@ class Victim:
     """A process that runs attacks; started again when one of them ends it."""
 
     def __init__(self) -> None:
-        self.process: subprocess.Popen[str] | None = None
+        self.process: fork_server.Popen | None = None
 
     def run(self, case: Case) -> dict[str, Any] | None:
         """The outcome; None if the process died."""
         if self.process is None:
             environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-            self.process = subprocess.Popen(
+            self.process = fork_server.Popen(
                 [sys.executable, str(Path(__file__).parent / "victim.py")],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
             )  # fmt: skip

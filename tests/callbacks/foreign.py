@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,27 +166,22 @@ def assert_same(a: Any, b: Any) -> None:
 
 
 def run_ranks(script: str, tmp_path: Path, ranks: int = 2) -> list[dict[str, Any]]:
-    """Run `script` in `ranks` gloo processes; each calls report(dict). Returns the reports in rank order.
+    """Run `script` in `ranks` gloo processes; each calls report(trainer, …). Returns the reports, as JSON, in rank order.
 
-    In the script `OUT` is a shared folder and `WORLD` the number of processes.
+    In the script `OUT` is a shared folder and `WORLD` the number of processes. "stdout": what all of them printed.
     """
-    file = tmp_path / "ranks.py"
-    file.write_text(
-        "import json, os, torch\n"
+    import launch  # not at the top: scripts import this module without the tests' folder on their path
+
+    reports = launch.run_ranks(
+        "import json, launch, os, torch\n"
         "from pathlib import Path\n"
         "from foreign import *\n"
         f"OUT, WORLD = Path({str(tmp_path)!r}), {ranks}\n"
         "def report(trainer, **values):\n"
-        "    (OUT / f'report-{trainer.global_rank}.json').write_text(json.dumps(values))\n"
-        # Without this, a process occasionally aborts at exit, in gloo's threads.
-        f"{script}\ntorch.distributed.barrier()\ntorch.distributed.destroy_process_group()\n"
+        "    launch.report(**json.loads(json.dumps(values)))\n"
+        f"{script}\n",
+        ranks,
+        tmp_path,
     )
-    from ports import free_port  # not at the top: the script imports this module without the tests' folder on its path
-
-    env = {**os.environ, "PYTHONPATH": IMPORTS, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    reports = [json.loads((tmp_path / f"report-{rank}.json").read_text()) for rank in range(ranks)]
-    for each in reports:
-        each["stdout"] = done.stdout
-    return reports
+    printed = "".join((tmp_path / f"rank-{rank}.log").read_text() for rank in range(ranks))
+    return [{**each, "stdout": printed} for each in reports]

@@ -4,12 +4,12 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import fork_server
 import pytest
 from foreign import IMPORTS, Batches, Foreign, fit, make_trainer, run_ranks
 from lightning.pytorch.callbacks import EarlyStopping
@@ -261,7 +261,7 @@ print("stopped by", stop.stopped_by, "after", trainer.global_step)
 def run_with_workers(tmp_path, how):
     env = {**os.environ, "PYTHONPATH": IMPORTS, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", WORKERS, str(tmp_path), how]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, start_new_session=True)
+    return fork_server.run(command, env=env, capture_output=True, text=True, timeout=120, start_new_session=True)
 
 
 def test_loader_workers_outlive_a_signal_to_the_process_group(tmp_path):
@@ -474,7 +474,7 @@ def test_a_run_started_by_lightning_exits_with_75_and_leaves_no_process_behind(t
     env = {**os.environ, "PYTHONPATH": IMPORTS, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     pids = [tmp_path / "pid-0", tmp_path / "pid-1"]
     with open(tmp_path / "log", "w") as log:
-        process = subprocess.Popen([sys.executable, str(script)], env=env, stdout=log, stderr=log, start_new_session=True)
+        process = fork_server.Popen([sys.executable, str(script)], env=env, stdout=log, stderr=log, start_new_session=True)
         try:
             wait_for(lambda: all(p.exists() and p.read_text() for p in pids))
             if whom == "group":

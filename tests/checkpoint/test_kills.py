@@ -1,17 +1,17 @@
 """A process that is killed while it saves loses nothing that was saved."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 
 SCRIPT = Path(__file__).with_name("kill_script.py")
 
 
 def run(*arguments):
-    done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=900)
+    done = fork_server.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 

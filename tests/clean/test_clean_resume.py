@@ -6,10 +6,10 @@ import functools
 import json
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 from clean.clean_script import clean_folder
 from ingest.corpus import write_formats
@@ -71,8 +71,9 @@ def test_finished_jobs_are_not_read_again(corpus, expected, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cases", [1, pytest.param(5, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("workers", "rules"), [(0, ""), (2, ""), (2, "rules")])
-def test_killed_again_and_again_it_ends_with_the_same_bytes(corpus, expected, tmp_path, workers, rules):
+def test_killed_again_and_again_it_ends_with_the_same_bytes(corpus, expected, tmp_path, workers, rules, cases):
     if rules:
         clean_folder(corpus, tmp_path / "reference", 0, rules=True)
         expected = contents(tmp_path / "reference")
@@ -80,10 +81,10 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(corpus, expected, tm
         assert removed["against"]["removed"] and expected["report.json"]["kept"]["documents"] > 5
     draw, kills = random.Random(workers), 0
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    for case in range(3):
+    for case in range(cases):
         out = tmp_path / f"out{case}"
         command = [sys.executable, str(SCRIPT), str(corpus), str(out), str(workers), rules]
-        start = functools.partial(subprocess.Popen, command, env=environment, start_new_session=True)
-        kills += run_with_kills(start, out, draw, most=40)  # about 100 files are made in all
+        start = functools.partial(fork_server.Popen, command, env=environment, start_new_session=True)
+        kills += run_with_kills(start, out, draw, most=20)  # about 100 files are made in all
         assert contents(out) == expected
     assert kills >= 3

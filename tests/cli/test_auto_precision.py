@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 import torch
 import yaml
@@ -109,7 +110,7 @@ def test_ranks_whose_processors_differ_are_refused(folder):
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_RANK": "0"}
     common |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     nodes = [
-        subprocess.Popen(
+        fork_server.Popen(
             [sys.executable, "-c", FIT, "fit", *flags], env={**common, "NODE_RANK": rank}, stderr=subprocess.PIPE, text=True
         )
         for rank in ("0", "1")

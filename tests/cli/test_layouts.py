@@ -2,10 +2,10 @@
 
 import inspect
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 import torch
 import yaml
@@ -30,7 +30,7 @@ def fit(*arguments: str) -> str:
     """`fit` in processes of its own: Lightning starts the other ranks by running the same command."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml", *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    done = fork_server.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 

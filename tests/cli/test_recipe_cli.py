@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 import yaml
 from recipe_runs import curve, run, table
@@ -350,7 +351,7 @@ def test_two_processes_make_the_losses_of_one(folder, capsys):
         "ddp",
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = fork_server.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     one, two = curve(Path("runs/one"), "train/loss"), curve(Path("runs/two"), "train/loss")
     assert two == pytest.approx(one, rel=1e-5)

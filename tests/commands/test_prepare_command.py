@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
 import pytest
 import tokenizers
 
@@ -181,7 +182,7 @@ def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process(project, capsys):
     lines = (json.dumps({"text": f"{i} plus {i} is {2 * i}. " * 40}) + "\n" for i in range(50_000))
     (project / "corpus/z.jsonl").write_text("".join(lines))
     command = [sys.executable, "-m", "lit_llm", *PREPARE, "--out", "shards", "--workers", "2"]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    process = fork_server.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not list(project.glob(".shards.partial/parts/*.json")):
         assert process.poll() is None and time.monotonic() < deadline

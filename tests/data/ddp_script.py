@@ -3,12 +3,12 @@
 Run by test_ddp.py: ddp_script.py FOLDER
 """
 
-import json
 import os
 import sys
 from pathlib import Path
 
 import torch
+from launch import report
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_llm.data import TokenShards
@@ -100,5 +100,4 @@ if __name__ == "__main__":
     missing = {"train": f"{folder}/gone_*.bin", "val": f"{folder}/val_*.bin"}
     result["refusals"] = [refusal(trainer, **missing), refusal(trainer, path=str(folder), vocab_size=100)]
     result["seen_when_refused"] = list(seen)
-    (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(result))
-    torch.distributed.destroy_process_group()  # its threads may otherwise abort the process at its end
+    report(**result)

@@ -3,11 +3,11 @@
 Run by test_ramped_order.py: ramp_script.py FOLDER, which holds the shards and the checkpoints of one process.
 """
 
-import json
 import sys
 from pathlib import Path
 
 import torch
+from launch import report
 from lightning.pytorch import Callback, Trainer, seed_everything
 from ramp_run import RAMP, Rows, weights
 from recorder import T
@@ -50,4 +50,4 @@ if __name__ == "__main__":
     trainer, module, rows, samples = train(folder, "two")
     continued = train(folder, "continued", folder / "one" / "checkpoints" / "step-00000003.ckpt")[2]
     result = {"rows": rows, "samples": samples, "weights": weights(module), "continued": continued}
-    (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(result))
+    report(**result)

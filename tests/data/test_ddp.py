@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from launch import run_ranks
 
 from lit_llm.data import Bytes, TokenShards
 from lit_llm.data.order import sample_index
@@ -30,16 +27,12 @@ def folder(tmp_path_factory):
         splits[name] = SplitInfo(0, 0, writer.tokens, 0, 0, writer.tokens_blake2b, tuple(writer.shards))
     Manifest("bytes", 1000, None, 256, splits).write(folder)
     Bytes().save(folder)
-    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(folder)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
     return folder
 
 
 @pytest.fixture(scope="module")
 def ranks(folder):
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return run_ranks(SCRIPT, 2, folder, folder)
 
 
 def test_each_rank_takes_its_slice_of_every_global_batch_in_order(ranks):
@@ -88,7 +81,7 @@ def test_a_problem_that_rank_0_finds_ends_every_rank_with_its_sentence(folder, r
     assert ranks[1]["refusals"] == ranks[0]["refusals"] and ranks[1]["seen_when_refused"] == []
 
 
-def test_the_state_of_two_ranks_continues_on_one(folder):
+def test_the_state_of_two_ranks_continues_on_one(folder, ranks):
     state = torch.load(folder / "end.ckpt", weights_only=True)["TokenShards"]
     assert state["consumed_samples"] == 48
     data = TokenShards(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from launch import run_ranks
 from lightning.pytorch import Callback, seed_everything
 from ramp_run import BEFORE, RAMP, SIZES, Rows, weights
 from recorder import SaveAt, T, expected_samples, fit, sample_numbers, trainer
@@ -194,20 +191,15 @@ def test_skipped_steps_are_named_with_the_samples_of_their_size(tmp_path, shards
 @pytest.mark.slow
 def test_two_processes_make_the_run_of_one_and_either_continues_the_other(tmp_path, shards):
     one, rows = train(tmp_path / "one", shards(global_batch_size=12, micro_batch_size=1))
-    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    ranks = run_ranks(SCRIPT, 2, tmp_path, tmp_path)
     for rank, each in enumerate(ranks):
         for t in range(1, 10):
-            assert each["rows"][str(t)] == pytest.approx(rows[t], rel=1e-5), (rank, t)
+            assert each["rows"][t] == pytest.approx(rows[t], rel=1e-5), (rank, t)
             half = expected_samples(BEFORE[t - 1], BEFORE[t])
             half = half[: len(half) // 2] if rank == 0 else half[len(half) // 2 :]
-            assert each["samples"][str(t)] == half
+            assert each["samples"][t] == half
         for t in range(4, 10):  # from the file that one process wrote after step 3
-            assert each["continued"][str(t)] == pytest.approx(rows[t], rel=1e-5)
+            assert each["continued"][t] == pytest.approx(rows[t], rel=1e-5)
     assert ranks[0]["weights"] == ranks[1]["weights"]
     for name, value in weights(one).items():
         got = torch.tensor(ranks[0]["weights"][name])

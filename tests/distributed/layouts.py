@@ -143,6 +143,7 @@ def train(
     init_from: str | None = None,
     limit_train_batches: int | None = None,
     ema: float | None = None,
+    val_fraction: float = 0.02,
 ) -> dict[str, Any]:
     """Train on `folder`/text.txt; lists by step of losses, norms, rates, and validation; with `parameters` also the final ones.
 
@@ -155,6 +156,7 @@ def train(
         lora, init_from: of LoRAConfig, and a checkpoint in `folder` with its base weights.
         limit_train_batches: of an epoch.
         ema: decay of an average of the weights.
+        val_fraction: of the text: 17 blocks, which no number of ranks divides.
         more: callbacks after the others.
     """
     seed_everything(1, verbose=False)
@@ -164,6 +166,7 @@ def train(
         micro_batch_size=micro_batch_size,
         global_batch_size=8,
         packing="best_fit" if packed else "concatenate",
+        val_fraction=val_fraction,
     )
     size = {**SIZE, **MODELS[model]} if architecture is None else {"block_size": SIZE["block_size"]}
     config = GPTConfig(**{**size, "mask_documents": packed, **(settings or {})})

@@ -2,9 +2,9 @@
 
     python optimizer_matrix.py LAYOUT 'NAME|NAME|…'     one process per rank (launch.run_ranks)
 
-The processes import everything once and fork for each run, so a killed run costs no second import. For every optimizer:
-an uninterrupted run; for each way of saving, a run that is ended by SIGKILL after its save; and its continuation. Reported is
-"exact" if the continuation's losses, weights and last checkpoint equal the uninterrupted run's, else what happened.
+A first process of each rank trains every optimizer without interruption, saving in the middle in every way, and is ended by
+SIGKILL. A second one continues each save. Reported for each optimizer and way is "exact" if the continuation's losses, weights
+and last checkpoint equal those of the uninterrupted run, else what happened.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-import launch  # its folder's parent has `ports`
+import launch
 import layouts
 import torch
 from lightning.pytorch import Callback
@@ -70,16 +69,26 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name in docs/support-matrix.md → class path, as `fit` uses it, and init_args."""
 
-STEPS, SAVE, KILL = 4, 2, 3
+STEPS, SAVE = 4, 2
 WIDTH = 64  # so that a rank's part of a matrix has the 4,096 values from which torchao compresses
+SECONDS = 600
+"""Time limit of one of the two processes."""
 
 
-class KillAt(Callback):
-    """SIGKILL to this process when `KILL` steps are made."""
+class SaveShards(Callback):
+    """A second save at step `SAVE`, in shards."""
 
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.saved = folder, False
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == SAVE and not self.saved:  # its next micro-batches end at the same step
+            trainer.strategy.sharded_checkpoints = self.saved = True
+            trainer.save_checkpoint(self.folder / SAVED)
+            trainer.strategy.sharded_checkpoints = False
+
+
+SAVED, LAST = (f"step-{step:08d}.ckpt" for step in (SAVE, STEPS))
 
 
 def train(layout: str, optimizer: str, **job: Any) -> dict[str, Any]:
@@ -100,30 +109,35 @@ def train(layout: str, optimizer: str, **job: Any) -> dict[str, Any]:
     )
 
 
-def in_a_fork(work: Callable[[], dict[str, Any]], number: int) -> tuple[int, dict[str, Any] | str]:
-    """(exit code, negative for a signal; result, or the last line of the error) of `work` in a child process."""
-    out = Path(f"fork-{os.environ['RANK']}.pt")
-    out.unlink(missing_ok=True)
+def said(error: BaseException) -> str:
+    traceback.print_exc()
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def in_a_fork(work: Callable[[], Any], number: int) -> tuple[int, Any]:
+    """(exit code, negative for a signal; result) of `work` in a child process."""
+    out = Path(f"fork-{number}-{os.environ['RANK']}.pt")
     sys.stdout.flush()
     sys.stderr.flush()
     port = agreed_port(number)
     child = os.fork()
     if child == 0:
         os.environ["MASTER_PORT"] = str(port)
-        faulthandler.dump_traceback_later(100)  # into the log of the rank, before a run that hangs is killed
+        faulthandler.dump_traceback_later(SECONDS)  # into the log of the rank, before a run that hangs is killed
         code = 1
         try:
             torch.save(work(), out)
+            if number == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
             code = 0
-        except BaseException as error:
+        except BaseException:
             traceback.print_exc()
-            lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-            torch.save({"error": f"{type(error).__name__}: {lines[0]}"}, out)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + SECONDS + 20
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -131,9 +145,7 @@ def in_a_fork(work: Callable[[], dict[str, Any]], number: int) -> tuple[int, dic
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
-    content = torch.load(out, weights_only=True) if out.exists() else {"error": "no report"}
-    code = os.waitstatus_to_exitcode(status)
-    return code, content if code == 0 else content["error"]
+    return os.waitstatus_to_exitcode(status), torch.load(out, weights_only=True) if out.exists() else None
 
 
 def different(a: Any, b: Any) -> int:
@@ -152,32 +164,38 @@ def different(a: Any, b: Any) -> int:
     return int(a != b)
 
 
-def cell(layout: str, optimizer: str, numbers: Iterator[int]) -> dict[str, str]:
-    """{"whole": "exact" or what happened, "sharded": the same}; "sharded" only where a layout has shards."""
-    ways = {"whole": False} | ({"sharded": True} if isinstance(LAYOUTS[layout][1], dict) else {})
-    code, straight = in_a_fork(partial(train, layout, optimizer, to="straight"), next(numbers))
-    if code != 0:
-        return dict.fromkeys(ways, f"train: {straight}")
-    assert isinstance(straight, dict)
-    results = {}
-    for way, sharded in ways.items():
-        run = partial(train, layout, optimizer, to=way, sharded=sharded)
-        code, said = in_a_fork(partial(run, more=[KillAt()]), next(numbers))
-        if code != -signal.SIGKILL:
-            results[way] = f"save: {said}"
-            continue
-        code, resumed = in_a_fork(partial(run, resume=f"{way}/step-{SAVE:08d}.ckpt"), next(numbers))
-        if code != 0:
-            results[way] = f"resume: {resumed}"
-            continue
-        assert isinstance(resumed, dict)
-        differ = different(resumed["train/loss"], straight["train/loss"][SAVE:])
-        differ += different(resumed["parameters"], straight["parameters"])
-        last = f"step-{STEPS:08d}.ckpt"
-        kept = ("state_dict", "optimizer_states", "global_step")
-        one, other = (read(Path(folder) / last) for folder in (way, "straight"))
-        differ += different({k: one[k] for k in kept}, {k: other[k] for k in kept})
-        results[way] = "exact" if differ == 0 else f"{differ} values differ"
+def train_all(layout: str, names: list[str], ways: tuple[str, ...]) -> dict[str, Any]:
+    """{optimizer: its uninterrupted run, or what happened}."""
+    runs: dict[str, Any] = {}
+    for number, name in enumerate(names):
+        more = [SaveShards(Path(f"{number}-sharded"))] if "sharded" in ways else []
+        try:
+            runs[name] = train(layout, name, to=f"{number}-straight", more=more)
+        except Exception as error:
+            runs[name] = f"train: {said(error)}"
+    return runs
+
+
+def resume_all(layout: str, names: list[str], ways: tuple[str, ...], straight: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """{optimizer: {way: "exact" or what happened}}."""
+    results: dict[str, dict[str, str]] = {name: {} for name in names}
+    for number, name in enumerate(names):
+        for way in ways:
+            if isinstance(straight[name], str):
+                results[name][way] = straight[name]
+                continue
+            saved = f"{number}-{'straight' if way == 'whole' else way}/{SAVED}"
+            try:
+                resumed = train(layout, name, to=f"{number}-{way}", sharded=way == "sharded", resume=saved)
+            except Exception as error:
+                results[name][way] = f"resume: {said(error)}"
+                continue
+            differ = different(resumed["train/loss"], straight[name]["train/loss"][SAVE:])
+            differ += different(resumed["parameters"], straight[name]["parameters"])
+            kept = ("state_dict", "optimizer_states", "global_step")
+            one, other = (read(Path(folder) / LAST) for folder in (f"{number}-{way}", f"{number}-straight"))
+            differ += different({k: one[k] for k in kept}, {k: other[k] for k in kept})
+            results[name][way] = "exact" if differ == 0 else f"{differ} values differ"
     return results
 
 
@@ -196,8 +214,13 @@ def agreed_port(number: int) -> int:
 def main() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    layout, names, numbers = sys.argv[1], sys.argv[2].split("|"), count()
-    launch.report(**{name: cell(layout, name, numbers) for name in names})
+    layout, names = sys.argv[1], sys.argv[2].split("|")
+    ways = ("whole", "sharded") if isinstance(LAYOUTS[layout][1], dict) else ("whole",)
+    code, straight = in_a_fork(partial(train_all, layout, names, ways), 0)
+    assert code == -signal.SIGKILL and straight is not None, "no run ended"
+    code, results = in_a_fork(partial(resume_all, layout, names, ways, straight), 1)
+    assert code == 0, "a continuation ended the process"
+    launch.report(**results)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import fork_server
 import pyarrow.parquet
 import pytest
 import torch.distributed.checkpoint as dcp
@@ -169,7 +170,7 @@ def torchrun(words: list[str]) -> None:
     launch = [*words[1:start], "--master_port", str(free_port())]
     command = [sys.executable, "-m", "torch.distributed.run", *launch, *words[start : start + 3], *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = fork_server.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("at step 6") == 1  # only rank 0 prints
 

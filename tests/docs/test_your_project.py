@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 import torch
 import yaml
@@ -69,7 +70,7 @@ def test_two_ranks_share_the_samples_of_a_loader_in_its_order_and_validate_each_
     words += ["--trainer.accelerator", "cpu", "--trainer.max_steps", "2", "--run_dir", "runs/two", "--data.batch_size", "2"]
     words += ["--data.largest", "4"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "lit_llm", "fit", *words], env=environment, capture_output=True, text=True)
+    done = fork_server.run([sys.executable, "-m", "lit_llm", "fit", *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (Path(f"seen-{rank}.txt").read_text().splitlines() for rank in (0, 1))
     # 2 ranks, 2 steps of 2 micro-batches of 2: the first 16 of 20 questions once, dealt out like cards.

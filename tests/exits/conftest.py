@@ -1,4 +1,4 @@
-"""One launcher for all tests here: its server imports once."""
+"""One launcher for all tests here: the fork server imports once."""
 
 import sys
 from pathlib import Path
@@ -11,5 +11,4 @@ from launcher import Launcher
 
 @pytest.fixture(scope="session")
 def launcher():
-    with Launcher(Path(__file__).parent) as launcher:
-        yield launcher
+    return Launcher(Path(__file__).parent)

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import fork_server
 import pytest
 from exit_faults import overlay
 from launcher import group_is_left
@@ -213,7 +214,7 @@ def test_processes_that_lightning_starts_do_not_stay_behind(folder, rank, kind):
     words += ["--data.num_workers", "1", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
     path = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parent)))
     with open(folder / f"{name}.log", "w") as log:
-        process = subprocess.Popen(
+        process = fork_server.Popen(
             [sys.executable, "-m", "lit_llm", *words],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
@@ -243,7 +244,7 @@ def test_a_rank_whose_launcher_ended_before_it_looked_ends_too(launcher):
         other.wait()
     script = "import time; from lit_llm.cli import bounded_exit as b; b.SECONDS = 0.1; b.end_with_launcher(); time.sleep(1)"
     env = {**os.environ, "LIT_LLM_LAUNCHER": str(other.pid), "PYTHONPATH": str(Path(__file__).parents[2])}
-    ended = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    ended = fork_server.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
     other.kill()
     other.wait()
     assert ended.returncode == (launcher != "somebody else's")

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
 import numpy as np
 import pytest
 import tokenizers
@@ -96,18 +97,19 @@ def test_any_number_of_workers_writes_the_same_bytes(corpus, expected, tmp_path,
     assert contents(tmp_path / "out") == expected
 
 
-def start(corpus_folder: Path, out: Path, workers: int) -> subprocess.Popen[bytes]:
+def start(corpus_folder: Path, out: Path, workers: int) -> fork_server.Popen:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(SCRIPT), str(corpus_folder / "files"), str(out), str(workers)]
-    return subprocess.Popen(command, env=environment, start_new_session=True)
+    return fork_server.Popen(command, env=environment, start_new_session=True)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cases", [1, pytest.param(5, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
-def test_killed_again_and_again_it_ends_with_the_same_bytes(corpus, expected, tmp_path, workers):
+def test_killed_again_and_again_it_ends_with_the_same_bytes(corpus, expected, tmp_path, workers, cases):
     folder, _ = corpus
     draw, kills = random.Random(workers), 0
-    for case in range(3):
+    for case in range(cases):
         out = tmp_path / f"out{case}"
         kills += run_with_kills(functools.partial(start, folder, out, workers), out, draw, most=25)  # of about 120 files
         assert contents(out) == expected

@@ -7,6 +7,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import fork_server
 import pytest
 from ports import free_port
 
@@ -34,7 +35,7 @@ def hash_of(*numbers: int) -> str:
 def prepared(paths: str, out: str, *flags: str) -> dict[str, bytes]:
     """What `prepare` writes, its log included."""
     command = [sys.executable, "-m", "lit_llm", "prepare", "--data", "TextFiles", "--data.tokenizer", "Bytes"]
-    run = subprocess.run([*command, "--data.paths", paths, "--out", out, *flags], capture_output=True, text=True)
+    run = fork_server.run([*command, "--data.paths", paths, "--out", out, *flags], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "secret" not in run.stdout + run.stderr + Path(f"{out}.log").read_text()
     return {path.name: path.read_bytes() for path in Path(out).iterdir()}

@@ -117,13 +117,13 @@ def main() -> int:
     prepare(options.folder)
     rng, total = random.Random(options.seed), [0, 0, 0, 0]
     print("| configuration | kills | in a save | values | differ |\n|---|---|---|---|---|")
-    with Launcher() as launcher:
-        for each in CONFIGURATIONS:
-            if options.only not in each.name:
-                continue
-            result = matrix.run_cell(launcher, each, options.folder, {}, options.kills, rng)  # type: ignore[arg-type]
-            print(f"| {each.name} | " + " | ".join(map(str, result[:4])) + " |", *result.found[:5], sep="\n  ", flush=True)
-            total = [a + b for a, b in zip(total, result[:4], strict=True)]
+    launcher = Launcher()
+    for each in CONFIGURATIONS:
+        if options.only not in each.name:
+            continue
+        result = matrix.run_cell(launcher, each, options.folder, {}, options.kills, rng)  # type: ignore[arg-type]
+        print(f"| {each.name} | " + " | ".join(map(str, result[:4])) + " |", *result.found[:5], sep="\n  ", flush=True)
+        total = [a + b for a, b in zip(total, result[:4], strict=True)]
     print(f"{total[0]} kills, {total[1]} of them in a save; {total[2]} values compared, {total[3]} differ")
     return int(total[3] > 0)
 

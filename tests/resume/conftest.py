@@ -1,4 +1,4 @@
-"""One launcher for all tests here: its server imports once."""
+"""One launcher for all tests here: the fork server imports once."""
 
 import matrix
 import pytest
@@ -7,8 +7,7 @@ from launcher import Launcher
 
 @pytest.fixture(scope="session")
 def launcher():
-    with Launcher() as launcher:
-        yield launcher
+    return Launcher()
 
 
 @pytest.fixture(scope="module")

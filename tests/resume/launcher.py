@@ -1,28 +1,25 @@
-"""Runs `python -m lit_llm …` any number of times with a single import (about 8 s of CPU), from a server that forks.
+"""Runs `python -m lit_llm …` in forks (fork_server.py), on one rank or several, with the environment that torchrun gives them.
 
-The server imports everything and never trains. It forks every requested process, so each has the state of a fresh interpreter
-after its imports. Several ranks of a run get the environment that torchrun gives them.
-
-    with Launcher() as launcher:
-        run = launcher.start(["fit", …], folder, ranks=2)         # returns at once
-        run.signal(signal.SIGTERM, rank=1)
-        assert run.wait() == [75, 75], run.said()
+launcher = Launcher()
+run = launcher.start(["fit", …], folder, ranks=2)         # returns at once
+run.signal(signal.SIGTERM, rank=1)
+assert run.wait() == [75, 75], run.said()
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # for matrix.py as a script, which lacks the tests' folder
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for scripts, which lack the tests' folder
+import fork_server
 from ports import free_port
 
 # Audit events of operations that change files or make them durable. Python raises the event before the operation.
@@ -32,36 +29,41 @@ OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.syml
 class Run:
     """One run: its processes (one process group) and their output."""
 
-    def __init__(self, launcher: Launcher, pids: list[int], log: Path) -> None:
-        self.launcher, self.pids, self.log = launcher, pids, log
-        self.codes: list[int] | None = None
+    def __init__(self, processes: list[fork_server.Popen], log: Path) -> None:
+        self.processes, self.log = processes, log
+        self.group = processes[0].pid
 
     def signal(self, signum: int, rank: int = 0) -> None:
-        os.kill(self.pids[rank], signum)
+        self.processes[rank].send_signal(signum)
 
     def signal_all(self, signum: int) -> None:
         """Send a signal to every process of the run, also to loader workers."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pids[0], signum)
+            os.killpg(self.group, signum)
 
     def kill(self) -> None:
         self.signal_all(signal.SIGKILL)
 
     def alive(self) -> bool:
         """Whether rank 0 is running."""
-        return Path(f"/proc/{self.pids[0]}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return self.processes[0].poll() is None
+
+    @property
+    def codes(self) -> list[int | None]:
+        return [process.poll() for process in self.processes]
 
     def wait(self, timeout: float = 240.0) -> list[int]:
         """Exit codes in rank order, negative for a signal. A process that hangs is killed, and raises an error."""
-        if self.codes is None:
-            answer = self.launcher.ask(wait=self.pids, timeout=timeout)
-            self.codes = answer["codes"]
-            assert not answer["hung"], f"still running after {timeout} s:\n{self.said()}"
-        return self.codes
+        end = time.monotonic() + timeout
+        try:
+            return [process.wait(max(0.0, end - time.monotonic())) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"still running after {timeout} s:\n{self.said()}") from None
 
     def left(self, patience: float = 10.0) -> bool:
         """Whether processes of the run, loader workers among them, are still there after this many seconds."""
-        return group_is_left(self.pids[0], patience)
+        return group_is_left(self.group, patience)
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")
@@ -80,27 +82,14 @@ def group_is_left(group: int, patience: float) -> bool:
 
 
 class Launcher:
-    """The client side of the server.
+    """Starts runs.
 
     Args:
         folders: where runs find further modules.
     """
 
     def __init__(self, *folders: Path) -> None:
-        self.folders = folders
-
-    def __enter__(self) -> Launcher:
-        path = os.pathsep.join(map(str, (Path(__file__).parents[2], *self.folders)))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        self.server = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self.server.stdin is not None
-        self.server.stdin.close()  # the server kills remaining processes, and ends
-        self.server.wait()
+        self.path = os.pathsep.join(map(str, (Path(__file__).parents[2], *folders)))
 
     def start(
         self,
@@ -122,9 +111,30 @@ class Launcher:
                 0: never, but their number is written to `folder/operations`.
             bound: seconds that the end of a process may take, instead of those of `bounded_exit`.
         """
-        order = {"arguments": arguments, "folder": str(folder), "log": log, "env": env or {}, "die_at": die_at, "bound": bound}
-        answer = self.ask(start=order, ranks=ranks, port=free_port())
-        return Run(self, answer["pids"], folder / log)
+        common = {"PYTHONPATH": self.path}
+        if ranks > 1:
+            sizes = {"GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCHELASTIC_RUN_ID": "test"}
+            common |= {name: str(value) for name, value in (sizes | address).items()}
+        processes: list[fork_server.Popen] = []
+        with open(folder / log, "ab") as file:
+            for rank in range(ranks):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+                words = ["-m", "lit_llm"]
+                if bound is not None or (die_at is not None and rank == 0):
+                    words = [__file__, str(bound), str(None if rank else die_at)]
+                processes.append(
+                    fork_server.Popen(
+                        [sys.executable, *words, *arguments],
+                        env=os.environ | common | own | (env or {}),
+                        cwd=folder,
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=file,
+                        process_group=processes[0].pid if processes else 0,
+                    )
+                )
+        return Run(processes, folder / log)
 
     def run(self, arguments: list[str], folder: Path, **options: Any) -> Run:
         """Start, and wait for the end."""
@@ -132,115 +142,8 @@ class Launcher:
         run.wait()
         return run
 
-    def ask(self, **order: Any) -> dict[str, Any]:
-        assert self.server.stdin is not None and self.server.stdout is not None
-        self.server.stdin.write(json.dumps(order) + "\n")
-        self.server.stdin.flush()
-        line = self.server.stdout.readline()
-        assert line, "the launcher's server is gone"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
-
-# -- the server ---------------------------------------------------------------------------------------------------------
-
-
-def serve() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    import lit_llm.cli.bounded_exit  # first, as in a process of its own: its exit handler is the last
-    import lit_llm.cli.build
-    import lit_llm.runs.comparison
-    import lit_llm.training.fit
-    import lit_llm.training.sample_ledger  # noqa: F401  # what a run imports before it does anything
-    from lit_llm.cli.resolved_config import resolved
-
-    resolved([])  # fills the parser's caches, which halves the remaining start time
-
-    groups: set[int] = set()
-    for line in sys.stdin:
-        order = json.loads(line)
-        if "wait" in order:
-            answer = wait_for(order["wait"], order["timeout"])
-            if not exists(order["wait"][0]):  # nothing of the run is left: another group may get its number from now on
-                groups.discard(order["wait"][0])
-        else:
-            pids: list[int] = []
-            for rank in range(order["ranks"]):
-                pid = os.fork()
-                if pid == 0:
-                    answers.close()
-                    become(rank, order["ranks"], order["port"], pids, **order["start"])
-                pids.append(pid)
-                os.setpgid(pid, pids[0])  # in parent and child, because either may run first
-            groups.add(pids[0])
-            answer = {"pids": pids}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-    for group in groups:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
-
-
-def exists(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def wait_for(pids: list[int], timeout: float) -> dict[str, Any]:
-    codes: dict[int, int] = {}
-    end, hung = time.monotonic() + timeout, False
-    while len(codes) < len(pids):
-        for pid in pids:
-            if pid not in codes and (status := os.waitpid(pid, os.WNOHANG))[0]:
-                codes[pid] = os.waitstatus_to_exitcode(status[1])
-        if time.monotonic() > end and not hung:
-            hung = True
-            os.killpg(pids[0], signal.SIGKILL)
-        time.sleep(0.005)
-    return {"codes": [codes[pid] for pid in pids], "hung": hung}
-
-
-def become(
-    rank: int,
-    ranks: int,
-    port: int,
-    before: list[int],
-    *,
-    arguments: list[str],
-    folder: str,
-    log: str,
-    env: dict[str, str],
-    die_at: int | None,
-    bound: float | None,
-) -> NoReturn:
-    """In the fork: run `python -m lit_llm ARGUMENTS`. The caller's interpreter then ends as that of the command would."""
-    os.setpgid(0, before[0] if before else 0)
-    os.chdir(folder)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
-        os.dup2(descriptor, target)
-    if ranks > 1:
-        torchrun = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
-        os.environ.update({name: str(value) for name, value in (torchrun | address).items()})
-    os.environ.update(env)
-    from lightning.pytorch.utilities.rank_zero import rank_zero_only
-
-    rank_zero_only.rank = rank  # was read from the environment at import
-    if die_at is not None and rank == 0:
-        count_operations(die_at)
-    from lit_llm.__main__ import main
-    from lit_llm.cli import bounded_exit
-
-    if bound is not None:
-        bounded_exit.SECONDS = bound
-    bounded_exit.run_and_end(
-        lambda: main(arguments)
-    )  # raises SystemExit or the command's exception, which the interpreter ends with
+# -- in the process -----------------------------------------------------------------------------------------------------
 
 
 def count_operations(die_at: int) -> None:
@@ -259,5 +162,16 @@ def count_operations(die_at: int) -> None:
         atexit.register(lambda: Path("operations").write_text(str(count)))
 
 
+def main(bound: str, die_at: str, arguments: list[str]) -> None:
+    from lit_llm import __main__
+    from lit_llm.cli import bounded_exit
+
+    if die_at != "None":
+        count_operations(int(die_at))
+    if bound != "None":
+        bounded_exit.SECONDS = float(bound)
+    bounded_exit.run_and_end(lambda: __main__.main(arguments))
+
+
 if __name__ == "__main__":
-    serve()
+    main(*sys.argv[1:3], sys.argv[3:])

@@ -253,9 +253,8 @@ def main() -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     prepare(options.folder)
     os.environ["LIT_LLM_CACHE"] = str(options.folder / "cache")
-    with Launcher() as launcher:
-        cells = [cell for cell in CELLS if options.only in cell.layout]
-        results, _ = report(launcher, cells, options.folder, options.kills, options.seed)
+    cells = [cell for cell in CELLS if options.only in cell.layout]
+    results, _ = report(Launcher(), cells, options.folder, options.kills, options.seed)
     return int(any(result.differing for result in results))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import fork_server
 import matrix
 import pytest
 from launcher import Launcher, Run
@@ -186,12 +186,12 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{HERE
 
 
 @contextmanager
-def started_by_lightning(folder: Path, name: str, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], list[int], Path]]:
+def started_by_lightning(folder: Path, name: str, *flags: str) -> Iterator[tuple[fork_server.Popen, list[int], Path]]:
     """A run of two processes, the second of which rank 0 starts: rank 0, the processes' ids, the log."""
     log = folder / f"{name}.log"
     command = [sys.executable, "-m", "lit_llm", *matrix.fit(DDP, name, *flags)]
     with open(log, "w") as file:
-        process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=file, stderr=file, start_new_session=True)
+        process = fork_server.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=file, stderr=file, start_new_session=True)
     try:
         eventually(lambda: re.search(r"^step +5/", log.read_text(), re.M), lambda: process.poll() is None)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -213,7 +213,7 @@ def test_a_run_started_by_lightning_exits_with_75_whichever_rank_is_signalled(fo
         assert process.wait(100) == 75, log.read_text()
     assert log.read_text().count("stopped by SIGTERM after step") == 1
     command = [sys.executable, "-m", "lit_llm", *matrix.fit(DDP, name)]
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    done = fork_server.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert differences(straight(DDP), folder / name)[1] == []
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import fork_server
 import matrix
 import pytest
 
@@ -142,7 +142,7 @@ def test_ctrl_c_ends_the_run_that_it_verifies(folder, tmp_path):
     """The run is a process group of its own, so a terminal's Ctrl-C does not reach it."""
     words = ["verify-resume", "--config", "recipe.yaml", "--steps", "500", "--trainer.max_steps", "500"]
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    verify = subprocess.Popen([sys.executable, "-m", "lit_llm", *words], cwd=folder, env=environment)
+    verify = fork_server.Popen([sys.executable, "-m", "lit_llm", *words], cwd=folder, env=environment)
     end = time.monotonic() + 120
     while not (ledgers := list(tmp_path.glob("verify-resume-*/**/samples-rank0.jsonl"))) and time.monotonic() < end:
         time.sleep(0.05)

@@ -2,10 +2,10 @@
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 from recipe_runs import TEXT, curve, run
 
@@ -37,7 +37,7 @@ def test_a_run_killed_while_tasks_are_scored_equals_the_uninterrupted_run(folder
     fit = ["fit", "--config", "tiny.yaml", *flags, "--checkpoint.every_n_steps", "1"]
     code, _, err = run(capsys, *fit, "--run_dir", "runs/straight")
     assert code == 0, err
-    done = subprocess.run([sys.executable, "-c", KILLED, *fit, "--run_dir", "runs/killed"], capture_output=True, timeout=240)
+    done = fork_server.run([sys.executable, "-c", KILLED, *fit, "--run_dir", "runs/killed"], capture_output=True, timeout=240)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     straight, killed = Path("runs/straight"), Path("runs/killed")
     assert list(curve(killed, "task/quiz/acc")) == [2]

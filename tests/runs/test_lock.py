@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import fork_server
 import pytest
 from recipe_runs import breaking, run
 
@@ -36,18 +37,16 @@ class Slow(Callback):
 """
 
 
-def start(*command: str, cwd: Path) -> subprocess.Popen:
+def start(*command: str, cwd: Path) -> fork_server.Popen:
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(cwd)]),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONFAULTHANDLER": "1",
     }
     command = (sys.executable, *command)
-    return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return fork_server.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def wait_for(process: subprocess.Popen, line: str) -> None:
+def wait_for(process: fork_server.Popen, line: str) -> None:
     """Returns when a line of the output contains `line`. After 5 minutes all processes print their stacks and end."""
     assert process.stdout is not None
     overdue = threading.Timer(300, os.killpg, [process.pid, signal.SIGABRT])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 from ports import free_port
 from recipe_runs import curve, run
@@ -33,7 +34,7 @@ def start_ranks(folder: Path, *command: str, by_lightning: bool = False, code: i
     port = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [{}] if by_lightning else [{**port, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     processes = [
-        subprocess.Popen(
+        fork_server.Popen(
             [sys.executable, *command], cwd=folder, env=env | more, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         for more in ranks

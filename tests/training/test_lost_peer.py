@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 import torch.distributed as dist
 from ports import free_port
@@ -30,7 +31,7 @@ def fit(folder: Path, *flags: str, dies_at: int) -> list[tuple[int, str, str]]:
     common |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), str(folder)]), "DIES_AT": str(dies_at)}
     command = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml", "--trainer.devices", "2", *flags]
     processes = [
-        subprocess.Popen(
+        fork_server.Popen(
             command,
             env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank},
             stdout=subprocess.PIPE,
@@ -94,7 +95,7 @@ def test_the_real_error_of_gloo_is_recognised_and_no_other(tmp_path):
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     common["PYTHONPATH"] = str(Path(__file__).parents[2])
     ranks = [
-        subprocess.Popen(
+        fork_server.Popen(
             [sys.executable, "-c", SURVIVES], env={**os.environ, **common, "RANK": rank}, stdout=subprocess.PIPE, text=True
         )
         for rank in ("0", "1")
@@ -126,7 +127,7 @@ def test_a_port_in_use_is_named(folder):
         root = str(Path(__file__).parents[2])
         env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": root}
         command = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml", "--trainer.devices", "2"]
-        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        ended = fork_server.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.count("error: ") == 1
     assert f"error: port {port} is in use by another process; choose another one (MASTER_PORT=N)" in ended.stderr

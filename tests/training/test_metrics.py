@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from launch import run_ranks
 
 from lit_llm.training.metrics import BitsPerByte, MeanLoss
 
@@ -92,14 +92,19 @@ def test_metrics_keep_no_graph_alive() -> None:
     assert metric.nll_sum.grad_fn is None
 
 
-def _rank(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    mean_loss, bits_per_byte = MeanLoss(), BitsPerByte()
-    nll_sum, count = UNEVEN[rank]
-    mean_loss.update(torch.tensor(nll_sum, dtype=torch.float64), count)
-    bits_per_byte.update(torch.tensor(nll_sum, dtype=torch.float64), 2 * count)
-    torch.save([mean_loss.compute(), bits_per_byte.compute()], f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+TWO = """
+import json, sys
+import torch, torch.distributed as dist
+from launch import report
+from lit_llm.training.metrics import BitsPerByte, MeanLoss
+
+dist.init_process_group("gloo")
+mean_loss, bits_per_byte = MeanLoss(), BitsPerByte()
+nll_sum, count = json.loads(sys.argv[1])[dist.get_rank()]
+mean_loss.update(torch.tensor(nll_sum, dtype=torch.float64), count)
+bits_per_byte.update(torch.tensor(nll_sum, dtype=torch.float64), 2 * count)
+report(computed=[mean_loss.compute(), bits_per_byte.compute()])
+"""
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
@@ -108,6 +113,5 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
         mean_loss.update(nll_sum, count)
         bits_per_byte.update(nll_sum, 2 * count)
     one = [mean_loss.compute(), bits_per_byte.compute()]
-    mp.spawn(_rank, args=(str(tmp_path),), nprocs=2)
-    for rank in range(2):
-        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), one, rtol=1e-14, atol=0)
+    for each in run_ranks(TWO, 2, tmp_path, json.dumps(UNEVEN)):
+        torch.testing.assert_close(each["computed"], one, rtol=1e-14, atol=0)

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
 import pytest
 from ports import free_port
 
@@ -107,7 +108,7 @@ def fit(folder: Path, fault: str, *flags: str, ranks: int = 2, timeout: float = 
     command = [sys.executable, "-m", "lit_llm", "fit", "--config", "tiny.yaml", "--config", "fault.yaml", "--log_dir", "logs"]
     command += ["--trainer.devices", str(ranks), "--hang_timeout", str(timeout), *flags]
     processes = [
-        subprocess.Popen(
+        fork_server.Popen(
             command,
             env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,

@@ -14,28 +14,36 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import torch
 import torch.distributed as dist
+from ports import free_port
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent))  # for scripts and benchmarks, which do not have the tests' folder on their path
-from ports import free_port  # noqa: E402
 
 
-def run_ranks(script: Path | str, ranks: int, folder: Path, *arguments: object, timeout: float = 240) -> list[dict[str, Any]]:
+def run_ranks(
+    script: Path | str,
+    ranks: int,
+    folder: Path,
+    *arguments: object,
+    timeout: float = 240,
+    popen: type[fork_server.Popen | subprocess.Popen[bytes]] = fork_server.Popen,
+) -> list[dict[str, Any]]:
     """Run `script` in `ranks` processes on this machine; returns their reports in rank order.
 
     Each process has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free one) in its environment. That is enough
     for ``torch.distributed.init_process_group("gloo")`` and for a Trainer with ``devices=ranks``. It has one OpenMP thread, and
-    can import this folder, the repository and the script's folder. Its output goes to ``folder/rank-R.log``. PL_GLOBAL_SEED,
-    which ``seed_everything`` in an earlier test sets, is removed: Lightning's strategies for several processes would use it
-    to override the script's seed.
+    can import the tests' folders, the repository and the script's folder. Its output goes to ``folder/rank-R.log``.
+    PL_GLOBAL_SEED, which ``seed_everything`` in an earlier test sets, is removed: Lightning's strategies for several processes
+    would use it to override the script's seed.
 
     Args:
         script: the path of a script, or the source of one (str), which is then written into `folder`.
         folder: an existing folder, the processes' working directory; reports of an earlier run in it are removed.
         arguments: ``sys.argv[1:]`` of every process, as str.
         timeout: seconds for all of them together.
+        popen: `subprocess.Popen` for processes that import everything themselves.
 
     Raises:
         AssertionError: a process failed (the others are killed), the time is up (all are killed), or a process ended without a
@@ -47,20 +55,19 @@ def run_ranks(script: Path | str, ranks: int, folder: Path, *arguments: object, 
     for old in folder.glob("report-*.pt"):
         old.unlink()
     port = free_port()
-    path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
+    folders = [HERE, HERE / "distributed", HERE / "callbacks", HERE.parent]
+    path = os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
     common = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "PYTHONPATH": path}
     inherited = {key: value for key, value in os.environ.items() if key not in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
     command = [sys.executable, str(script.resolve()), *map(str, arguments)]
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[Any] = []
     deadline = time.monotonic() + timeout
     try:
         for rank in range(ranks):
             own = {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
             with open(folder / f"rank-{rank}.log", "wb") as log:
                 processes.append(  # a separate session, so that its workers are killed with it
-                    subprocess.Popen(
-                        command, env={**inherited, **own}, cwd=folder, stdout=log, stderr=log, start_new_session=True
-                    )
+                    popen(command, env={**inherited, **own}, cwd=folder, stdout=log, stderr=log, start_new_session=True)
                 )
         while None in (codes := [process.poll() for process in processes]) and not any(codes):
             if time.monotonic() > deadline:
