@@ -273,9 +273,7 @@ class OtherName(Foreign):
 @pytest.mark.parametrize(
     ("monitor", "logged", "best"), [("val/loss", "val_loss", 4), ("val/loss", "top1", 0), ("f1", "val/loss", 0)]
 )
-def test_another_name_of_the_loss_is_found_and_without_one_training_goes_on_without_a_best(
-    tmp_path, monitor, logged, best, sanity
-):
+def test_another_name_of_the_loss_is_found_and_training_goes_on_without_a_best(tmp_path, monitor, logged, best, sanity):
     said = []
 
     class Note(Callback):

@@ -33,13 +33,15 @@ for name, cls, strategy in (("ddp", Foreign, lambda: "ddp"), ("fsdp2", Sharded, 
     plain, _ = run(cls, strategy())
     ema = EMA(0.5)
     module, trainer = run(cls, strategy(), ema)
+    val = float(trainer.callback_metrics["val/loss"])
     average = ema.by_name(module)
     whole = {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in average.items()}
     boxes = all(torch.equal(t.to_local(), whole[n][internals.local_box(t)])
                 for n, t in average.items() if isinstance(t, DTensor))
-    results[name] = dict(same=module.seen == plain.seen, val=float(trainer.callback_metrics["val/loss"]), boxes=boxes,
+    results[name] = dict(same=module.seen == plain.seen, val=val, boxes=boxes,
                          average={n: t.tolist() for n, t in whole.items()},
-                         held=sum(t.to_local().numel() if isinstance(t, DTensor) else t.numel() for t in average.values()))
+                         held=sum(t.to_local().numel() if isinstance(t, DTensor) else t.numel() for t in average.values()),
+                         after=trainer.validate(module, verbose=False)[0]["val/loss"])
 report(trainer, results=results)
 """
 
@@ -51,7 +53,7 @@ def test_two_ranks_average_what_one_process_would_and_train_as_without_it(tmp_pa
     for each in ranks:
         for found in each["results"].values():
             assert found["same"] and found["boxes"]
-            assert found["val"] == pytest.approx(ddp["val"], rel=1e-5)
+            assert found["after"] == found["val"] == pytest.approx(ddp["val"], rel=1e-5)
             for name, values in found["average"].items():
                 torch.testing.assert_close(torch.tensor(values), torch.tensor(ddp["average"][name]), rtol=1e-4, atol=1e-6)
     assert [each["results"]["ddp"]["held"] for each in ranks] == [11 * 8 + 8 * 11 + 11] * 2

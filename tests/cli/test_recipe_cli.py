@@ -259,7 +259,8 @@ MISTAKES = {
     ),
     "Lightning's rate finder": ([], lightnings("LearningRateFinder: {}"), ["LearningRateFinder", "find-lr"]),
     "Lightning's accumulation": (
-        [], lightnings("GradientAccumulationScheduler: {scheduling: {0: 2}}"), ["GradientAccumulationScheduler", "--batch_ramp BatchRamp"]
+        [], lightnings("GradientAccumulationScheduler: {scheduling: {0: 2}}"),
+        ["GradientAccumulationScheduler", "--batch_ramp BatchRamp"],
     ),
     "a GPU where there is none": (["--trainer.accelerator", "gpu"], "", ["trainer.accelerator is gpu", "0 GPUs"]),
 }  # fmt: skip
