@@ -11,7 +11,7 @@ from lit_llm.clean.signatures import Signer, bands_of
 from lit_llm.errors import UserError
 from lit_llm.ingest.readers import ReadSettings
 
-FORMAT = 2
+FORMAT = 3
 """Part of the name of every result of a job. Increment it when the same documents and settings would give another one."""
 
 MIN_SIMILARITY = 0.3  # below, nearly all pairs would have to be compared

@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
         folder = Path(pattern).expanduser()
         if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
-    log = out.absolute().with_name(f"{out.absolute().name}.log")
+    log = out.absolute().with_name(f".{out.absolute().name}.log")  # hidden: it is no text of that folder
     read = [Path(one.source.path) for one in inputs if one.source.is_local]
     script = _script(settings, out, replace=own.replace)
     with script, new_folder(out, replace=own.replace, sources=read, resumable=PARTS) as partial, kept_steps(partial, PARTS):

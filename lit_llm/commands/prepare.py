@@ -39,7 +39,7 @@ def _run(arguments: Arguments) -> int:
     for folder in built.datamodule.source_folders():
         if out.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
-    log = out.absolute().with_name(f"{out.absolute().name}.log")
+    log = out.absolute().with_name(f".{out.absolute().name}.log")  # hidden: it is no text of that folder
     with new_folder(out, replace=built.config.replace, sources=read, resumable=PARTS) as partial, kept_steps(partial, PARTS):
         summary = prepare(
             built.datamodule,

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from lit_llm.data.documents import missing_documents
 from lit_llm.data.source_files import file_changes
@@ -17,6 +18,14 @@ from lit_llm.tokenizers import Tokenizer
 _ALL_TOKENS = "tokens-"
 
 
+class TextSize(NamedTuple):
+    """The size of a text, and what its tokens say. As in `SplitInfo`."""
+
+    bytes: int
+    token_bytes: int
+    unknown_tokens: int
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Opened token streams with the keys "train", "val" and optionally "test", and their vocabulary."""
@@ -24,8 +33,8 @@ class Corpus:
     streams: dict[str, TokenStream]
     vocab_size: int
     tokenizer: Tokenizer | None
-    unknown_bytes: Mapping[str, float] = field(default_factory=dict)
-    """Split → mean bytes of the characters that share the tokenizer's ``unknown_id``, where they occur and were counted."""
+    text_sizes: Mapping[str, TextSize] = field(default_factory=dict)
+    """Split → what was counted when it was tokenised, where it is complete."""
     eos_id: int | None = None
     """Ends every document; None: the tokenizer's."""
     bos_id: int | None = None

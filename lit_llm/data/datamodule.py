@@ -295,14 +295,18 @@ class TokenDataModule(LightningDataModule, ABC):
         return sizes
 
     def token_bytes_of(self, split: str) -> Tensor | None:
-        """``token_bytes``. Float64 if the split has unknown characters: its own mean for their id, so that sums are exact."""
-        sizes = self.token_bytes
-        if sizes is None or split not in self.corpus.unknown_bytes:
+        """``token_bytes``, in float64 if their sum over the split is not the text's bytes: then so changed that it is.
+
+        Unknown characters get their own mean. Else, such as for a space that a tokenizer puts before each text, all ids change
+        by one factor.
+        """
+        sizes, text = self.token_bytes, self.corpus.text_sizes.get(split)
+        if sizes is None or text is None or text.bytes == text.token_bytes:
             return sizes
-        assert self.tokenizer is not None
-        assert self.tokenizer.unknown_id is not None
-        sizes = sizes.double()
-        sizes[self.tokenizer.unknown_id] = self.corpus.unknown_bytes[split]
+        sizes, unknown = sizes.double(), None if self.tokenizer is None else self.tokenizer.unknown_id
+        if unknown is None or not text.unknown_tokens:
+            return sizes * (text.bytes / max(text.token_bytes, 1))
+        sizes[unknown] = (text.bytes - text.token_bytes) / text.unknown_tokens
         return sizes
 
     @property

@@ -18,7 +18,7 @@ from lit_llm.data.mixture_blocks import HeldOutMixtureBlocks, MixtureBlocks
 from lit_llm.data.mixture_order import MixtureOrder, Phase, continued, phases_of, smallest_quotas
 from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems
 from lit_llm.data.pack_plan import planned
-from lit_llm.data.shard_splits import ShardSplits, in_folder, mean_unknown_bytes, no_split_text, of_files
+from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files, text_sizes
 from lit_llm.data.shard_vocabulary import ShardVocabulary
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
@@ -223,10 +223,9 @@ class Mixture(TokenDataModule):
         streams = {f"{name}/{split}": stream for name, each in splits.items() for split, stream in each.streams.items()}
         corpus = Corpus(streams, self._vocabulary.size(manifests), None)
         tokenizer = self.load_tokenizer(corpus)
-        if tokenizer is not None and tokenizer.unknown_id is not None:
-            corpus = replace(corpus, unknown_bytes=mean_unknown_bytes(each.whole_splits() for each in splits.values()))
+        sizes = text_sizes(each.whole_splits() for each in splits.values())
         bos_id, eos_id = (self._vocabulary.document_id(name, manifests, tokenizer) for name in ("bos_id", "eos_id"))
-        return replace(corpus, tokenizer=tokenizer, bos_id=bos_id, eos_id=eos_id)
+        return replace(corpus, tokenizer=tokenizer, text_sizes=sizes, bos_id=bos_id, eos_id=eos_id)
 
     def load_tokenizer(self, corpus: Corpus) -> Tokenizer | None:
         return self._vocabulary.load_tokenizer(_manifest_folder(corpus.streams.values()))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from lit_llm.data.corpus import TextSize
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
 from lit_llm.ingest.manifest import META_FILE, Manifest, SplitInfo
@@ -38,14 +38,14 @@ class ShardSplits:
         return found
 
 
-def mean_unknown_bytes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, float]:
+def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, TextSize]:
     """As of a ``Corpus``, over several sets of splits."""
-    tokens, size = Counter[str](), Counter[str]()
+    sizes: dict[str, TextSize] = {}
     for each in splits:
         for name, split in each.items():
-            tokens[name] += split.unknown_tokens
-            size[name] += split.unknown_bytes
-    return {name: size[name] / count for name, count in tokens.items() if count}
+            own = TextSize(split.bytes, split.token_bytes, split.unknown_tokens)
+            sizes[name] = TextSize(*map(sum, zip(sizes.get(name, TextSize(0, 0, 0)), own, strict=True)))
+    return sizes
 
 
 def in_folder(path: str, *, settings: str = "--data", required: Collection[str] = REQUIRED) -> ShardSplits:

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule
+from lit_llm.data.shard_splits import text_sizes
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.errors import UserError
 from lit_llm.ingest.chat import ChatTemplate
@@ -100,8 +101,8 @@ class TextDataModule(TokenDataModule):
         if summary.invalid:
             more = f" and {len(summary.invalid) - 1:,} more files" if len(summary.invalid) > 1 else ""
             rank_zero_warn(
-                f"{summary.invalid[0]}{more} are not valid UTF-8: invalid bytes are read as U+FFFD, which has three bytes, so "
-                "bits per byte are too low. Convert the files, or use --data.tokenizer Bytes, which keeps every byte."
+                f"{summary.invalid[0]}{more} are not valid UTF-8: invalid bytes are read as U+FFFD. "
+                "Convert the files, or use --data.tokenizer Bytes, which keeps every byte."
             )
         return summary
 
@@ -166,7 +167,7 @@ class TextDataModule(TokenDataModule):
             streams,
             manifest.vocab_size,
             load_tokenizer(folder),
-            unknown_bytes=manifest.unknown_bytes(),
+            text_sizes=text_sizes([manifest.splits]),
             eos_id=manifest.eos_id,
             bos_id=manifest.bos_id,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule
-from lit_llm.data.shard_splits import ShardSplits, in_folder, mean_unknown_bytes, no_split_text, of_files
+from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files, text_sizes
 from lit_llm.data.shard_vocabulary import ShardVocabulary
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.manifest import Manifest
@@ -110,10 +110,9 @@ class TokenShards(TokenDataModule):
         manifests = _manifests(splits)
         corpus = Corpus(splits.streams, self._vocabulary.size(manifests), None)
         tokenizer = self.load_tokenizer(corpus)
-        if tokenizer is not None and tokenizer.unknown_id is not None:
-            corpus = replace(corpus, unknown_bytes=mean_unknown_bytes([splits.whole_splits()]))
+        sizes = text_sizes([splits.whole_splits()])
         bos_id, eos_id = (self._vocabulary.document_id(name, manifests, tokenizer) for name in ("bos_id", "eos_id"))
-        return replace(corpus, tokenizer=tokenizer, bos_id=bos_id, eos_id=eos_id)
+        return replace(corpus, tokenizer=tokenizer, text_sizes=sizes, bos_id=bos_id, eos_id=eos_id)
 
     def load_tokenizer(self, corpus: Corpus) -> Tokenizer | None:
         return self._vocabulary.load_tokenizer(corpus.streams["train"].folder_of_manifest)

@@ -8,6 +8,7 @@ exact.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,21 +27,20 @@ from lit_llm.models.lora import LoRAConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_MUST_BE: dict[str, tuple[Any, ...]] = {
+_ALLOWED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
-    "lora_bias": (False, None),
-    "use_dora": (False, None),
-    "use_qalora": (False, None),
-    "modules_to_save": (None, []),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, []),
-    "layer_replication": (None, []),
-    "alora_invocation_tokens": (None, []),
-    "arrow_config": (None,),
-    "megatron_config": (None,),
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),  # others write into the base
 }
-"""Keys whose other values change what an adapter computes, or which tensors it has. Others concern training."""
+"""Values that can be imported."""
+_FREE = {
+    "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out", "target_modules",
+    "exclude_modules", "layers_to_transform", "layers_pattern", "task_type", "auto_mapping", "peft_version", "revision",
+    "base_model_name_or_path", "inference_mode", "megatron_core", "qalora_group_size", "ensure_weight_tying", "eva_config",
+    "corda_config", "loftq_config", "lora_ga_config",
+}  # fmt: skip
+"""Keys that are read, concern training, or follow from the tensors. Any other key may change what an adapter computes."""
+_MERGE = "merge the adapter with peft (merge_and_unload), save the model, and import that without --init_from"
 
 
 def is_adapter_folder(folder: Path) -> bool:
@@ -120,9 +120,9 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
     """
     content = read_json(folder / CONFIG)
     problems = [
-        f"'{key}' is {shown(content[key])}, but only {shown(known[0])} can be imported"
-        for key, known in _MUST_BE.items()
-        if key in content and content[key] not in known
+        f"'{key}' is {shown(value)}, which cannot be imported: {_MERGE}"
+        for key, value in content.items()
+        if (value not in _ALLOWED[key] if key in _ALLOWED else value and key not in _FREE)
     ]
     if "peft_type" not in content:
         problems.append("'peft_type' is missing")
@@ -199,14 +199,25 @@ def _matrices(table: list[Link]) -> list[Link]:
 
 def _scale(content: dict[str, Any], name: str, rank: int, problems: list[str]) -> float:
     """alpha / rank of one layer, or alpha / √rank with rsLoRA."""
-    alpha = content.get("lora_alpha", 8)
-    patterns = content.get("alpha_pattern") or {}
-    if isinstance(patterns, dict):
-        alpha = next((value for key, value in patterns.items() if name == key or name.endswith(f".{key}")), alpha)
+    wanted = _of_layer(content, "rank_pattern", "r", name, problems)
+    if wanted != rank:
+        problems.append(f"{name} has rank {rank}, but 'r' and 'rank_pattern' say {shown(wanted)}")
+    alpha = _of_layer(content, "alpha_pattern", "lora_alpha", name, problems)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < 1e9:
         problems.append(f"'lora_alpha' is {shown(alpha)}, but must be a number above 0")
         return 1.0
     return float(alpha) / (math.sqrt(rank) if content.get("use_rslora") else rank)
+
+
+def _of_layer(content: dict[str, Any], patterns: str, default: str, name: str, problems: list[str]) -> Any:
+    """A number of one layer: that of the first pattern that matches its whole name or an ending after a dot."""
+    given = content.get(patterns) or {}
+    try:
+        found = [value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", name)]
+    except (AttributeError, re.error) as error:
+        problems.append(f"'{patterns}' is {shown(given)}, but must map regular expressions to numbers: {error}")
+        return None
+    return found[0] if found else content.get(default, 8)
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lit_llm.errors import UserError
-from lit_llm.ingest.paths import MissingFiles, expand
+from lit_llm.ingest.paths import MissingFiles, expand, is_report
 from lit_llm.ingest.readers.hub import list_hub
 from lit_llm.ingest.remote import file_system, version
 from lit_llm.ingest.remote_errors import sentence
@@ -88,6 +88,8 @@ def _list_remote(pattern: str) -> list[Source]:
     for name in sorted(found):
         info = found[name]
         if info["type"] == "directory" or _is_hidden(name, root) or (http and re.search(r"[?#]", name)):
+            continue
+        if is_report(name, lambda other: other in found or fs.exists(other)):
             continue
         if info.get("size") is None or not version(info):  # a listing over HTTP has names only
             info = fs.info(name)

@@ -13,7 +13,7 @@ from lit_llm.disk import write_text
 from lit_llm.errors import UserError
 
 META_FILE = "meta.json"
-FORMAT = 2
+FORMAT = 3
 """Folders written before shards were hashed have no "format", and are read like shards without a manifest."""
 
 
@@ -43,8 +43,8 @@ class SplitInfo:
     tokens: int
     unknown_tokens: int
     """Tokens that stand for text outside the vocabulary."""
-    unknown_bytes: int
-    """The bytes of that text."""
+    token_bytes: int
+    """The bytes of the other tokens by ``Tokenizer.token_bytes``: not ``bytes`` if a tokenizer changes or adds characters."""
     tokens_blake2b: str
     """Of all ids as little-endian uint32, whatever the size of the shards; 16 bytes, as hex."""
     shards: tuple[ShardInfo, ...]
@@ -72,10 +72,6 @@ class Manifest:
     def ends_open(self) -> bool:
         """Whether documents end with an id and begin with none, so that the end of one can open the next."""
         return self.eos_id is not None and self.bos_id is None
-
-    def unknown_bytes(self) -> dict[str, float]:
-        """Split → mean bytes of a token that stands for text outside the vocabulary, of the splits that have any."""
-        return {name: split.unknown_bytes / split.unknown_tokens for name, split in self.splits.items() if split.unknown_tokens}
 
     def write(self, folder: Path) -> None:
         """Write ``meta.json``, complete or not at all.
@@ -145,7 +141,7 @@ def _manifest(content: dict[str, Any]) -> Manifest:
 
 
 def _split(name: str, content: Any) -> SplitInfo:
-    counts = {key: _count(content, key) for key in ("documents", "bytes", "tokens", "unknown_tokens", "unknown_bytes")}
+    counts = {key: _count(content, key) for key in ("documents", "bytes", "tokens", "unknown_tokens", "token_bytes")}
     shards = tuple(_shard(each) for each in _value(content, "shards", list))
     if sum(shard.tokens for shard in shards) != counts["tokens"]:
         raise _Unexpected(f"its shards of {name} do not have {counts['tokens']} tokens together")

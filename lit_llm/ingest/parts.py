@@ -43,8 +43,9 @@ class PartCounts:
     """UTF-8 bytes of the text."""
     tokens: int = 0
     unknown_tokens: int = 0
-    unknown_bytes: int = 0
-    """Tokens that stand for a character outside the vocabulary, and the bytes of these characters."""
+    """Tokens that stand for a character outside the vocabulary."""
+    token_bytes: int = 0
+    """What the other tokens have by ``Tokenizer.token_bytes``, which does not know what was put before or changed in a text."""
 
     def add(self, other: PartCounts) -> None:
         for name, value in asdict(other).items():

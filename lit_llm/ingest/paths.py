@@ -7,7 +7,7 @@ import glob
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from lit_llm.errors import UserError, not_utf8
@@ -15,6 +15,12 @@ from lit_llm.ingest.readers.saved_dataset import DATASET_MARKS, dataset_files
 
 CLEAN_REPORTS = frozenset({"report.json", "removed.jsonl"})
 """What `clean` writes beside the documents."""
+
+
+def is_report(path: str, exists: Callable[[str], bool]) -> bool:
+    """Whether a file of a folder or glob is one that `clean` wrote beside its documents."""
+    folder, slash, name = path.rpartition("/")
+    return name in CLEAN_REPORTS and all(exists(folder + slash + each) for each in (*CLEAN_REPORTS, "part-00000.jsonl"))
 
 
 class MissingFiles(str):
@@ -29,7 +35,7 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
 
     A pattern is a file, a glob (``**`` descends into folders), or, with ``folders``, a folder. A folder stands for every
     file below it that is not hidden and not inside a hidden folder; of a dataset that `save_to_disk` of `datasets` wrote, for
-    its Arrow files; of a folder that `clean` wrote, for its documents. Empty files matched by a glob or a folder are skipped.
+    its Arrow files. What `clean` wrote beside its documents is left out. Empty files matched by a glob or a folder are skipped.
 
     Args:
         flag: the option that holds the patterns; problems name it.
@@ -105,7 +111,8 @@ def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[dict[Path, os.s
         return {path: status}, None if status.st_size else f"{pattern} is empty: give a file with content ({flag})."
     if path.is_dir() and not folders:
         return {}, f"{pattern} is a folder: give a pattern such as {os.path.join(pattern, '*.bin')} ({flag})."
-    found = _below(path) if path.is_dir() else _glob(path)
+    matches = _below(path) if path.is_dir() else _glob(path)
+    found = [file for file in matches if not is_report(str(file), os.path.isfile)]
     usable = {file: status for file in found if (status := _file_status(file)) is not None and status.st_size > 0}
     return usable, None if usable else MissingFiles(f"No non-empty file matches {pattern} ({flag}).")
 
@@ -116,14 +123,10 @@ def _glob(pattern: Path) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """The files below a folder, sorted. Of a dataset that `save_to_disk` wrote, only those with rows; of a folder that
-    `clean` wrote, only its documents.
-    """
+    """The files below a folder, sorted. Of a dataset that `save_to_disk` wrote, only those with rows."""
     files = sorted(file for file in folder.rglob("*") if not any(p[0] == "." for p in file.relative_to(folder).parts))
     for place in [file.parent for file in files if file.name in DATASET_MARKS]:
         with_rows = dataset_files(place)
         if with_rows is not None:
             files = [file for file in files if file.parent != place or file in with_rows]
-    names = {place: {file.name for file in files if file.parent == place} for place in {file.parent for file in files}}
-    cleaned = {place for place, found in names.items() if found >= CLEAN_REPORTS and "part-00000.jsonl" in found}
-    return [file for file in files if file.parent not in cleaned or file.name not in CLEAN_REPORTS]
+    return files

@@ -34,7 +34,7 @@ from lit_llm.ingest.tokenise import JobRunner, Recipe
 from lit_llm.tokenizers import Learned, Tokenizer, load_tokenizer
 from lit_llm.tokenizers.encoder import EncoderChoice, choose_encoder
 
-FORMAT = 1
+FORMAT = 2
 """Part of the name of every part. Increment it when the same inputs and settings would give other tokens."""
 
 SHORT_BYTES = 2**22

@@ -21,7 +21,7 @@ from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.selection import Selection
 from lit_llm.ingest.split import text_hash
 
-_FORMAT = 3
+_FORMAT = 4
 """Part of the name of every result. Increment it when the same inputs would give another one."""
 
 _REPORT_BYTES = 2**22

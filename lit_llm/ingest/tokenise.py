@@ -139,12 +139,12 @@ class _Texts:
         self._encoder = encoder
 
     def encode(self, piece: SelectedPiece, where: str) -> _Encoded:
-        before = self._encoder.unknown_tokens, self._encoder.unknown_bytes
+        before = self._encoder.unknown_tokens, self._encoder.token_bytes
         (ids,) = self._encoder.encode([piece.text], [not piece.first])
         counts = PartCounts(
             bytes=len(piece.text),
             unknown_tokens=self._encoder.unknown_tokens - before[0],
-            unknown_bytes=self._encoder.unknown_bytes - before[1],
+            token_bytes=self._encoder.token_bytes - before[1],
         )
         return _Encoded(ids, counts)
 
@@ -155,7 +155,7 @@ class _Conversations:
 
     def encode(self, piece: SelectedPiece, where: str) -> _Encoded:
         encoded = self._encoder.encode(piece.text, where=where)
-        return _Encoded(encoded.ids, PartCounts(bytes=encoded.bytes), encoded.mask)
+        return _Encoded(encoded.ids, PartCounts(bytes=encoded.bytes, token_bytes=encoded.bytes), encoded.mask)
 
 
 class _Documents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 import rustbpe
@@ -15,7 +16,9 @@ from lit_llm.tokenizers.learned import Learned
 from lit_llm.tokenizers.tiktoken_encoding import GPT2_WORDS
 
 _MOST_BYTES = 2**31 - 1  # rustbpe counts in int32
-_TEXT_CHARACTERS = 2**18  # cut longer texts: its regular expression overflows on a run of a million spaces
+_TEXT_CHARACTERS = 2**18  # texts are cut: its regular expression overflows on a run of a million spaces
+_WORD_CHARACTERS = 1000  # and so are words, because learning takes the square of their length
+_LONG = re.compile(rf"(?<!\S)\S{{{_WORD_CHARACTERS},}}|(?<!\s)\s{{{_WORD_CHARACTERS},}}")
 _BUFFERED_TEXTS = 32  # counted at once, in parallel; limits memory
 
 
@@ -47,12 +50,22 @@ class BPE(Learned):
 def _bounded(texts: Iterable[str]) -> Iterator[str]:
     size = 0
     for text in texts:
-        for start in range(0, len(text), _TEXT_CHARACTERS):
-            part = text[start : start + _TEXT_CHARACTERS]
+        for part in _parts_of(text):
             size += len(part.encode("utf-8", errors="surrogatepass"))
             if size > _MOST_BYTES:
                 return
             yield part
+
+
+def _parts_of(text: str) -> Iterator[str]:
+    """A text, cut where it or a word is too long."""
+    for start in range(0, len(text), _TEXT_CHARACTERS):
+        part, begin = text[start : start + _TEXT_CHARACTERS], 0
+        for long in _LONG.finditer(part):
+            for cut in range(long.start() + _WORD_CHARACTERS, long.end() + 1, _WORD_CHARACTERS):
+                yield part[begin:cut]
+                begin = cut
+        yield part[begin:]
 
 
 def _library_tokenizer(tokens: list[bytes]) -> tokenizers.Tokenizer:

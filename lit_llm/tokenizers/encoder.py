@@ -82,13 +82,16 @@ class PieceEncoder:
 
     Attributes:
         unknown_tokens: ids so far that stand for unknown characters, if the tokenizer has an ``unknown_id``.
-        unknown_bytes: the bytes of these characters in the texts.
+        token_bytes: the bytes of the other ids by ``Tokenizer.token_bytes``; of the texts, for a class without ``unknown_id``
+            that does not use ``tokenizers``.
     """
 
     def __init__(self, tokenizer: Tokenizer, choice: EncoderChoice) -> None:
-        self.unknown_tokens = self.unknown_bytes = 0
-        self._unknown_id = tokenizer.unknown_id
-        self._token_bytes = None if self._unknown_id is None else tokenizer.token_bytes()
+        self.unknown_tokens = self.token_bytes = 0
+        unknown = tokenizer.unknown_id
+        self._sizes = tokenizer.token_bytes() if isinstance(tokenizer, HuggingFaceTokenizer) or unknown is not None else None
+        if self._sizes is not None and unknown is not None:
+            self._sizes[unknown] = -1
         self._encode: _Encode = tokenizer.encode_bytes
         if choice.kind != "own":
             assert isinstance(tokenizer, HuggingFaceTokenizer)
@@ -106,11 +109,11 @@ class PieceEncoder:
             continues: whether a text continues the document of the text before it, in this call or the call before.
         """
         encoded = self._join(self._encode, texts, continues)
-        if self._token_bytes is not None:
-            for text, ids in zip(texts, encoded, strict=True):
-                known = ids[ids != self._unknown_id]
-                self.unknown_tokens += ids.size - known.size
-                self.unknown_bytes += len(text) - int(self._token_bytes[known].sum())
+        for text, ids in zip(texts, encoded, strict=True):
+            sizes = np.array([len(text)]) if self._sizes is None else self._sizes[ids]
+            unknown = int(np.count_nonzero(sizes < 0))
+            self.unknown_tokens += unknown
+            self.token_bytes += int(sizes.sum()) + unknown
         return encoded
 
 

@@ -17,6 +17,8 @@ from lit_llm.tokenizers.bytes import byte_symbols
 from lit_llm.tokenizers.document_ids import DocumentIds
 
 _END_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>")  # GPT-2, LLaMA-2, Gemma, LLaMA-3
+_RANDOM = {"dropout", "alpha", "nbest_size"}
+"""Settings of a BPE or a Unigram model that draw the tokens of a text."""
 _SHOWN = 12  # special tokens that a message lists
 
 
@@ -192,4 +194,6 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # not stored in the file
+    for name in _RANDOM & set(dir(backend.model)):
+        setattr(backend.model, name, None)
     return backend

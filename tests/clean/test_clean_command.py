@@ -32,12 +32,13 @@ def run(capsys, *words: str) -> tuple[int, str, str]:
 
 def test_the_output_is_what_prepare_reads_and_the_table_says_what_is_gone(project, capsys):
     code, out, _ = run(capsys, "--data.paths", "raw", "--exact_duplicates", "true", "--out", "cleaned")
-    assert code == 0 and sorted(os.listdir()) == ["cleaned", "cleaned.log", "raw"]
+    assert code == 0 and sorted(os.listdir()) == [".cleaned.log", "cleaned", "raw"]
     rows = {line.split()[0]: line.split()[1:3] for line in out.splitlines()[1:4]}
     assert rows == {"read": ["3", "0.00"], "exact_duplicates": ["-1", "0.00"], "kept": ["2", "0.00"]}
     assert "skipped: 1 records without text" in out
     assert out.splitlines()[-1] == "samples of what was removed: cleaned/removed.jsonl"
-    assert [Path(source.path).name for source in list_sources("cleaned", flag="--data.paths")[0]] == ["part-00000.jsonl"]
+    for pattern in ("cleaned", "cleaned/*", "cleaned/*.jsonl"):  # nothing that `clean` wrote beside them
+        assert [Path(source.path).name for source in list_sources(pattern, flag="--data.paths")[0]] == ["part-00000.jsonl"]
     assert [json.loads(line) for line in Path("cleaned/part-00000.jsonl").read_text().splitlines()] == [
         {"text": "one two", "source": "raw/a.jsonl:1"},
         {"text": "three", "source": "raw/a.jsonl:3"},
@@ -82,7 +83,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(project, capsys, words, wi
     code, _, err = run(capsys, *given)
     said = [line for line in err.splitlines() if line.startswith("error: ")]
     assert code == 2 and len(said) == 1 and MISTAKES[words] in said[0], err
-    assert set(os.listdir()) <= {"raw", "cleaned.log"} and os.listdir("raw") == ["a.jsonl"]
+    assert set(os.listdir()) <= {"raw", ".cleaned.log"} and os.listdir("raw") == ["a.jsonl"]
 
 
 def test_paths_without_documents_and_a_missing_package_are_sentences(project, capsys, monkeypatch, without_worker):

@@ -96,7 +96,7 @@ def test_held_out_documents_of_a_prepared_folder_are_read(tmp_path):
 
 
 def test_a_prepared_folder_without_held_out_text_is_refused(tmp_path):
-    (tmp_path / "meta.json").write_text(json.dumps({"format": 2, "tokenizer": "x", "vocab_size": 1, "splits": {}}))
+    (tmp_path / "meta.json").write_text(json.dumps({"format": 3, "tokenizer": "x", "vocab_size": 1, "splits": {}}))
     with pytest.raises(UserError, match="neither val nor test"):
         References([str(tmp_path)], text_key="text")
 

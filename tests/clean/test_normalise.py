@@ -15,13 +15,14 @@ from lit_llm.clean.normalise import normalise
     [
         ("e\u0301", "\u00e9"),
         ("a\r\nb\rc\u2028d\u2029e\x85f", "a\nb\nc\nd\ne\nf"),
-        ("a\x00b\x1bc\x7fd\u0085\ufeffe\x0cf", "abcd\nef"),
+        ("a\x00b\x1bc\x7fd\u0085\ufeffe\x0cf", "abcd\ne\nf"),
         ("  def f():  \n\tx\u00a0\n", "  def f():\n\tx\n"),
         ("\n\n a\n \n\t\n\n\nb\n", " a\n\nb\n"),
         ("def f():\n    return 1\n", "def f():\n    return 1\n"),
         ("a\r\n \n\x00\n", "a\n"),
         ("\ufb01 \u00b2 a\u00a0b \U0001f600", "\ufb01 \u00b2 a\u00a0b \U0001f600"),
         (" \n\t\r\n", ""),
+        ("the end\fNext page\va\x1cb\x1fc", "the end\nNext page\na\nb c"),
     ],
 )
 def test_examples(text, expected):
@@ -33,9 +34,11 @@ def test_each_character_between_letters():
         if not 0xD800 <= code < 0xE000:
             character = chr(code)
             category = unicodedata.category(character)
-            if character in "\n\r\x85" or category in ("Zl", "Zp"):
+            if len(f"a{character}b".splitlines()) == 2:
                 expected = "\n"
-            elif (category == "Cc" and character != "\t") or character in "\ufeff\ufffe\uffff":
+            elif category == "Cc" and character.isspace():
+                expected = "\t" if character == "\t" else " "
+            elif category == "Cc" or character in "\ufeff\ufffe\uffff":
                 expected = ""
             else:
                 expected = unicodedata.normalize("NFC", f"a{character}b")[1:-1] if category[0] != "M" else None

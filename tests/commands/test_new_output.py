@@ -56,7 +56,7 @@ def test_an_output_is_kept_until_it_is_replaced(command, run_folder, tmp_path, c
     monkeypatch.chdir(run_folder)
     is_folder, out = COMMANDS[command], tmp_path / "deep" / "out"
     assert run(capsys, *command, "--out", str(out))[0] == 0
-    log = ["out.log"] if command[0] in RESUMABLE else []
+    log = [".out.log"] if command[0] in RESUMABLE else []
     assert out.is_dir() is is_folder and sorted(os.listdir(out.parent)) == ["out", *log]
     mine = out / "mine" if is_folder else out
     mine.write_text("mine")
@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_the_old_output_and_no_half_of_the_new_one(command, r
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert code == 2 and err
     kept = [".out.partial"] if command[0] == "prepare" else []  # its finished survey, with which the next call continues
-    log = ["out.log"] if command[0] in RESUMABLE else []
+    log = [".out.log"] if command[0] in RESUMABLE else []
     assert sorted(os.listdir(tmp_path)) == [*kept, "out", *log] and "old" in (files(out) if out.is_dir() else out.read_text())
 
 

@@ -73,7 +73,7 @@ def test_a_damaged_file_costs_nothing_but_a_repetition(project, capsys):
     os.utime(project / "corpus/b.jsonl.gz", ns=(times.st_atime_ns, times.st_mtime_ns))
     assert run(capsys, *PREPARE, "--out", "shards")[0] == 0
     assert contents(project / "shards") == contents(project / "whole")
-    assert sorted(os.listdir()) == ["corpus", "shards", "shards.log", "whole", "whole.log"]
+    assert sorted(os.listdir()) == [".shards.log", ".whole.log", "corpus", "shards", "whole"]
 
 
 def test_the_report_counts_documents_bytes_and_tokens(project, capsys):
@@ -86,7 +86,7 @@ def test_the_report_counts_documents_bytes_and_tokens(project, capsys):
     assert total == 3 * 20 + 1
     assert "skipped: 2 documents without text" in out
     assert "begin with their text and end with id 0" in out
-    log = (project / "shards.log").read_text()
+    log = (project / ".shards.log").read_text()
     assert re.search(r"Tokenising: finished, [\d.,]+ MB of text in [\d.]+ s, [\d.]+ MB/s", log)
     assert all(f"finished corpus/{name}.jsonl" in log for name in "abcd")
 
@@ -94,7 +94,7 @@ def test_the_report_counts_documents_bytes_and_tokens(project, capsys):
 def test_a_wrong_key_names_those_that_are_there(project, capsys):
     code, _, err = run(capsys, *PREPARE, "--out", "shards", "--data.text_key", "body")
     assert code == 2 and "corpus/a.jsonl.gz line 1 has no key 'body', it has text:" in err
-    assert "--data.text_key" in err and sorted(os.listdir()) == ["corpus", "shards.log"]
+    assert "--data.text_key" in err and sorted(os.listdir()) == [".shards.log", "corpus"]
 
 
 def test_a_tokenizer_without_an_end_of_document_is_asked_for_one(project, capsys):
@@ -129,7 +129,7 @@ def test_what_another_call_has_written_is_not_published(project, capsys, monkeyp
     assert run(capsys, *PREPARE, "--out", "shards")[0] == 0
     assert run(capsys, *PREPARE, "--out", "whole")[0] == 0
     assert contents(project / "shards") == contents(project / "whole")
-    assert not list(project.glob(".*"))
+    assert not list(project.glob(".*.partial"))
 
 
 @pytest.mark.parametrize(

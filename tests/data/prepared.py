@@ -21,7 +21,8 @@ def prepared(folder, splits=SPLITS, *, shard_tokens=64, tokenizer=None, identity
             writer.write(np.asarray(tokens))
             writer.end_document()
         shards = tuple(writer.shards)
-        written[name] = SplitInfo(1, writer.tokens, writer.tokens, 4, 10, writer.tokens_blake2b, shards)
+        unknown = (4, writer.tokens - 10) if getattr(tokenizer, "unknown_id", None) is not None else (0, writer.tokens)
+        written[name] = SplitInfo(1, writer.tokens, writer.tokens, *unknown, writer.tokens_blake2b, shards)
     ids = {"bos_id": None, "eos_id": 256} | ids
     Manifest(identity, vocab_size, **ids, splits=written).write(folder)
     (tokenizer or Bytes()).save(folder)

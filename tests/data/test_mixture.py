@@ -194,7 +194,7 @@ def test_folders_give_vocabulary_tokenizer_and_ids_and_a_source_may_lack_trainin
     data.setup()
     assert (data.vocab_size, data.eos_id, data.bos_id, data.train_tokens, data.val_tokens) == (257, 256, None, 200, 50)
     assert data.tokenizer.identity() == Bytes().identity()
-    assert data.corpus.unknown_bytes == {}  # Bytes has no unknown characters
+    assert data.token_bytes_of("val").equal(data.token_bytes)  # Bytes is exact
     assert set(next(iter(data.train_dataloader()))["sources"].tolist()) == {1}
 
 

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import tokenizers
+from ingest.tokenizer_kinds import pages, write
 from tokenizers import decoders, models, pre_tokenizers
 
 from lit_llm.tokenizers import BPE, Bytes, Characters, TokenizerJSON, load_tokenizer
@@ -191,3 +192,17 @@ def test_characters_need_a_vocabulary_and_training():
     with pytest.raises(ValueError, match="Characters has not been trained"):
         Characters().encode("a")
     assert Characters(9).identity() != Characters(10).identity() != BPE(300).identity()
+
+
+def test_settings_that_draw_tokens_are_off(tmp_path, monkeypatch):
+    write("gpt2", tmp_path / "plain", vocab_size=400)
+    file = tmp_path / "plain/tokenizer.json"
+    saved = json.loads(file.read_text())
+    saved["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    drawn, plain = TokenizerJSON(str(tmp_path)), TokenizerJSON(str(file))
+    assert [drawn.encode(pages()[:2000]).tolist() for _ in range(3)] == [plain.encode(pages()[:2000]).tolist()] * 3
+    assert drawn.to_json() == plain.to_json()  # shards and runs save it without
+    unigram = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("aa", -1.5)], 0, alpha=0.1, nbest_size=5))
+    monkeypatch.setattr(tokenizers.Tokenizer, "from_str", lambda text: unigram)  # 0.23 does not read these from a file
+    assert len({tuple(TokenizerJSON(str(file)).encode("a" * 9)) for _ in range(20)}) == 1  # of five equally good

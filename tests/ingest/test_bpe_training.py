@@ -86,3 +86,12 @@ def test_text_beyond_the_largest_count_is_not_read(monkeypatch: pytest.MonkeyPat
     tokenizer = learned(["ab ab", "ab ab", "xyzxyz xyzxyz"], 300)
     assert tokenizer.encode("xyz").size == 3
     assert tokenizer.encode("ab").size == 1
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "=", "7", "語"])
+def test_no_word_is_longer_than_a_thousand_characters(unit: str) -> None:
+    # Learning takes the square of a word's length: 40,000 of a letter took a minute.
+    tokenizer = learned([f"{unit * 5000} and {unit * 700}"], 300)
+    assert 256 <= max(tokenizer.token_bytes()) <= 1000 * len(unit.encode())
+    given = [f"{unit * 5000} and {unit * 700}\n", "", "a b c"]
+    assert ["".join(module._parts_of(text)) for text in given] == given  # nothing is lost

@@ -178,6 +178,6 @@ def test_unknown_characters_are_counted_with_their_own_bytes() -> None:
     tokenizer.train(["abc"])
     encoder = PieceEncoder(tokenizer, choose_encoder(tokenizer, []))
     encoder.encode(["axé".encode(), "€b".encode()], [False, True])  # x, é and € are unknown: 1 + 2 + 3 bytes
-    assert (encoder.unknown_tokens, encoder.unknown_bytes) == (3, 6)
+    assert (encoder.unknown_tokens, encoder.token_bytes) == (3, 2)  # a, b
     encoder.encode(["😀\N{REPLACEMENT CHARACTER}".encode() + b"\xff"], [False])  # 4 + 3 bytes, and an invalid one
-    assert (encoder.unknown_tokens, encoder.unknown_bytes) == (6, 14)
+    assert (encoder.unknown_tokens, encoder.token_bytes) == (6, 2)

@@ -37,7 +37,7 @@ def prepared(paths: str, out: str, *flags: str) -> dict[str, bytes]:
     command = [sys.executable, "-m", "lit_llm", "prepare", "--data", "TextFiles", "--data.tokenizer", "Bytes"]
     run = fork_server.run([*command, "--data.paths", paths, "--out", out, *flags], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert "secret" not in run.stdout + run.stderr + Path(f"{out}.log").read_text()
+    assert "secret" not in run.stdout + run.stderr + (Path(out).parent / f".{Path(out).name}.log").read_text()
     return {path.name: path.read_bytes() for path in Path(out).iterdir()}
 
 

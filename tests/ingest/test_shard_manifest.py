@@ -16,7 +16,7 @@ def test_a_manifest_is_read_back(tmp_path):
     MANIFEST.write(tmp_path)
     assert Manifest.read(tmp_path) == MANIFEST
     content = json.loads((tmp_path / "meta.json").read_text())
-    assert (content["format"], content["bos_id"], content["eos_id"]) == (2, None, 256)
+    assert (content["format"], content["bos_id"], content["eos_id"]) == (3, None, 256)
     assert content["splits"]["train"]["shards"][1] == {
         "file": "train_000001.bin",
         "tokens": 3,
@@ -43,7 +43,7 @@ def changed(content, *keys, value):
 @pytest.mark.parametrize(
     ("keys", "value", "words"),
     [
-        (("format",), 3, "has format 3, but this version reads format 2: update lit_llm."),
+        (("format",), 4, "has format 4, but this version reads format 3: update lit_llm."),
         (("vocab_size",), "257", "is damaged, vocab_size is '257': restore it, or prepare the data again"),
         (("eos_id",), -1, "eos_id is -1"),
         (("splits",), [1], r"splits is \[1\]"),

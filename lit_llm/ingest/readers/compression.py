@@ -16,6 +16,7 @@ from lit_llm.ingest.optional_package import need
 _READ_BYTES = 2**16
 # Compressed bytes to decompress at a time. The densest formats (zst, bz2) make at most about 32 MiB of them.
 _SLICE_BYTES = 2**10
+_MEMBER_HEAD = 18  # bytes: the longest header of a zst frame, which has its window
 _LARGEST_ZST_WINDOW = 2**27  # decompressing needs as much memory; `zstd` itself refuses more by default
 
 _STARTS = {  # a zst file may start with a skippable frame
@@ -27,8 +28,8 @@ _STARTS = {  # a zst file may start with a skippable frame
 
 
 class _Codec(NamedTuple):
-    new: Callable[[], Any]
-    """A decompressor of one member: ``decompress``, ``eof``, ``unused_data``."""
+    new: Callable[[bytes], Any]
+    """A decompressor of the member that starts with these bytes: ``decompress``, ``eof``, ``unused_data``."""
     errors: tuple[type[Exception], ...]
 
 
@@ -37,31 +38,31 @@ def compression_of(head: bytes) -> str | None:
     return next((name for name, start in _STARTS.items() if start.match(head)), None)
 
 
-def decompressed(stream: BinaryIO, compression: str, head: bytes, *, name: str) -> BinaryIO:
-    """The content of ``stream``, which starts with ``head``. Memory is bounded: 100 MiB and the window of the compression.
+def decompressed(stream: BinaryIO, compression: str, *, name: str) -> BinaryIO:
+    """The content of ``stream``. Memory is bounded: 100 MiB and the window of the compression.
 
     Args:
         name: the file's name, for messages.
 
     Raises:
-        UserError: zstandard is not installed, or the window is too large; when reading: the file is damaged or truncated.
+        UserError: zstandard is not installed; when reading: the file is damaged or truncated, or a window is too large.
     """
-    codec = _CODECS[compression](head, name)
+    codec = _CODECS[compression](name)
     return cast(BinaryIO, io.BufferedReader(_Members(stream, codec, name), 2**18))
 
 
-def _gz(head: bytes, name: str) -> _Codec:
-    return _Codec(lambda: zlib.decompressobj(wbits=31), (zlib.error,))
+def _gz(name: str) -> _Codec:
+    return _Codec(lambda start: zlib.decompressobj(wbits=31), (zlib.error,))
 
 
-def _bz2(head: bytes, name: str) -> _Codec:
+def _bz2(name: str) -> _Codec:
     bz2 = _of_python("bz2", name)
-    return _Codec(bz2.BZ2Decompressor, (OSError, ValueError))
+    return _Codec(lambda start: bz2.BZ2Decompressor(), (OSError, ValueError))
 
 
-def _xz(head: bytes, name: str) -> _Codec:
+def _xz(name: str) -> _Codec:
     lzma = _of_python("lzma", name)
-    return _Codec(lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), (lzma.LZMAError,))
+    return _Codec(lambda start: lzma.LZMADecompressor(lzma.FORMAT_XZ), (lzma.LZMAError,))
 
 
 def _of_python(module: str, name: str) -> ModuleType:
@@ -71,19 +72,23 @@ def _of_python(module: str, name: str) -> ModuleType:
         raise UserError(f"{name} cannot be read, this Python was built without {module}: decompress the file.") from error
 
 
-def _zst(head: bytes, name: str) -> _Codec:
+def _zst(name: str) -> _Codec:
     zstandard = need("zstandard", extra="data", what="A zst file")
-    try:
-        window = zstandard.get_frame_parameters(head).window_size
-    except zstandard.ZstdError:
-        window = 0  # reading says what is wrong
-    if window > _LARGEST_ZST_WINDOW:
-        raise UserError(
-            f"{name} needs {window / 2**20:.0f} MiB of memory to decompress, more than {_LARGEST_ZST_WINDOW / 2**20:.0f} MiB: "
-            "compress it again without --long and --ultra."
-        )
     decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_ZST_WINDOW)
-    return _Codec(decompressor.decompressobj, (zstandard.ZstdError,))
+
+    def new(start: bytes) -> Any:
+        try:
+            window = zstandard.get_frame_parameters(start).window_size
+        except zstandard.ZstdError:
+            window = 0  # reading says what is wrong
+        if window > _LARGEST_ZST_WINDOW:
+            raise UserError(
+                f"{name} needs {window / 2**20:.0f} MiB of memory to decompress, more than "
+                f"{_LARGEST_ZST_WINDOW / 2**20:.0f} MiB: compress it again without --long and --ultra."
+            )
+        return decompressor.decompressobj()
+
+    return _Codec(new, (zstandard.ZstdError,))
 
 
 _CODECS = {"gz": _gz, "bz2": _bz2, "xz": _xz, "zst": _zst}
@@ -129,7 +134,9 @@ class _Members(io.RawIOBase):
             self._input = memoryview(bytes(self._input).lstrip(b"\0"))  # programs pad members to the size of a block
             if not self._input:
                 return b""
-            self._member = self._codec.new()
+            if len(self._input) < _MEMBER_HEAD:
+                self._input = memoryview(bytes(self._input) + self._stream.read(_READ_BYTES))
+            self._member = self._codec.new(bytes(self._input[:_MEMBER_HEAD]))
         part = self._input[:_SLICE_BYTES]
         try:
             output: bytes = self._member.decompress(part)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
 
 from lit_llm.errors import UserError
 from lit_llm.ingest.readers.arrow import FILE_START, is_arrow_stream
-from lit_llm.ingest.readers.json_stream import JsonStream
 from lit_llm.ingest.readers.refusals import refusal_of
-from lit_llm.ingest.readers.stream import HEAD_BYTES
 
 _MOST_INVALID = 0.005  # of the bytes. Latin-1 text in German or French has 1 to 4 %, UTF-8 with damage less than this.
-_NO_KEY = "\0"
+_JSON_NAME = re.compile(r"\.(json|jsonl|jsonlines|ndjson)(\.(gz|bz2|xz|zst))?(\?…)?$", re.IGNORECASE)
+# An object that begins with a key in quotes, of either kind, or is empty; group 1: in an array.
+_OBJECT = re.compile(
+    rb"""\s*(\[\s*)?\{\s*(?:"(?:[^"\\\n]|\\.)*(?:"\s*:|\Z)|'(?:[^'\\\n]|\\.)*(?:'\s*:|\Z)|\}\s*(?:[\r\n]|\Z))"""
+)
 _AS_TEXT = ", or read it as plain text (--data.format text)"
 
 
@@ -57,45 +58,13 @@ def require_text(head: bytes, *, name: str) -> None:
 
 
 def _kind_of_text(head: bytes, name: str) -> str:
+    """text or jsonl. Damaged JSON is jsonl, whose reader says what is wrong: as text it would be learned with its braces."""
     text = head.removeprefix(codecs.BOM_UTF8)
-    whole = len(head) < HEAD_BYTES
-    start = re.match(rb"\s*(?:(\{)|\[\s*\{)", text)
-    if start is None:
-        return "text"
-    if not start[1]:
-        if _begins_object(b'{"":', text, *([b"}"] if whole else []), whole=whole):
-            raise UserError(
-                f"{name} is a JSON array of objects, not one object a line: convert it with "
-                f"jq -c '.[]' FILE > FILE.jsonl{_AS_TEXT}."
-            )
-        return "text"
-    *lines, last = text.split(b"\n")
-    if whole:
-        lines.append(last)
-    lines = [line for line in lines if line.strip()]
-    if not lines:
-        return "jsonl" if _begins_object(last, whole=False) else "text"
+    if (start := _OBJECT.match(text)) is not None and start[1]:
+        raise UserError(
+            f"{name} is a JSON array of objects, not one object a line: convert it with "
+            f"jq -c '.[]' FILE > FILE.jsonl{_AS_TEXT}."
+        )
+    lines = [line for line in re.split(rb"[\r\n]+", text) if line.strip()]
     # The second line too: a damaged first line must not turn a JSONL file into plain text.
-    return "jsonl" if any(_begins_object(line, whole=True) for line in lines[:2]) else "text"
-
-
-class _HeadEnds(Exception):
-    pass
-
-
-def _begins_object(*parts: bytes, whole: bool) -> bool:
-    """Whether ``parts`` are a JSON object, or, unless ``whole``, may become one."""
-
-    def chunks() -> Iterator[bytes]:
-        yield from parts
-        if not whole:
-            raise _HeadEnds
-
-    try:
-        for _ in JsonStream(chunks(), "").text(_NO_KEY):
-            pass
-    except _HeadEnds:
-        return True
-    except ValueError:
-        return False
-    return True
+    return "jsonl" if start or any(map(_OBJECT.match, lines[1:2])) or _JSON_NAME.search(name) else "text"

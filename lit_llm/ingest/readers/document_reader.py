@@ -23,7 +23,7 @@ from lit_llm.ingest.readers.parquet import read_parquet
 from lit_llm.ingest.readers.settings import ReadSettings
 from lit_llm.ingest.readers.stream import read_head, with_head
 from lit_llm.ingest.readers.tar import read_tar
-from lit_llm.ingest.readers.text import cut_pieces, read_bytes, read_chunks
+from lit_llm.ingest.readers.text import cut_pieces, read_bytes, read_chunks, without_mark
 from lit_llm.ingest.source import Source
 
 
@@ -95,7 +95,7 @@ class DocumentReader:
         stream = with_head(head, self._file)
         compression = compression_of(head)
         if compression is not None:
-            stream = decompressed(stream, compression, head, name=name)
+            stream = decompressed(stream, compression, name=name)
             head = read_head(stream)
             stream = with_head(head, stream)
         self.format = self._format(head)
@@ -108,7 +108,8 @@ class DocumentReader:
         if self._settings.messages and self.format in ("text", "jsonl"):
             return read_messages(stream, key, counts, name=name)
         if self.format == "text":
-            return cut_pieces(self._text(stream, compression, start, stop))
+            text = self._text(stream, compression, start, stop)
+            return cut_pieces(text if start else without_mark(text))
         if self.format == "jsonl":
             hint = ", or read it as plain text (--data.format text)" if self._settings.format == "auto" else ""
             return read_jsonl(stream, key, counts, name=name, hint=hint)

@@ -61,4 +61,5 @@ def stream_text(chunks: Iterator[bytes], key: str, *, where: str, hint: str = ""
 def _unreadable(error: ValueError, where: str, hint: str) -> UserError:
     if isinstance(error, UnicodeDecodeError):
         return UserError(f"{where} is not UTF-8: convert the file with iconv -f ITS_ENCODING -t UTF-8{hint}.")
-    return UserError(f"{where} is not a valid JSON object: remove or repair it{hint}.")
+    lines = ", put each object on one line (jq -c . FILE > FILE.jsonl)" if hint else ""
+    return UserError(f"{where} is not a valid JSON object: remove or repair it{lines}{hint}.")

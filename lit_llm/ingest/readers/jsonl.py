@@ -32,8 +32,7 @@ def read_jsonl(stream: BinaryIO, key: str, counts: Counts, *, name: str, hint: s
         number += 1
         where = f"{name} line {number}"
         long = len(line) == LONG_LINE_BYTES and not line.endswith(b"\n")
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
+        line = line.removeprefix(codecs.BOM_UTF8)  # not of the first line only: files are joined with cat
         if long:
             counts.skipped += not (yield from stream_text(_rest_of_line(line, stream), key, where=where, hint=hint))
         elif not line.isspace():

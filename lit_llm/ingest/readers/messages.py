@@ -27,7 +27,7 @@ def read_messages(stream: BinaryIO, key: str, counts: Counts, *, name: str) -> I
     """
     for number, line in enumerate(stream, start=1):
         where = f"{name} line {number}"
-        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        line = line.removeprefix(codecs.BOM_UTF8)
         if line.isspace():
             continue
         try:

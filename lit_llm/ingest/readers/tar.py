@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import shutil
 import tarfile
@@ -15,7 +16,7 @@ from lit_llm.ingest.readers.counts import Counts
 from lit_llm.ingest.readers.detect import require_text
 from lit_llm.ingest.readers.json_text import stream_text
 from lit_llm.ingest.readers.stream import read_head
-from lit_llm.ingest.readers.text import cut_pieces, read_chunks
+from lit_llm.ingest.readers.text import cut_pieces, read_chunks, without_mark
 
 _LARGEST_JSON_IN_MEMORY = 2**21  # a larger one waits in a temporary file
 _MOST_EXTENSIONS = 10  # in a message
@@ -25,7 +26,7 @@ def read_tar(stream: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterat
     """The documents of a tar, in its order.
 
     Each .txt file is a document. A sample without one has its text in its .json files, under ``key``. Other files of a
-    sample with text are ignored, as are hidden files.
+    sample with text are ignored, as are hidden files. A link is refused: a stream cannot go back to the file that it names.
 
     Args:
         name: the tar's name, for messages.
@@ -73,7 +74,7 @@ def _sample(members: Iterator[tuple[str, str, IO[bytes]]], key: str, counts: Cou
             )
         for where, waiting in objects:
             waiting.seek(0)
-            counts.skipped += not (yield from stream_text(read_chunks(waiting), key, where=where))
+            counts.skipped += not (yield from stream_text(without_mark(read_chunks(waiting)), key, where=where))
     finally:
         for _, waiting in objects:
             waiting.close()
@@ -83,8 +84,8 @@ def _text(content: BinaryIO, where: str) -> Generator[Piece, None, bool]:
     """A file of text. Returns whether it is not empty."""
     head = read_head(content)
     require_text(head, name=where)
-    yield from cut_pieces(itertools.chain([head], read_chunks(content)))
-    return bool(head)
+    yield from cut_pieces(without_mark(itertools.chain([head], read_chunks(content))))
+    return bool(head.removeprefix(codecs.BOM_UTF8))
 
 
 def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]]:
@@ -96,6 +97,11 @@ def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]
         tar.members = []  # type: ignore[attr-defined]  # it would keep them all
         folder, slash, basename = member.name.rpartition("/")
         stem, _, extension = basename.partition(".")
+        if (member.islnk() or member.issym()) and stem and extension.lower().rpartition(".")[2] in ("txt", "json"):
+            raise UserError(
+                f"{name}: {member.name} is a link to {member.linkname}, and links are not read: make the tar again with "
+                "tar --dereference --hard-dereference, or leave it out with tar --exclude."
+            )
         content = tar.extractfile(member) if member.isreg() and stem else None
         if content is not None:
             yield folder + slash + stem, extension, content

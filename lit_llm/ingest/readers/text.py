@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
@@ -20,6 +21,12 @@ def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
     """The rest of ``stream``."""
     while chunk := stream.read(pieces.PIECE_BYTES):
         yield chunk
+
+
+def without_mark(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes without a byte order mark at the start."""
+    yield next(chunks, b"").removeprefix(codecs.BOM_UTF8)
+    yield from chunks
 
 
 def read_bytes(file: BinaryIO, count: int, *, name: str) -> Iterator[bytes]:
