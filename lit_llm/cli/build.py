@@ -16,6 +16,7 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.cli import instantiate_class
 from torch.optim import Optimizer
 
+from lit_llm.batch_sizes import small_note
 from lit_llm.checkpoint.adapters import base_checkpoint, base_damage, no_base
 from lit_llm.checkpoint.average import average_problem
 from lit_llm.checkpoint.format import damage_before_load, read_values
@@ -40,7 +41,6 @@ from lit_llm.cli.preflight import (
     launcher_problem,
     layout,
     logger_problems,
-    micro_batch_problems,
     optimizer_device_problem,
 )
 from lit_llm.cli.processes import processes_of
@@ -432,11 +432,14 @@ def _data_problems(built: Built, machine: OtherMachine | None) -> list[str]:
         ranks, found = _layout(built, trainer) if machine is None else _planned_layout(built, machine)
     if ranks is None or not hasattr(data, "problems"):
         return found
+    if isinstance(data, TokenDataModule):
+        data.find_pipeline(_strategy(built, machine))
     problems = data.problems(ranks)
-    if not problems and isinstance(data, TokenDataModule):
-        problems += micro_batch_problems(_strategy(built, machine), data, ranks)
-        if not problems and trainer is not None and (problem := epoch_problem(trainer, data, ranks)):
-            problems.append(problem)
+    if not problems and isinstance(data, TokenDataModule) and trainer is not None:
+        problem = epoch_problem(trainer, data, ranks)
+        problems += [problem] if problem else []
+        if built.recipe.command == "fit":
+            built.recipe.notes += small_note(data.global_batch_size, data.micro_batch_size, ranks, data.pipeline)
     if machine is not None:
         built.missing_data = [problem for problem in problems if isinstance(problem, MissingFiles)]
     return [*found, *(problem for problem in problems if problem not in built.missing_data)]

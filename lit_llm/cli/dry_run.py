@@ -98,17 +98,14 @@ def _dry_run(planned: PlannedRecipe) -> DryRun:
     strategy = trainer_settings(built.recipe, without=("logger", "callbacks", "profiler", "plugins"))["strategy"]
     if isinstance(strategy, FSDPStrategy) or strategy in ("fsdp", "fsdp_cpu_offload"):
         strategy = MeshStrategy.from_fsdp1(strategy, cluster.nodes)
-    data_parallel = 1
-    if isinstance(strategy, MeshStrategy):
-        data_parallel = strategy.sizes(cluster.world).data_parallel
-    elif cluster.world > 1:
+    if cluster.world == 1 and not isinstance(strategy, MeshStrategy):
+        strategy = "auto"
+    elif not isinstance(strategy, MeshStrategy):
         name = strategy if isinstance(strategy, str) else type(strategy).__name__
         raise UserError(
             f"a dry run of several processes needs MeshStrategy, not {name}: use python -m lit_llm plan, or choose another "
             "layout (--config recipes/strategy/fsdp2.yaml)"
         )
-    else:
-        strategy = "auto"
     model, for_accelerator = built.model, config.accelerator != "cpu"
     compute = model.compute_config
     model.compute_config = replace(
@@ -118,7 +115,7 @@ def _dry_run(planned: PlannedRecipe) -> DryRun:
         model.init_from = None  # weights do not matter
     return DryRun(
         cluster,
-        _batch(planned, settings, data_parallel),
+        _batch(planned, settings),
         model,
         strategy,
         settings.precision,
@@ -128,15 +125,15 @@ def _dry_run(planned: PlannedRecipe) -> DryRun:
     )
 
 
-def _batch(planned: PlannedRecipe, settings: RunSettings, data_parallel: int) -> Batch:
-    """The largest batch of a ramp."""
+def _batch(planned: PlannedRecipe, settings: RunSettings) -> Batch:
+    """That of the stage of a ramp with the largest micro-batches."""
     data, model = planned.datamodule, settings.model
-    largest = max(size for _, size in settings.stages)
+    sequences, micro_batches = max(settings.micro_batches.items())
     assert model.vocab_size is not None
     return Batch(
-        settings.sequences,
+        sequences,
         settings.sequence_length,
-        largest // (settings.sequences * data_parallel),
+        micro_batches,
         model.vocab_size,
         tuple(getattr(data, "source_names", ())),
         has_documents=model.mask_documents and model.eos_id is None,

@@ -8,6 +8,7 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 
+from lit_llm.batch_sizes import micro_batch
 from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
 from lit_llm.device_memory import memory_bytes
 from lit_llm.errors import UserError
@@ -57,8 +58,8 @@ def memory_problem(
         optimizer = Optimizer("SGD")  # which has no state, so that no optimizer is overestimated
     planned = replace(model, vocab_size=model.vocab_size or _vocab_size(data))
     if sequences is None:
-        batch = getattr(data, "global_batch_size", None) or 1
-        sequences = getattr(data, "micro_batch_size", None) or max(1, batch // layout.data_parallel)
+        batch, most = (getattr(data, f"{name}_batch_size", None) for name in ("global", "micro"))
+        sequences = (batch and micro_batch(batch, most, layout.data_parallel, layout.pipeline)) or most or 1
     memory = memory_per_rank(
         planned,
         sequences=sequences,

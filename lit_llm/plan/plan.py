@@ -271,24 +271,27 @@ def usable_bytes(hardware: Hardware) -> float:
 
 
 def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
-    """`memory_per_rank` of these settings."""
-    largest = max(size for _, size in settings.stages)  # a ramp may also lead down
-    return memory_per_rank(
-        settings.model,
-        sequences=settings.sequences,
-        length=settings.length,
-        accumulation=largest // (settings.sequences * settings.layout.data_parallel),
-        precision=settings.precision,
-        optimizer=settings.optimizer,
-        layout=settings.layout,
-        chunk_size=settings.chunk_size,
-        z_loss=settings.z_loss,
-        checkpointing=settings.checkpointing,
-        cuda=cuda,
-        lora=settings.lora,
-        compiled=settings.compile,
-        ema=settings.ema,
+    """`memory_per_rank` of these settings, in the step that needs most."""
+    kinds = (
+        memory_per_rank(
+            settings.model,
+            sequences=sequences,
+            length=settings.length,
+            accumulation=accumulation,
+            precision=settings.precision,
+            optimizer=settings.optimizer,
+            layout=settings.layout,
+            chunk_size=settings.chunk_size,
+            z_loss=settings.z_loss,
+            checkpointing=settings.checkpointing,
+            cuda=cuda,
+            lora=settings.lora,
+            compiled=settings.compile,
+            ema=settings.ema,
+        )
+        for sequences, accumulation in settings.micro_batches.items()
     )
+    return max(kinds, key=lambda memory: memory.needed)
 
 
 def largest_micro_batch(settings: RunSettings, hardware: Hardware, options: Options, capacity_bytes: float) -> int:

@@ -144,7 +144,10 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
         (["--trainer.accelerator", "gpu"], "trainer.accelerator is gpu, and torch finds"),
         (["--compute.activation_checkpointing", "0"], "compute.activation_checkpointing is 0, but must be at least 1"),
         ([*overlay("strategy/fsdp2"), "--trainer.strategy.replicate", "0"], "replicate is 0, but must be at least 1"),
-        ([*overlay("strategy/fsdp2"), "--trainer.devices", "3"], "is not a multiple of micro_batch_size"),
+        (
+            [*overlay("strategy/fsdp2"), "--trainer.devices", "3"],
+            "global_batch_size 4 is not a multiple of 3 data-parallel ranks: use 3 or 6 (--data.",
+        ),
         (
             [*overlay("strategy/pp"), "--trainer.devices", "2", "--trainer.strategy.reduce_each_micro_batch", "true"],
             "error: reduce_each_micro_batch is true, but a pipeline reduces gradients once a step: use auto or false "
