@@ -176,7 +176,8 @@ def build(
     if recipe.initial_problems and start.checkpoint is None:  # the model depends on these weights
         raise UserError("\n".join([*problems, *recipe.initial_problems]))
     if config.trainer.precision == AUTO and recipe.command != "prepare":
-        recipe.notes.append(_choose_precision(config, start, machine))
+        line = _choose_precision(config, start, machine)
+        recipe.notes += [line] if recipe.command == "fit" and machine is None and not scratch else []
     built = Built(recipe, config, run_dir, start, _parts(recipe, refused), recipe.initial)
     if not isinstance(built.datamodule, TokenDataModule) and "trainer.use_distributed_sampler" not in recipe.given:
         config.trainer.use_distributed_sampler = True  # other DataModules do not split samples over ranks
@@ -247,6 +248,8 @@ def _choose_start(recipe: Recipe) -> tuple[Path, RunStart]:
         elif command == "fit":
             steps = config.additional_steps
             start = start_of_fit(run_dir, resume, replace=config.replace, additional_steps=steps, ranks=ranks)
+            if resume == "auto" and start.checkpoint is None:
+                recipe.notes.append(f"{run_dir} has no checkpoint to continue from, so training starts at step 1 (--resume auto)")
             config.resume = start.resume
             if start.max_steps is not None:
                 config.trainer.max_steps = start.max_steps
