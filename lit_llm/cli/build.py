@@ -249,7 +249,9 @@ def _choose_start(recipe: Recipe) -> tuple[Path, RunStart]:
             steps = config.additional_steps
             start = start_of_fit(run_dir, resume, replace=config.replace, additional_steps=steps, ranks=ranks)
             if resume == "auto" and start.checkpoint is None:
-                recipe.notes.append(f"{run_dir} has no checkpoint to continue from, so training starts at step 1 (--resume auto)")
+                recipe.notes.append(
+                    f"{run_dir} has no checkpoint to continue from, so training starts at step 1 (--resume auto)"
+                )
             config.resume = start.resume
             if start.max_steps is not None:
                 config.trainer.max_steps = start.max_steps

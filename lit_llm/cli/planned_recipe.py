@@ -44,7 +44,7 @@ class PlannedRecipe:
         precision: what trainer.precision auto means on it; None: as on this machine.
 
     Raises:
-        UserError: Everything that `fit` would refuse, one sentence a line. Missing data files are accepted, and named as the origin of the data.
+        UserError: Everything that `fit` would refuse, one sentence a line. Data files may be missing.
     """
 
     def __init__(
