@@ -19,6 +19,8 @@ OVERLAYS = {
     path.stem: yaml.safe_load(path.read_text())["trainer"]["strategy"] for path in (SHIPPED / "strategy").glob("*.yaml")
 }
 
+QUICK = ("quickstart", "chars", "gpt3-125m", "minicpm-2.4b")  # batches of one micro-batch, a ramp, a batch of 960
+
 
 def mesh(strategy, ranks):
     """(data-parallel ranks, pipeline stages); None if so many ranks do not make the mesh."""
@@ -32,7 +34,7 @@ def mesh(strategy, ranks):
     return (data_parallel, sizes["pipeline"]) if fits else None
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in RECIPES])
 def test_every_layout_starts_or_says_why_the_model_or_the_batch_does_not_allow_it(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     planned = PlannedRecipe(["--config", recipe], devices=1)
