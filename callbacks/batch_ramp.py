@@ -43,10 +43,11 @@ class BatchRamp(Callback):
     with any micro-batch that divides all sizes. `Trainer(max_steps)` counts optimizer steps, as usual.
 
     The data module, or else the LightningModule, has an attribute `micro_batch_tokens`: the tokens of one micro-batch on one
-    rank. The train_dataloader yields micro-batches of that size. For an exact resume, it begins each rank at micro-batch
-    number `tokens_before(trainer.global_step) // (micro_batch_tokens * ranks)`. A finite loader needs that many micro-batches
-    for n steps, with n in place of `trainer.global_step`. If an epoch ends within a step, Lightning makes the step with the
-    micro-batches so far.
+    rank, or a function that returns them for the step that follows n optimizer steps. The train_dataloader yields micro-batches
+    of that size. For an exact resume, it begins each rank at the micro-batch that follows those of `trainer.global_step` steps:
+    number `tokens_before(trainer.global_step) // (micro_batch_tokens * ranks)` if all have one size. A finite loader needs that
+    many micro-batches for n steps, with n in place of `trainer.global_step`. If an epoch ends within a step, Lightning makes
+    the step with the micro-batches so far.
 
     Logs: nothing.
 
@@ -87,7 +88,7 @@ class BatchRamp(Callback):
                 )
         self.tokens_per_batch = [(threshold, size) for threshold, size in tokens_per_batch]
         self.stages = stages(tokens_per_batch)
-        self._micro_step_tokens = 0  # tokens of one micro-batch on every rank together
+        self._micro_step_tokens: Callable[[int], int]  # of one micro-batch on every rank together, in the step after n steps
         self._seen = 0  # micro-batches at the last call, over all epochs and resumes
         self._begin = 0  # micro-batches before the current window
         self._step = -1  # optimizer steps before the current window
@@ -111,16 +112,16 @@ class BatchRamp(Callback):
     def _stage(self, step: int) -> Stage:
         return next(stage for stage in reversed(self.stages) if stage.step <= step)
 
-    def size_problems(self, micro_batch_tokens: int, ranks: int) -> list[str]:
+    def size_problems(self, micro_batch_tokens: Callable[[int], int], ranks: int) -> list[str]:
         """One sentence for each size that is not a multiple of the tokens in one micro-batch of every rank."""
-        unit = micro_batch_tokens * ranks
         found = []
-        for size in dict.fromkeys(size for _, size in self.tokens_per_batch):
+        for size, step in {stage.size: stage.step for stage in self.stages}.items():
+            unit = micro_batch_tokens(step) * ranks
             below = size // unit * unit
             if below != size:
                 nearest = f"{below} or {below + unit}" if below else f"{unit}"
                 found.append(
-                    f"batch_ramp: {size} tokens per batch is not a multiple of {micro_batch_tokens} tokens per micro-batch x"
+                    f"batch_ramp: {size} tokens per batch is not a multiple of {unit // ranks} tokens per micro-batch x"
                     f" {ranks} data-parallel rank{'s' if ranks > 1 else ''} = {unit}: use {nearest} tokens"
                     " (--batch_ramp.tokens_per_batch)."
                 )
@@ -157,8 +158,9 @@ class BatchRamp(Callback):
                 f" data module or to {type(pl_module).__name__}."
             )
         else:
-            problems += self.size_problems(micro_batch_tokens, ranks)
-            self._micro_step_tokens = micro_batch_tokens * ranks
+            tokens = micro_batch_tokens if callable(micro_batch_tokens) else lambda step: micro_batch_tokens
+            problems += self.size_problems(tokens, ranks)
+            self._micro_step_tokens = lambda step: tokens(step) * ranks
         if problems:
             raise ConfigurationError("\n".join(problems))
 
@@ -192,7 +194,7 @@ class BatchRamp(Callback):
         step = trainer.global_step
         if step != self._step:
             self._step, self._begin = step, seen - 1
-            self._size = self.batch_tokens(step) // self._micro_step_tokens
+            self._size = self.batch_tokens(step) // self._micro_step_tokens(step)
             trainer.accumulate_grad_batches = self._size
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -1,41 +1,80 @@
-"""Accumulation from batch sizes. Without torch, so that the planner and the data modules share it."""
+"""Micro-batches from batch sizes. Without torch, so that the planner and the data modules share it."""
 
 from __future__ import annotations
 
-from lit_llm.errors import UserError
+from functools import cache
+from itertools import count
+from typing import Protocol
 
 
-def accumulation_steps(
-    global_batch_size: int,
-    micro_batch_size: int | None,
-    world_size: int,
-    *,
-    label: str = "global_batch_size {}",
-    flag: str = "--data.global_batch_size",
-) -> int:
-    """Micro-batches per optimizer step on each rank: A = G / (micro * W).
+class Pipeline(Protocol):
+    """What a pipeline says about the number of micro-batches in a step."""
+
+    def runs(self, micro_batches: int) -> bool: ...
+
+    def needs(self, micro_batches: int) -> str: ...
+
+    def __hash__(self) -> int: ...
+
+
+@cache
+def micro_batch(batch: int, most: int | None, ranks: int, pipeline: Pipeline | None = None) -> int:
+    """Sequences of a micro-batch: the largest number up to `most` that divides each rank's share of the batch.
 
     Args:
-        global_batch_size: G, sequences per optimizer step over all ranks.
-        micro_batch_size: sequences per forward pass of one rank. None: one micro-batch of G / W sequences per step.
-        world_size: W, data-parallel ranks.
-        label: how the message names G, with {} for the number.
-        flag: the option that sets it.
+        batch: sequences per optimizer step over all ranks.
+        most: `data.micro_batch_size`. None: no limit.
+        ranks: data-parallel ranks.
+        pipeline: must be able to run the micro-batches of a step.
 
-    Raises:
-        UserError: if the division leaves a remainder. The message names the nearest sizes that leave none, and the
-            largest micro-batch below this one that divides each rank's share, if there is one.
+    Returns:
+        0 if there is none.
     """
-    unit = (micro_batch_size or 1) * world_size
-    if global_batch_size % unit == 0:
-        return global_batch_size // unit if micro_batch_size is not None else 1
-    below = global_batch_size // unit * unit
-    nearest = f"{below} or {below + unit}" if below else f"{unit}"
-    ranks = f"{world_size} data-parallel rank{'s' if world_size > 1 else ''}"
-    parts = ranks if micro_batch_size is None else f"micro_batch_size {micro_batch_size} x {ranks} = {unit}"
-    lower = ""
-    if micro_batch_size is not None and global_batch_size % world_size == 0:
-        share = global_batch_size // world_size
-        largest = next(size for size in range(micro_batch_size - 1, 0, -1) if share % size == 0)
-        lower = f", or lower --data.micro_batch_size to {largest}"
-    raise UserError(f"{label.format(global_batch_size)} is not a multiple of {parts}: use {nearest} ({flag}){lower}.")
+    share, rest = divmod(batch, ranks)
+    sizes = range(0) if rest else range(min(most or share, share), 0, -1)
+    return next((n for n in sizes if share % n == 0 and (pipeline is None or pipeline.runs(share // n))), 0)
+
+
+def batch_problem(
+    size: int, most: int | None, ranks: int, pipeline: Pipeline | None = None, *, length: int | None = None
+) -> str | None:
+    """Why the ranks cannot share a batch, with the nearest sizes that they can; None if they can.
+
+    Args:
+        length: the batch belongs to a ramp, whose sizes are in tokens: tokens of a sequence. None: `size` is
+            `data.global_batch_size`, in sequences.
+    """
+    batch, cut = divmod(size, length or 1)
+    if not cut and micro_batch(batch, most, ranks, pipeline):
+        return None
+    lower = batch - batch % ranks
+    near = [
+        next((n * (length or 1) for n in sizes if micro_batch(n, most, ranks, pipeline)), None)
+        for sizes in (range(lower, 0, -ranks), count(lower + ranks, ranks))
+    ]
+    use = " or ".join(str(n) for n in near if n is not None)
+    shared = f"{ranks} data-parallel rank{'s' if ranks > 1 else ''}"
+    what, flag = f"global_batch_size {size}", "(--data.global_batch_size)"
+    if length is not None:
+        what, flag = f"batch_ramp: {size} tokens per batch", "tokens (--batch_ramp.tokens_per_batch)"
+        shared = f"{length} tokens per sequence x {shared} = {length * ranks}"
+    if cut or batch % ranks:
+        return f"{what} is not a multiple of {shared}: use {use} {flag}."
+    assert pipeline is not None  # without one, a micro-batch of one sequence works
+    return f"{what}: {pipeline.needs(batch // ranks)}, or use {use} {flag}."
+
+
+def asked(size: int, most: int | None) -> str:
+    """What a line about micro-batches adds if they are smaller than `data.micro_batch_size`."""
+    return "" if most in (None, size) else f" (data.micro_batch_size {most})"
+
+
+def small_note(batch: int, most: int | None, ranks: int, pipeline: Pipeline | None = None) -> list[str]:
+    """A sentence if micro-batches are smaller than half of `data.micro_batch_size`."""
+    size, share = micro_batch(batch, most, ranks, pipeline), batch // ranks
+    if most is None or 2 * size >= most:
+        return []
+    return [
+        f"micro-batches have {size} sequence{'s' if size > 1 else ''}, fewer than half of data.micro_batch_size {most}: no "
+        f"larger part of a rank's {share} sequences works (--data.global_batch_size)"
+    ]

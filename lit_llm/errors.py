@@ -32,8 +32,19 @@ def not_utf8(text: str) -> str | None:
     return None
 
 
+unsaid: list[str] = []
+"""Lines about mistakes that this process has left to the first one on its machine."""
+
+
+def is_first_here() -> bool:
+    """Whether this process is the first of a run on its machine."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+
+
 def report(message: str, kind: str = "error") -> None:
     """Print mistakes or notes to stderr, one a line. Of the processes of a run, only the first on each machine prints."""
-    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
-        for line in message.splitlines():
+    for line in message.splitlines():
+        if is_first_here():
             print(f"{kind}: {line}", file=sys.stderr, flush=True)
+        elif kind == "error":
+            unsaid.append(f"{kind}: {line}")

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lit_llm import batch_sizes
 from lit_llm._torch import foreach_add_
 from lit_llm.callbacks import GradientNoise
 from lit_llm.callbacks.gradient_noise import noise_and_signal
@@ -113,8 +114,7 @@ def mean_noise(found: list[Noise]) -> Noise:
 
 def measuring_micro_batch(batch: int, micro_batch: int) -> int:
     """The largest part of the batch that is at most the recipe's micro-batch and a quarter of the batch, and at least 1."""
-    most = min(micro_batch, max(1, batch // 4))
-    return next(size for size in range(most, 0, -1) if batch % size == 0)
+    return batch_sizes.micro_batch(batch, min(micro_batch, max(1, batch // 4)), 1)
 
 
 def nearest_batch(scale: float, micro_batch: int, devices: int) -> tuple[int, int]:

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from lit_llm.cli.output_streams import lost_output, survive_lost_output
-from lit_llm.errors import report
+from lit_llm.errors import is_first_here, report, unsaid
 
 SECONDS = 20.0
 """How long the end of a process may take."""
+FIRST_RANK_SECONDS = 10.0
+"""How long a process that has failed waits for the end of the first one on its machine, less than `lost_peer.PATIENCE`."""
 _LAUNCHER = "LIT_LLM_LAUNCHER"
 """Environment variable: the process that launched this one as a further rank of its run."""
 
@@ -49,8 +51,38 @@ def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoR
     if code == 0 and (why := lost_output()) is not None:
         report(f"standard output cannot be written: {why}", kind="error" if needs_output else "warning")
         code = 2 if needs_output else 0
+    if code not in (0, 130) and not is_first_here():
+        _let_the_first_rank_end()
     _ending.begin(code)
     sys.exit(code)
+
+
+def _let_the_first_rank_end() -> None:
+    """Wait for the first process of the run on this machine, which says why the run ends, and say it if that does not end.
+
+    A launcher such as torchrun ends all processes as soon as one has failed, and this one may be earlier.
+    """
+    first, until = _first_rank(), time.monotonic() + FIRST_RANK_SECONDS
+    while first is not None and _is_running(first):
+        if time.monotonic() > until:
+            for line in unsaid:
+                print(line, file=sys.stderr)
+            return
+        time.sleep(0.05)
+
+
+def _first_rank() -> int | None:
+    """The process that launched this one as a rank, or the first one with the same launcher. None: it has ended."""
+    launcher = os.getppid()
+    if os.environ.get(_LAUNCHER) == str(launcher):
+        return launcher
+    port = f"MASTER_PORT={os.environ.get('MASTER_PORT')}".encode()
+    for pid in _children(launcher):
+        with contextlib.suppress(OSError):  # it has ended
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if port in variables and {b"LOCAL_RANK=0", b"SLURM_LOCALID=0"} & set(variables):
+                return pid
+    return None
 
 
 class _Ending:
@@ -134,13 +166,14 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def _children() -> list[int]:
-    """Child processes of this one; none where there is no /proc."""
+def _children(of: int | None = None) -> list[int]:
+    """Child processes of a process, or of this one; none where there is no /proc."""
+    of = os.getpid() if of is None else of
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
             state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == os.getpid() and state != "Z":
+            if int(parent) == of and state != "Z":
                 found.append(int(stat.parent.name))
     return sorted(found)
 

@@ -16,6 +16,7 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.cli import instantiate_class
 from torch.optim import Optimizer
 
+from lit_llm.batch_sizes import small_note
 from lit_llm.checkpoint.adapters import base_checkpoint, base_damage, no_base
 from lit_llm.checkpoint.average import average_problem
 from lit_llm.checkpoint.format import damage_before_load, read_values
@@ -40,7 +41,6 @@ from lit_llm.cli.preflight import (
     launcher_problem,
     layout,
     logger_problems,
-    micro_batch_problems,
     optimizer_device_problem,
 )
 from lit_llm.cli.processes import processes_of
@@ -176,7 +176,8 @@ def build(
     if recipe.initial_problems and start.checkpoint is None:  # the model depends on these weights
         raise UserError("\n".join([*problems, *recipe.initial_problems]))
     if config.trainer.precision == AUTO and recipe.command != "prepare":
-        recipe.notes.append(_choose_precision(config, start, machine))
+        line = _choose_precision(config, start, machine)
+        recipe.notes += [line] if recipe.command == "fit" and machine is None and not scratch else []
     built = Built(recipe, config, run_dir, start, _parts(recipe, refused), recipe.initial)
     if not isinstance(built.datamodule, TokenDataModule) and "trainer.use_distributed_sampler" not in recipe.given:
         config.trainer.use_distributed_sampler = True  # other DataModules do not split samples over ranks
@@ -245,6 +246,10 @@ def _choose_start(recipe: Recipe) -> tuple[Path, RunStart]:
         elif command == "fit":
             steps = config.additional_steps
             start = start_of_fit(run_dir, resume, replace=config.replace, additional_steps=steps, ranks=ranks)
+            if resume == "auto" and start.checkpoint is None:
+                recipe.notes.append(
+                    f"{run_dir} has no checkpoint to continue from, so training starts at step 1 (--resume auto)"
+                )
             config.resume = start.resume
             if start.max_steps is not None:
                 config.trainer.max_steps = start.max_steps
@@ -430,11 +435,14 @@ def _data_problems(built: Built, machine: OtherMachine | None) -> list[str]:
         ranks, found = _layout(built, trainer) if machine is None else _planned_layout(built, machine)
     if ranks is None or not hasattr(data, "problems"):
         return found
+    if isinstance(data, TokenDataModule):
+        data.find_pipeline(_strategy(built, machine))
     problems = data.problems(ranks)
-    if not problems and isinstance(data, TokenDataModule):
-        problems += micro_batch_problems(_strategy(built, machine), data, ranks)
-        if not problems and trainer is not None and (problem := epoch_problem(trainer, data, ranks)):
-            problems.append(problem)
+    if not problems and isinstance(data, TokenDataModule) and trainer is not None:
+        problem = epoch_problem(trainer, data, ranks)
+        problems += [problem] if problem else []
+        if built.recipe.command == "fit":
+            built.recipe.notes += small_note(data.global_batch_size, data.micro_batch_size, ranks, data.pipeline)
     if machine is not None:
         built.missing_data = [problem for problem in problems if isinstance(problem, MissingFiles)]
     return [*found, *(problem for problem in problems if problem not in built.missing_data)]

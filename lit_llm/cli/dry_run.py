@@ -103,20 +103,19 @@ def _dry_run(planned: PlannedRecipe) -> DryRun:
     strategy = trainer_settings(built.recipe, without=("logger", "callbacks", "profiler", "plugins"))["strategy"]
     if isinstance(strategy, FSDPStrategy) or strategy in ("fsdp", "fsdp_cpu_offload"):
         strategy = MeshStrategy.from_fsdp1(strategy, cluster.nodes)
-    data_parallel, for_accelerator = 1, config.accelerator != "cpu"
+    for_accelerator = config.accelerator != "cpu"
     if isinstance(strategy, MeshStrategy):
-        data_parallel = strategy.sizes(cluster.world).data_parallel
         if for_accelerator:
             layout = resolved(settings, find(_ACCELERATOR)).layout
             strategy.chosen = KeptWhole(not layout.reshard, layout.reduce_once)
-    elif cluster.world > 1:
+    elif cluster.world == 1:
+        strategy = "auto"
+    else:
         name = strategy if isinstance(strategy, str) else type(strategy).__name__
         raise UserError(
             f"a dry run of several processes needs MeshStrategy, not {name}: use python -m lit_llm plan, or choose another "
             "layout (--config recipes/strategy/fsdp2.yaml)"
         )
-    else:
-        strategy = "auto"
     model = built.model
     compute = model.compute_config
     model.compute_config = replace(
@@ -126,7 +125,7 @@ def _dry_run(planned: PlannedRecipe) -> DryRun:
         model.init_from = None  # weights do not matter
     return DryRun(
         cluster,
-        _batch(planned, settings, data_parallel),
+        _batch(planned, settings),
         model,
         strategy,
         settings.precision,
@@ -136,15 +135,15 @@ def _dry_run(planned: PlannedRecipe) -> DryRun:
     )
 
 
-def _batch(planned: PlannedRecipe, settings: RunSettings, data_parallel: int) -> Batch:
-    """The largest batch of a ramp."""
+def _batch(planned: PlannedRecipe, settings: RunSettings) -> Batch:
+    """That of the stage of a ramp with the largest micro-batches."""
     data, model = planned.datamodule, settings.model
-    largest = max(size for _, size in settings.stages)
+    sequences, micro_batches = max(settings.micro_batches.items())
     assert model.vocab_size is not None
     return Batch(
-        settings.sequences,
+        sequences,
         settings.sequence_length,
-        largest // (settings.sequences * data_parallel),
+        micro_batches,
         model.vocab_size,
         tuple(getattr(data, "source_names", ())),
         has_documents=model.mask_documents and model.eos_id is None,

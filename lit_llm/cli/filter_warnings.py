@@ -10,6 +10,7 @@ import lightning
 
 _WARNINGS = (
     ".*LeafSpec.* is deprecated",  # a matter between Lightning and torch
+    ".*`broadcast_buffers` is deprecated",  # likewise
     ".*does not have many workers",  # the order of samples costs less than a worker process
     ".*sync_dist=True",  # our sums are over all ranks already
     ".*smaller than the logging interval",  # step 1 is always logged

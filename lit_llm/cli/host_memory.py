@@ -76,27 +76,24 @@ def _settings(
     values = config.as_dict()
     values["trainer"]["max_steps"] = max(1, trainer.max_steps)  # memory does not depend on it
     length = getattr(data, "block_size", None) or model.block_size
+    ramp = getattr(data, "ramp", None)
+    most = 1 if cut else getattr(data, "micro_batch_size", None)
     settings = from_recipe(
         values,
         model,
         devices=trainer.world_size,
         devices_per_node=trainer.num_devices,
-        micro_batch=None,
+        micro_batch=most,
         global_batch=1,
         data=DataFacts(),
+        ramp=() if cut or ramp is None else tuple((stage.step, stage.size // length) for stage in ramp.stages),
         lora=lora,
         length=length,
     )
-    ranks, ramp = settings.layout.data_parallel, getattr(data, "ramp", None)
-    batch = getattr(data, "global_batch_size", None) or 0
-    if ramp is not None:
-        batch = max(batch, *(stage.size // length for stage in ramp.stages))
-    micro_batch = 1 if cut else getattr(data, "micro_batch_size", None) or max(1, batch // ranks)
-    optimizer = settings.optimizer
+    batch, layout, optimizer = getattr(data, "global_batch_size", None), settings.layout, settings.optimizer
     return replace(
         settings,
-        micro_batch=micro_batch,
-        global_batch=micro_batch * ranks if cut else max(batch, micro_batch * ranks),
+        global_batch=(most or 1) * layout.data_parallel * layout.pipeline.stages if cut or batch is None else batch,
         optimizer=optimizer if optimizer.is_known else Optimizer("SGD"),  # no state, so that no optimizer is overestimated
     )
 

@@ -45,7 +45,7 @@ class PlannedRecipe:
         precision: what trainer.precision auto means on it; None: as on this machine.
 
     Raises:
-        UserError: Everything that `fit` would refuse, one sentence a line. Missing data files become notes instead.
+        UserError: Everything that `fit` would refuse, one sentence a line. Data files may be missing.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PlannedRecipe:
         self.built = build(recipe, run_dir=run_dir, trainer=_ONE_CPU, machine=machine)
         self.config, self.datamodule = self.built.config, self.built.datamodule
         self.devices, self.devices_per_node = machine.devices_for(self.config), devices_per_node
-        self.notes = [f"{problem.rstrip('.')}, so epochs cannot be computed" for problem in self.built.missing_data]
+        self.notes: list[str] = []
 
     @property
     def strategy(self) -> Any:

@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from lit_llm import callbacks
+from lit_llm.batch_sizes import micro_batch
 from lit_llm.cli.constructor_errors import is_mistake
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.attention_kernel import attention_problem
@@ -104,32 +105,13 @@ def _unused_settings(strategy: MeshStrategy) -> list[str]:
     ]
 
 
-def micro_batch_problems(strategy: object, data: TokenDataModule, ranks: int) -> list[str]:
-    """Why a pipeline cannot run the micro-batches of a step, one sentence each.
-
-    Args:
-        ranks: data-parallel ranks.
-    """
-    if not isinstance(strategy, MeshStrategy) or strategy.pipeline == 1:
-        return []
-    batches, flag = [data.global_batch_size], "--data.global_batch_size"  # in sequences
-    if data.ramp is not None and data.block_size is not None:
-        batches = [size // data.block_size for _, size in data.ramp.tokens_per_batch]
-        flag = "--batch_ramp.tokens_per_batch"
-    refused = strategy.pipeline_layout.batch_problem
-    problems = [refused(batch, data.micro_batch_size, ranks, flag=flag) for batch in sorted(set(batches))]
-    return [problem for problem in problems if problem is not None]
-
-
 def epoch_problem(trainer: Trainer, data: TokenDataModule, ranks: int) -> str | None:
     """Why a pipeline cannot run the last step of an epoch that `limit_train_batches` ends within a step; None if it can."""
     strategy, limit = trainer.strategy, trainer.limit_train_batches
     if not isinstance(strategy, MeshStrategy) or strategy.pipeline == 1 or not isinstance(limit, int):
         return None
-    if data.micro_batch_size is None:
-        return None
-    layout = strategy.pipeline_layout
-    rest = limit % (data.global_batch_size // (data.micro_batch_size * ranks))
+    layout, batch = strategy.pipeline_layout, data.global_batch_size
+    rest = limit % (batch // (micro_batch(batch, data.micro_batch_size, ranks, layout) * ranks))
     if not rest or layout.runs(rest):
         return None
     fits = f"--trainer.limit_train_batches {limit - rest}" if limit > rest else "--trainer.limit_train_batches null"

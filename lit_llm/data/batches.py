@@ -29,7 +29,8 @@ class GlobalOrder(DistributedSampler):
 
     Args:
         locate: global sample numbers (n,) → the addresses of their blocks: (n,), or (n, k) if an address has k numbers.
-        batch_samples: global samples of step n, as a function of n (from 0), a multiple of ``micro_batch_size * world_size``.
+        batch_samples: global samples of step n, as a function of n (from 0).
+        micro_batch_size: samples of a micro-batch in step n, which divide each rank's part.
         step: optimizer steps so far; called when iteration starts.
         consumed: global samples consumed so far; called when iteration starts.
         batches: micro-batches of the whole run, for ``len``.
@@ -41,10 +42,10 @@ class GlobalOrder(DistributedSampler):
         blocks: Blocks,
         *,
         locate: Callable[[np.ndarray], np.ndarray],
-        micro_batch_size: int,
         rank: int,
         world_size: int,
         batch_samples: Callable[[int], int],
+        micro_batch_size: Callable[[int], int],
         step: Callable[[], int],
         consumed: Callable[[], int],
         batches: Callable[[], int],
@@ -62,16 +63,18 @@ class GlobalOrder(DistributedSampler):
         step, start, remaining = self.step(), self.consumed(), self.remaining()
         while remaining > 0:
             parts: list[np.ndarray] = []  # per step: (G / W,) global sample numbers of this rank
+            ends: list[int] = []  # of the micro-batches
             while sum(map(len, parts)) < _AHEAD:
-                size = self.batch_samples(step)
+                size, micro = self.batch_samples(step), self.micro_batch_size(step)
                 per_rank = size // self.num_replicas
-                assert size == per_rank * self.num_replicas and per_rank % self.micro_batch_size == 0
+                assert size == per_rank * self.num_replicas and per_rank % micro == 0
                 parts.append(start + self.rank * per_rank + np.arange(per_rank))
+                begin = ends[-1] if ends else 0
+                ends += range(begin + micro, begin + per_rank + 1, micro)
                 start, step = start + size, step + 1
-            samples = np.concatenate(parts)
-            addresses = self.locate(samples)  # (n,) or (n, k)
-            yield from addresses.reshape(-1, self.micro_batch_size, *addresses.shape[1:])[:remaining]
-            remaining -= samples.size // self.micro_batch_size
+            addresses = self.locate(np.concatenate(parts))  # (n,) or (n, k)
+            yield from np.split(addresses, ends[:-1])[:remaining]
+            remaining -= len(ends)
 
 
 class HeldOutOrder(DistributedSampler):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_llm._lightning import set_max_steps, set_micro_batches_made
-from lit_llm.batch_sizes import accumulation_steps
+from lit_llm.batch_sizes import Pipeline, batch_problem, micro_batch
 from lit_llm.callbacks import BatchRamp, ignore_signals
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutOrder, ResumableLoader
 from lit_llm.data.blocks import Blocks, HeldOutBlocks, TrainBlocks
@@ -48,7 +48,7 @@ class TokenDataModule(LightningDataModule, ABC):
     A ``BatchRamp`` among the trainer's callbacks sets the samples of each step, up to ``global_batch_size``.
 
     Args:
-        micro_batch_size: sequences in one forward pass of one rank. None: the rank's whole share of the global batch.
+        micro_batch_size: the most sequences in one forward pass of one rank (``lit_llm.batch_sizes``). None: no limit.
         global_batch_size: sequences per optimizer step over all ranks. Accumulation is derived from it.
         block_size: tokens predicted per sequence (T). None: the block size of the model.
         seed: seed of the order of the training samples.
@@ -84,6 +84,7 @@ class TokenDataModule(LightningDataModule, ABC):
         self._plans: dict[str, PackPlan] = {}  # of the training streams, by name
         self._plans_shared = False  # whether all ranks know that the plans are there
         self.ramp: BatchRamp | None = None  # set by `find_ramp`
+        self.pipeline: Pipeline | None = None  # set by `find_pipeline`
         self._opened: OpenedCorpus | None = None
         self._received = False  # whether all ranks have what rank 0 has opened
         # The sample and step counts at which this process started: zero, or those of a checkpoint.
@@ -127,26 +128,22 @@ class TokenDataModule(LightningDataModule, ABC):
         if self.num_workers < 0:
             found.append(f"num_workers must be at least 0, not {self.num_workers} (--data.num_workers).")
         if not found:
-            try:
-                accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
-            except UserError as error:
-                found.append(str(error))
-            if self.ramp is not None:
-                found += self._ramp_problems(self.ramp, world_size)
+            found += self._batch_problems(world_size)
         return found + self.source_problems()
 
-    def _ramp_problems(self, ramp: BatchRamp, world_size: int) -> list[str]:
-        if self.micro_batch_size is None:
-            return ["batch_ramp needs a fixed micro-batch size: set --data.micro_batch_size."]
-        if self.block_size is None:  # `setup` reports it
-            return []
-        found = ramp.size_problems(self.micro_batch_size * self.block_size, world_size)
+    def _batch_problems(self, ranks: int) -> list[str]:
+        whole, length, ramp = self.global_batch_size, self.block_size, self.ramp
+        layout = self.micro_batch_size, ranks, self.pipeline
+        if ramp is None or length is None:  # `setup` reports a missing block size
+            problem = batch_problem(whole, *layout)
+            return [] if problem is None else [problem]
+        sizes = dict.fromkeys(size for _, size in ramp.tokens_per_batch)
+        found = [problem for size in sizes if (problem := batch_problem(size, *layout, length=length))]
         final = ramp.stages[-1].size
-        if not found and final != self.global_batch_size * self.block_size:
+        if final % length == 0 and final != whole * length:
             found.append(
-                f"batch_ramp ends with {final} tokens per batch, but global_batch_size {self.global_batch_size} x block_size "
-                f"{self.block_size} = {self.global_batch_size * self.block_size}: the two must be equal "
-                f"(--data.global_batch_size {final // self.block_size})."
+                f"batch_ramp ends with {final} tokens per batch, but global_batch_size {whole} x block_size {length} = "
+                f"{whole * length}: the two must be equal (--data.global_batch_size {final // length})."
             )
         return found
 
@@ -162,6 +159,10 @@ class TokenDataModule(LightningDataModule, ABC):
         """Use the ``BatchRamp`` among a trainer's callbacks, if there is one."""
         self.ramp = next((callback for callback in callbacks if isinstance(callback, BatchRamp)), None)
 
+    def find_pipeline(self, strategy: object) -> None:
+        """Derive micro-batches that the pipeline of a strategy can run, if it has one."""
+        self.pipeline = getattr(strategy, "pipeline_layout", None)
+
     def setup(self, stage: str | None = None) -> None:
         """Open the data and, for "fit", set the trainer's accumulation and last step.
 
@@ -170,6 +171,7 @@ class TokenDataModule(LightningDataModule, ABC):
         """
         if stage == "fit" and self.trainer is not None:
             self.find_ramp(self.trainer.callbacks)  # type: ignore[attr-defined]
+            self.find_pipeline(self.trainer.strategy)
         if self.opens_on_rank_zero and not self._received and self.trainer is not None and self.trainer.world_size > 1:
             self._opened = self._receive()
             self._received = True
@@ -354,10 +356,10 @@ class TokenDataModule(LightningDataModule, ABC):
         order = GlobalOrder(
             blocks,
             locate=self._locate,
-            micro_batch_size=self._micro_batch_size(world_size),
             rank=rank,
             world_size=world_size,
             batch_samples=self.batch_samples,
+            micro_batch_size=self.micro_batch_samples,
             step=lambda: self._step,
             consumed=lambda: self.consumed_samples,
             batches=batches,
@@ -374,7 +376,7 @@ class TokenDataModule(LightningDataModule, ABC):
     def _held_out_loader(self, name: str) -> DataLoader:
         blocks = self._held_out_blocks(name)
         rank, world_size = self._data_parallel()
-        micro = self._micro_batch_size(world_size)
+        micro = self.micro_batch_size or self.global_batch_size // world_size
         return self._loader(blocks, HeldOutOrder(blocks, micro_batch_size=micro, rank=rank, world_size=world_size))
 
     def _loader(self, blocks: Blocks, order: GlobalOrder | HeldOutOrder) -> DataLoader:
@@ -409,15 +411,23 @@ class TokenDataModule(LightningDataModule, ABC):
         """Global samples in the first ``step`` steps."""
         return step * self.global_batch_size if self.ramp is None else self.ramp.tokens_before(step) // self._block_size
 
+    def micro_batch_samples(self, step: int) -> int:
+        """Samples of a micro-batch of one rank in step ``step``, counted from 0."""
+        return micro_batch(self.batch_samples(step), self.micro_batch_size, self._data_parallel()[1], self.pipeline)
+
+    def micro_batches(self, step: int) -> int:
+        """Micro-batches of each rank in step ``step``, counted from 0."""
+        return self.batch_samples(step) // (self.micro_batch_samples(step) * self._data_parallel()[1])
+
     def micro_batches_before(self, step: int) -> int:
         """Micro-batches of each rank in the first ``step`` steps."""
-        world_size = self._data_parallel()[1]
-        return self.samples_before(step) // (self._micro_batch_size(world_size) * world_size)
+        firsts = [0] if self.ramp is None else [stage.step for stage in self.ramp.stages]
+        stages = zip(firsts, [*firsts[1:], step], strict=True)
+        return sum(max(0, min(end, step) - first) * self.micro_batches(first) for first, end in stages)
 
-    @property
-    def micro_batch_tokens(self) -> int:
-        """Tokens of one micro-batch on one rank."""
-        return self._micro_batch_size(self._data_parallel()[1]) * self._block_size
+    def micro_batch_tokens(self, step: int) -> int:
+        """Tokens of one micro-batch on one rank in step ``step``, counted from 0."""
+        return self.micro_batch_samples(step) * self._block_size
 
     @property
     def _step(self) -> int:
@@ -504,8 +514,7 @@ class TokenDataModule(LightningDataModule, ABC):
                 "To overfit on purpose, train on a small file."
             )
         if self.ramp is None:  # a ramp sets the accumulation itself
-            world_size = self._data_parallel()[1]
-            accumulate = accumulation_steps(self.global_batch_size, self.micro_batch_size, world_size)
+            accumulate = self.micro_batches(0)
             if trainer.accumulate_grad_batches not in (1, accumulate):
                 raise UserError(
                     f"accumulate_grad_batches {trainer.accumulate_grad_batches} contradicts the batch sizes, which give "
@@ -530,9 +539,6 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _max_steps(self) -> int:
         return -1 if self.trainer is None else self.trainer.max_steps
-
-    def _micro_batch_size(self, world_size: int) -> int:
-        return self.micro_batch_size or self.global_batch_size // world_size
 
     @property
     def _block_size(self) -> int:

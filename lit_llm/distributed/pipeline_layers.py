@@ -146,42 +146,11 @@ class PipelineLayout(NamedTuple):
         return micro_batches >= (self.stages if self.schedule in ("1f1b", "dualpipev") else 1)
 
     def needs(self, micro_batches: int) -> str:
-        """Why a step of `micro_batches` does not work, without what to do."""
+        """Why a step of `micro_batches` does not work."""
         number = f"at least {self.stages}"
         if self.schedule == "interleaved1f1b":
             number = f"a multiple of {self.ranks}"
         return (
             f"pipeline={self.ranks} with schedule {self.schedule} needs {number} micro-batches in a step, but it has "
-            f"{micro_batches}"
+            f"{micro_batches} (--trainer.strategy.schedule gpipe works with any number)"
         )
-
-    def batch_problem(
-        self, global_batch: int, micro_batch_size: int | None, ranks: int, *, flag: str = "--data.global_batch_size"
-    ) -> str | None:
-        """Why a step cannot run with these sizes, with sizes that can; None if it can.
-
-        Args:
-            global_batch: sequences per optimizer step, a multiple of the micro-batches of all ranks.
-            micro_batch_size: sequences. None: one micro-batch per step.
-            ranks: data-parallel ranks.
-            flag: the option that sets `global_batch`.
-        """
-        share = global_batch // ranks
-        size = share if micro_batch_size is None else micro_batch_size
-        count = share // size
-        if self.runs(count):
-            return None
-        mends = []
-        if micro_batch_size is not None:
-            below = [n for n in range(1, count) if self.runs(n)][-1:]
-            above = next(n for n in range(count + 1, count + self.stages + 1) if self.runs(n))
-            batches = " or ".join(str(n * size * ranks) for n in (*below, above))
-            mends.append(f"use a batch of {batches} sequences ({flag})")
-        smaller = next((n for n in range(size - 1, 0, -1) if share % n == 0 and self.runs(share // n)), None)
-        if smaller is not None:
-            mends.append(f"--data.micro_batch_size {smaller}")
-        elif micro_batch_size is None:
-            mends.append(f"set --data.micro_batch_size 1 and use a batch of {self.stages * ranks} sequences ({flag})")
-        if self.schedule == "1f1b":
-            mends.append("--trainer.strategy.schedule gpipe")
-        return f"{self.needs(count)}: {', or '.join(mends)}"

@@ -64,7 +64,7 @@ class ScheduleRunner:
     def _make(self, micro_batches: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         layout = self._transfer.layout
         if not layout.runs(micro_batches):  # the sizes were checked before the run, but an epoch may end within a step
-            raise UserError(f"{layout.needs(micro_batches)} (--trainer.strategy.schedule gpipe works with any number).")
+            raise UserError(layout.needs(micro_batches))
         moved = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
         scalar = torch.empty((), dtype=dtype, device="meta", requires_grad=True)
         self._stages = [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lit_llm.batch_sizes import accumulation_steps
+from lit_llm.batch_sizes import batch_problem, micro_batch
 from lit_llm.distributed.convolution_problems import convolution_problems
 from lit_llm.distributed.keep_rule import keep
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
@@ -114,11 +114,24 @@ class RunSettings:
     @property
     def sequences(self) -> int:
         """Sequences per micro-batch on one rank."""
-        return self.micro_batch or self.global_batch // self.layout.data_parallel
+        return self.sequences_of(self.global_batch)
 
     @property
     def accumulation(self) -> int:
-        return accumulation_steps(self.global_batch, self.micro_batch, self.layout.data_parallel)
+        return self.global_batch // (self.sequences * self.layout.data_parallel)
+
+    def sequences_of(self, batch: int) -> int:
+        """Sequences per micro-batch on one rank in a step of `batch` sequences; 0 if the ranks cannot share it."""
+        return micro_batch(batch, self.micro_batch, self.layout.data_parallel, self.layout.pipeline)
+
+    @property
+    def micro_batches(self) -> dict[int, int]:
+        """Sequences of a micro-batch → the most micro-batches of them in a step. More than one only under a ramp."""
+        found: dict[int, int] = {}
+        for _, batch in self.stages:
+            size = self.sequences_of(batch)
+            found[size] = max(found.get(size, 0), batch // (size * self.layout.data_parallel))
+        return found
 
     @property
     def tokens_per_step(self) -> int:
@@ -204,19 +217,13 @@ class RunSettings:
                     reshards=layout.reshard and sizes.data_parallel * sizes.context > 1,
                 ),
             ]
-        for size in dict.fromkeys((self.global_batch, *(size for _, size in self.ramp))):
-            words: dict[str, str] = {}
-            if size != self.global_batch:
-                words = {"label": "batch_ramp: a batch of {} sequences", "flag": "--batch_ramp.tokens_per_batch"}
-            try:
-                accumulation_steps(size, self.micro_batch, dp, **words)
-            except UserError as error:
-                found.append(str(error))
-                continue
-            flag = words.get("flag", "--data.global_batch_size")
-            if pipeline.ranks > 1 and (problem := pipeline.batch_problem(size, self.micro_batch, dp, flag=flag)):
-                found.append(problem)
-        return found
+        length = self.sequence_length
+        ramp: dict[int, int | None] = {size * length: length for _, size in self.ramp}
+        shared = (
+            batch_problem(size, self.micro_batch, dp, pipeline, length=unit)
+            for size, unit in (ramp or {self.global_batch: None}).items()
+        )
+        return [*found, *filter(None, shared)]
 
 
 def from_recipe(

@@ -56,7 +56,7 @@ def parse(words: list[str]) -> dict[str, list[str]]:
 def variants(
     axes: dict[str, list[str]], base: RunSettings, strategy: Any, hardware: Hardware, options: Options
 ) -> Iterator[Variant]:
-    """Plan every combination. A combination whose sizes do not divide has a problem instead of a plan.
+    """Plan every combination. A combination that cannot be, or that is another one, has a problem instead of a plan.
 
     Args:
         strategy: the strategy of the recipe, used where the sweep does not vary it.
@@ -79,7 +79,10 @@ def variants(
         values = dict(zip(axes, combination, strict=True))
         device = hardware_table.find(values["hardware"]) if "hardware" in values else hardware
         try:
-            yield Variant(values, make_plan(_changed(base, values, strategy, device), device, options))
+            plan = make_plan(_changed(base, values, strategy, device), device, options)
+            taken, asked = plan.settings.sequences, values.get("micro_batch_size", "")
+            same = f"micro_batch_size={asked} is as {taken}, the largest that divides" if asked not in ("", str(taken)) else ""
+            yield Variant(values, None if same else plan, same)
         except UserError as error:
             yield Variant(values, None, str(error).splitlines()[0])
 

@@ -146,6 +146,8 @@ class PlanMonitor(Callback):
             "flops_per_token": flops,
             "flops_per_step": flops * settings.tokens_per_step,
             "tokens_per_step": settings.tokens_per_step,
+            "micro_sequences": settings.sequences,
+            "accumulation": settings.accumulation,
             "peak_tflops": peak,
             "predicted": {
                 "peak_bytes": self.predicted_bytes,

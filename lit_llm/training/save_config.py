@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lit_llm.batch_sizes import asked
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
 from lit_llm.data import TokenDataModule
 from lit_llm.disk import write_text
@@ -114,12 +115,14 @@ class SaveRunFolder(SaveConfigCallback):
             print(f"data: {data.train_tokens:,} training tokens, {data.val_tokens:,} validation tokens")
             for first in [0] if data.ramp is None else [stage.step for stage in data.ramp.stages]:
                 sequences = data.batch_samples(first)
-                micro_batches = data.micro_batches_before(first + 1) - data.micro_batches_before(first)
-                parts = _count(micro_batches, "micro-batch", "micro-batches")
+                parts = _count(data.micro_batches(first), "micro-batch", "micro-batches")
+                size = data.micro_batch_samples(first)
+                cut = asked(size, data.micro_batch_size)
                 processes = _count(trainer.world_size, "process", "processes")
                 print(
                     f"{f'from step {first + 1:,} on' if first else 'step'}: {sequences} sequences of {data.block_size} = "
                     f"{sequences * data.block_size:,} tokens, in {parts} on each of {processes}"
+                    f"{cut and f', of {size}{cut}'}"
                 )
             if not self.scratch:
                 print(f"run: {run_length(data, trainer.max_steps)}, into {trainer.default_root_dir}")

@@ -89,6 +89,24 @@ def test_windows_gradients_and_tokens_with_a_custom_loader(tmp_path, ramp_first)
     assert "_make_zero_grad_fn" not in vars(trainer.fit_loop.epoch_loop.automatic_optimization)
 
 
+def test_the_size_of_a_micro_batch_may_depend_on_the_step(tmp_path):
+    """Steps of 6 sequences in micro-batches of 2, then of 9 sequences in micro-batches of 3."""
+
+    class Sized(Ramped):
+        def micro_batch_tokens(self, step):
+            return (2 if step < 2 else 3) * (LENGTH + 1)
+
+        def train_dataloader(self):
+            rows = Batches(99)
+            return DataLoader([rows[i][:n] for i, n in enumerate([2] * 6 + [3] * 9)], batch_size=None)
+
+    sequence = LENGTH + 1
+    module = fit([BatchRamp([(0, 6 * sequence), (12 * sequence, 9 * sequence)])], tmp_path, module=Sized(), steps=5)[1]
+    assert module.windows == [(step, 3) for step in range(5) for _ in range(3)]
+    with pytest.raises(ValueError, match=r"10 tokens per batch is not a multiple of \d+ tokens per micro-batch"):
+        fit([BatchRamp([(0, 6 * sequence), (12 * sequence, 10)])], tmp_path, module=Sized(), steps=5)
+
+
 def parameters(module):
     return [p.tolist() for p in module.parameters()]
 
@@ -152,13 +170,13 @@ def test_what_cannot_be_a_ramp_is_refused():
 
 def test_sizes_that_do_not_divide_are_reported_with_the_nearest():
     ramp = BatchRamp([(0, 3), (5, 12), (9, 17), (40, 3)])
-    assert ramp.size_problems(4, 1) == [
+    assert ramp.size_problems(lambda step: 4, 1) == [
         "batch_ramp: 3 tokens per batch is not a multiple of 4 tokens per micro-batch x 1 data-parallel rank = 4: use 4"
         " tokens (--batch_ramp.tokens_per_batch).",
         "batch_ramp: 17 tokens per batch is not a multiple of 4 tokens per micro-batch x 1 data-parallel rank = 4: use 16"
         " or 20 tokens (--batch_ramp.tokens_per_batch).",
     ]
-    assert "2 data-parallel ranks = 8" in BatchRamp([(0, 12)]).size_problems(4, 2)[0]
+    assert "2 data-parallel ranks = 8" in BatchRamp([(0, 12)]).size_problems(lambda step: 4, 2)[0]
 
 
 def test_what_the_trainer_or_the_module_decides_otherwise_is_refused(tmp_path):

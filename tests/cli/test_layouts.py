@@ -67,11 +67,12 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
     """fsdp2 in shards → tp → pipeline → one process: the curve of a run that never moved, and one file of it at the end."""
     ten = ["--trainer.max_steps", "12", "--schedule.total_steps", "12", "--samples", "TextSamples"]
     ten += ["--samples.prompts", "[line]", "--samples.every_n_steps", "4", "--samples.max_new_tokens", "5"]
-    ten += ["--model.n_layer", "2"]
+    ten += ["--model.n_layer", "2", "--data.micro_batch_size", "4"]  # the whole batch: no two ranks have as much
     run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/straight", *ten)
     stop = ["--schedule.total_steps", "12", *ten[4:]]
     two = ["--trainer.devices", "2", "--resume", "auto"]
-    fit(*overlay("strategy/fsdp2"), *stop, *two, "--trainer.max_steps", "4", "--sharded_checkpoints", "true")
+    out = fit(*overlay("strategy/fsdp2"), *stop, *two, "--trainer.max_steps", "4", "--sharded_checkpoints", "true")
+    assert "in 1 micro-batch on each of 2 processes, of 2 (data.micro_batch_size 4)" in out
     assert len(list(Path("runs/tiny/checkpoints/last.ckpt/").glob("shard-*"))) == 2
     # Looking at it before resuming leaves its tensors on disk: a model may be larger than one rank's memory.
     monkeypatch.setattr("lit_llm.checkpoint.format.join", None)
@@ -79,8 +80,9 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     out = fit(*overlay("strategy/tp"), *stop, *two, "--trainer.max_steps", "8", "--async_checkpoints", "true")
-    assert "in 2 micro-batches on each of 2 processes" in out
-    fit(*overlay("strategy/pp"), *stop, *two, "--trainer.max_steps", "10")
+    assert "in 1 micro-batch on each of 2 processes\n" in out
+    out = fit(*overlay("strategy/pp"), *stop, *two, "--trainer.max_steps", "10")
+    assert "in 2 micro-batches on each of 2 processes, of 2 (data.micro_batch_size 4)" in out
     code, out, err = run(capsys, "fit", "--config", "tiny.yaml", *overlay("strategy/single"), *ten, "--resume", "auto")
     assert code == 0, err
     straight, moved = Path("runs/straight"), Path("runs/tiny")
@@ -144,7 +146,10 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
         (["--trainer.accelerator", "gpu"], "trainer.accelerator is gpu, and torch finds"),
         (["--compute.activation_checkpointing", "0"], "compute.activation_checkpointing is 0, but must be at least 1"),
         ([*overlay("strategy/fsdp2"), "--trainer.strategy.replicate", "0"], "replicate is 0, but must be at least 1"),
-        ([*overlay("strategy/fsdp2"), "--trainer.devices", "3"], "is not a multiple of micro_batch_size"),
+        (
+            [*overlay("strategy/fsdp2"), "--trainer.devices", "3"],
+            "global_batch_size 4 is not a multiple of 3 data-parallel ranks: use 3 or 6 (--data.",
+        ),
         (
             [*overlay("strategy/pp"), "--trainer.devices", "2", "--trainer.strategy.reduce_each_micro_batch", "true"],
             "error: reduce_each_micro_batch is true, but a pipeline reduces gradients once a step: use auto or false "

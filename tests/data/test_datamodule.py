@@ -279,7 +279,7 @@ def test_problems_of_shards_and_sizes_are_reported_together(tmp_path, shards):
     )
     problems = data.problems(world_size=2)
     for words in (
-        "use 4 or 8",
+        "use 6 or 8",
         "No val shards: give --data.val",
         "No non-empty file matches " + str(tmp_path / "nothing_*.bin"),
         "test shards hold a single token",

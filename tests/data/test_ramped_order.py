@@ -247,12 +247,12 @@ def test_all_problems_of_a_ramp_are_reported_together(shards):
         return data.problems(ranks)
 
     assert problems(RAMP) == []
-    assert problems(RAMP, micro_batch_size=None) == ["batch_ramp needs a fixed micro-batch size: set --data.micro_batch_size."]
+    assert problems(RAMP, micro_batch_size=None) == problems(RAMP, micro_batch_size=5) == []
     assert problems([(0, 100), (200, 96)]) == [
-        "batch_ramp: 100 tokens per batch is not a multiple of 16 tokens per micro-batch x 1 data-parallel rank = 16: use"
-        " 96 or 112 tokens (--batch_ramp.tokens_per_batch)."
+        "batch_ramp: 100 tokens per batch is not a multiple of 8 tokens per sequence x 1 data-parallel rank = 8: use"
+        " 96 or 104 tokens (--batch_ramp.tokens_per_batch)."
     ]
-    assert "= 32: use 32 tokens " in problems(RAMP, ranks=2)[0]
+    assert "= 32: use 32 tokens " in problems(RAMP, ranks=4)[0]
     assert problems(RAMP, global_batch_size=24) == [
         "batch_ramp ends with 96 tokens per batch, but global_batch_size 24 x block_size 8 = 192: the two must be"
         " equal (--data.global_batch_size 12)."

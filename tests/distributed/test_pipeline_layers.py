@@ -1,6 +1,5 @@
 """Which layers and ranks the stages of a pipeline have, and the sentences about what cannot work."""
 
-import re
 from itertools import combinations, pairwise, product
 from types import SimpleNamespace
 
@@ -8,7 +7,7 @@ import pytest
 from lightning.pytorch import Trainer
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from lit_llm.cli.preflight import callback_problems, epoch_problem, layout, micro_batch_problems
+from lit_llm.cli.preflight import callback_problems, epoch_problem, layout
 from lit_llm.data import TextFiles
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
@@ -141,23 +140,6 @@ def test_every_proposed_flag_for_layers_works(schedule):
     assert seen > 50
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved1f1b", "dualpipev"])
-def test_every_proposed_batch_works(schedule):
-    for ranks, copies, micro, count in product((2, 4), (1, 3), (None, 1, 4), (1, 2, 5, 7)):
-        layout, batch = PipelineLayout(ranks, schedule), count * copies * (micro or 4)
-        sentence = layout.batch_problem(batch, micro, copies)
-        if sentence is None:
-            continue
-        mends = sentence.split(": ")[1].split(", or ")
-        for words in mends:
-            sizes = [int(size) for size in re.findall(r"(?<= )\d+", words.partition("batch of")[2])] or [batch]
-            found = re.search(r"--data.micro_batch_size (\d+)", words)
-            other = layout._replace(schedule="gpipe") if "gpipe" in words else layout
-            for size in sizes:
-                assert other.batch_problem(size, int(found[1]) if found else micro, copies) is None, sentence
-        assert len(mends) >= 1
-
-
 def test_what_works_is_not_refused():
     assert problems(pipeline=4) == []
     assert problems(pipeline=2, schedule="interleaved1f1b", shard=2, compute=ComputeConfig(compile=True)) == []
@@ -173,16 +155,18 @@ def test_settings_that_contradict_each_other_are_refused():
         MeshStrategy(pipeline=2, schedule="2f2b")  # type: ignore[arg-type]
 
 
-def test_a_step_with_too_few_micro_batches_is_refused_before_the_run():
-    data = TextFiles(paths=[], micro_batch_size=2, global_batch_size=8)
-    strategy = MeshStrategy(pipeline=4, shard=2)
-    assert micro_batch_problems(strategy, data, 1) == []
-    (problem,) = micro_batch_problems(strategy, data, 2)
-    assert problem.endswith(
-        "needs at least 4 micro-batches in a step, but it has 2: use a batch of 16 sequences (--data.global_batch_size), "
-        "or --data.micro_batch_size 1, or --trainer.strategy.schedule gpipe"
-    )
-    assert micro_batch_problems(MeshStrategy(shard=2), data, 2) == []
+def test_a_step_gets_as_many_micro_batches_as_the_stages_or_is_refused_before_the_run():
+    data = TextFiles(paths=[], micro_batch_size=2, global_batch_size=8, block_size=8)
+    missing = data.problems(1)
+    data.find_pipeline(MeshStrategy(pipeline=4, shard=2))
+    assert (data.problems(1), data.micro_batch_samples(0)) == (missing, 2)
+    data.global_batch_size = 4
+    assert (data.problems(1), data.micro_batch_samples(0), data.micro_batches(0)) == (missing, 1, 4)
+    (problem,) = set(data.problems(2)) - set(missing)
+    assert "needs at least 4 micro-batches in a step, but it has 2" in problem
+    assert problem.endswith("use 8 (--data.global_batch_size).")
+    data.find_pipeline(MeshStrategy(shard=2))
+    assert data.problems(2) == missing
 
 
 @pytest.mark.parametrize(("limit", "said"), [(5, "--trainer.limit_train_batches 4"), (1, "--trainer.limit_train_batches null")])

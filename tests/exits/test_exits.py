@@ -232,6 +232,38 @@ def test_processes_that_lightning_starts_do_not_stay_behind(folder, rank, kind):
     assert "KeyError: 'broken'" in said
 
 
+FAILS = """
+from lit_llm.cli import bounded_exit
+from lit_llm.errors import report
+
+def command():
+    report("a mistake")
+    print("failed", flush=True)
+    return 2
+
+bounded_exit.FIRST_RANK_SECONDS = {seconds}
+bounded_exit.run_and_end(command)
+"""
+
+
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "SLURM_LOCALID"])
+@pytest.mark.parametrize("also_ends", [True, False])
+def test_a_rank_that_fails_leaves_the_last_word_to_the_first_on_its_machine(variable, also_ends):
+    """torchrun ends all ranks when one has failed. The first rank prints the mistake; another one only if the first goes on."""
+    common = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "MASTER_PORT": f"4{os.getpid()}"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(["cat"], env={**common, variable: "0"}, **pipes) as first:
+        script = FAILS.format(seconds=1000 if also_ends else 0.1)
+        with subprocess.Popen([sys.executable, "-c", script], env={**common, variable: "1"}, **pipes) as other:
+            assert other.stdout.readline() == "failed\n"
+            if also_ends:
+                time.sleep(0.5)
+                assert other.poll() is None, "it must not end before the first"
+                first.communicate()
+            said = other.communicate()[1]
+        assert other.returncode == 2 and said == ("" if also_ends else "error: a mistake\n")
+
+
 @pytest.mark.parametrize("launcher", ["gone", "not waited for", "somebody else's"])
 def test_a_rank_whose_launcher_ended_before_it_looked_ends_too(launcher):
     """Rank 0 may end while rank 1 still imports. A process whose environment names a running one is somebody else's child."""

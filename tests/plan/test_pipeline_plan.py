@@ -193,7 +193,7 @@ def test_a_sweep_knows_the_overlays_of_all_dimensions():
     ("sizes", "devices", "said"),
     [
         ({"pipeline": 16}, 16, "16 stages of at least one layer, but model.n_layer is 8"),
-        ({"pipeline": 4, "shard": 8}, 32, "needs at least 4 micro-batches in a step, but it has 2"),
+        ({"pipeline": 4, "shard": 8}, 32, "needs at least 4 micro-batches in a step, but it has 2 .* or use 32 "),
         ({"context": 8, "context_attention": "heads"}, 8, "context=8 does not divide model.n_head = 4"),
         ({"pipeline": 2, "context": 3}, 8, "needs a multiple of 6 processes, but the run has 8: use 6 or 12"),
         ({"pipeline": 2, "schedule": "zbv", "tensor_parallel": 2}, 4, "loss of tensor_parallel=2 computes both at once"),

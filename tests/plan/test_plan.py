@@ -83,8 +83,8 @@ def test_numbers_of_devices_and_precisions_as_lightning_takes_them():
 
 
 def test_a_batch_that_does_not_divide_names_sizes_that_do():
-    with pytest.raises(ValueError, match=r"use 56 or 112 .*lower --data\.micro_batch_size to 4\."):
-        make_plan(run(micro_batch=7, layout=Layout("ddp", replicate=8)), find("h200"))
+    with pytest.raises(ValueError, match=r"64 is not a multiple of 7 data-parallel ranks: use 63 or 70 "):
+        make_plan(run(layout=Layout("ddp", replicate=7)), find("h200"))
 
 
 def recipe(**changes):
@@ -191,16 +191,26 @@ def test_weights_that_are_exact_only_over_many_steps_are_said():
     assert "in between" not in markdown(make_plan(run(data=DataFacts(10**8, phases=(rounded,))), find("h100-sxm")))
 
 
-def test_ranks_and_micro_batches_divide_every_batch_of_a_ramp():
+def test_ranks_divide_every_batch_of_a_ramp_and_each_stage_has_its_own_micro_batches():
     ramp = ((0, 16), (400, 24), (800, 64))
     assert make_plan(run(), find("h200")).largest_micro_batch == 64
     assert make_plan(run(ramp=ramp), find("h200")).largest_micro_batch == 8
-    said = r"^batch_ramp: a batch of 24 sequences .* micro_batch_size 16 x 1 .* = 16: .*use 16 or 32 \(--batch_ramp"
+    stages = make_plan(run(ramp=ramp, micro_batch=16), find("h200"))  # 16 x 1, 12 x 2, 16 x 4
+    assert stages.settings.micro_batches == {16: 4, 12: 2}
+    assert stages.memory == make_plan(run(micro_batch=16), find("h200")).memory
+    said = (
+        r"^batch_ramp: 24576 tokens per batch is not a multiple of 1024 .* x 5 data-parallel ranks = 5120: use 20480 or 25600 "
+    )
     with pytest.raises(ValueError, match=said) as problem:
-        make_plan(run(ramp=ramp, micro_batch=16), find("h200"))
+        make_plan(run(ramp=((0, 10), (400, 24), (800, 65)), global_batch=65, layout=Layout("ddp", replicate=5)), find("h200"))
     assert len(str(problem.value).splitlines()) == 1
     found = list(sweep.variants(sweep.parse(["devices=2,3"]), run(ramp=ramp), "ddp", find("h200"), Options()))
-    assert [v.plan is None for v in found] == [True, True] and "24 sequences" in found[0].problem  # 8 x 2 ranks = 16
+    assert [v.plan is None for v in found] == [False, True]
+
+
+def test_the_memory_is_that_of_the_stage_with_the_largest_micro_batches():
+    tail = make_plan(run(ramp=((0, 16), (400, 17)), global_batch=17, micro_batch=16), find("h200"))
+    assert tail.settings.sequences == 1 and tail.memory == make_plan(run(global_batch=16, micro_batch=16), find("h200")).memory
 
 
 def test_a_ramp_that_leads_down_needs_the_memory_of_its_largest_batch():

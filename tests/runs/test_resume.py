@@ -49,8 +49,9 @@ def test_auto_starts_a_run_that_is_not_there_and_again_one_that_was_killed_befor
         run(capsys, *flags, *breaking(4))
     assert Path("runs/tiny/config.yaml").exists() and not Path("runs/tiny/checkpoints").exists()
     assert rows(Path("runs/tiny"), "train/loss") == [1, 2, 3]
-    code, *_ = run(capsys, *flags)
+    code, _, err = run(capsys, *flags)
     assert code == 0 and rows(Path("runs/tiny"), "train/loss") == list(range(1, 9))
+    assert "note: runs/tiny has no checkpoint to continue from, so training starts at step 1 (--resume auto)" in err
 
 
 def test_auto_leaves_a_finished_run_as_it_is(trained, capsys):
@@ -58,8 +59,8 @@ def test_auto_leaves_a_finished_run_as_it_is(trained, capsys):
         return {p: (p.lstat().st_mtime_ns, p.lstat().st_ino) for p in (trained / "checkpoints").rglob("*")}
 
     before = files()
-    code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
-    assert code == 0 and "at step 8" in out and files() == before
+    code, out, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
+    assert code == 0 and "at step 8" in out and files() == before and "no checkpoint" not in err
     assert rows(trained, "train/loss") == list(range(1, 9)) and rows(trained, "val/loss") == [4, 8]
 
 

@@ -30,6 +30,26 @@ def test_a_ramp_is_printed_logged_and_saved_for_resume(ramped, capsys):
     assert curve(Path("runs/again"), "train/loss") == curve(Path("runs/ramped"), "train/loss")
 
 
+def test_each_stage_has_the_largest_micro_batches_of_its_own(ramped, capsys):
+    """1 of 3 sequences, then 2 of 4. Without a limit a step is one micro-batch, with losses that differ by rounding."""
+    sizes = [
+        "--batch_ramp.tokens_per_batch",
+        "[[0, 48], [80, 128]]",
+        "--data.global_batch_size",
+        "8",
+        "--trainer.max_steps",
+        "4",
+    ]
+    code, out, _ = run(capsys, *ramped, *sizes, "--data.micro_batch_size", "4")
+    assert code == 0
+    assert "step: 3 sequences of 16 = 48 tokens, in 1 micro-batch on each of 1 process, of 3 (data.micro_batch_size 4)" in out
+    assert "from step 3 on: 8 sequences of 16 = 128 tokens, in 2 micro-batches on each of 1 process\n" in out
+    code, out, _ = run(capsys, *ramped[:-1], "runs/whole", *sizes, "--data.micro_batch_size", "null")
+    assert code == 0 and "= 128 tokens, in 1 micro-batch on each of 1 process\n" in out
+    whole, own = (curve(Path(folder), "train/loss") for folder in ("runs/whole", "runs/ramped"))
+    assert list(own) == [1, 2, 3, 4] and own == pytest.approx(whole, rel=1e-4)
+
+
 def test_another_micro_batch_continues_it_and_another_ramp_is_refused(ramped, capsys):
     run(capsys, *ramped, "--trainer.max_steps", "14", "--schedule.total_steps", "14")
     straight = {name: curve(Path("runs/ramped"), name) for name in ("train/loss", "progress/tokens")}
@@ -57,10 +77,9 @@ def test_an_interrupted_ramp_gets_its_certificate(ramped, capsys):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--batch_ramp.tokens_per_batch", "[[0, 40], [80, 64]]"], ["40 tokens per batch", "= 32", "use 32 or 64 tokens"]),
+        (["--batch_ramp.tokens_per_batch", "[[0, 40], [80, 64]]"], ["40 tokens per batch", "= 16", "use 32 or 48 tokens"]),
         (["--batch_ramp.tokens_per_batch", "[[5, 32]]"], ["must begin at 0 tokens", "--batch_ramp.tokens_per_batch"]),
         (["--batch_ramp.tokens_per_batch", "[[0, 32]]"], ["ends with 32 tokens", "--data.global_batch_size 2"]),
-        (["--data.micro_batch_size", "null"], ["--data.micro_batch_size"]),
         (["--trainer.accumulate_grad_batches", "2"], ["remove --trainer.accumulate_grad_batches"]),
         (
             ["--batch_ramp.tokens_per_batch", "[[0, 40], [80, 64]]", "--trainer.accelerator", "gpu"],
