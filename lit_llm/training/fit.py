@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
