@@ -25,12 +25,11 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
     """Multiply tensors of one device in place by a 0-d tensor, in one fused launch (like `clip_grads_with_norm_`)."""
-    wide = [tensor for tensor in tensors if tensor.dtype == factor.dtype]
-    if wide:
-        torch._foreach_mul_(wide, factor)
-    for tensor in tensors:
-        if tensor.dtype != factor.dtype:
-            tensor.mul_(factor.view((1,) * tensor.ndim))  # a GPU would round a 0-d factor to the tensor's dtype
+    if all(tensor.dtype == factor.dtype for tensor in tensors):
+        torch._foreach_mul_(tensors, factor)
+        return
+    for tensor in tensors:  # a GPU would round a 0-d factor to the dtype of each
+        tensor.mul_(factor.view((1,) * tensor.ndim))
 
 
 def lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:

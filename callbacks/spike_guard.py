@@ -28,10 +28,9 @@ class SpikeGuard(Callback):
 
     A skipped step leaves parameters, moments and the optimizer's step counters unchanged, bit for bit. (Buffers that a
     forward pass writes, such as BatchNorm's, do change.) Its loss and norm do not enter the window of good steps. The
-    trainer still counts the step, so schedule and data advance. The loss is the `step_loss` of the module
-    (`GivesStepLoss`), otherwise the mean over the step's micro-batches. The norm is the one before clipping. Both are averaged
-    over ranks, so all ranks skip the same steps. A step whose `step_count` is 0 has no target: it is made if its norm is finite,
-    and neither enters the window nor ends a row of skipped steps.
+    trainer still counts the step, so schedule and data advance. The loss is the module's `step_loss`
+    (`step_loss.py`), otherwise the mean over the step's micro-batches. The norm is the one before clipping. Both are averaged
+    over ranks, so all ranks skip the same steps. A step without targets is made if its norm is finite, and otherwise ignored.
 
     The test runs on the device. Optimizers that honour `found_inf` skip the update there, without host synchronisation:
     torch's Adam, AdamW, SGD and Adagrad with `fused=True`, and classes with an attribute `honours_found_inf = True`. For any

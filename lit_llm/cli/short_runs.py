@@ -178,10 +178,7 @@ class ShortRuns:
 
 
 class _Steered(Callback):
-    """Sets the rate of each group before each step, and records the loss of each step.
-
-    A step without a target has the loss of the one before, at the beginning that of the first one with targets.
-    """
+    """Sets the rate of each group before each step, and records its loss: without targets, that of a neighbour."""
 
     def __init__(self, rate: Rate, keys: tuple[str, ...], steps: int, ends: Callable[[Sequence[float]], bool]) -> None:
         self.rate, self.keys, self.steps, self.ends = rate, keys, steps, ends

@@ -83,7 +83,7 @@ class LanguageModel(L.LightningModule):
     data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`. A step, or
     a source in a step, without a counted target has no loss, and no such row.
 
-    Gives callbacks the loss of the step as `lit_llm.callbacks.step_loss.GivesStepLoss`, in nats.
+    Says the loss of the step to callbacks (`lit_llm.callbacks.step_loss`): the nats, without z-loss.
 
     Args:
         architecture: built instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.
@@ -144,8 +144,8 @@ class LanguageModel(L.LightningModule):
         self.window_batches: list[dict[str, Tensor]] = []  # of a pipeline: the step's micro-batches until the last one
         self.window_is_complete = False
         self.micro_batch_count: Tensor | int = 0  # of the latest micro-batch
-        # Of the latest step and all ranks: NLL, counted targets, and the same of each source.
-        self.step_sums = torch.zeros(2, dtype=torch.float64)
+        self.step_sums = torch.zeros(2)  # of the latest step and all ranks: NLL, counted targets, then those of each source
+        self.step_loss, self.step_count = torch.tensor(math.nan), torch.tensor(0)
         self.evaluated_sources = SourceLosses(())
 
     # -- building ---------------------------------------------------------------------------------------------------
@@ -324,9 +324,7 @@ class LanguageModel(L.LightningModule):
         self.window_count = self.window_count + sums.count
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Add the gradients of a mean, weighted by its targets.
-
-        In a pipeline the step's last micro-batch runs forward and backward of all of them, by the schedule.
+        """Add the gradients of a mean, by weight. A pipeline's last micro-batch of a step runs all of them, by the schedule.
 
         Not in `training_step`, because Lightning sets gradients to zero after it.
         """
@@ -351,16 +349,13 @@ class LanguageModel(L.LightningModule):
 
     def _weight(self, count: Tensor | int) -> Tensor | float:
         # With ignored targets the token count of the global batch is only known after its last micro-batch. Each mean is
-        # weighted by its count over one constant, the same on all ranks, and `optimizer_step` rescales by the exact count. Ranks
+        # weighted by its count over a constant, the same on all ranks, and `_end_window` rescales by the exact count. Ranks
         # that share each sequence have parts of it, and the strategy averages the gradients over these ranks, too.
         return 1.0 if self.every_target_counts else count / self.config.block_size
 
     def first_gradient_scale(self) -> Tensor | float:
         """After the first micro-batch of a step: what makes its gradient that of the mean over its targets; inf without any."""
-        micro_batches = self.trainer.accumulate_grad_batches
-        if self.every_target_counts:
-            return micro_batches
-        return micro_batches * self.config.block_size / torch.as_tensor(self.window_count)
+        return self.trainer.accumulate_grad_batches / self._weight(self.window_count)
 
     def _mesh(self, name: str, otherwise: int) -> int:
         """A number of ranks of the MeshStrategy; `otherwise` with another strategy, or without a Trainer."""
@@ -390,35 +385,22 @@ class LanguageModel(L.LightningModule):
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
 
     def _end_window(self) -> None:
-        trainer = self.trainer
-        device, wanted, made = trainer.strategy.root_device, trainer.accumulate_grad_batches, self.window_size
+        strategy, wanted, made = self.trainer.strategy, self.trainer.accumulate_grad_batches, self.window_size
         # Of a pipeline, ranks without the loss have plain zeros.
-        sums = torch.stack([torch.as_tensor(value, device=device).double() for value in (self.window_nll, self.window_count)])
-        if self.window_sources.names:
-            sums = torch.cat((sums, self.window_sources.take().to(sums)))  # (2 + 2 S,)
-        reduced = trainer.strategy.reduce(sums, reduce_op="sum")
-        assert isinstance(reduced, Tensor)
-        self.step_sums = reduced
+        own = [torch.as_tensor(value, device=strategy.root_device).double() for value in (self.window_nll, self.window_count)]
+        sums = torch.cat((torch.stack(own), self.window_sources.take().to(own[0])))  # (2 + 2 S,)
+        self.step_sums = strategy.reduce(sums, reduce_op="sum")
+        self.step_loss, self.step_count = self.step_sums[0] / self.step_sums[1], self.step_sums[1]
         self.window_nll, self.window_count, self.window_size = 0.0, 0, 0
         # Lightning has divided the gradient by the micro-batches of a whole window, and the strategy by the number of ranks.
         if not self.every_target_counts:
-            parts = self.config.block_size * wanted * self._mesh("loss_ranks", trainer.world_size)
+            parts = self.config.block_size * wanted * self._mesh("loss_ranks", self.trainer.world_size)
             scale = parts / self.step_count.clamp(min=1)  # a batch without any target has zero gradients, not NaN
-        elif made < wanted:  # the epoch ends here
-            scale = torch.tensor(wanted / made)
-        else:
+        elif made == wanted:
             return
+        else:  # the epoch ends here
+            scale = torch.tensor(wanted / made)
         scale_((p.grad for p in self.parameters() if p.grad is not None), scale.float())
-
-    @property
-    def step_loss(self) -> Tensor:
-        """Of the latest step's global batch, 0-d: nats per counted target. NaN without any."""
-        return self.step_sums[0] / self.step_sums[1]
-
-    @property
-    def step_count(self) -> Tensor:
-        """The counted targets of the latest step's global batch, 0-d."""
-        return self.step_sums[1]
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Print what compilation took, after the first micro-batch. Every launch pays it."""

@@ -180,7 +180,8 @@ def train(
         lora=None if lora is None else LoRAConfig(**lora),
         init_from=None if init_from is None else folder / init_from,
     )
-    callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), SpikeGuard(), StepSeed(3)]
+    guard = SpikeGuard()
+    callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), guard, StepSeed(3)]
     average = None if ema is None else EMA(ema)
     callbacks += [] if average is None else [average]
     if to is not None:
@@ -216,7 +217,7 @@ def train(
     assert isinstance(trainer.logger, Rows)
     rows = {step: row for step, row in sorted(trainer.logger.rows.items()) if "train/loss" in row}
     result: dict[str, Any] = {name: [row[name] for row in rows.values()] for name in ("train/loss", "grad/norm", "lr")}
-    result["steps"] = list(rows)
+    result["steps"], result["guard"] = list(rows), guard.state_dict()["losses"]
     names = [f"{name}/loss" for name in data.source_names]
     result["sources"] = {f"train/{name}": [row.get(f"train/{name}", -1.0) for row in rows.values()] for name in names}
     assert module.model is not None

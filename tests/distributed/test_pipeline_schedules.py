@@ -29,6 +29,7 @@ TWO = {
         "steps": 3,
     },
     "an epoch ends within a step": {"strategy": {}, "ignoring": True, "steps": 3, "limit_train_batches": 19},
+    "an epoch ends within a step, no target ignored": {"strategy": {}, "steps": 3, "limit_train_batches": 19},
     "zbv, recomputed": {
         "strategy": {"schedule": "zbv"},
         **MODERN,

@@ -65,8 +65,8 @@ def fit(data, *, accumulate=1, steps=2, model=None, more=(), precision=None, **k
     module = LanguageModel(model or config(), SGD, **kwargs)
     rows = Losses()
     trainer = Trainer(max_steps=steps, accumulate_grad_batches=accumulate, log_every_n_steps=1, callbacks=[*more, rows],
-                      precision=precision, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-                      accelerator="cpu", num_sanity_val_steps=0, limit_val_batches=0)  # fmt: skip
+                      precision=precision, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                      enable_model_summary=False, accelerator="cpu", num_sanity_val_steps=0, limit_val_batches=0)  # fmt: skip
     trainer.fit(module, datamodule=data)
     return module, rows.train
 
