@@ -6,17 +6,13 @@ tests/contracts holds every function to what it promises.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.data import _is_dataloader_shuffled
 from torch.distributed.device_mesh import DeviceMesh
-
-from lit_llm.callbacks._lightning import wrap
 
 
 def trainer_of(module: LightningModule) -> Trainer | None:
@@ -48,11 +44,11 @@ def set_micro_batches_made(trainer: Trainer, made: int) -> None:
 
 def keep_order_of_loaders(trainer: Trainer) -> None:
     """Deal a training loader's samples out to the ranks in its own order. Lightning shuffles every loader if there are two."""
-
-    def prepare(inner: Callable[..., object], dataloader: object, shuffle: bool, mode: RunningStage) -> object:
-        return inner(dataloader, shuffle=_is_dataloader_shuffled(dataloader), mode=mode)
-
-    wrap(trainer._data_connector, "_prepare_dataloader", prepare, "a loader that does not shuffle")
+    connector = trainer._data_connector
+    prepare = connector._prepare_dataloader
+    connector._prepare_dataloader = lambda loader, shuffle, mode: prepare(  # type: ignore[assignment,method-assign]
+        loader, shuffle=_is_dataloader_shuffled(loader), mode=mode
+    )
 
 
 def ddp_option(strategy: DDPStrategy, name: str) -> Any:

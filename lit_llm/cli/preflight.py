@@ -8,15 +8,7 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelPruning,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from lightning.pytorch import callbacks as lightnings
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from lit_llm import callbacks
@@ -212,12 +204,12 @@ def logger_problems(loggers: Any) -> list[str]:
 
 
 _INSTEAD: dict[type[Callback], str] = {
-    StochasticWeightAveraging: "--ema EMA averages the weights",
-    WeightAveraging: "--ema EMA averages the weights",
-    LearningRateFinder: "python -m lit_llm find-lr finds a rate",
-    BatchSizeFinder: "python -m lit_llm find-batch finds a batch size",
-    BackboneFinetuning: "--lora.rank N trains a small part of the weights",
-    ModelPruning: "nothing here prunes weights",
+    lightnings.StochasticWeightAveraging: "--ema EMA averages the weights",
+    lightnings.WeightAveraging: "--ema EMA averages the weights",
+    lightnings.LearningRateFinder: "python -m lit_llm find-lr finds a rate",
+    lightnings.BatchSizeFinder: "python -m lit_llm find-batch finds a batch size",
+    lightnings.BackboneFinetuning: "--lora.rank N trains a small part of the weights",
+    lightnings.ModelPruning: "nothing here prunes weights",
 }
 """Lightning's callbacks that fail with a LanguageModel, and what there is instead."""
 
@@ -232,7 +224,7 @@ def callback_problems(trainer: Trainer, data: object = None) -> list[str]:
         found.append("trainer.log_every_n_steps must be at least 1 (--trainer.log_every_n_steps)")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         instead = next((what for kind, what in _INSTEAD.items() if isinstance(callback, kind)), None)
-        if isinstance(callback, GradientAccumulationScheduler):
+        if isinstance(callback, lightnings.GradientAccumulationScheduler):
             if isinstance(data, TokenDataModule):
                 instead = "data.global_batch_size and --batch_ramp BatchRamp set the batch"
             elif trainer.accumulate_grad_batches != 1:

@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lit_llm.disk import write_text
 from lit_llm.errors import UserError, not_utf8
 from lit_llm.yaml_reading import InvalidYaml, read_yaml_file
 
@@ -121,11 +120,6 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise UserError(f"{run_dir / CONFIG} has no settings: restore it, or use another folder (--run_dir)")
     return settings
-
-
-def record_end(run_dir: Path, step: int, reason: str) -> None:
-    """Write `ENDED`."""
-    write_text(run_dir / ENDED, json.dumps({"step": step, "reason": reason}, indent=2) + "\n")
 
 
 def reason_of_end(run_dir: Path, step: int | None) -> str | None:

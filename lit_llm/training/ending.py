@@ -59,12 +59,7 @@ class RequireMonitor(Callback):
 
 
 class ValidateLast(Callback):
-    """Validates the last step of a run without `ValidateEvery`, so that its end and its best checkpoint are known.
-
-    Contract:
-        on_train_batch_start: makes validation due after the micro-batch that completes step `max_steps`.
-        State: none.
-    """
+    """Without `ValidateEvery`, makes validation due after the last step, so that its loss and the best checkpoint are known."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if trainer.global_step + 1 == trainer.max_steps and not accumulates(trainer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
@@ -18,7 +20,7 @@ from rich.table import Table
 
 import lit_llm.data
 from lit_llm import callbacks
-from lit_llm.disk import delete, is_disk_error, naming
+from lit_llm.disk import delete, is_disk_error, naming, write_bytes, write_text
 from lit_llm.errors import UserError, is_user_error, report
 from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.plan.run_record import PLAN
@@ -28,7 +30,7 @@ from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.lock import LOCK, RunLock
 from lit_llm.runs.logged_curve import logged
 from lit_llm.runs.resume import RunStart
-from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, holds_run, record_end, set_aside
+from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, ENDED, holds_run, set_aside
 from lit_llm.tokenizers import TOKENIZER_FILE
 from lit_llm.training.ending import (
     ValidateLast,
@@ -73,10 +75,14 @@ def fit(
         UserError: The data do not fit the run or its weights, or the folder is in use. The folder is then unchanged.
         KeyboardInterrupt: Instead of Lightning's SystemExit.
     """
+
+    def stay_ended(trainer: Trainer, _: LightningModule) -> None:  # rank 0 knows
+        trainer.should_stop |= trainer.strategy.broadcast(start.end is not None)
+
     require_monitors(trainer)
     if not validates_by_steps(trainer):
         trainer.callbacks.append(ValidateLast())  # type: ignore[attr-defined]
-    trainer.callbacks[:0] = [PeerWatch(), _End(is_reached=start.end is not None)]  # type: ignore[attr-defined]
+    trainer.callbacks[:0] = [PeerWatch(), LambdaCallback(on_fit_start=stay_ended)]  # type: ignore[attr-defined]
     watch = None if hang_timeout is None else ProgressWatch(hang_timeout, log_dir or run_dir, _code_of_failure)
     if watch is not None:
         trainer.callbacks.insert(0, watch)  # type: ignore[attr-defined]
@@ -104,7 +110,7 @@ def fit(
             return code
         if trainer.should_stop and start.end is None and folder is not None and holds_run(run_dir):
             with contextlib.suppress(OSError):  # then the next launch trains on, until the same rule ends it again
-                record_end(run_dir, trainer.global_step, reason_for_end(trainer))
+                write_text(run_dir / ENDED, json.dumps({"step": trainer.global_step, "reason": reason_for_end(trainer)}))
         metrics = dict(trainer.callback_metrics)  # an evaluation clears them
         if model.step_count and not model.step_loss.isfinite():  # the last step may not have been logged
             metrics["train/loss"] = model.step_loss
@@ -226,20 +232,6 @@ def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Pat
     Console(file=sys.stdout).print(table)
 
 
-class _End(Callback):
-    """Trains no step if the run has ended by a rule of its own: the same command must come to the same end.
-
-    Args:
-        is_reached: rank 0's counts.
-    """
-
-    def __init__(self, *, is_reached: bool) -> None:
-        self.is_reached = is_reached
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.should_stop |= trainer.strategy.broadcast(self.is_reached)
-
-
 class _Owner(Callback):
     """Checks before each save that this run still holds the lock of its folder, and notes when training begins."""
 
@@ -300,7 +292,7 @@ class _FolderBefore:
                 delete(path)
         for path, content in self.contents.items():
             with contextlib.suppress(OSError):  # the disk refuses this, too; then it has refused a new file as well
-                path.write_bytes(content)
+                write_bytes(path, content)
 
 
 def _continue(run_dir: Path) -> str:

@@ -1,4 +1,4 @@
-"""The rows that a `DistributedSampler` repeats at its end, so that all ranks have equally many."""
+"""The rows that a `DistributedSampler` repeats, so that all ranks have equally many."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from torch.utils.data import DistributedSampler
 
 
 def without_repeats(batch: dict[str, Tensor], batch_idx: int, loader: Any) -> dict[str, Tensor]:
-    """The batch with ignored targets in repeated rows.
-
-    Rank r of R takes the samples r, r + R, r + 2R, … Those after the end of the data set are its first ones again.
-
-    Args:
-        loader: of this batch, the one of its number since the loader's beginning.
-    """
+    """The batch with ignored targets in repeated rows: rank r of R takes samples r, r + R, …, then the first again."""
     batches = getattr(loader, "batch_sampler", None)
     sampler = getattr(loader if batches is None else batches, "sampler", None)
     if not isinstance(sampler, DistributedSampler):
