@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,28 +37,24 @@ _STORED = ("weights", "weight average", "optimizer state", "gradients")
 
 
 def memory_problem(
-    config: Namespace,
-    model: GPTConfig,
-    architecture: Architecture | None,
-    data: Any,
-    trainer: Trainer,
-    lora: LoRAConfig | None,
-    *,
-    cut: bool,
+    config: Namespace, parts: Mapping[str, Any], own: Architecture | None, trainer: Trainer, *, cut: bool
 ) -> str | None:
     """Why the run cannot be held in memory, in one sentence; None if it can, or if that is unknown.
 
     On a GPU it also settles what FSDP2 keeps whole, where that is auto.
 
     Args:
+        parts: the objects of the recipe's groups.
+        own: a custom architecture.
         cut: the batch will be reduced, so that only the model counts.
     """
     device = trainer.strategy.root_device
     if device.type not in ("cpu", "cuda"):
         return None
     try:
-        planned = custom_config(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), architecture)
-        settings = _settings(config, planned, data, trainer, lora, cut=cut)
+        model, data = parts["model"], parts["data"]
+        planned = custom_config(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), own)
+        settings = _settings(config, planned, data, trainer, parts.get("lora"), cut=cut)
         settings = resolved(settings, this_machine(measure=False, device=device))
         ranks = peaks_of_ranks(settings, cuda=device.type == "cuda")
     except UserError:
@@ -76,17 +73,8 @@ def _settings(
     values = config.as_dict()
     values["trainer"]["max_steps"] = max(1, trainer.max_steps)  # memory does not depend on it
     length = getattr(data, "block_size", None) or model.block_size
-    settings = from_recipe(
-        values,
-        model,
-        devices=trainer.world_size,
-        devices_per_node=trainer.num_devices,
-        micro_batch=None,
-        global_batch=1,
-        data=DataFacts(),
-        lora=lora,
-        length=length,
-    )
+    given: dict[str, Any] = {"devices": trainer.world_size, "devices_per_node": trainer.num_devices, "data": DataFacts()}
+    settings = from_recipe(values, model, **given, micro_batch=None, global_batch=1, lora=lora, length=length)
     ranks, ramp = settings.layout.data_parallel, getattr(data, "ramp", None)
     batch = getattr(data, "global_batch_size", None) or 0
     if ramp is not None:

@@ -22,19 +22,12 @@ def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
 def peaks_of_ranks(settings: RunSettings, *, cuda: bool) -> list[Memory]:
     """`memory_of_ranks` of these settings."""
     largest = max(size for _, size in settings.stages)  # a ramp may also lead down
+    same = ("length", "precision", "optimizer", "layout", "chunk_size", "z_loss", "checkpointing", "lora", "ema")
     return memory_of_ranks(
         settings.model,
         sequences=settings.sequences,
-        length=settings.length,
         accumulation=largest // (settings.sequences * settings.layout.data_parallel),
-        precision=settings.precision,
-        optimizer=settings.optimizer,
-        layout=settings.layout,
-        chunk_size=settings.chunk_size,
-        z_loss=settings.z_loss,
-        checkpointing=settings.checkpointing,
         cuda=cuda,
-        lora=settings.lora,
         compiled=settings.compile,
-        ema=settings.ema,
+        **{name: getattr(settings, name) for name in same},
     )
