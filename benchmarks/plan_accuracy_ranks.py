@@ -86,6 +86,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tp, full recomputation": mesh({"tensor_parallel": 2}, checkpointing="full"),
         "tp, dropout": mesh({"tensor_parallel": 2}, model={"dropout": 0.1}),
         "tp, 125 positions": mesh({"tensor_parallel": 2}, length=125),
+        "tp, dropout, 125 positions": mesh({"tensor_parallel": 2}, length=125, model={"dropout": 0.1}),
         "cp, keys gathered": mesh({**FREED, "context": 2}),
         "cp, heads": mesh({**FREED, "context": 2, "context_attention": "heads"}),
         "cp, keys gathered, bf16-mixed, weights kept": mesh({**KEPT, "context": 2}, **BF16),

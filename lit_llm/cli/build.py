@@ -197,16 +197,8 @@ def build(
     problems += _checkpoint_problems(built, optimizer)
     recipe.raise_problems()
     if recipe.command == "fit" and machine is None:
-        parts = built.parts
-        problem = memory_problem(
-            config,
-            parts["model"],
-            built.architecture,
-            built.datamodule,
-            built.trainer,
-            parts.get("lora"),
-            cut=scratch,  # `check` reduces the batch
-        )
+        # `check` reduces the batch.
+        problem = memory_problem(config, built.parts, built.architecture, built.trainer, cut=scratch)
         if problem is not None:
             raise UserError(problem)
     if built._trainer is not None:

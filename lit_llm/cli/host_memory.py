@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,28 +37,24 @@ _STORED = ("weights", "weight average", "optimizer state", "gradients")
 
 
 def memory_problem(
-    config: Namespace,
-    model: GPTConfig,
-    architecture: Architecture | None,
-    data: Any,
-    trainer: Trainer,
-    lora: LoRAConfig | None,
-    *,
-    cut: bool,
+    config: Namespace, parts: Mapping[str, Any], own: Architecture | None, trainer: Trainer, *, cut: bool
 ) -> str | None:
     """Why the run cannot be held in memory, in one sentence; None if it can, or if that is unknown.
 
     On a GPU it also settles what FSDP2 keeps whole, where that is auto.
 
     Args:
+        parts: the objects of the recipe's groups.
+        own: a custom architecture.
         cut: the batch will be reduced, so that only the model counts.
     """
     device = trainer.strategy.root_device
     if device.type not in ("cpu", "cuda"):
         return None
     try:
-        planned = custom_config(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), architecture)
-        settings = _settings(config, planned, data, trainer, lora, cut=cut)
+        model, data = parts["model"], parts["data"]
+        planned = custom_config(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), own)
+        settings = _settings(config, planned, data, trainer, parts.get("lora"), cut=cut)
         settings = resolved(settings, this_machine(measure=False, device=device))
         ranks = peaks_of_ranks(settings, cuda=device.type == "cuda")
     except UserError:
@@ -76,20 +73,11 @@ def _settings(
     values = config.as_dict()
     values["trainer"]["max_steps"] = max(1, trainer.max_steps)  # memory does not depend on it
     length = getattr(data, "block_size", None) or model.block_size
-    ramp = getattr(data, "ramp", None)
-    most = 1 if cut else getattr(data, "micro_batch_size", None)
-    settings = from_recipe(
-        values,
-        model,
-        devices=trainer.world_size,
-        devices_per_node=trainer.num_devices,
-        micro_batch=most,
-        global_batch=1,
-        data=DataFacts(),
-        ramp=() if cut or ramp is None else tuple((stage.step, stage.size // length) for stage in ramp.stages),
-        lora=lora,
-        length=length,
-    )
+    ramp, most = getattr(data, "ramp", None), 1 if cut else getattr(data, "micro_batch_size", None)
+    stages = () if cut or ramp is None else tuple((stage.step, stage.size // length) for stage in ramp.stages)
+    given: dict[str, Any] = {"devices": trainer.world_size, "devices_per_node": trainer.num_devices, "data": DataFacts()}
+    sizes: dict[str, Any] = {"micro_batch": most, "global_batch": 1, "ramp": stages, "length": length}
+    settings = from_recipe(values, model, **given, **sizes, lora=lora)
     batch, layout, optimizer = getattr(data, "global_batch_size", None), settings.layout, settings.optimizer
     return replace(
         settings,

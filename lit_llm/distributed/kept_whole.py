@@ -32,7 +32,7 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
     asked = strategy.reshard_after_forward, strategy.reduce_each_micro_batch
     decides = "auto" in asked
     memory = _memory_of_a_rank(strategy) if decides else 0
-    kept = strategy.chosen or keep(
+    kept = keep(
         *asked,
         pipeline=strategy.pipeline > 1,
         weight_bytes=gathered_bytes,
@@ -41,6 +41,8 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
     )
     if not decides:
         return kept
+    if (chosen := strategy.chosen) is not None:
+        kept = KeptWhole(*(of_plan if each == "auto" else now for of_plan, now, each in zip(chosen, kept, asked, strict=True)))
     kept = KeptWhole(*_on_all_ranks(list(kept), strategy.root_device))
     gathers = "gathers weights once a step" if kept.weights else "gathers weights twice a micro-batch"
     reduces = "reduces gradients once a step" if kept.gradients else "reduces gradients after each micro-batch"

@@ -21,23 +21,10 @@ def peak_memory(settings: RunSettings, *, cuda: bool) -> Memory:
 
 def peaks_of_ranks(settings: RunSettings, *, cuda: bool) -> list[Memory]:
     """`memory_of_ranks` of these settings, in the step that needs most."""
+    names = ("length", "precision", "optimizer", "layout", "chunk_size", "z_loss", "checkpointing", "lora", "ema")
+    same = {name: getattr(settings, name) for name in names} | {"compiled": settings.compile, "cuda": cuda}
     kinds = (
-        memory_of_ranks(
-            settings.model,
-            sequences=sequences,
-            length=settings.length,
-            accumulation=accumulation,
-            precision=settings.precision,
-            optimizer=settings.optimizer,
-            layout=settings.layout,
-            chunk_size=settings.chunk_size,
-            z_loss=settings.z_loss,
-            checkpointing=settings.checkpointing,
-            cuda=cuda,
-            lora=settings.lora,
-            compiled=settings.compile,
-            ema=settings.ema,
-        )
+        memory_of_ranks(settings.model, sequences=sequences, accumulation=accumulation, **same)
         for sequences, accumulation in settings.micro_batches.items()
     )
     return max(kinds, key=lambda ranks: max(rank.needed for rank in ranks))

@@ -242,7 +242,8 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
         if largest is not None:
             rows.append(("largest micro-batch", f"{largest} sequences" if largest else "none, not even one sequence fits"))
     if plan.next_steps:
-        switches = [re.sub(" (?!--)", _NO_BREAK, f"{flag} (-{saved / 1e9:.2f} GB)") for flag, saved in plan.next_steps]
+        flags = ((re.sub(" (?!--)", _NO_BREAK, flag), saved) for flag, saved in plan.next_steps)
+        switches = [f"{flag} (-{saved / 1e9:.2f}{_NO_BREAK}GB)" for flag, saved in flags]
         rows.append(("to save memory", "; ".join(switches)))
     return rows
 

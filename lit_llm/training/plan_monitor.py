@@ -107,8 +107,7 @@ class PlanMonitor(Callback):
             rank_zero_warn(
                 f"plan: neither memory nor speed is predicted for this run: planning failed, {type(error).__name__}: {error}"
             )
-        if self._launch is not None:
-            self._write(trainer)
+        self._write(trainer)
 
     def _predict(self, trainer: Trainer, settings: RunSettings) -> None:
         hardware = _hardware(trainer)

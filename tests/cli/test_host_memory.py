@@ -95,5 +95,5 @@ def test_on_a_gpu_fit_keeps_whole_weights_in_a_pipeline_only_if_the_run_fits(mon
     monkeypatch.setattr(host_memory, "memory_bytes", lambda device: gigabytes * 1e9)
     trainer = SimpleNamespace(strategy=strategy, world_size=16, num_devices=8, max_steps=8)
     data = SimpleNamespace(global_batch_size=32, micro_batch_size=1, vocab_size=2048)
-    assert memory_problem(config, GPTConfig(**flags), None, data, trainer, None, cut=False) is None
+    assert memory_problem(config, {"model": GPTConfig(**flags), "data": data}, None, trainer, cut=False) is None
     assert strategy.chosen == (keeps, True)

@@ -178,6 +178,8 @@ def test_weights_and_gradients_are_kept_up_to_an_eighth_of_the_memory_of_a_rank(
     assert kept_whole(model, strategy, 10**18) == KeptWhole(weights=True, gradients=True)
     strategy.chosen = KeptWhole(weights=False, gradients=True)
     assert kept_whole(model, strategy, 10**18) == strategy.chosen
+    strategy.reshard_after_forward = False  # what is asked for by name is done
+    assert kept_whole(model, strategy, 10**18) == KeptWhole(weights=True, gradients=True)
 
 
 def test_a_pipeline_refuses_to_reduce_each_micro_batch():
