@@ -136,9 +136,9 @@ def _copy(name: str, project: Path, *, callbacks: str | None, replace: bool) -> 
         if os.path.lexists(folder) and not folder.is_dir():
             raise UserError(f"{folder} is a file: give the name of a folder (--callbacks)")
         there = sorted(folder.iterdir()) if folder.is_dir() else []
-        if yours := [path for path in there if path.name != "__pycache__" and not (path in ours and _same(ours[path], path))]:
+        if others := [path for path in there if path.name != "__pycache__" and not (path in ours and _same(ours[path], path))]:
             raise UserError(
-                f"{yours[0]} is not a copy of lit_llm's, so nothing was copied: name another folder (--callbacks NAME)"
+                f"{others[0]} is not a copy of lit_llm's, so nothing was copied: name another folder (--callbacks NAME)"
             )
         pairs |= {path: to for to, path in ours.items()}
     if changed and not replace:

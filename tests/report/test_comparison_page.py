@@ -346,7 +346,9 @@ def test_runs_that_ended_as_their_settings_ask_are_complete(tmp_path, monkeypatc
     _, out, _, page = compare(capsys, "--compare", "s")
     places = [line.split(":")[0] for line in out.splitlines()[:6]]
     assert places == ["1. timed", "2. early", "3. went on", "4. died", "5. guard", "6. signal"]
-    assert out.splitlines()[7:11] == [
+    lead, end = out.splitlines()[6:8]
+    assert "ahead of the next settings" in lead and "at the end of the values" in end
+    assert out.splitlines()[8:12] == [
         "note: died has 20 of 40 steps: it runs, was stopped, or died.",
         "note: guard has 20 of 40 steps: stopped by the spike guard: 5 skipped.",
         "note: signal has 20 of 40 steps: stopped by SIGTERM.",
