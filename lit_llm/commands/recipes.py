@@ -133,8 +133,6 @@ def _copy(name: str, project: Path, *, callbacks: str | None, replace: bool) -> 
     if callbacks is not None:
         folder = project / callbacks
         ours = {folder / path.name: path for path in sorted(CALLBACKS.glob("*.py"))}
-        if os.path.lexists(folder) and not folder.is_dir():
-            raise UserError(f"{folder} is a file: give the name of a folder (--callbacks)")
         there = sorted(folder.iterdir()) if folder.is_dir() else []
         if others := [path for path in there if path.name != "__pycache__" and not (path in ours and _same(ours[path], path))]:
             raise UserError(
