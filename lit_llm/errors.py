@@ -21,9 +21,7 @@ def is_user_error(error: BaseException) -> bool:
 
 
 def not_utf8(text: str) -> str | None:
-    """Why a name or argument cannot be used, without its flag: Python has a placeholder for a byte that is not UTF-8, which
-    cannot be written to a file. None if it is UTF-8.
-    """
+    """Why a name or argument with placeholders for bytes that are not UTF-8 cannot be used. None if it has none."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
+import sys
 import textwrap
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from docstring_parser import parse, parse_from_object
 
@@ -124,6 +126,8 @@ def _others(group: str, cls: type) -> str:
 
 def _keys(group: str, cls: type) -> list[Key]:
     described = _descriptions(cls)
+    modules = [vars(sys.modules[each.__module__]) for each in inspect.getmro(cls)]
+    named = {name: _type(value) for module in modules for name, value in module.items() if get_origin(value) is Literal}
     changed = TRAINER if group == "trainer" else {}
     if group in CLASSES and cls is _default_class(group):
         changed = CLASSES[group].arguments or {}
@@ -131,7 +135,8 @@ def _keys(group: str, cls: type) -> list[Key]:
     for name, parameter in all_arguments(cls).items():
         if name not in _SKIPPED:
             default = changed.get(name, parameter.default)
-            found.append(Key(name, _type(parameter.annotation), _value(default), described.get(name, "")))
+            kind = re.sub(r"\b[A-Z]\w+", lambda alias: named.get(alias[0], alias[0]), _type(parameter.annotation))
+            found.append(Key(name, kind, _value(default), described.get(name, "")))
     return found
 
 

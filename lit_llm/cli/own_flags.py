@@ -79,15 +79,15 @@ class OwnFlags(argparse.ArgumentParser):
         """Raises:
         UserError: Some words are not flags of this command. Names the most similar ones.
         """
-        known = set(self._flags)
+        known = {flag.lstrip("-"): flag for flag in sorted(self._flags)}
         problems = []
         for word in words:
             flag = word.partition("=")[0]
             if not is_flag(word):
                 problems.append(f"unexpected argument '{word}' ({self.prog} --help)")
-            elif flag not in known:
-                near = difflib.get_close_matches(flag, sorted(known), n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
+            elif flag not in self._flags:
+                near = difflib.get_close_matches(flag.lstrip("-"), known, n=1, cutoff=0.7)
+                hint = f"; did you mean {known[near[0]]}?" if near else ""
                 problems.append(f"unknown flag {flag}{hint} ({self.prog} --help)")
         if problems:
             raise UserError("\n".join(problems))

@@ -11,7 +11,6 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import Strategy
 from torch.nn import Module
 
 from lit_llm.cli.arguments import FLAGS, Arguments, leaves, needs_value, read
@@ -30,7 +29,6 @@ from lit_llm.yaml_reading import InvalidYaml, read_yaml, refusal
 STRATEGY = "trainer.strategy"
 _BASES: dict[str, type] = {
     ARCHITECTURE: Module,
-    STRATEGY: Strategy,
     "trainer.logger": Logger,
     "trainer.callbacks": Callback,
     "trainer.callbacks+": Callback,

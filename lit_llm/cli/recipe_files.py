@@ -59,9 +59,25 @@ def content_of(recipe: Path) -> dict[str, Any]:
 
 
 def _hint(recipe: Path) -> str:
-    names = {Path(name).stem: name for name in shipped()}
-    near = difflib.get_close_matches(recipe.stem, names, n=1)
-    return f"; did you mean {names[near[0]]}?" if near else "; `python -m lit_llm recipes` lists the shipped ones"
+    return hint_for(recipe.name.removesuffix(".yaml")) or "; `python -m lit_llm recipes` lists the shipped ones"
+
+
+def hint_for(name: str) -> str:
+    """The shipped recipes that a name can mean, as the end of a sentence: those of that family and size, of that family, or
+    with the most similar name. "" if there is none.
+    """
+    headers = shipped()
+    family, _, size = name.partition("-")
+    sized = [
+        each for each, header in headers.items() if size and (each.endswith(f"-{size}") or f'"{size}"' in header.title.lower())
+    ]
+    families = {each.partition("-")[0]: each for each in reversed(sized)}
+    near = [families[each] for each in difflib.get_close_matches(family, families, n=1)]
+    for start in (name.replace("-", ""), family):  # gpt-2 is gpt2
+        near = near or [each for each in headers if start and each.replace("-", "").startswith(start)][:4]
+    stems = {Path(each).stem: each for each in headers}
+    near = near or [stems[each] for each in difflib.get_close_matches(name, stems, n=1)]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def with_base(recipe: Path) -> list[tuple[Path, dict[str, Any]]]:

@@ -94,7 +94,8 @@ def unknown_key(assignment: Assignment, known: Iterable[str]) -> str:
     key, known = assignment.key, list(known)
     name = key.rpartition(".")[2]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
-    near = near or [k for k in known if k.rpartition(".")[2] == name][:1]  # the right name in another group
-    near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    exact = [k for k in known if k.rpartition(".")[2] == name]  # the right name in another group
+    longer = [k for k in known if f"_{name}_" in f"_{k.rpartition('.')[2]}_"]  # `batch_size` for `global_batch_size`
+    near = near or (longer if len(longer) <= 3 else exact[:1]) or difflib.get_close_matches(key, known, n=1, cutoff=0.65)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"unknown key {key}{hint} {assignment.where}"

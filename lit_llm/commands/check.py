@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from lit_llm.cli.arguments import Arguments
@@ -46,7 +47,9 @@ def _run(arguments: Arguments, *, full_batch: bool) -> int:
         recipe.config.histograms = None  # without a logger, it would warn
         built = build(recipe, run_dir=Path(folder), trainer=ON_ONE_DEVICE)
         trained = built.initial is not None
-        checked = CheckedRun(built.trainer, built.model, built.datamodule, built.run_dir, trained=trained)
+        checked = CheckedRun(
+            built.trainer, built.model, built.datamodule, built.run_dir, trained=trained, say=partial(print, flush=True)
+        )
         batch = "the recipe's batch" if full_batch else checked.cut_batch()
         lines = checklist(checked)
         described = checked.run_lines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import filecmp
 import json
 import os
@@ -15,7 +14,7 @@ from lit_llm.cli import spelling
 from lit_llm.cli.arguments import read
 from lit_llm.cli.new_output import new_file
 from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, find_recipe, in_folder, shipped
+from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, find_recipe, hint_for, in_folder, shipped
 from lit_llm.errors import UserError
 from lit_llm.runs.run_folder import expanded, set_aside
 from lit_llm.yaml_reading import read_yaml
@@ -74,9 +73,7 @@ def main(arguments: list[str]) -> int:
 def _known(name: str) -> Path:
     path = find_recipe(name)
     if not path.is_file():
-        near = difflib.get_close_matches(name, list(shipped()), n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise UserError(f"recipe not found: {name}{hint} (python -m lit_llm recipes lists them)")
+        raise UserError(f"recipe not found: {name}{hint_for(name)} (python -m lit_llm recipes lists them)")
     return path
 
 
@@ -136,12 +133,10 @@ def _copy(name: str, project: Path, *, callbacks: str | None, replace: bool) -> 
     if callbacks is not None:
         folder = project / callbacks
         ours = {folder / path.name: path for path in sorted(CALLBACKS.glob("*.py"))}
-        if os.path.lexists(folder) and not folder.is_dir():
-            raise UserError(f"{folder} is a file: give the name of a folder (--callbacks)")
         there = sorted(folder.iterdir()) if folder.is_dir() else []
-        if yours := [path for path in there if path.name != "__pycache__" and not (path in ours and _same(ours[path], path))]:
+        if others := [path for path in there if path.name != "__pycache__" and not (path in ours and _same(ours[path], path))]:
             raise UserError(
-                f"{yours[0]} is not a copy of lit_llm's, so nothing was copied: name another folder (--callbacks NAME)"
+                f"{others[0]} is not a copy of lit_llm's, so nothing was copied: name another folder (--callbacks NAME)"
             )
         pairs |= {path: to for to, path in ours.items()}
     if changed and not replace:

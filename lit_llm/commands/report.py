@@ -87,7 +87,7 @@ def _report(own: Namespace, command: str) -> Iterator[str]:
 
 def _compare(own: Namespace, command: str) -> Iterator[str]:
     """Write the page of the sweep, and say the ranking."""
-    from lit_llm.report.comparison import comparison_page, in_order, problems
+    from lit_llm.report.comparison import cautions, comparison_page, in_order, problems
     from lit_llm.report.sweep_runs import sweep_runs
 
     loaded, notes = sweep_runs(own.compare)
@@ -95,7 +95,7 @@ def _compare(own: Namespace, command: str) -> Iterator[str]:
     tag, places = in_order(runs)
     _write(own, comparison_page(runs, command, notes))
     yield from _places(tag, places)
-    yield from (f"note: {sentence}" for sentence in [*notes, *problems(runs, tag)])
+    yield from (f"note: {sentence}" for sentence in [*notes, *cautions(places), *problems(runs, tag)])
 
 
 def _places(tag: str | None, places: Sequence[Place]) -> Iterator[str]:

@@ -76,7 +76,7 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
     best = places[0]
     if best.value is not None:
         body.append(html.keys([("best run", best.run.name, ""), (f"its {tag}", f"{best.value:.4f}", "")]))
-    body += [f"<p>{escape(said)}</p>" for said in [*notes, *problems(runs, tag)]]
+    body += [f"<p>{escape(said)}</p>" for said in [*notes, *cautions(places), *problems(runs, tag)]]
     columns = {key: texts([settings[place.run.name].get(key, _ABSENT) for place in places]) for key in varying}
     narrow = [key for key, values in columns.items() if max(map(len, values)) <= WIDEST][:MOST_COLUMNS]
     body.append(_ranking(tag, places, {key: columns[key] for key in narrow}, found))
@@ -97,6 +97,31 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
     environments = Counter(run.launches[-1].environment for run in runs if run.launches)
     body += [html.heading("Environment"), html.pairs([(counted(many, "run"), said) for said, many in environments.items()])]
     return html.document(title, body)
+
+
+def cautions(places: Sequence[Place]) -> Iterator[str]:
+    """How far ahead the first place is, compared with other seeds, and which of its values is the last one that was tried."""
+    settings = {place.run.name: _settings(place.run) for place in places}
+    finite = [(place.run.name, place.value) for place in places if place.value is not None and not stopped(place.run)]
+    chosen = [key for key in varying_settings(list(settings.values())) if key not in _NO_QUANTITIES]
+    losses: dict[tuple[str, ...], list[float]] = {}
+    for name, value in finite:
+        losses.setdefault(tuple(_exact(settings[name].get(key, _ABSENT)) for key in chosen), []).append(value)
+    if len(losses) < 2:
+        return
+    (best, lowest), others = finite[0], [min(each) for each in losses.values()]
+    gap = sorted(others)[1] - lowest
+    spreads = [max(each) - min(each) for each in losses.values() if len(each) > 1]
+    ahead = f"{best} is ahead of the next settings by {gap:.2g} ({gap / abs(lowest or 1):.2g} of its loss)"
+    if not spreads:
+        yield f"{ahead}. Each setting has one seed, so chance is not known: repeat the best ones with --seed_everything 1, 2, …"
+    else:
+        less = "less" if gap < max(spreads) else "more"
+        yield f"{ahead}: {less} than runs that differ by their seed alone, which are up to {max(spreads):.2g} apart."
+    for key in chosen:
+        tried = sorted({x for name, _ in finite if _is_quantity(x := settings[name].get(key))})
+        if len(tried) > 1 and settings[best].get(key) in (tried[0], tried[-1]) and key != "trainer.max_steps":
+            yield f"{key} {text(settings[best][key])} is at the end of the values that were tried: a better one may lie beyond."
 
 
 def problems(runs: Sequence[RunCurves], tag: str | None) -> Iterator[str]:

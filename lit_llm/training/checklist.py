@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from lit_llm.training.coordinate_check import LARGEST_POWER, width_powers
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.run_length import phases, run_length
 
+Say = Callable[[str], None]
 STEPS = 3
 FIRST_LOSS_TOLERANCE = 0.05
 OVERFIT_STEPS, OVERFIT_TOKENS = 200, 128
@@ -100,10 +101,13 @@ class CheckedRun:
     Args:
         run_dir: an empty folder.
         trained: the model starts with trained weights.
+        say: takes a line about what is being done.
     """
 
-    def __init__(self, trainer: Trainer, model: LanguageModel, datamodule: Any, run_dir: Path, *, trained: bool) -> None:
-        self.observer = Observer()
+    def __init__(
+        self, trainer: Trainer, model: LanguageModel, datamodule: Any, run_dir: Path, *, trained: bool, say: Say = print
+    ) -> None:
+        self.observer, self.say = Observer(), say
         self.trainer, self.model, self.datamodule = trainer, model, datamodule
         self.run_dir, self.trained = run_dir, trained
         if isinstance(datamodule, TokenDataModule):
@@ -137,8 +141,9 @@ class CheckedRun:
 
 
 def checklist(run: CheckedRun) -> list[Line]:
-    """Train three steps, then check every line."""
+    """Train three steps, then check every line. Says what it does where that takes long."""
     trainer, module = run.trainer, run.model
+    run.say(f"training {STEPS} steps …")
     trainer.fit(module, datamodule=run.datamodule)
     lines = [
         shapes(run.observer, module.whole_model),
@@ -149,8 +154,10 @@ def checklist(run: CheckedRun) -> list[Line]:
         save_and_load(run),
     ]
     module.to(trainer.strategy.root_device)
-    lines += [causal_mask(run), ignored_targets(run), *loader(run), overfitting(run), coordinates(run)]
-    return lines
+    run.say("mask, targets, loader …")
+    lines += [causal_mask(run), ignored_targets(run), *loader(run), overfitting(run)]
+    run.say("coordinate check …")
+    return [*lines, coordinates(run)]
 
 
 # -- tests of the first steps -----------------------------------------------------------------------------------------
@@ -433,6 +440,8 @@ def overfitting(run: CheckedRun) -> Line:
         optimizer.step()
         loss = float(sums.nll / sums.count)
         first = loss if step == 1 else first
+        if step % 20 == 1:
+            run.say(f"one batch: step {step} of at most {OVERFIT_STEPS}, loss {loss:.2f}")
         if loss < goal * first or not math.isfinite(loss):
             break
     text = f"loss {first:.2f} to {loss:.2f} in {step} steps on {batch['input_ids'].numel()} tokens, at the recipe's peak rate"

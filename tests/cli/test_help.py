@@ -1,13 +1,17 @@
 """`fit --help` has every key on a few screens; `--help GROUP` has one group in full."""
 
+from typing import get_args
+
 import pytest
 import yaml
 
 from lit_llm.__main__ import main
+from lit_llm.callbacks.schedule import DecayShape
 from lit_llm.cli.arguments import leaves
 from lit_llm.cli.groups import CLASSES, GROUPS
 from lit_llm.cli.parser import known_classes
 from lit_llm.cli.resolved_config import resolved
+from lit_llm.models.attention_kernel import AttentionKernel
 
 
 def printed(capsys, *arguments):
@@ -45,6 +49,8 @@ def test_the_help_of_a_group_describes_its_keys_and_names_its_classes(capsys):
         "--schedule.warmup_steps int (default: 0)" in text and "Constant, Cosine, Decay, InverseSquareRoot, Linear, WSD" in text
     )
     assert "--schedule.decay_fraction float (default: 0.2)" in printed(capsys, "validate", "--help=schedule.WSD")
+    assert f"--schedule.shape Literal{list(get_args(DecayShape))} (default" in printed(capsys, "fit", "--help", "schedule.WSD")
+    assert f"--compute.attention Literal{list(get_args(AttentionKernel))} (default" in printed(capsys, "fit", "-h", "compute")
     assert "--trainer.max_steps" in printed(capsys, "fit", "-h", "trainer")
 
 

@@ -1,4 +1,4 @@
-"""Text that cannot be written is dropped, and the command goes on; at its end a full disk is an error, a closed pipe is none."""
+"""Text that cannot be written is dropped, and the command goes on. At its end a full disk is an error, a closed pipe is not."""
 
 import errno
 import io

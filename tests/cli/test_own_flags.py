@@ -16,6 +16,8 @@ MISTAKES = {
     ("generate", "--run", "x", "--prompt"): "--prompt needs a value",
     ("generate", "--run", "x", "--chat", "yes"): "--chat is 'yes', it must be true or false",
     ("fit", "--config", "quickstart", "--print_config", "1"): "--print_config is '1', it must be true or false",
+    ("generate", "--run", "x", "--stream"): "error: unknown flag --stream (python",
+    ("clean", "--stream"): "error: unknown flag --stream (python",
     ("generate", "--run", "x", "fast"): "unexpected argument 'fast'",
     ("export", "--run", "x"): "arguments are required: --out",
     ("export", "--run", "x", "--outt=y"): "unknown flag --outt; did you mean --out?",
@@ -31,6 +33,9 @@ MISTAKES = {
     ("plan", "--config", "quickstart", "--price"): "--price needs a value",
     ("plan", "--config", "quickstart", "--price", "much"): "--price needs a number, not 'much'",
     ("fit", "--config", "quickstart", "--modle.n_layer"): "unknown key modle.n_layer; did you mean model.n_layer?",
+    ("fit", "--config", "quickstart", "--batch_size", "8"): "did you mean data.global_batch_size or data.micro_batch_size or",
+    ("fit", "--config", "quickstart", "--warmup", "8"): "did you mean schedule.warmup_steps or ema.warmup?",
+    ("fit", "--config", "quickstart", "--stream", "1"): "error: unknown key stream (--stream",
     ("fit", "--config", "quickstart", "--model.n_layer"): "--model.n_layer needs a value",
     ("fit", "--config", "quickstart", "-model.n_layer", "3"): "a flag starts with two dashes",
 }

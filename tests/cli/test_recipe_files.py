@@ -126,6 +126,12 @@ def test_the_collection_is_in_order_of_size_with_overlays_last():
     "name, said",
     [
         ("quikstart", "did you mean quickstart?"),
+        ("gpt2-medium", "did you mean gpt2-355m?"),
+        ("gpt2-xl", "did you mean gpt2-1.5b?"),
+        ("gpt-2", "did you mean gpt2-124m or gpt2-355m or gpt2-774m or gpt2-1.5b?"),
+        ("llama-8b", "did you mean llama3.1-8b?"),
+        ("llama-7b", "did you mean llama2-7b?"),
+        ("qwen3-8b", "did you mean qwen3-0.6b or qwen3-4b?"),
         ("pp", "did you mean strategy/pp?"),
         ("zzz.yaml", "`python -m lit_llm recipes` lists the shipped ones"),
     ],

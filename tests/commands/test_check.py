@@ -71,6 +71,15 @@ def test_a_sound_recipe_passes_every_line_and_leaves_nothing_behind(folder, caps
     before = sorted(p.name for p in folder.iterdir())
     code = main(["check", "--config", "tiny.yaml"])
     out = capsys.readouterr().out
+    stages = (
+        "training 3 steps",
+        "mask, targets, loader",
+        "one batch: step 1 of at most 30, loss",
+        "coordinate check …",
+        "launch",
+    )
+    said = [out.find(text) for text in stages]
+    assert said == sorted(said) and said[0] >= 0, "a line where it takes long"
     assert code == 0
     assert [name for name in NAMES if name in out] == NAMES and "FAIL" not in out
     assert "4 sequences instead of 16" in out

@@ -38,6 +38,7 @@ KINDS = {
     "gemma": {"model": "gemma", "optimizer": "MuonAdamW", "settings": {"base_width": 8}},
     "neox": {"model": "neox", "optimizer": "AdamW"},
 }
+SWIGLU = {"mlp": "swiglu", "qk_norm": False}
 OTHER_OPTIMIZERS = ("Lion", "SGD")
 BF16_ITERATION = "MuonAdamW-bfloat16"
 NARROW = ("bf16-mixed", "bf16-true", "16-mixed")
@@ -115,6 +116,8 @@ def jobs_of(layouts: dict, all_kinds: tuple, precisions: dict) -> dict:
     if "tp" in layouts:  # ranks that share their samples drop what one process drops
         jobs["tp / dropout"] = {"strategy": layouts["tp"], "settings": {"dropout": 0.2}, **KINDS["olmo"]}
     jobs |= {f"{name} / {o}": {"strategy": layouts[name], "optimizer": o} for name in all_kinds[:1] for o in OTHER_OPTIMIZERS}
+    long = {"ddp": {"model": "gpt2", "optimizer": "Lion"}, "context": {"model": "modern", "settings": SWIGLU}}
+    jobs |= {f"{name} / 20 steps": {"strategy": layouts[name], "steps": 20, **long[name]} for name in long if name in layouts}
     jobs |= {f"{name} / Muon in bf16": {"strategy": layouts[name], "optimizer": BF16_ITERATION} for name in all_kinds}
     return jobs | {f"{n} / {p}": {"strategy": layouts[n], "precision": p} for n, chosen in precisions.items() for p in chosen}
 
@@ -147,6 +150,8 @@ QUICK = {
         "tp / packed",
         "context / packed",
         "heads / ignored targets",
+        "ddp / 20 steps",
+        "context / 20 steps",
         "fsdp2 / modern",
         "fsdp2 / Muon in bf16",
         "fsdp2 / bf16-mixed",
@@ -166,13 +171,13 @@ def cells(request, tmp_path_factory):
 
 
 def worst(ours: list[float], reference: list[float]) -> float:
-    assert len(ours) == len(reference) == 8
+    assert len(ours) == len(reference) >= 8
     return max(abs(a - b) / abs(b) for a, b in zip(ours, reference, strict=True))
 
 
 def test_losses_norms_and_weights_in_fp32_equal_one_process(cells, alone):
     for name, job in cells[0].items():
-        if job.get("precision", "32-true") != "32-true" or job.get("optimizer") == BF16_ITERATION:
+        if job.get("precision", "32-true") != "32-true" or job.get("optimizer") == BF16_ITERATION or "steps" in job:
             continue
         ours, reference = cells[1][name], alone(**{k: v for k, v in job.items() if k != "strategy"})
         assert worst(ours["train/loss"], reference["train/loss"]) < 2e-6, name
@@ -188,6 +193,18 @@ def test_losses_norms_and_weights_in_fp32_equal_one_process(cells, alone):
             # Adam turns a gradient near zero into a full step, so a few weights differ.
             close = torch.isclose(value, reference["parameters"][parameter], rtol=1e-3, atol=1e-4)
             assert close.float().mean() > 0.99, (name, parameter)
+
+
+def test_losses_of_twenty_steps_in_fp32_stay_near_one_process_with_any_optimizer(cells, alone):
+    """AdamW and Lion turn a gradient of the size of rounding into a whole step, so losses drift apart faster than with Muon: by
+    at most 1.5e-6 in 20 steps of the models here (docs/clusters.md). The bound that README states leaves a factor of 6.
+    """
+    jobs = {name: job for name, job in cells[0].items() if "steps" in job}
+    assert jobs or "hsdp / gpt2" in cells[0]
+    for name, job in jobs.items():
+        ours, reference = cells[1][name], alone(**{k: v for k, v in job.items() if k != "strategy"})
+        assert worst(ours["train/loss"], reference["train/loss"]) < 1e-5, name
+        assert ours["train/loss"][0] == pytest.approx(reference["train/loss"][0], rel=2e-6), name
 
 
 def test_with_a_bf16_newton_schulz_iteration_losses_differ_by_its_rounding(cells, alone):

@@ -22,7 +22,7 @@ trainer: {{max_steps: 40}}
 def made(folder: str, lr: float, losses: dict[int, float | str], *, guard: str = "null", seed: int = 1, **last: float) -> Path:
     """A run with validation losses, and bits per byte of half the loss."""
     path = Path(folder)
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     (path / "config.yaml").write_text(CONFIG.format(name=folder, lr=lr, guard=guard, seed=seed, samples=seed))
     rows = [{"step": step, "time": float(step), "train/loss": loss, "val/loss": loss} for step, loss in losses.items()]
     for row in rows:
@@ -67,10 +67,13 @@ def test_runs_are_ranked_and_those_that_did_not_end_come_last_by_name(sweep, cap
     order = sorted(range(10), key=lambda i: (i - 6) ** 2)
     expected = [f"{n}. r{i}: val/bits_per_byte {(3 + (i - 6) ** 2) / 2:.4f} after step 40" for n, i in enumerate(order, 1)]
     assert (code, out.splitlines()[:10]) == (0, expected)
-    assert out.splitlines()[10:] == [
+    assert out.splitlines()[10:13] == [
         "11. dead: val/bits_per_byte 0.2500 after step 20",
         "–. empty: no finite val/bits_per_byte after step 0",
         "–. nan: no finite val/bits_per_byte after step 40",
+    ]
+    assert out.splitlines()[13].startswith("note: r6 is ahead of the next settings by 0.5 (0.33 of its loss)")  # 2.0 and 1.5
+    assert out.splitlines()[14:] == [
         "note: dead has 20 of 40 steps: it runs, was stopped, or died.",
         "note: empty has logged nothing.",
         "note: nan diverged: its training loss is nan, and not finite from step 20 on.",
@@ -116,6 +119,29 @@ def test_a_small_range_has_a_linear_axis_and_settings_that_change_together_one_c
     assert "over optimizer.lr = loss.z_loss<" in chart
     (best,) = re.findall(r'<path class="curve[^"]*" d="M([^"]*)"', chart)
     assert [float(point.split()[0]) for point in best.split("L")] == [0.0, pytest.approx(500, abs=0.1), 1000.0]
+
+
+def test_a_small_lead_of_one_seed_at_the_end_of_a_sweep_is_called_that(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for i, loss in enumerate((4.008, 4.004, 4.0)):
+        made(f"s/r{i}", 0.1 * 2**i, {40: loss})
+
+    def notes() -> list[str]:
+        _, out, _, page = compare(capsys, "--compare", "s")
+        found = [line.removeprefix("note: ") for line in out.splitlines() if line.startswith("note: ")]
+        assert all(f"<p>{each}</p>" in page for each in found)
+        return found
+
+    lead, end = notes()  # bits per byte: 2.004, 2.002, 2.0
+    assert lead.startswith("r2 is ahead of the next settings by 0.002 (0.001 of its loss)") and "--seed_everything" in lead
+    assert end.startswith("optimizer.lr 0.4 is at the end of the values")
+    made("s/r2b", 0.4, {40: 4.01}, seed=2)
+    lead, _ = notes()
+    assert "less than runs that differ by their seed alone, which are up to 0.005 apart" in lead
+    made("s/r3", 0.8, {40: 4.1})
+    made("s/r2b", 0.4, {40: 4.001}, seed=2)
+    (lead,) = notes()  # 0.4 is inside now
+    assert "more than runs that differ by their seed alone, which are up to 0.0005 apart" in lead
 
 
 def test_without_bits_of_each_run_the_losses_decide(tmp_path, capsys, monkeypatch):
@@ -320,7 +346,9 @@ def test_runs_that_ended_as_their_settings_ask_are_complete(tmp_path, monkeypatc
     _, out, _, page = compare(capsys, "--compare", "s")
     places = [line.split(":")[0] for line in out.splitlines()[:6]]
     assert places == ["1. timed", "2. early", "3. went on", "4. died", "5. guard", "6. signal"]
-    assert out.splitlines()[6:10] == [
+    lead, end = out.splitlines()[6:8]
+    assert "ahead of the next settings" in lead and "at the end of the values" in end
+    assert out.splitlines()[8:12] == [
         "note: died has 20 of 40 steps: it runs, was stopped, or died.",
         "note: guard has 20 of 40 steps: stopped by the spike guard: 5 skipped.",
         "note: signal has 20 of 40 steps: stopped by SIGTERM.",

@@ -92,6 +92,15 @@ def test_a_csv_logger_has_the_rows_and_the_settings_and_no_text(folder, capsys):
     rows = loaded.scalars["train/loss"]
     assert len(losses) == 4 and losses == dict(zip(rows.steps, rows.values, strict=True)) and loaded.texts == {}
     assert yaml.safe_load(Path("logs/hparams.yaml").read_text())["trainer.max_steps"] == 4
+    # A version that is set is begun anew by a resumed run; without one, there is a new folder. metrics.jsonl has all steps.
+    for arguments, file in (({"version": ""}, "metrics.csv"), ({}, "version_0/metrics.csv")):
+        steps = len(load("runs/tiny").scalars["train/loss"].steps) + 2
+        flags = ["--resume", "auto", "--trainer.max_steps", str(steps)]
+        fit(capsys, of("CSVLogger", save_dir="logs", name="", **arguments), *flags)
+        with open(Path("logs") / file) as rows_of_this_launch:
+            assert [int(row["step"]) for row in csv.DictReader(rows_of_this_launch) if row["train/loss"]] == [steps - 1, steps]
+        assert list(load("runs/tiny").scalars["train/loss"].steps) == [*range(1, steps + 1)]
+    assert Path("logs/metrics.csv").is_file()
 
 
 @pytest.mark.slow
