@@ -44,10 +44,9 @@ class BatchRamp(Callback):
 
     The data module, or else the LightningModule, has an attribute `micro_batch_tokens`: the tokens of one micro-batch on one
     rank, or a function that returns them for the step that follows n optimizer steps. The train_dataloader yields micro-batches
-    of that size. For an exact resume, it begins each rank at the micro-batch that follows those of `trainer.global_step` steps:
-    number `tokens_before(trainer.global_step) // (micro_batch_tokens * ranks)` if all have one size. A finite loader needs that
-    many micro-batches for n steps, with n in place of `trainer.global_step`. If an epoch ends within a step, Lightning makes
-    the step with the micro-batches so far.
+    of that size. For an exact resume, it begins each rank after the micro-batches of `trainer.global_step` steps. Those of n
+    steps are `tokens_before(n) // (micro_batch_tokens * ranks)` if all have one size; a finite loader has as many. If an epoch
+    ends within a step, Lightning makes the step with the micro-batches so far.
 
     Logs: nothing.
 

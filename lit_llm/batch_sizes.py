@@ -41,8 +41,7 @@ def batch_problem(
     """Why the ranks cannot share a batch, with the nearest sizes that they can; None if they can.
 
     Args:
-        length: the batch belongs to a ramp, whose sizes are in tokens: tokens of a sequence. None: `size` is
-            `data.global_batch_size`, in sequences.
+        length: of a sequence, for the size of a ramp, which is in tokens. None: `size` is the global batch, in sequences.
     """
     batch, cut = divmod(size, length or 1)
     if not cut and micro_batch(batch, most, ranks, pipeline):
@@ -64,17 +63,8 @@ def batch_problem(
     return f"{what}: {pipeline.needs(batch // ranks)}, or use {use} {flag}."
 
 
-def asked(size: int, most: int | None) -> str:
-    """What a line about micro-batches adds if they are smaller than `data.micro_batch_size`."""
-    return "" if most in (None, size) else f" (data.micro_batch_size {most})"
-
-
 def small_note(batch: int, most: int | None, ranks: int, pipeline: Pipeline | None = None) -> list[str]:
     """A sentence if micro-batches are smaller than half of `data.micro_batch_size`."""
-    size, share = micro_batch(batch, most, ranks, pipeline), batch // ranks
-    if most is None or 2 * size >= most:
-        return []
-    return [
-        f"micro-batches have {size} sequence{'s' if size > 1 else ''}, fewer than half of data.micro_batch_size {most}: no "
-        f"larger part of a rank's {share} sequences works (--data.global_batch_size)"
-    ]
+    size = micro_batch(batch, most, ranks, pipeline)
+    what = f"micro-batches of {size}, not data.micro_batch_size {most}: no larger part of a rank's {batch // ranks} sequences"
+    return [] if most is None or 2 * size >= most else [f"{what} works (--data.global_batch_size)"]

@@ -58,10 +58,7 @@ def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoR
 
 
 def _let_the_first_rank_end() -> None:
-    """Wait for the first process of the run on this machine, which says why the run ends, and say it if that does not end.
-
-    A launcher such as torchrun ends all processes as soon as one has failed, and this one may be earlier.
-    """
+    """It says why the run ends, and torchrun ends it as soon as another process has failed. If it does not end, say it here."""
     first, until = _first_rank(), time.monotonic() + FIRST_RANK_SECONDS
     while first is not None and _is_running(first):
         if time.monotonic() > until:
@@ -73,14 +70,13 @@ def _let_the_first_rank_end() -> None:
 
 def _first_rank() -> int | None:
     """The process that launched this one as a rank, or the first one with the same launcher. None: it has ended."""
-    launcher = os.getppid()
+    launcher, port = os.getppid(), f"MASTER_PORT={os.environ.get('MASTER_PORT')}".encode()
     if os.environ.get(_LAUNCHER) == str(launcher):
         return launcher
-    port = f"MASTER_PORT={os.environ.get('MASTER_PORT')}".encode()
     for pid in _children(launcher):
         with contextlib.suppress(OSError):  # it has ended
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if port in variables and {b"LOCAL_RANK=0", b"SLURM_LOCALID=0"} & set(variables):
+            variables = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+            if port in variables and not variables.isdisjoint((b"LOCAL_RANK=0", b"SLURM_LOCALID=0")):
                 return pid
     return None
 

@@ -261,7 +261,10 @@ def _attention_problem(settings: RunSettings, hardware: Hardware) -> str | None:
 def largest_micro_batch(settings: RunSettings, hardware: Hardware, options: Options, capacity_bytes: float) -> int:
     """The largest micro-batch, in sequences, that fits and divides each rank's share of every batch; 0 if none fits."""
     share = math.gcd(*(size for _, size in settings.stages)) // settings.layout.data_parallel
-    sizes = [size for size in range(1, share + 1) if share % size == 0 and _pipeline_runs(settings, size)]
+    divisors = (size for size in range(1, share + 1) if share % size == 0)
+    sizes = [
+        size for size in divisors if replace(settings, micro_batch=size).micro_batches.keys() == {size}
+    ]  # a pipeline's, too
     low, high = 0, len(sizes)  # memory grows with the micro-batch: bisect
     while low < high:
         middle = (low + high) // 2
@@ -271,13 +274,6 @@ def largest_micro_batch(settings: RunSettings, hardware: Hardware, options: Opti
         else:
             high = middle
     return sizes[low - 1] if low else 0
-
-
-def _pipeline_runs(settings: RunSettings, micro_batch: int) -> bool:
-    """Whether the pipeline, if any, can run every batch in such micro-batches."""
-    layout = settings.layout
-    counts = {batch // (layout.data_parallel * micro_batch) for _, batch in settings.stages}
-    return layout.pipeline.ranks == 1 or all(layout.pipeline.runs(count) for count in counts)
 
 
 def next_steps(
@@ -307,10 +303,9 @@ def next_steps(
         if kept.reduce_once and layout.pipeline.ranks == 1:
             reduced = replace(kept, reduce_once=False)
             tried.append((flag.format("reduce_each_micro_batch"), replace(settings, layout=reduced)))
-    divisors = [size for size in range(1, settings.sequences) if settings.sequences % size == 0]
-    if smaller := [size for size in divisors if _pipeline_runs(settings, size)]:
-        half = smaller[-1]
-        tried.append((f"--data.micro_batch_size {half}", replace(settings, micro_batch=half)))
+    half = replace(settings, micro_batch=max(1, settings.sequences // 2))
+    if 0 not in half.micro_batches:
+        tried.append((f"--data.micro_batch_size {half.sequences}", half))
     order = ("none", "cheap", "attention", "full")
     if settings.checkpointing in order:
         for mode in order[order.index(settings.checkpointing) + 1 :]:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lit_llm.batch_sizes import asked
 from lit_llm.plan import checkpoints, compute, mixture
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.memory import BYTES
@@ -168,12 +167,11 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
     mesh += [f"schedule {layout.pipeline.schedule}"] if layout.pipeline.ranks > 1 else []
     of_length = f" of {settings.sequence_length:,}" if settings.sequence_length != settings.model.block_size else ""
     accumulated = f" x {settings.accumulation} accumulated" if settings.accumulation > 1 else ""
-    limit = asked(settings.sequences, settings.micro_batch)
     rows = [
         (
             "batch",
             f"{settings.global_batch:,} sequences{of_length} = {settings.tokens_per_step:,} tokens: "
-            f"{settings.sequences} per micro-batch{limit}{accumulated} x {layout.data_parallel} data-parallel",
+            f"{settings.sequences} per micro-batch{accumulated} x {layout.data_parallel} data-parallel",
         ),
         *([("batch ramp", _ramp(plan))] if settings.ramp else []),
         ("tokens", f"{settings.steps:,} steps = {count(settings.tokens)} ({settings.tokens:,})"),

@@ -126,11 +126,11 @@ class RunSettings:
 
     @property
     def micro_batches(self) -> dict[int, int]:
-        """Sequences of a micro-batch → the most micro-batches of them in a step. More than one only under a ramp."""
+        """Sequences of a micro-batch (0: impossible) → the most micro-batches of them in a step. Several sizes under a ramp."""
         found: dict[int, int] = {}
         for _, batch in self.stages:
             size = self.sequences_of(batch)
-            found[size] = max(found.get(size, 0), batch // (size * self.layout.data_parallel))
+            found[size] = max(found.get(size, 0), batch // (max(1, size) * self.layout.data_parallel))
         return found
 
     @property

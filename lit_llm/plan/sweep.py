@@ -80,9 +80,8 @@ def variants(
         device = hardware_table.find(values["hardware"]) if "hardware" in values else hardware
         try:
             plan = make_plan(_changed(base, values, strategy, device), device, options)
-            taken, asked = plan.settings.sequences, values.get("micro_batch_size", "")
-            same = f"micro_batch_size={asked} is as {taken}, the largest that divides" if asked not in ("", str(taken)) else ""
-            yield Variant(values, None if same else plan, same)
+            other = f"{plan.settings.sequences}" != values.get("micro_batch_size", f"{plan.settings.sequences}")
+            yield Variant(values, None if other else plan, f"is micro_batch_size={plan.settings.sequences}" if other else "")
         except UserError as error:
             yield Variant(values, None, str(error).splitlines()[0])
 

@@ -11,7 +11,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lit_llm.batch_sizes import asked
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
 from lit_llm.data import TokenDataModule
 from lit_llm.disk import write_text
@@ -116,13 +115,12 @@ class SaveRunFolder(SaveConfigCallback):
             for first in [0] if data.ramp is None else [stage.step for stage in data.ramp.stages]:
                 sequences = data.batch_samples(first)
                 parts = _count(data.micro_batches(first), "micro-batch", "micro-batches")
-                size = data.micro_batch_samples(first)
-                cut = asked(size, data.micro_batch_size)
+                size, most = data.micro_batch_samples(first), data.micro_batch_size
+                smaller = "" if most in (None, size) else f", of {size} (data.micro_batch_size {most})"
                 processes = _count(trainer.world_size, "process", "processes")
                 print(
                     f"{f'from step {first + 1:,} on' if first else 'step'}: {sequences} sequences of {data.block_size} = "
-                    f"{sequences * data.block_size:,} tokens, in {parts} on each of {processes}"
-                    f"{cut and f', of {size}{cut}'}"
+                    f"{sequences * data.block_size:,} tokens, in {parts} on each of {processes}{smaller}"
                 )
             if not self.scratch:
                 print(f"run: {run_length(data, trainer.max_steps)}, into {trainer.default_root_dir}")

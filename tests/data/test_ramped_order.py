@@ -24,7 +24,15 @@ def test_the_list_is_right():
     assert [0, *accumulate(SIZES)] == BEFORE
 
 
-@pytest.mark.parametrize(("micro", "workers"), [(1, 0), (2, 0), (2, 2)])
+COUNTS = {  # micro-batches of the steps with 2, 8 and 12 samples, if a micro-batch has at most so many samples
+    1: {2: 2, 8: 8, 12: 12},
+    2: {2: 1, 8: 4, 12: 6},
+    5: {2: 1, 8: 2, 12: 3},  # of 2, 4 and 4
+    None: {2: 1, 8: 1, 12: 1},
+}
+
+
+@pytest.mark.parametrize(("micro", "workers"), [(1, 0), (2, 0), (2, 2), (5, 0), (5, 2), (None, 0)])
 def test_samples_windows_and_position_of_every_step(tmp_path, shards, micro, workers):
     class Positions(Callback):
         def __init__(self):
@@ -40,10 +48,11 @@ def test_samples_windows_and_position_of_every_step(tmp_path, shards, micro, wor
     data = shards(global_batch_size=12, micro_batch_size=micro, num_workers=workers)
     module, run = fit(tmp_path, data, max_steps=9, callbacks=[positions, BatchRamp(RAMP)])
     assert sample_numbers(module.seen) == expected_samples(0, 70)
-    assert module.steps == [step for step, size in enumerate(SIZES) for _ in range(size // micro)]
-    assert positions.accumulation == [size // micro for size in SIZES for _ in range(size // micro)]
+    counts = [COUNTS[micro][size] for size in SIZES]
+    assert module.steps == [step for step, count in enumerate(counts) for _ in range(count)]
+    assert positions.accumulation == [count for count in counts for _ in range(count)]
     assert positions.seen == [(BEFORE[s], range(BEFORE[s], BEFORE[s + 1])) for s in range(9)]
-    assert data.consumed_samples == 70 and run.current_epoch == 1 and len(run.train_dataloader) == 70 // micro
+    assert data.consumed_samples == 70 and run.current_epoch == 1 and len(run.train_dataloader) == sum(counts)
     assert list(run.train_dataloader) == []
 
 
