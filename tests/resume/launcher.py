@@ -85,11 +85,11 @@ class Launcher:
     """Starts runs.
 
     Args:
-        folders: where runs find further modules.
+        folders: where runs find further modules, besides those of this folder.
     """
 
     def __init__(self, *folders: Path) -> None:
-        self.path = os.pathsep.join(map(str, (Path(__file__).parents[2], *folders)))
+        self.path = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parent, *folders)))
 
     def start(
         self,
