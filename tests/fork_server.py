@@ -337,6 +337,9 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
+        if status < 0:  # as the interpreter does after Ctrl-C
+            signal.signal(-status, signal.SIG_DFL)
+            os.kill(os.getpid(), -status)
         os._exit(status)
 
     atexit.register(end)
@@ -350,7 +353,7 @@ def main() -> None:
         status = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
         raise
     except KeyboardInterrupt:
-        atexit.unregister(end)  # the interpreter ends with the signal
+        status = -signal.SIGINT
         raise
 
 

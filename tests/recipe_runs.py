@@ -19,7 +19,7 @@ data:
 schedule: {class_path: Cosine, init_args: {warmup_steps: 2}}
 validation: {every_n_steps: 4}
 checkpoint: {every_n_steps: 3}
-trainer: {max_steps: 8, log_every_n_steps: 1, accelerator: cpu}
+trainer: {max_steps: 8, log_every_n_steps: 1, accelerator: cpu, limit_val_batches: 8}
 """
 
 

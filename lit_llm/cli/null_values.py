@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Iterator
@@ -71,13 +72,12 @@ def _accepts_null(cls: type, argument: str) -> bool:
     return declared is None or _optional(_own_hints(declared)[argument])
 
 
+@functools.cache
 def _own_hints(cls: type) -> dict[str, Any]:
     """The types of a class's own arguments, as far as their names can be found."""
     init = vars(cls).get("__init__")
-    if not inspect.isfunction(init):
-        return {}
     try:
-        return typing.get_type_hints(init)
+        return typing.get_type_hints(init) if inspect.isfunction(init) else {}
     except NameError:  # a type that is imported for type checkers only
         return {}
 

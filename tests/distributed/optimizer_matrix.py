@@ -75,17 +75,18 @@ SECONDS = 600
 """Time limit of one of the two processes."""
 
 
-class SaveShards(Callback):
-    """A second save at step `SAVE`, in shards."""
+class SaveWhole(Callback):
+    """A second save at step `SAVE`, of whole tensors, in a run that saves shards."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.saved = folder, False
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == SAVE and not self.saved:  # its next micro-batches end at the same step
-            trainer.strategy.sharded_checkpoints = self.saved = True
-            trainer.save_checkpoint(self.folder / SAVED)
+            self.saved = True
             trainer.strategy.sharded_checkpoints = False
+            trainer.save_checkpoint(self.folder / SAVED)
+            trainer.strategy.sharded_checkpoints = True
 
 
 SAVED, LAST = (f"step-{step:08d}.ckpt" for step in (SAVE, STEPS))
@@ -168,9 +169,10 @@ def train_all(layout: str, names: list[str], ways: tuple[str, ...]) -> dict[str,
     """{optimizer: its uninterrupted run, or what happened}."""
     runs: dict[str, Any] = {}
     for number, name in enumerate(names):
-        more = [SaveShards(Path(f"{number}-sharded"))] if "sharded" in ways else []
+        sharded = "sharded" in ways
+        more = [SaveWhole(Path(f"{number}-whole"))] if sharded else []
         try:
-            runs[name] = train(layout, name, to=f"{number}-straight", more=more)
+            runs[name] = train(layout, name, to=f"{number}-straight", sharded=sharded, more=more)
         except Exception as error:
             runs[name] = f"train: {said(error)}"
     return runs
@@ -184,16 +186,16 @@ def resume_all(layout: str, names: list[str], ways: tuple[str, ...], straight: d
             if isinstance(straight[name], str):
                 results[name][way] = straight[name]
                 continue
-            saved = f"{number}-{'straight' if way == 'whole' else way}/{SAVED}"
+            saved = f"{number}-{'straight' if way == ways[-1] else way}/{SAVED}"
             try:
-                resumed = train(layout, name, to=f"{number}-{way}", sharded=way == "sharded", resume=saved)
+                resumed = train(layout, name, to=f"{number}-resumed-{way}", sharded=way == "sharded", resume=saved)
             except Exception as error:
                 results[name][way] = f"resume: {said(error)}"
                 continue
             differ = different(resumed["train/loss"], straight[name]["train/loss"][SAVE:])
             differ += different(resumed["parameters"], straight[name]["parameters"])
             kept = ("state_dict", "optimizer_states", "global_step")
-            one, other = (read(Path(folder) / LAST) for folder in (f"{number}-{way}", f"{number}-straight"))
+            one, other = (read(Path(folder) / LAST) for folder in (f"{number}-resumed-{way}", f"{number}-straight"))
             differ += different({k: one[k] for k in kept}, {k: other[k] for k in kept})
             results[name][way] = "exact" if differ == 0 else f"{differ} values differ"
     return results

@@ -95,7 +95,8 @@ def cases():
         for workers, ranks in ((0, 1), (1, 1), (2, 1), (1, 2)):
             name = f"{exit.kind}, {exit.place}, {workers} workers, {ranks} ranks"
             quick = (exit.kind, exit.place, workers, ranks) in QUICK
-            yield pytest.param(exit, workers, ranks, id=name, marks=() if quick else pytest.mark.slow)
+            later = pytest.mark.soak if workers == 2 else pytest.mark.slow
+            yield pytest.param(exit, workers, ranks, id=name, marks=() if quick else later)
 
 
 @pytest.fixture(scope="module")

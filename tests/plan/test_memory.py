@@ -123,6 +123,14 @@ RUNS = {
 }
 
 
+COMBINED = {
+    *("short context, Lion in bf16", "wide heads, cheap checkpointing", "bf16-mixed, chunked", "dropout in bf16"),
+    *("full checkpointing in bf16-mixed", "LoRA on a base in bf16, chunks", "LoRA, tied, biases, dropout, recomputation"),
+    *("cheap checkpointing with dropout", "attention checkpointing", "windows by layer", "documents and a window"),
+}
+"""Settings of which each is in another run, too."""
+
+
 @pytest.fixture
 def no_garbage_collection():
     """Selective recomputation leaves cycles. If Python happens to collect them within the step, the peak is up to 5 % lower."""
@@ -132,7 +140,7 @@ def no_garbage_collection():
     gc.enable()
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in COMBINED else ()) for n in RUNS])
 def test_a_step_takes_the_memory_and_makes_the_flops_that_were_planned(name, no_garbage_collection):
     model, options = RUNS[name]
     config = GPTConfig(**{"n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 512, **model})

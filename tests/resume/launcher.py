@@ -85,11 +85,12 @@ class Launcher:
     """Starts runs.
 
     Args:
-        folders: where runs find further modules.
+        folders: where runs find further modules, besides those of the tests and of this folder.
     """
 
     def __init__(self, *folders: Path) -> None:
-        self.path = os.pathsep.join(map(str, (Path(__file__).parents[2], *folders)))
+        here = Path(__file__).resolve()
+        self.path = os.pathsep.join(map(str, (here.parents[2], here.parents[1], here.parent, *folders)))
 
     def start(
         self,
