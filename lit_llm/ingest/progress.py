@@ -28,7 +28,7 @@ class ProgressLog:
     def note(self, text: str) -> None:
         """Write a line with the time to the log file."""
         if self._log is not None:
-            with open(self._log, "a", encoding="utf-8") as file:
+            with open(self._log, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager
