@@ -32,7 +32,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` of a text in UTF-8."""
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -28,7 +28,7 @@ class ProgressLog:
     def note(self, text: str) -> None:
         """Write a line with the time to the log file."""
         if self._log is not None:
-            with open(self._log, "a", encoding="utf-8") as file:
+            with open(self._log, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager
@@ -36,13 +36,13 @@ class ProgressLog:
         """One stage of the work. Call what it gives with the bytes of sources and of text that were read since the last call.
 
         Args:
-            total: bytes of all sources.
+            total: bytes of all sources; what a server does not say counts as nothing.
             done: of these, what an earlier run has read.
             unit: what the second number given is, in the lines of the log.
         """
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
         with Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:
-            task = bar.add_task(title, total=total, completed=done)
+            task = bar.add_task(title, total=total or None, completed=done)
             started = before = time.monotonic()
             source = text = 0  # bytes read in this run
             self.note(f"{title}: {total / 1e6:,.1f} MB{f', of which {done / 1e6:,.1f} MB were read before' if done else ''}")
@@ -58,8 +58,10 @@ class ProgressLog:
                 now = time.monotonic()
                 if now - before >= _SECONDS_BETWEEN_LINES and source:
                     before = now
-                    left = (total - done - source) * (now - started) / source
-                    line = f"{title}: {100 * (done + source) / total:.1f} %, {speed()}, {left:,.0f} s left"
+                    line = f"{title}: {speed()}"
+                    if (left := total - done - source) >= 0:
+                        share, seconds = 100 * (done + source) / total, left * (now - started) / source
+                        line = f"{title}: {share:.1f} %, {speed()}, {seconds:,.0f} s left"
                     self.note(line)
                     if not self._console.is_terminal:
                         print(line, file=sys.stderr, flush=True)

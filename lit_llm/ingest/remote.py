@@ -21,6 +21,7 @@ BLOCK_BYTES = 2**23  # asked for at a time: a request takes as long as the trans
 _BUFFER_BYTES = 2**18
 _ATTEMPTS, _FIRST_PAUSE = 5, 0.5  # until a byte arrives; each pause, in seconds, is twice the one before
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5, 20
+_RATE_SECONDS, _LEAST_RATE = 60, 1000  # of waiting for a server, after which the mean is judged, and bytes a second
 _VERSION_KEYS = (
     "ETag", "etag", "generation", "blob_id", "checksum", "md5Hash", "content_md5", "Content-MD5", "Digest",
     "LastModified", "Last-Modified", "last_modified", "updated", "mtime",
@@ -106,6 +107,7 @@ class _RemoteFile(io.RawIOBase):
     def __init__(self, source: Source) -> None:
         self._source, self._position = source, 0
         self._file: Any = None
+        self._waited, self._received = 0.0, 0  # seconds of waiting for bytes since their rate was judged, and these bytes
         self._fs, self._path = file_system(source.path)
         self._http = is_http(source.path)
         self._repeat(self._open_first)
@@ -146,10 +148,24 @@ class _RemoteFile(io.RawIOBase):
     def _read(self, size: int) -> bytes:
         if self._file is None:
             self._open_at_position()
+        before = time.monotonic()
         data: bytes = self._file.read(size)
+        self._judge_rate(time.monotonic() - before, len(data))
         if not data and self._position < self._source.size:
             raise ConnectionError("the content is shorter than listed")
         return data
+
+    def _judge_rate(self, waited: float, received: int) -> None:
+        """Refuse a server that would never end: each read is short, and none fails."""
+        self._waited, self._received = self._waited + waited, self._received + received
+        if self._waited < _RATE_SECONDS:
+            return
+        if self._received < _LEAST_RATE * self._waited:
+            raise UserError(
+                f"{self._source.name} cannot be read: the server sent {self._received:,} bytes in {self._waited:.0f} s; "
+                "try again later, or download the file first."
+            )
+        self._waited, self._received = 0.0, 0
 
     def _repeat(self, action: Callable[[], Result]) -> Result:
         """Run ``action`` until it succeeds, with a new connection after each failure that may pass."""

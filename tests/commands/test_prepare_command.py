@@ -198,3 +198,20 @@ def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process(project, capsys):
     (project / "corpus/z.jsonl").unlink()
     assert run(capsys, *PREPARE, "--out", "shards")[0] == 0
     assert contents(project / "shards") == contents(project / "whole")
+
+
+def test_names_of_files_need_not_be_utf_8(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for i in range(12):  # of ten plain files or more, whole ones are held out by a hash of their names
+        Path(os.fsdecode(b"texts/\xff%d.txt" % i)).write_text(f"text {i}\n")
+    assert (
+        run(capsys, "prepare", "--data", "TextFiles", "--data.paths", "texts", "--data.tokenizer", "Bytes", "--out", "s")[0]
+        == 0
+    )
+    splits = json.loads(Path("s/meta.json").read_text())["splits"]
+    assert [sum(split[key] for split in splits.values()) for key in ("documents", "bytes")] == [12, 10 * 7 + 2 * 8]
+    folder = os.fsdecode(b"cleaned \xfe")
+    assert run(capsys, "clean", "--data.paths", "texts/*", "--normalise", "true", "--out", folder)[0] == 0
+    assert run(capsys, "clean", "--data.paths", folder, "--normalise", "true", "--out", "again")[0] == 0
+    assert json.loads(Path("again/report.json").read_text())["kept"]["documents"] == 12

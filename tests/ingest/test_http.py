@@ -4,13 +4,14 @@ import subprocess
 import sys
 import time
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from http_server import CONTENT, serving
 from ports import free_port
 
 from lit_llm.errors import UserError
-from lit_llm.ingest import remote
+from lit_llm.ingest import progress, remote
 from lit_llm.ingest.listing import list_sources
 
 
@@ -96,6 +97,37 @@ def test_a_file_of_unknown_length_is_read(server):
     assert source.size == 0
     with source.open() as file:
         assert file.read() == CONTENT
+
+
+def test_progress_needs_no_length(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    for total, known in ((0, False), (3_000_000, False), (10_000_000, True)):
+        with progress.ProgressLog(tmp_path / "log").stage("Reading", total=total) as report:
+            report(5_000_000, 7_000_000)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("Reading: 50.0 %, 7.0 MB of text in " if known else "Reading: 7.0 MB of text in ")
+        assert line.endswith("s left" if known else "MB/s")
+
+
+@pytest.mark.parametrize(("rate", "refused"), [(1, True), (900, True), (1100, False)])
+def test_a_server_that_is_too_slow_is_refused(server, monkeypatch, rate, refused):
+    """Each read lasts a second of a clock of the test's own. Ten minutes are read."""
+    with one(f"{server}/plain/a.txt").open() as file:
+        clock = [0.0]
+        monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep))
+
+        def read(size):
+            clock[0] += 1
+            return b"x" * min(size, rate)
+
+        monkeypatch.setattr(file.raw._file, "read", read)
+        if not refused:
+            assert sum(len(file.raw.read(2**16)) for _ in range(600)) == 600 * rate
+            return
+        with pytest.raises(UserError, match=f"the server sent {60 * rate:,} bytes in 60 s"):
+            for _ in range(600):
+                file.raw.read(2**16)
+        assert clock[0] == 60
 
 
 @pytest.mark.parametrize(
