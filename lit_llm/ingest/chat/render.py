@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -19,6 +20,10 @@ Chat = dict[str, Any]
 SENTINEL = "\U000ff002"
 """Stands for an answer where only its place is asked. Of a private use area: no filter changes it, and no text has it."""
 _MARK_THEM = "mark the answers in it with {% generation %} and {% endgeneration %} (--data.chat_template FILE.jinja)"
+
+
+_PROMPTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
+"""A template may open a thought in its prompt, and have another prompt without, under this name in all that have it."""
 
 
 class Rendered(NamedTuple):
@@ -64,17 +69,13 @@ class Renderer:
 
     def text(self, chat: Chat, *, where: str, prompt: bool = False) -> str:
         """A conversation, with what comes before an answer if it is a ``prompt``."""
-        return self._call(chat, where, add_generation_prompt=prompt)[0][0]
+        return str(self._call(chat, where, prompt=prompt)[0][0])
 
     def readable(self, chat: Chat) -> Chat:
-        """The same conversation, with the arguments of its calls in the form that the template reads.
-
-        A JSON text becomes the object that it stands for if the template would quote it as a string of JSON.
-        """
-        calls = [call for one in chat["messages"] for call in _calls(one)]
-        if not any(isinstance(_function(call).get("arguments"), str) for call in calls) or self._takes_json_text:
+        """The same conversation. Arguments of a call that are JSON text are objects, if the template would quote the text."""
+        if not any(one.get("tool_calls") for one in chat["messages"]) or self._takes_json_text:
             return chat
-        return chat | {"messages": [_with_arguments(one, _as_object) for one in chat["messages"]]}
+        return chat | {"messages": [one | _with_arguments(one, _as_object) for one in chat["messages"]]}
 
     def conversation(self, chat: Chat, *, where: str) -> Rendered:
         """A whole conversation.
@@ -85,52 +86,51 @@ class Renderer:
         Raises:
             UserError: The template refuses the messages, or what the assistant writes cannot be found.
         """
-        numbers = [i for i, one in enumerate(chat["messages"]) if one["role"] == "assistant"]
-        if self.template.marks_answers:
-            text, answers = self._marked(chat, where)
-            learned = "\n".join(text[begin:end] for begin, end in answers)
-            said = [i for i in numbers if chat["messages"][i].get("content") or _calls(chat["messages"][i])]
-            if said and not any(self._is_in(chat, i, learned, where) for i in said):  # marks may leave out some
-                raise self._unwritten(where)
-        else:
-            text = self.text(chat, where=where)
+        messages, marks = chat["messages"], self.template.marks_answers
+        numbers = [i for i, one in enumerate(messages) if one["role"] == "assistant"]
+        text, answers = self._marked(chat, where)
+        if not marks:
             answers = [self._answer(chat, i, text, where, last=i == numbers[-1]) for i in numbers]
-            for i, (begin, end) in zip(numbers, answers, strict=True):
-                if not self._is_in(chat, i, text[begin:end], where, begin):
-                    raise self._unwritten(f"message {i + 1} of {where}")
+        learned = [text[begin:end] for begin, end in answers]
+        said = [i for i in numbers if messages[i].get("content") or messages[i].get("tool_calls")]
+        if marks and said and not any(self._is_in(chat, i, "\n".join(learned), where) for i in said):  # it may leave out some
+            raise self._unwritten(where)
+        for i, answer, (begin, _) in () if marks else zip(numbers, learned, answers, strict=True):
+            if not self._is_in(chat, i, answer, where, begin):
+                raise self._unwritten(f"message {i + 1} of {where}")
         return Rendered(text, answers)
 
     def _answer(self, chat: Chat, number: int, text: str, where: str, *, last: bool) -> tuple[int, int]:
         """Where the message ``number`` is in the text of all messages. Of the answers, it may be the ``last``."""
-        messages = chat["messages"]
-        prompt = self._prompt(chat, number, where)
-        alone = text if number == len(messages) - 1 else self.text(chat | {"messages": messages[: number + 1]}, where=where)
-        if text.startswith(prompt) and text.startswith(alone) and len(prompt) <= len(alone):
-            return len(prompt), len(alone)
-        for thinks in (False, True):  # a template may open a thought in its prompt, and have another prompt without
-            if not text.startswith(prompt):
-                other_prompt = self._prompt(chat, number, where, enable_thinking=thinks)
-                prompt = other_prompt if text.startswith(other_prompt) else prompt
+        until = chat | {"messages": chat["messages"][: number + 1]}
+        alone = text if len(until["messages"]) == len(chat["messages"]) else self.text(until, where=where)
+        prompts = (self._prompt(chat, number, where, kwargs) for kwargs in _PROMPTS)
+        first = prompt = next(prompts)
+        if not text.startswith(first):
+            prompt = next((one for one in prompts if text.startswith(one)), first)
         begin = len(prompt)
+        if text.startswith(prompt) and text.startswith(alone) and begin <= len(alone):
+            return begin, len(alone)
         if not text.startswith(prompt):
+            only = prompt[self._shared(prompt, text) :]
             if last:
-                only = prompt[self._shared(prompt, text) :]
-                raise UserError(
-                    f"The chat template {self.template.name} ends the prompt for an answer with {only!r}, but does not "
-                    f"write it before message {number + 1} of {where}, so the answer would not follow its prompt: {_MARK_THEM}."
+                raise self._refusal(
+                    f"ends the prompt for an answer with {only!r}, but does not write it before message {number + 1} of "
+                    f"{where}, so the answer would not follow its prompt: {_MARK_THEM}."
                 )
             begin = self._shared(prompt, self.text(_with(chat, number, {"content": SENTINEL}), where=where))
-        other = _with(chat, number, _replaced(messages[number]))
-        rest = _shared(text[::-1], self.text(other, where=where)[::-1])
-        tail = _shared(alone[::-1], self.text(other | {"messages": other["messages"][: number + 1]}, where=where)[::-1])
+        changes = _with_arguments(chat["messages"][number], _other_arguments)
+        changes |= {"content": SENTINEL} if chat["messages"][number].get("content") or not changes else {}
+        rest = _shared(text[::-1], self.text(_with(chat, number, changes), where=where)[::-1])
+        tail = _shared(alone[::-1], self.text(_with(until, number, changes), where=where)[::-1])
         if rest == len(text):
             raise self._unwritten(f"message {number + 1} of {where}")
         end = len(text) - rest
         end += self._shared(text[end:], alone[len(alone) - tail :])  # what ends an earlier answer only is not learned
         if not begin <= end or not text.startswith(prompt[:begin]):
-            raise UserError(
-                f"The chat template {self.template.name} writes message {number + 1} of {where} in another way when more "
-                f"messages follow, so the answers cannot be found: {_MARK_THEM}."
+            raise self._refusal(
+                f"writes message {number + 1} of {where} in another way when more messages follow, so the answers cannot be "
+                f"found: {_MARK_THEM}."
             )
         return begin, end
 
@@ -140,18 +140,17 @@ class Renderer:
         near = [self._tokens.finditer(text, max(0, shared - 99), shared + 99) for text in (one, other)]
         return min([shared, *(token.start() for tokens in near for token in tokens if token.start() < shared < token.end())])
 
-    def _prompt(self, chat: Chat, number: int, where: str, **options: bool) -> str:
+    def _prompt(self, chat: Chat, number: int, where: str, kwargs: dict[str, bool]) -> str:
         """The messages before ``number``, and the prompt for an answer."""
-        given = {"messages": chat["messages"][:number], "chat_template_kwargs": chat.get("chat_template_kwargs", {}) | options}
+        given = {"messages": chat["messages"][:number], "chat_template_kwargs": chat.get("chat_template_kwargs", {}) | kwargs}
         return self.text(chat | given, where=where, prompt=True)
 
     def _is_in(self, chat: Chat, number: int, learned: str, where: str, begin: int = 0) -> bool:
         """Whether what the message ``number`` says is in the ``learned`` text, perhaps changed."""
         message = chat["messages"][number]
-        content, names = (message.get("content") or "").strip(), [_function(one).get("name") for one in _calls(message)]
-        if names:  # then a template may leave out the content, as a thought
-            return all(str(name) in learned for name in names)
-        if content in learned:
+        if calls := message.get("tool_calls"):  # then a template may leave out the content, as a thought
+            return all(str(call.get("function", call).get("name")) in learned for call in calls)
+        if (message.get("content") or "").strip() in learned:
             return True
         text, answers = self._marked(_with(chat, number, {"content": SENTINEL}), where)
         return any(SENTINEL in text[max(begin, first) : end] for first, end in answers)
@@ -169,69 +168,58 @@ class Renderer:
                 texts.append(None)
         return texts[0] is not None and texts[1] in (None, texts[0])
 
+    def _refusal(self, what: str) -> UserError:
+        return UserError(f"The chat template {self.template.name} {what}")
+
     def _unwritten(self, where: str) -> UserError:
-        return UserError(
-            f"The chat template {self.template.name} writes nothing of what the assistant says in {where}, so it would not be "
-            "learned: give another (--data.chat_template FILE.jinja)."
+        return self._refusal(
+            f"writes nothing of what the assistant says in {where}, so it would not be learned: give another "
+            "(--data.chat_template FILE.jinja)."
         )
 
     def _marked(self, chat: Chat, where: str) -> Rendered:
         """The text, and what the template marks of it: all of it if it has no marks."""
-        if not self.template.marks_answers:
-            text = self.text(chat, where=where)
-            return Rendered(text, [(0, len(text))])
-        texts, answers = self._call(chat, where, return_assistant_tokens_mask=True)
-        return Rendered(texts[0], answers[0])
+        texts, answers = self._call(chat, where, marks=self.template.marks_answers)
+        return Rendered(texts[0], answers[0] if answers else [(0, len(texts[0]))])
 
-    def _call(self, chat: Chat, where: str, **options: bool) -> Any:
-        given = {**self.template.special_tokens, **chat.get("chat_template_kwargs", {}), **options}
+    def _call(self, chat: Chat, where: str, *, prompt: bool = False, marks: bool = False) -> Any:
         try:
             return self._render(
                 conversations=[chat["messages"]],
                 chat_template=self.template.text,
                 tools=chat.get("tools"),
                 documents=chat.get("documents"),
-                **given,
+                add_generation_prompt=prompt,
+                return_assistant_tokens_mask=marks,
+                continue_final_message=False,
+                **self.template.special_tokens | chat.get("chat_template_kwargs", {}),
             )
         except Exception as error:  # a template is a program: whatever it raises is its answer to these messages
             line = f" in line {error.lineno} of it" if isinstance(error, self._syntax_error) else ""
-            raise UserError(f"The chat template {self.template.name} cannot write {where}: {error}{line}.") from error
-
-
-def _calls(message: Message) -> list[dict[str, Any]]:
-    return message.get("tool_calls") or []
-
-
-def _function(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    return function if isinstance(function, dict) else call
+            raise self._refusal(f"cannot write {where}: {error}{line}.") from error
 
 
 def _with_arguments(message: Message, change: Callable[[Any], Any]) -> Message:
-    """The same message, with other arguments in its calls."""
-    calls = []
-    for call in _calls(message):
-        function = _function(call)
-        changed = function | {"arguments": change(function["arguments"])} if "arguments" in function else function
-        calls.append(changed if function is call else call | {"function": changed})
-    return message | {"tool_calls": calls} if calls else message
+    """The calls of a message, if it has some, with other arguments."""
+
+    def changed(call: dict[str, Any]) -> dict[str, Any]:
+        return {key: change(one) if key == "arguments" else one for key, one in call.items()} | (
+            {"function": changed(call["function"])} if "function" in call else {}
+        )
+
+    return {"tool_calls": [changed(call) for call in message["tool_calls"]]} if message.get("tool_calls") else {}
 
 
-def _replaced(message: Message) -> Message:
-    """A message of which every text that its end can show is another."""
-    content = {"content": SENTINEL} if message.get("content") or not _calls(message) else {}
-    return _with_arguments(
-        message | content, lambda given: dict.fromkeys(given or [SENTINEL], SENTINEL) if isinstance(given, dict) else SENTINEL
-    )
+def _other_arguments(arguments: Any) -> Any:
+    return dict.fromkeys(arguments or [SENTINEL], SENTINEL) if isinstance(arguments, dict) else SENTINEL
 
 
 def _as_object(arguments: Any) -> Any:
     """The object that a JSON text stands for; other arguments as they are."""
-    try:
-        value = json.loads(arguments) if isinstance(arguments, str) else None
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else arguments
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        value = json.loads(arguments)
+        return value if isinstance(value, dict) else arguments
+    return arguments
 
 
 def _with(chat: Chat, number: int, changes: Message) -> Chat:
@@ -241,11 +229,4 @@ def _with(chat: Chat, number: int, changes: Message) -> Chat:
 
 def _shared(one: str, other: str) -> int:
     """With how many characters both begin."""
-    least, most = 0, min(len(one), len(other))
-    while least < most:
-        middle = (least + most + 1) // 2
-        if one[least:middle] == other[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
