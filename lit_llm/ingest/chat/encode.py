@@ -98,7 +98,7 @@ class ChatEncoder:
         places = _places(marked, text, write)
         if places is None:
             found = set(re.findall(f"{_BEGIN}(.*?){_END}", json.dumps(marked, ensure_ascii=False)))
-            read = {name for name in found if _places(_marked(chat, {name}, {name}), text, write) is None}
+            read = {name for name in found if _places(_marked(chat, {name} & self._special, {name}), text, write) is None}
             places = _places(_marked(chat, self._special - read, self._elsewhere - (read - self._special)), text, write)
         if places is None:
             raise UserError(

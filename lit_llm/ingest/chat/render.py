@@ -108,16 +108,17 @@ class Renderer:
         first = prompt = next(prompts)
         if not text.startswith(first):
             prompt = next((one for one in prompts if text.startswith(one)), first)
-        begin = len(prompt)
+        least, begin = 0, len(prompt)
         if text.startswith(prompt) and text.startswith(alone) and begin <= len(alone):
             return begin, len(alone)
         if not text.startswith(prompt):
-            only = prompt[self._shared(prompt, text) :]
             if last:
+                only = prompt[self._shared(prompt, text) :]
                 raise self._refusal(
                     f"ends the prompt for an answer with {only!r}, but does not write it before message {number + 1} of "
                     f"{where}, so the answer would not follow its prompt: {_MARK_THEM}."
                 )
+            least = self._shared(prompt, self.text(chat | {"messages": chat["messages"][:number]}, where=where))
             begin = self._shared(prompt, self.text(_with(chat, number, {"content": SENTINEL}), where=where))
         changes = _with_arguments(chat["messages"][number], _other_arguments)
         changes |= {"content": SENTINEL} if chat["messages"][number].get("content") or not changes else {}
@@ -127,7 +128,7 @@ class Renderer:
             raise self._unwritten(f"message {number + 1} of {where}")
         end = len(text) - rest
         end += self._shared(text[end:], alone[len(alone) - tail :])  # what ends an earlier answer only is not learned
-        if not begin <= end or not text.startswith(prompt[:begin]):
+        if not least <= begin <= end:
             raise self._refusal(
                 f"writes message {number + 1} of {where} in another way when more messages follow, so the answers cannot be "
                 f"found: {_MARK_THEM}."
