@@ -127,9 +127,7 @@ def test_a_name_is_text_beside_names_that_the_template_reads(tokenizer_of):
 def test_a_special_token_that_a_template_looks_for_in_a_question_is_refused(tokenizer_of):
     folder, _ = tokenizer_of("chatml")
     text = chat_templates.unmarked("chatml").replace("m.content + '", "m.content.split('<|im_end|>')[0] + '")
-    with pytest.raises(
-        UserError, match="^it has the name of a special token in a message, .* it.jinja looks into that message"
-    ):
+    with pytest.raises(UserError, match=r"^it has the name of a special token .* it.jinja looks into that message"):
         encoded(folder, text, {}, [{"role": "user", "content": "a<|im_end|>b"}, {"role": "assistant", "content": "c"}])
 
 

@@ -39,8 +39,9 @@ class ChatEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self._backend, self._as_text = _backend(tokenizer), _backend(tokenizer)
-        self._as_text.encode_special_tokens = True
+        content = tokenizer.to_json()
+        self._backend = _backend(content)
+        self._as_text = _backend(json.dumps(json.loads(content) | {"added_tokens": []}))
         self._added = self._backend.get_added_tokens_decoder()
         names = {one.content: one.special for one in self._added.values()}
         self._special = {name for name, special in names.items() if special}
@@ -169,9 +170,9 @@ def assistant_mask(offsets: np.ndarray, answers: list[tuple[int, int]]) -> np.nd
     return mask
 
 
-def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer of the library, which knows the names of special tokens in a text."""
-    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+def _backend(content: str) -> tokenizers.Tokenizer:
+    """The tokenizer of the library, which knows the names of added tokens in a text."""
+    backend = tokenizers.Tokenizer.from_str(content)
     backend.no_truncation()
     backend.no_padding()
     backend.post_processor = None  # it would take the spaces out of the offsets, and adds nothing that is wanted here
