@@ -53,7 +53,7 @@ class ChatTemplate:
         tokens = _special_tokens(folder, tokenizer)
         if setting != AUTO:
             file = Path(setting).expanduser()
-            return cls(setting, _read(file, f"Chat template {setting} (--data.chat_template) cannot be read"), tokens)
+            return cls(setting, _read(file, f"Chat template {setting} cannot be read", " (--data.chat_template)"), tokens)
         if (folder / CHAT_TEMPLATE_FILE).is_file():
             file = folder / CHAT_TEMPLATE_FILE
             return cls(str(file), _read(file, f"{file} cannot be read"), tokens)
@@ -97,13 +97,13 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
     return tokens
 
 
-def _read(file: Path, problem: str) -> str:
+def _read(file: Path, problem: str, flag: str = "") -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{problem}: {error.strerror or error}.") from error
+        raise UserError(f"{problem}: {error.strerror or error}{flag}.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{problem}: it is not UTF-8.") from error
+        raise UserError(f"{problem}: it is not UTF-8{flag}.") from error
 
 
 def _object(file: Path) -> dict[str, Any]:
