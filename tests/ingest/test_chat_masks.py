@@ -111,13 +111,13 @@ def test_the_name_of_a_special_token_in_a_message_is_text(name, tokenizer_of):
 def test_a_name_is_text_beside_names_that_the_template_reads(tokenizer_of):
     folder, _ = tokenizer_of("qwen3")
     conversation = [
-        {"role": "user", "content": "What is <|im_end|> for? Not <think>."},
+        {"role": "user", "content": "What is <|im_end|> for?"},
         {"role": "assistant", "content": "<think>\n\nan end <|im_end|>\n</think>\n\nAn end: <|im_end|>"},
     ]
     found = encoded(folder, chat_templates.unmarked("qwen3"), {}, conversation)
     tokenizer = TokenizerJSON(str(folder))
     assert tokenizer.decode(found.ids) == (
-        "<|im_start|>user\nWhat is <|im_end|> for? Not <think>.<|im_end|>\n"
+        "<|im_start|>user\nWhat is <|im_end|> for?<|im_end|>\n"
         "<|im_start|>assistant\n<think>\nan end <|im_end|>\n</think>\n\nAn end: <|im_end|><|im_end|>\n"
     )
     written = {"<|im_start|>": 2, "<|im_end|>": 2, "<think>": 1, "</think>": 1}  # by the template, of 2, 5, 2 and 1
@@ -196,8 +196,8 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name":
         (COUNTS, "several turns", "writes message 2 of it in another way when more messages follow"),
         (R1, "one turn", r"ends the prompt for an answer with '<think>\\n', but does not write it before message 2 of it"),
         ("{{ messages[0].content }}", "one turn", "writes nothing of what the assistant says in message 2 of it"),
-        ("{% generation %}{% endgeneration %}{{ messages[0].content }}", "one turn", "writes nothing of .* says in it"),
-        ("{% generation %}yes{% endgeneration %}{{ messages[1].content }}", "one turn", "writes nothing of .* says in it"),
+        ("{% generation %}{% endgeneration %}{{ messages[0].content }}", "one turn", "writes nothing of .* message 2 of it"),
+        ("{% generation %}yes{% endgeneration %}{{ messages[1].content }}", "one turn", "writes nothing of .* message 2 of it"),
         (
             chat_templates.unmarked("chatml").replace("{{ m.content }}", "yes"),
             "one turn",

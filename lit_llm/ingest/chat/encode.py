@@ -19,6 +19,7 @@ from lit_llm.tokenizers import Tokenizer
 
 # Around the name of a special token in a message. Of a private use area, so no text has them.
 _BEGIN, _END = "\U000ff000", "\U000ff001"
+_NONE = re.compile("(?!)")
 
 
 class EncodedChat(NamedTuple):
@@ -34,19 +35,15 @@ class ChatEncoder:
     """Encode conversations as a template writes them: its special tokens become their ids, and nothing is added.
 
     A token is a target if any of its characters is the assistant's. The name of a special token within a message is encoded
-    as ordinary text: nobody can end a turn by writing its name. Names that the template has count too, such as <think>, but not
-    in an answer: there, they are its thoughts and its calls.
+    as ordinary text: nobody can end a turn by writing its name.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        content = tokenizer.to_json()
-        self._backend = _backend(content)
-        self._as_text = _backend(json.dumps(json.loads(content) | {"added_tokens": []}))
+        self._backend, self._as_text = _backend(tokenizer), _backend(tokenizer)
+        self._as_text.encode_special_tokens = True
         self._added = self._backend.get_added_tokens_decoder()
-        names = {one.content: one.special for one in self._added.values()}
-        self._special = {name for name, special in names.items() if special}
-        self._elsewhere = self._special | {name for name in names if name in template.text and not name.isspace()}
-        self._renderer = Renderer(template, _any_of(names))
+        self._special = _any_of(one.content for one in self._added.values() if one.special)
+        self._renderer = Renderer(template, _any_of(one.content for one in self._added.values()))
 
     def check(self) -> None:
         """Raises:
@@ -90,17 +87,17 @@ class ChatEncoder:
     def _names(self, chat: Chat, text: str, write: Callable[[Chat], str], where: str) -> list[tuple[int, int]]:
         """Which characters of the ``text`` are names of special tokens that a message says.
 
-        The template writes the messages once more, with marks around the names. It may look for a name, as for <think> in an
-        answer: what it makes of such a name is the template's. But none but the assistant may say a special token.
+        The template writes the messages once more, with marks around the names. It may look for a name in an answer, to cut it
+        into thought and answer: what it makes of that name is the template's.
         """
-        marked = _marked(chat, self._special, self._elsewhere)
+        marked = _marked(chat, self._special, self._special)
         if marked == chat:
             return []
         places = _places(marked, text, write)
         if places is None:
-            found = set(re.findall(f"{_BEGIN}(.*?){_END}", json.dumps(marked, ensure_ascii=False)))
-            read = {name for name in found if _places(_marked(chat, {name} & self._special, {name}), text, write) is None}
-            places = _places(_marked(chat, self._special - read, self._elsewhere - (read - self._special)), text, write)
+            names = set(re.findall(f"{_BEGIN}(.*?){_END}", json.dumps(marked, ensure_ascii=False)))
+            kept = [name for name in names if _places(_marked(chat, _any_of([name]), _NONE), text, write) is not None]
+            places = _places(_marked(chat, _any_of(kept), self._special), text, write)
         if places is None:
             raise UserError(
                 f"{where} has the name of a special token in a message, and the chat template {self._renderer.template.name} "
@@ -123,16 +120,15 @@ class ChatEncoder:
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:
     longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    return re.compile(longest_first or "(?!)")
+    return re.compile(longest_first) if longest_first else _NONE
 
 
-def _marked(chat: Chat, in_answers: Iterable[str], elsewhere: Iterable[str]) -> Chat:
+def _marked(chat: Chat, in_answers: re.Pattern[str], elsewhere: re.Pattern[str]) -> Chat:
     """The same conversation, with marks around names in its texts."""
-    answers, others = _any_of(in_answers), _any_of(elsewhere)
     messages = [
-        _mark(one, answers if one["role"] == "assistant" else others) | {"role": one["role"]} for one in chat["messages"]
+        _mark(one, in_answers if one["role"] == "assistant" else elsewhere) | {"role": one["role"]} for one in chat["messages"]
     ]
-    return {key: _mark(value, others) for key, value in chat.items() if key != "messages"} | {"messages": messages}
+    return {key: _mark(value, elsewhere) for key, value in chat.items() if key != "messages"} | {"messages": messages}
 
 
 def _mark(value: Any, names: re.Pattern[str]) -> Any:
@@ -170,9 +166,9 @@ def assistant_mask(offsets: np.ndarray, answers: list[tuple[int, int]]) -> np.nd
     return mask
 
 
-def _backend(content: str) -> tokenizers.Tokenizer:
-    """The tokenizer of the library, which knows the names of added tokens in a text."""
-    backend = tokenizers.Tokenizer.from_str(content)
+def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer of the library, which knows the names of special tokens in a text."""
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     backend.no_truncation()
     backend.no_padding()
     backend.post_processor = None  # it would take the spaces out of the offsets, and adds nothing that is wanted here

@@ -20,8 +20,6 @@ Chat = dict[str, Any]
 SENTINEL = "\U000ff002"
 """Stands for an answer where only its place is asked. Of a private use area: no filter changes it, and no text has it."""
 _MARK_THEM = "mark the answers in it with {% generation %} and {% endgeneration %} (--data.chat_template FILE.jinja)"
-
-
 _PROMPTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
 """A template may open a thought in its prompt, and have another prompt without, under this name in all that have it."""
 
@@ -75,7 +73,7 @@ class Renderer:
         """The same conversation. Arguments of a call that are JSON text are objects, if the template would quote the text."""
         if not any(one.get("tool_calls") for one in chat["messages"]) or self._takes_json_text:
             return chat
-        return chat | {"messages": [one | _with_arguments(one, _as_object) for one in chat["messages"]]}
+        return chat | {"messages": _with_arguments(chat["messages"], _as_object)}
 
     def conversation(self, chat: Chat, *, where: str) -> Rendered:
         """A whole conversation.
@@ -92,20 +90,23 @@ class Renderer:
         if not marks:
             answers = [self._answer(chat, i, text, where, last=i == numbers[-1]) for i in numbers]
         learned = [text[begin:end] for begin, end in answers]
-        said = [i for i in numbers if messages[i].get("content") or messages[i].get("tool_calls")]
-        if marks and said and not any(self._is_in(chat, i, "\n".join(learned), where) for i in said):  # it may leave out some
-            raise self._unwritten(where)
-        for i, answer, (begin, _) in () if marks else zip(numbers, learned, answers, strict=True):
-            if not self._is_in(chat, i, answer, where, begin):
-                raise self._unwritten(f"message {i + 1} of {where}")
+        if marks:
+            learned = ["\n".join(learned)] * len(numbers)
+        missing = [i for i, one in zip(numbers, learned, strict=True) if not self._is_in(chat, i, one, where)]
+        if missing if not marks else len(missing) == len(numbers):  # marks may leave out some
+            raise self._unwritten(f"message {missing[0] + 1} of {where}")
         return Rendered(text, answers)
 
     def _answer(self, chat: Chat, number: int, text: str, where: str, *, last: bool) -> tuple[int, int]:
         """Where the message ``number`` is in the text of all messages. Of the answers, it may be the ``last``."""
         until = chat | {"messages": chat["messages"][: number + 1]}
         alone = text if len(until["messages"]) == len(chat["messages"]) else self.text(until, where=where)
-        prompts = (self._prompt(chat, number, where, kwargs) for kwargs in _PROMPTS)
-        first = prompt = next(prompts)
+        before = {"messages": chat["messages"][:number]}
+        kwargs = chat.get("chat_template_kwargs", {})
+        prompts = (
+            self.text(chat | before | {"chat_template_kwargs": kwargs | one}, where=where, prompt=True) for one in _PROMPTS
+        )
+        prompt = first = next(prompts)
         if not text.startswith(first):
             prompt = next((one for one in prompts if text.startswith(one)), first)
         least, begin = 0, len(prompt)
@@ -118,10 +119,11 @@ class Renderer:
                     f"ends the prompt for an answer with {only!r}, but does not write it before message {number + 1} of "
                     f"{where}, so the answer would not follow its prompt: {_MARK_THEM}."
                 )
-            least = self._shared(prompt, self.text(chat | {"messages": chat["messages"][:number]}, where=where))
+            least = self._shared(prompt, self.text(chat | before, where=where))
             begin = self._shared(prompt, self.text(_with(chat, number, {"content": SENTINEL}), where=where))
-        changes = _with_arguments(chat["messages"][number], _other_arguments)
-        changes |= {"content": SENTINEL} if chat["messages"][number].get("content") or not changes else {}
+        message = chat["messages"][number]
+        changes = _with_arguments(message, _other_arguments)
+        changes |= {"content": SENTINEL} if message.get("content") or not message.get("tool_calls") else {}
         rest = _shared(text[::-1], self.text(_with(chat, number, changes), where=where)[::-1])
         tail = _shared(alone[::-1], self.text(_with(until, number, changes), where=where)[::-1])
         if rest == len(text):
@@ -141,12 +143,7 @@ class Renderer:
         near = [self._tokens.finditer(text, max(0, shared - 99), shared + 99) for text in (one, other)]
         return min([shared, *(token.start() for tokens in near for token in tokens if token.start() < shared < token.end())])
 
-    def _prompt(self, chat: Chat, number: int, where: str, kwargs: dict[str, bool]) -> str:
-        """The messages before ``number``, and the prompt for an answer."""
-        given = {"messages": chat["messages"][:number], "chat_template_kwargs": chat.get("chat_template_kwargs", {}) | kwargs}
-        return self.text(chat | given, where=where, prompt=True)
-
-    def _is_in(self, chat: Chat, number: int, learned: str, where: str, begin: int = 0) -> bool:
+    def _is_in(self, chat: Chat, number: int, learned: str, where: str) -> bool:
         """Whether what the message ``number`` says is in the ``learned`` text, perhaps changed."""
         message = chat["messages"][number]
         if calls := message.get("tool_calls"):  # then a template may leave out the content, as a thought
@@ -154,7 +151,7 @@ class Renderer:
         if (message.get("content") or "").strip() in learned:
             return True
         text, answers = self._marked(_with(chat, number, {"content": SENTINEL}), where)
-        return any(SENTINEL in text[max(begin, first) : end] for first, end in answers)
+        return any(SENTINEL in text[begin:end] for begin, end in answers)
 
     @functools.cached_property
     def _takes_json_text(self) -> bool:
@@ -200,15 +197,13 @@ class Renderer:
             raise self._refusal(f"cannot write {where}: {error}{line}.") from error
 
 
-def _with_arguments(message: Message, change: Callable[[Any], Any]) -> Message:
-    """The calls of a message, if it has some, with other arguments."""
-
-    def changed(call: dict[str, Any]) -> dict[str, Any]:
-        return {key: change(one) if key == "arguments" else one for key, one in call.items()} | (
-            {"function": changed(call["function"])} if "function" in call else {}
-        )
-
-    return {"tool_calls": [changed(call) for call in message["tool_calls"]]} if message.get("tool_calls") else {}
+def _with_arguments(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same messages, with other arguments in their calls."""
+    if isinstance(value, list):
+        return [_with_arguments(one, change) for one in value]
+    if isinstance(value, dict):
+        return {key: change(one) if key == "arguments" else _with_arguments(one, change) for key, one in value.items()}
+    return value
 
 
 def _other_arguments(arguments: Any) -> Any:
