@@ -10,10 +10,13 @@ import pyarrow.parquet
 import pytest
 from ingest import chat_templates
 from ingest.chat_templates import CONVERSATIONS, messages, tool_conversation, write_tokenizer
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from lit_llm.data import BPE, ChatFiles, TokenizerJSON, TokenShards, TokenStream
 from lit_llm.data.prepare import prepare
 from lit_llm.errors import UserError
+from lit_llm.ingest.chat import ChatTemplate
 
 ROWS = [[{"role": "user", "content": f"Say {i} 🙂"}, {"role": "assistant", "content": f"{i}"}] for i in range(40)]
 
@@ -72,6 +75,62 @@ def test_conversations_become_documents_with_the_template_s_tokens_in_every_form
     assert data.chat_form == (chat_templates.unmarked("qwen"), end_of_turn)
 
 
+ASIDE = (
+    "{% for tool in tools or [] %}{{ tool | tojson + '\\n' }}{% endfor %}"
+    "{% for one in documents or [] %}{{ one.text + '\\n' }}{% endfor %}"
+    "{{ mood if mood is defined else 'calm' }}" + chat_templates.unmarked("chatml")
+)
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"place": {"type": "string"}}}}}
+OTHER = {"type": "function", "function": {"name": "time", "parameters": {"properties": {"zone": {"type": "string"}}}}}
+BESIDE = [
+    {"tools": [TOOL], "documents": None, "chat_template_kwargs": {"mood": "glad"}},
+    {"tools": [TOOL, OTHER], "documents": [{"text": "Paper"}], "chat_template_kwargs": None},
+    {"tools": None, "documents": None, "chat_template_kwargs": {"bos_token": None}},
+]
+
+
+def test_what_stands_beside_the_messages_reaches_the_template_in_every_format(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "aside.jinja").write_text(ASIDE)
+    rows = [{"id": 1, "messages": row, **beside} for row, beside in zip(ROWS, BESIDE, strict=False)]
+    texts = [{key: json.dumps(one) if one and key != "messages" else one for key, one in row.items()} for row in rows]
+    table = pa.Table.from_pylist(rows)
+    assert "zone" in str(table.schema)  # a table gives each tool the keys of all, with null
+    pa.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    pa.parquet.write_table(pa.Table.from_pylist([{"data": row} for row in texts]), tmp_path / "nested.parquet")
+    with pa.OSFile("a.arrow", "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    (tmp_path / "a.jsonl").write_text(lines(rows))
+    (tmp_path / "text.jsonl").write_text(lines([{"data": row} for row in texts]))
+    (tmp_path / "val.jsonl").write_text(lines([CHAT]))
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer / "tokenizer.json"))
+    expected = []
+    for row in rows:
+        kwargs = {key: one for key, one in (row["chat_template_kwargs"] or {}).items() if one is not None}
+        given = {key: row[key] for key in ("tools", "documents")}
+        expected += theirs.apply_chat_template(row["messages"], chat_template=ASIDE, return_dict=False, **given, **kwargs)
+    for name in ("a.parquet", "a.arrow", "a.jsonl", "nested.parquet", "text.jsonl"):
+        settings = {"messages_key": "data.messages"} if name in ("nested.parquet", "text.jsonl") else {}
+        data = module(tokenizer, train=name, val="val.jsonl", chat_template="aside.jinja", **settings)
+        if settings:
+            (tmp_path / "val.jsonl").write_text(lines([{"data": CHAT}]))
+        prepare(data, tmp_path / f"out-{name}", workers=0)
+        stream = TokenStream([tmp_path / f"out-{name}" / "train_000000.bin"])
+        assert stream.read(0, len(stream)).tolist() == expected
+
+
+def test_a_content_that_is_a_list_is_its_texts(tmp_path, tokenizer):
+    (tmp_path / "val.jsonl").write_text(lines([CHAT]))
+    parts = [{"type": "text", "text": "Say "}, {"type": "text", "text": "it"}]
+    for name, (asked, said) in {"list": (parts, ["ye", "s"]), "text": ("Say it", "yes")}.items():
+        row = {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
+        (tmp_path / f"{name}.jsonl").write_text(lines([row]))
+        files = {"train": str(tmp_path / f"{name}.jsonl"), "val": str(tmp_path / "val.jsonl")}
+        prepare(module(tokenizer, **files), tmp_path / name, workers=0)
+    for file in ("train_000000.bin", "train_000000.mask"):
+        assert contents(tmp_path / "list")[file] == contents(tmp_path / "text")[file]
+
+
 def test_a_conversation_longer_than_a_piece_and_one_of_many_turns(tmp_path, tokenizer):
     long = [{"role": "user", "content": "word " * 60_000}, {"role": "assistant", "content": "yes"}]
     many = [message for i in range(150) for message in ROWS[i % 40]]
@@ -95,6 +154,23 @@ CHAT = {"messages": ROWS[0]}
         (lines([{"messages": [{"role": "asistant", "content": "x"}]}]), {}, "line 1: message 1 has the role 'asistant'"),
         (lines([{"messages": [{"role": "user"}]}]), {}, "line 1: message 1 has no content"),
         (lines([{"messages": [{"role": "user", "content": 3}]}]), {}, "message 1 has a number as content"),
+        (
+            lines([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}]),
+            {},
+            "message 1 has an array as content, but must have a text, or a list of texts",
+        ),
+        (
+            lines([{"messages": [*ROWS[0], {"role": "assistant", "content": "", "tool_calls": "[]"}]}]),
+            {},
+            "message 3 has a string as tool_calls",
+        ),
+        (lines([CHAT | {"tools": "none"}]), {}, "line 1 has a string under 'tools', but must have an array"),
+        (lines([CHAT | {"documents": {"a": "b"}}]), {}, "line 1 has an object under 'documents', but must have an array"),
+        (
+            lines([CHAT | {"chat_template_kwargs": {"add_generation_prompt": True}}]),
+            {},
+            "cannot write conversation 1 of chat.jsonl: .* multiple values for keyword argument 'add_generation_prompt'",
+        ),
         (lines([{"messages": "hello"}]), {}, "line 1 has a string under 'messages'"),
         (lines([{"messages": ["hello"]}]), {}, "message 1 is a string, but must be an object"),
         (lines([{"text": "hello"}]), {}, r"line 1 has no key 'messages', it has text: .* \(--data.messages_key\)"),
@@ -103,7 +179,7 @@ CHAT = {"messages": ROWS[0]}
         ("hello\n", {}, "is text: conversations are read from JSONL"),
         (lines([CHAT]), {"tokenizer": BPE()}, "not BPE .*--data.tokenizer TokenizerJSON"),
         (lines([CHAT]), {"chat_template": "nowhere.jinja"}, "Chat template nowhere.jinja cannot be read: No such file"),
-        (lines([CHAT]), {"chat_template": "empty.jinja"}, "empty.jinja writes no assistant turn"),
+        (lines([CHAT]), {"chat_template": "empty.jinja"}, "empty.jinja writes nothing of what the assistant says"),
         (lines([CHAT]), {"messages_key": ""}, r"messages_key is empty.*--data.messages_key"),
     ],
 )
@@ -148,6 +224,23 @@ def test_a_tokenizer_without_a_template_asks_for_one(tmp_path, tokenizer):
     assert data.problems() == [
         f"The tokenizer in {folder} has no chat template: name a file with one (--data.chat_template FILE.jinja)."
     ]
+    configured = {
+        "chat_template": [
+            {"name": "default", "template": "no tools\n"},
+            {"name": "tool_use", "template": "\n{{ tools[0].n }}\n "},
+        ],
+        "eos_token": {"content": "E"},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(configured))
+    several = ChatTemplate.find("auto", folder, TokenizerJSON(str(folder))).text
+    theirs = {
+        one["name"]: one["template"] for one in configured["chat_template"]
+    }  # transformers takes tool_use if there are tools
+    for name, tools in (("default", None), ("tool_use", [{"n": 3}])):
+        written = [
+            render_jinja_template([CHAT["messages"]], tools=tools, chat_template=one)[0] for one in (several, theirs[name])
+        ]
+        assert written[0] == written[1]
     configured = {
         "chat_template": [{"name": "default", "template": chat_templates.unmarked("qwen")}],
         "eos_token": {"content": "E"},

@@ -1,4 +1,4 @@
-"""Chat templates in the styles of eight families, and conversations for them.
+"""Chat templates in the styles of thirteen families, and conversations for them.
 
 [A] and [/A] surround what the assistant writes. `marked` makes {% generation %} of them, `unmarked` removes them.
 """
@@ -47,6 +47,33 @@ TEMPLATES = {
     "tulu": """{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|assistant|>\\n' }}[A]{{ m.content + eos_token }}[/A]
 {%- if not loop.last %}{{ '\\n' }}{% endif %}{% else %}{{ '<|' + m.role + '|>\\n' + m.content + '\\n' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}""",
+    # Thoughts are cut out of an answer, and written after the last question only. A tool's response is no question.
+    "qwen3": """{% set ns = namespace(question=0) %}{% for m in messages %}
+{%- if m.role == 'user' and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) %}
+{%- set ns.question = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' %}{% set parts = m.content.split('</think>') %}[A]{% if loop.index0 > ns.question %}
+{{- '<think>\\n' + (parts[0].split('<think>')[-1].strip('\\n') if parts | length > 1 else '') + '\\n</think>\\n\\n' }}{% endif %}
+{{- parts[-1].lstrip('\\n') + '<|im_end|>\\n' }}[/A]{% else %}{{ m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}""",
+    # The prompt opens a thought, which an earlier answer does not have.
+    "qwen3.6": """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}
+{%- set parts = m.content.split('</think>') %}{% if loop.last %}{{ '<think>\\n' }}[A]
+{{- (parts[0].split('<think>')[-1].strip('\\n') if parts | length > 1 else '') + '\\n</think>\\n\\n' + parts[-1].strip('\\n') + '<|im_end|>\\n' }}[/A]
+{%- else %}[A]{{ parts[-1].strip('\\n') + '<|im_end|>\\n' }}[/A]{% endif %}{% else %}{{ m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{{ '\\n</think>\\n\\n' if enable_thinking is defined and not enable_thinking }}{% endif %}""",
+    # The prompt opens a thought, or closes it if there is none.
+    "nemotron": """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}{% set parts = m.content.split('</think>') %}
+{%- if loop.last and parts | length > 1 %}{{ '<think>\\n' }}[A]{{ parts[0].split('<think>')[-1].strip('\\n') + '\\n</think>\\n' + parts[-1].strip('\\n') + '<|im_end|>\\n' }}[/A]
+{%- else %}{{ '<think></think>' }}[A]{{ parts[-1].strip('\\n') + '<|im_end|>\\n' }}[/A]{% endif %}{% else %}{{ m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{{ '<think></think>' if enable_thinking is defined and not enable_thinking else '<think>\\n' }}{% endif %}""",
+    # Nothing ends a turn but the next.
+    "glm": """{% for m in messages %}{{ '<|' + m.role + '|>' }}{% if m.role == 'assistant' %}{% set parts = m.content.split('</think>') %}[A]{{ '\\n<think>' }}
+{%- if loop.last and parts | length > 1 %}{{ parts[0].split('<think>')[-1].strip() }}{% endif %}{{ '</think>\\n' + parts[-1].strip() }}[/A]
+{%- else %}{{ '\\n' + m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}""",
+    # The last answer ends in another way than others.
+    "gpt-oss": """{% for m in messages %}{{ '<|start|>' + m.role }}{% if m.role == 'assistant' %}{% set last = loop.last and not add_generation_prompt %}
+{%- if last %}[A]{{ '<|channel|>final<|message|>' + m.content + '<|return|>' }}[/A]{% else %}[A]{{ '<|channel|>final<|message|>' + m.content }}[/A]{{ '<|end|>' }}{% endif %}
+{%- else %}{{ '<|message|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}""",
 }
 SPECIAL = {
     "chatml": ["<|im_start|>", "<|im_end|>"],
@@ -57,7 +84,13 @@ SPECIAL = {
     "zephyr": ["</s>"],
     "qwen": ["<|im_start|>", "<|im_end|>"],
     "tulu": ["<s>", "</s>"],
+    **{name: ["<|im_start|>", "<|im_end|>"] for name in ("qwen3", "qwen3.6", "nemotron")},
+    "glm": ["<|system|>", "<|user|>", "<|assistant|>"],
+    "gpt-oss": ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"],
 }
+_THOUGHTS = ["<think>", "</think>", "<tool_response>", "</tool_response>"]
+NOT_SPECIAL = {name: _THOUGHTS for name in ("qwen3", "qwen3.6", "nemotron", "glm")}
+"""Tokens of their own that are not special, as those families have them."""
 BOS = {"llama3": "<|begin_of_text|>", "gemma": "<bos>", "mistral": "<s>", "tulu": "<s>"}
 EOS = {"mistral": "</s>", "zephyr": "</s>", "tulu": "</s>"}
 KIND = {"mistral": "llama2", "zephyr": "llama2"}  # the others cut text like LLaMA-3
@@ -81,6 +114,14 @@ CONVERSATIONS = {
     ],
     "spaces": [("user", "  a  "), ("assistant", "\n\n b \n"), ("user", "\n"), ("assistant", " ")],
     "empty content": [("user", ""), ("assistant", ""), ("user", "more"), ("assistant", "now")],
+    "thoughts": [
+        ("user", "What is 2 + 2?"),
+        ("assistant", "<think>\nadd them\n</think>\n\nIt is 4."),
+        ("user", "Sure?"),
+        ("assistant", "<think>\n\ncount\n</think>\nYes."),
+        ("user", "<tool_response>\n4\n</tool_response>"),
+        ("assistant", "<think>so</think>4, as said."),
+    ],
 }
 
 
@@ -112,5 +153,6 @@ def write_tokenizer(name: str, folder: Path) -> dict[str, str]:
     write(KIND.get(name, "llama3"), folder)
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.add_special_tokens(SPECIAL[name])
+    backend.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in NOT_SPECIAL.get(name, [])])
     backend.save(str(folder / "tokenizer.json"))
     return {key: names[name] for key, names in (("bos_token", BOS), ("eos_token", EOS)) if name in names}

@@ -19,7 +19,7 @@ def tokenizer_of(tmp_path_factory):
     made = {}
 
     def make(name):
-        kind = (chat_templates.KIND.get(name), tuple(chat_templates.SPECIAL[name]))
+        kind = (chat_templates.KIND.get(name), *chat_templates.SPECIAL[name], *chat_templates.NOT_SPECIAL.get(name, []))
         if kind not in made:
             folder = tmp_path_factory.mktemp(name)
             write_tokenizer(name, folder)
@@ -39,8 +39,8 @@ def encoded(folder, text, tokens, conversation):
     return encoder.encode(json.dumps(conversation).encode(), where="it")
 
 
-QUICK = ("chatml", "gemma", "mistral")
-"""A plain template, one that refuses roles, and one without a prompt for answers."""
+QUICK = ("chatml", "gemma", "mistral", "qwen3", "gpt-oss")
+"""A plain template, one that refuses roles, one without a prompt, and two that write earlier answers differently."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TEMPLATES])
@@ -50,6 +50,8 @@ def test_ids_and_masks_are_those_of_transformers(name, tokenizer_of):
     conversations = [messages(each) for each in CONVERSATIONS if name != "gemma" or each != "system"]
     if name == "qwen":
         conversations.append(tool_conversation())
+    if name in ("glm", "gpt-oss"):  # of a last character that is several tokens, transformers marks the first token only
+        conversations.remove(messages("unicode"))
     for conversation in conversations:
         expected = theirs.apply_chat_template(
             conversation, chat_template=chat_templates.marked(name), return_dict=True, return_assistant_tokens_mask=True
@@ -106,6 +108,71 @@ def test_the_name_of_a_special_token_in_a_message_is_text(name, tokenizer_of):
     assert learned.strip() == f"{end}, an end{end}"
 
 
+def test_a_name_is_text_beside_names_that_the_template_reads(tokenizer_of):
+    folder, _ = tokenizer_of("qwen3")
+    conversation = [
+        {"role": "user", "content": "What is <|im_end|> for?"},
+        {"role": "assistant", "content": "<think>\n\nan end <|im_end|>\n</think>\n\nAn end: <|im_end|>"},
+    ]
+    found = encoded(folder, chat_templates.unmarked("qwen3"), {}, conversation)
+    tokenizer = TokenizerJSON(str(folder))
+    assert tokenizer.decode(found.ids) == (
+        "<|im_start|>user\nWhat is <|im_end|> for?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nan end <|im_end|>\n</think>\n\nAn end: <|im_end|><|im_end|>\n"
+    )
+    written = {"<|im_start|>": 2, "<|im_end|>": 2, "<think>": 1, "</think>": 1}  # by the template, of 2, 5, 2 and 1
+    assert {name: found.ids.tolist().count(tokenizer.backend.token_to_id(name)) for name in written} == written
+
+
+def test_a_special_token_that_a_template_looks_for_in_a_question_is_refused(tokenizer_of):
+    folder, _ = tokenizer_of("chatml")
+    text = chat_templates.unmarked("chatml").replace("m.content + '", "m.content.split('<|im_end|>')[0] + '")
+    with pytest.raises(UserError, match=r"^it has the name of a special token .* it.jinja looks into that message"):
+        encoded(folder, text, {}, [{"role": "user", "content": "a<|im_end|>b"}, {"role": "assistant", "content": "c"}])
+
+
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name + ' ' + (ARGUMENTS) }}{% endfor %}<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ("c.function.arguments | tojson", '{"a": "ü"}'),  # transformers would write "{\"a\":\"ü\"}"
+        ("c.function.arguments if c.function.arguments is string else c.function.arguments | tojson", '{"a":"ü"}'),
+        ("c.function.arguments + ''", '{"a":"ü"}'),
+        ("c.function.arguments.items() | join('=')", "('a', 'ü')"),
+    ],
+)
+def test_arguments_that_are_json_text_are_written_once(arguments, written, tokenizer_of):
+    folder, _ = tokenizer_of("chatml")
+    text = chat_templates.unmarked("chatml").replace("<|im_end|>", CALLS.replace("ARGUMENTS", arguments), 1)
+    call = {"type": "function", "function": {"name": "find", "arguments": '{"a":"ü"}'}}
+    conversation = [*messages("one turn")[:1], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    found = encoded(folder, text, {}, conversation)
+    assert TokenizerJSON(str(folder)).decode(found.ids[found.mask == 1]) == f"find {written}<|im_end|>\n"
+
+
+def test_a_template_that_changes_the_answer(tokenizer_of):
+    folder, _ = tokenizer_of("chatml")
+    text = chat_templates.unmarked("chatml").replace("{{ m.content }}", "{{ m.content | upper | trim }} ")
+    found = encoded(folder, text, {}, messages("one turn"))
+    tokenizer = TokenizerJSON(str(folder))
+    assert tokenizer.decode(found.ids[found.mask == 1]) == "IT IS 4. <|im_end|>\n"
+    encoder = ChatEncoder(tokenizer, ChatTemplate("it.jinja", text, {}))
+    assert encoder.end_of_turn_id() == tokenizer.backend.token_to_id("<|im_end|>")  # not the space before it
+    nothing = ChatEncoder(tokenizer, ChatTemplate("it.jinja", text.replace("m.content | upper | trim", "''"), {}))
+    assert nothing.end_of_turn_id() is None
+    with pytest.raises(UserError, match="writes nothing of what the assistant says"):
+        nothing.check()
+
+
+R1 = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content.split('</think>')[-1] + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
+)
+"""Its prompt opens a thought, which it writes in no answer."""
+
+
 def test_what_begins_and_ends_an_answer_in_generation(tokenizer_of):
     folder, tokens = tokenizer_of("llama3")
     tokenizer = TokenizerJSON(str(folder))
@@ -115,18 +182,28 @@ def test_what_begins_and_ends_an_answer_in_generation(tokenizer_of):
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
     )
 
+    encoder = ChatEncoder(tokenizer, ChatTemplate("it.jinja", R1.replace("im_start", "eot_id"), {}))
+    assert tokenizer.decode(encoder.prompt_ids("Hi")) == "<|eot_id|>user\nHi<|im_end|><|eot_id|>assistant\n<think>\n"
 
-THINKS = chat_templates.unmarked("phi3").replace(
-    "{{ m.content", "{{ '<think></think>' if loop.last }}{{ m.content", 1
-)  # as Qwen3
+
+COUNTS = chat_templates.unmarked("chatml").replace("{% for", "{{ 'many' if messages | length > 2 }}{% for", 1)
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "find", "arguments": {}}}]}
 
 
 @pytest.mark.parametrize(
     ("text", "conversation", "sentence"),
     [
-        (THINKS, "several turns", "writes message 2 of it in another way when more messages follow"),
-        ("{{ messages[0].content }}", "one turn", "writes no assistant turn in it"),
-        ("{% generation %}{% endgeneration %}{{ messages[0].content }}", "one turn", "writes no assistant turn in it"),
+        (COUNTS, "several turns", "writes message 2 of it in another way when more messages follow"),
+        (R1, "one turn", r"ends the prompt for an answer with '<think>\\n', but does not write it before message 2 of it"),
+        ("{{ messages[0].content }}", "one turn", "writes nothing of what the assistant says in message 2 of it"),
+        ("{% generation %}{% endgeneration %}{{ messages[0].content }}", "one turn", "writes nothing of .* message 2 of it"),
+        ("{% generation %}yes{% endgeneration %}{{ messages[1].content }}", "one turn", "writes nothing of .* message 2 of it"),
+        (
+            chat_templates.unmarked("chatml").replace("{{ m.content }}", "yes"),
+            "one turn",
+            "writes nothing of .* message 2 of it",
+        ),
+        (chat_templates.unmarked("chatml"), [*messages("one turn"), CALL], "writes nothing of .* message 3 of it"),
         (chat_templates.marked("gemma"), "system", "cannot write it: no system role"),
         ("{% for m in messages %}\n\n{{ m.content } }}", "one turn", "cannot write it: unexpected '}' in line 3 of it."),
         ("{% for m in messages %}", "one turn", "cannot write it: Unexpected end of template"),
@@ -135,4 +212,4 @@ THINKS = chat_templates.unmarked("phi3").replace(
 def test_a_template_that_does_not_tell_the_answers_is_refused(text, conversation, sentence, tokenizer_of):
     folder, tokens = tokenizer_of("chatml")
     with pytest.raises(UserError, match=f"it.jinja {sentence}"):
-        encoded(folder, text, tokens, messages(conversation))
+        encoded(folder, text, tokens, messages(conversation) if isinstance(conversation, str) else conversation)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import re
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
 
-from lit_llm.ingest.chat.render import Renderer
+from lit_llm.errors import UserError
+from lit_llm.ingest.chat.render import SENTINEL, Chat, Renderer
 from lit_llm.ingest.chat.template import ChatTemplate
 from lit_llm.tokenizers import Tokenizer
 
 # Around the name of a special token in a message. Of a private use area, so no text has them.
 _BEGIN, _END = "\U000ff000", "\U000ff001"
+_NONE = re.compile("(?!)")
 
 
 class EncodedChat(NamedTuple):
@@ -34,13 +39,11 @@ class ChatEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self._renderer = Renderer(template)
         self._backend, self._as_text = _backend(tokenizer), _backend(tokenizer)
         self._as_text.encode_special_tokens = True
-        added = self._backend.get_added_tokens_decoder().values()
-        names = [one.content for one in added if one.special or (one.content in template.text and not one.content.isspace())]
-        longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-        self._special = re.compile(longest_first or "(?!)")
+        self._added = self._backend.get_added_tokens_decoder()
+        self._special = _any_of(one.content for one in self._added.values() if one.special)
+        self._renderer = Renderer(template, _any_of(one.content for one in self._added.values()))
 
     def check(self) -> None:
         """Raises:
@@ -50,21 +53,19 @@ class ChatEncoder:
 
     def prompt_ids(self, message: str) -> list[int]:
         """Ids of a user's message and of what comes before the answer."""
-        messages = self._marked([{"role": "user", "content": message}])
-        ids, _ = self._encode(self._renderer.prompt(messages, where="the prompt (--prompt)"))
+        write = functools.partial(self._renderer.text, where="the prompt (--prompt)", prompt=True)
+        chat = {"messages": [{"role": "user", "content": message}]}
+        text = write(chat)
+        ids, _ = self._encode(text, self._names(chat, text, write, "the prompt (--prompt)"))
         return [int(i) for i in ids]
 
     def end_of_turn_id(self) -> int | None:
-        """The id with which an answer ends: the first after its text. None if an answer ends with its text."""
-        answer = "Answer"
-        text, spans = self._renderer.conversation(
-            [{"role": "user", "content": "Question"}, {"role": "assistant", "content": answer}],
-            where="a question and an answer",
-        )
-        ids, offsets = self._encode(text)
-        end = text.index(answer, spans[0][0]) + len(answer)
-        after = np.flatnonzero((offsets[:, 0] >= end) & (offsets[:, 0] < spans[-1][1]))
-        return int(ids[after[0]]) if after.size else None
+        """The id with which an answer ends: the first added token after its text, else the first. None if none follows."""
+        text, answers = self._renderer.sentinel()
+        end = text.rfind(SENTINEL) + len(SENTINEL)
+        ids, offsets = self._encode(text, [])
+        after = ids[(offsets[:, 0] >= end) & (offsets[:, 0] < max((last for _, last in answers), default=0))].tolist()
+        return next((i for i in after if i in self._added), after[0] if after else None) if SENTINEL in text else None
 
     def encode(self, conversation: bytes, *, where: str) -> EncodedChat:
         """Encode one conversation.
@@ -76,35 +77,78 @@ class ChatEncoder:
         Raises:
             UserError: The template refuses it, or what the assistant writes cannot be found.
         """
-        messages = json.loads(conversation)
-        text, answers = self._renderer.conversation(self._marked(messages), where=where)
-        ids, offsets = self._encode(text)
+        given = json.loads(conversation)
+        chat = self._renderer.readable(given if isinstance(given, dict) else {"messages": given})
+        text, answers = self._renderer.conversation(chat, where=where)
+        names = self._names(chat, text, functools.partial(self._renderer.text, where=where), where)
+        ids, offsets = self._encode(text, names)
         return EncodedChat(ids, assistant_mask(offsets, answers), len(text.encode()))
 
-    def _marked(self, value: Any) -> Any:
-        """The same messages, with marks around the names of special tokens in their texts."""
-        if isinstance(value, str):
-            if not self._special.search(value) and _BEGIN not in value and _END not in value:
-                return value
-            return self._special.sub(f"{_BEGIN}\\g<0>{_END}", value.replace(_BEGIN, "").replace(_END, ""))
-        if isinstance(value, list):
-            return [self._marked(one) for one in value]
-        if isinstance(value, dict):
-            return {key: one if key == "role" else self._marked(one) for key, one in value.items()}
-        return value
+    def _names(self, chat: Chat, text: str, write: Callable[[Chat], str], where: str) -> list[tuple[int, int]]:
+        """Which characters of the ``text`` are names of special tokens that a message says.
 
-    def _encode(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Ids (n,) of a text with marks, and the characters (n, 2) of each: the first, and the one after the last."""
-        ids, offsets, begin = [], [], 0
-        for piece in re.split(f"({_BEGIN}[^{_END}]*{_END}|[{_BEGIN}{_END}])", text):
-            content = piece.strip(_BEGIN + _END)
-            if content:
-                encoder = self._backend if content == piece else self._as_text
-                some, places = _encoded(encoder, content, continues=begin > 0)
-                ids.append(some)
-                offsets.append(places + begin + piece.index(content))
-            begin += len(piece)
-        return np.concatenate([np.empty(0, np.int64), *ids]), np.concatenate([np.empty((0, 2), np.int64), *offsets])
+        The template writes the messages once more, with marks around the names. It may look for a name in an answer, to cut it
+        into thought and answer: what it makes of that name is the template's.
+        """
+        marked = _marked(chat, self._special, self._special)
+        if marked == chat:
+            return []
+        places = _places(marked, text, write)
+        if places is None:
+            names = set(re.findall(f"{_BEGIN}(.*?){_END}", json.dumps(marked, ensure_ascii=False)))
+            kept = [name for name in names if _places(_marked(chat, _any_of([name]), _NONE), text, write) is not None]
+            places = _places(_marked(chat, _any_of(kept), self._special), text, write)
+        if places is None:
+            raise UserError(
+                f"{where} has the name of a special token in a message, and the chat template {self._renderer.template.name} "
+                "looks into that message: what it writes of the name cannot be told from its own tokens. Remove the name."
+            )
+        return places
+
+    def _encode(self, text: str, names: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (n,) of a text with ``names`` that are ordinary text, and the characters (n, 2) of each: first and one after."""
+        ids, offsets, begin = [np.empty(0, np.int64)], [np.empty((0, 2), np.int64)], 0
+        for first, end in [*names, (len(text), len(text))]:
+            for encoder, stop in ((self._backend, first), (self._as_text, end)):
+                if begin < stop:
+                    some, places = _encoded(encoder, text[begin:stop], continues=begin > 0)
+                    ids.append(some)
+                    offsets.append(places + begin)
+                begin = stop
+        return np.concatenate(ids), np.concatenate(offsets)
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str]:
+    longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return re.compile(longest_first) if longest_first else _NONE
+
+
+def _marked(chat: Chat, in_answers: re.Pattern[str], elsewhere: re.Pattern[str]) -> Chat:
+    """The same conversation, with marks around names in its texts."""
+    messages = [
+        _mark(one, in_answers if one["role"] == "assistant" else elsewhere) | {"role": one["role"]} for one in chat["messages"]
+    ]
+    return {key: _mark(value, elsewhere) for key, value in chat.items() if key != "messages"} | {"messages": messages}
+
+
+def _mark(value: Any, names: re.Pattern[str]) -> Any:
+    if isinstance(value, str):
+        return names.sub(f"{_BEGIN}\\g<0>{_END}", value)
+    if isinstance(value, list):
+        return [_mark(one, names) for one in value]
+    if isinstance(value, dict):
+        return {_mark(key, names): _mark(one, names) for key, one in value.items()}
+    return value
+
+
+def _places(marked: Chat, text: str, write: Callable[[Chat], str]) -> list[tuple[int, int]] | None:
+    """Where the marked names are in the ``text``; None if it is another one with marks."""
+    try:
+        pieces = re.split(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}", write(marked))
+    except UserError:
+        return None
+    ends = list(itertools.accumulate(len(piece) for piece in pieces))
+    return list(zip(ends[::2], ends[1::2], strict=False)) if "".join(pieces) == text else None
 
 
 def assistant_mask(offsets: np.ndarray, answers: list[tuple[int, int]]) -> np.ndarray:

@@ -53,16 +53,18 @@ class ChatTemplate:
         tokens = _special_tokens(folder, tokenizer)
         if setting != AUTO:
             file = Path(setting).expanduser()
-            return cls(setting, _read(file, f"Chat template {setting} cannot be read"), tokens)
+            return cls(setting, _read(file, f"Chat template {setting} cannot be read", " (--data.chat_template)"), tokens)
         if (folder / CHAT_TEMPLATE_FILE).is_file():
             file = folder / CHAT_TEMPLATE_FILE
             return cls(str(file), _read(file, f"{file} cannot be read"), tokens)
         for file in (folder / "chat_template.json", folder / _CONFIG):
             found = _object(file).get("chat_template")
             if isinstance(found, list):  # several, by name
-                found = next(
-                    (one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None
-                )
+                by_name = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+                found, with_tools = by_name.get("default"), by_name.get("tool_use")
+                if isinstance(found, str) and isinstance(with_tools, str):  # transformers takes this one if there are tools
+                    bodies = [one.removesuffix("\n") for one in (with_tools, found)]
+                    found = f"{{% if tools +%}}{bodies[0]}{{%+ else +%}}{bodies[1]}{{%+ endif %}}"
             if isinstance(found, str):
                 return cls(str(file), found, tokens)
         raise UserError(f"The tokenizer in {folder} has no chat template: {mend}.")
@@ -95,13 +97,13 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
     return tokens
 
 
-def _read(file: Path, problem: str) -> str:
+def _read(file: Path, problem: str, flag: str = "") -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{problem}: {error.strerror or error} (--data.chat_template).") from error
+        raise UserError(f"{problem}: {error.strerror or error}{flag}.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{problem}: it is not UTF-8 (--data.chat_template).") from error
+        raise UserError(f"{problem}: it is not UTF-8{flag}.") from error
 
 
 def _object(file: Path) -> dict[str, Any]:

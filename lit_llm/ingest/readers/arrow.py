@@ -54,7 +54,8 @@ def read_arrow(
         schema = ipc.open_stream(source).schema
         column = column_type(schema, key, counts, name=name)
         source.seek(begin)
-        options = ipc.IpcReadOptions(included_fields=[schema.names.index(column.path[0])], use_threads=False)
+        fields = sorted({schema.names.index(path[0]) for path in column.paths})
+        options = ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         batches, used = 0, 0
         for batch in ipc.open_stream(source, options=options):
             for piece in column.texts(batch):

@@ -30,6 +30,9 @@ class TextColumn:
     path: list[str]
     """Name of the column, and of the fields that lead to the text."""
 
+    paths: list[list[str]]
+    """Of all that is read: this path, and perhaps others."""
+
     what = "text"
     """What the column holds."""
     wanted = "the text must be strings"
@@ -42,6 +45,7 @@ class TextColumn:
         if found is None:
             raise missing_key(name, key, keys_of(self._tree(schema), key), kind="column", what=self.what)
         self.path, kind = found
+        self.paths = [self.path]
         if not self.is_wanted(kind.value_type if self._types.is_dictionary(kind) else kind):
             raise UserError(
                 f"{name} has {kind} in the column {key!r}, but {self.wanted}: name another (--data.{self.what}_key)."
@@ -67,10 +71,11 @@ class TextColumn:
                     "name another (--data.text_key), or remove the row."
                 ) from error
 
-    def values(self, batch: Any) -> Any:
+    def values(self, batch: Any, path: list[str] | None = None) -> Any:
         """The column of a record batch, or the field of a struct in it."""
-        column = batch.column(batch.schema.names.index(self.path[0]))
-        for field in self.path[1:]:
+        first, *fields = path or self.path
+        column = batch.column(batch.schema.names.index(first))
+        for field in fields:
             column = column.flatten()[column.type.get_field_index(field)]  # unlike field(), null where the struct is null
         return column
 

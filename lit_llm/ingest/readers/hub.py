@@ -22,7 +22,7 @@ from lit_llm.errors import UserError
 from lit_llm.ingest.optional_package import need
 from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.counts import Counts
-from lit_llm.ingest.readers.messages import messages_of_row
+from lit_llm.ingest.readers.messages import BESIDE, messages_of_row
 from lit_llm.ingest.readers.text import cut_pieces
 from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, utf8
 from lit_llm.ingest.remote_errors import sentence
@@ -97,7 +97,8 @@ def read_hub(source: Source, text_key: str, counts: Counts, *, messages: bool = 
         column = text_key if text_key in stream.features else text_key.partition(".")[0]
         if column not in stream.features:
             raise missing_key(source.path, text_key, stream.features, what="messages" if messages else "text")
-        stream = stream.select_columns([column])
+        beside = [name for name in BESIDE if messages and name in stream.features and name != column]
+        stream = stream.select_columns([column, *beside])
     with _one_sentence(source.path):
         for number, row in enumerate(stream.shard(stream.num_shards, int(match[1])), start=1):
             where = f"Row {number} of {source.path}"

@@ -1,8 +1,9 @@
-"""Conversations in JSONL and tables: a document is the JSON of its messages. Each conversation is held in memory."""
+"""Conversations in JSONL and tables: a document is the JSON of its messages, or of an object with what stands beside them."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -17,6 +18,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 """Roles that published templates know."""
 _SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
 _KEY = "messages"
+
+BESIDE = {"tools": list, "documents": list, "chat_template_kwargs": dict}
+"""Keys beside the messages that a template gets."""
 
 
 def read_messages(stream: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterator[Piece]:
@@ -48,12 +52,18 @@ class MessagesColumn(TextColumn):
     what = _KEY
     wanted = "conversations must be lists of messages"
 
+    def __init__(self, schema: Any, key: str, counts: Counts, *, name: str) -> None:
+        super().__init__(schema, key, counts, name=name)
+        *above, own = self.path
+        beside = [self._find(schema, ".".join([*above, name])) for name in BESIDE if name != own]
+        self.paths += [found[0] for found in beside if found]
+
     def texts(self, batch: Any) -> Iterator[Piece]:
         batch.validate()
-        for value in self.values(batch).to_pylist():
+        for values in zip(*(self.values(batch, path).to_pylist() for path in self.paths), strict=True):
             self._rows += 1
-            key = ".".join(self.path)
-            yield from messages_of_row({key: value}, key, self._counts, where=f"{self._name} row {self._rows}")
+            row = {path[-1]: value for path, value in zip(self.paths, values, strict=True)}
+            yield from messages_of_row(row, self.path[-1], self._counts, where=f"{self._name} row {self._rows}")
 
     def is_wanted(self, kind: Any) -> bool:
         types = self._types
@@ -75,7 +85,25 @@ def _pieces(record: Any, key: str, counts: Counts, where: str) -> Iterator[Piece
     messages = [_message(one, f"{where}: message {number}") for number, one in enumerate(value, start=1)]
     if not any(message["role"] == "assistant" for message in messages):
         raise UserError(f"{where} has no message of the role assistant, so nothing of it would be learned: remove it.")
-    yield Piece(utf8(json.dumps(messages, ensure_ascii=False)), last=True)
+    beside = _beside(record, key, where)
+    yield Piece(utf8(json.dumps({_KEY: messages} | beside if beside else messages, ensure_ascii=False)), last=True)
+
+
+def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    """What the template gets beside the messages. It may be JSON text, as often in tables."""
+    while key not in record:
+        first, _, key = key.partition(".")
+        record = record[first]
+    found = {name: record[name] for name in BESIDE if record.get(name) and name != key}
+    for name, value in found.items():
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            found[name] = json.loads(value)
+        if not isinstance(found[name], BESIDE[name]):
+            wanted = _kind(BESIDE[name]())
+            raise UserError(
+                f"{where} has {_kind(found[name])} under {name!r}, but must have {wanted}, or the JSON text of one."
+            )
+    return found
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
@@ -91,15 +119,23 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         raise UserError(f"{where} has the role {role!r}, but must have one of {', '.join(ROLES)}.")
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise UserError(f"{where} has no content: remove the conversation, or give the message a text.")
-    if content is not None and not isinstance(content, str | list):
-        raise UserError(f"{where} has {_kind(content)} as content, but must have a text.")
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        if all(isinstance(text, str) for text in texts):
+            content = message["content"] = "".join(map(str, texts))
+    if content is not None and not isinstance(content, str):
+        raise UserError(f"{where} has {_kind(content)} as content, but must have a text, or a list of texts.")
+    calls = message.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(isinstance(c, dict) and isinstance(c.get("function", c), dict) for c in calls):
+        raise UserError(f"{where} has {_kind(calls)} as tool_calls, but must have a list of objects.")
     return message
 
 
 def _without_null(value: Any, *, within: bool = False) -> Any:
-    """The same row, without the nulls ``within`` a list of messages."""
+    """The same row, without the nulls ``within`` a list of messages, and what stands beside it."""
     if isinstance(value, dict):
-        return {key: _without_null(one, within=within) for key, one in value.items() if not within or one is not None}
+        kept = {key: one for key, one in value.items() if not within or one is not None}
+        return {key: _without_null(one, within=within or key in BESIDE) for key, one in kept.items()}
     return [_without_null(one, within=True) for one in value] if isinstance(value, list) else value
 
 

@@ -40,7 +40,8 @@ def read_parquet(
         read_rows, rows = 0, table.metadata.num_rows
         for group in range(table.num_row_groups):
             size = _rows_in_a_batch(table, group, column)
-            for batch in table.iter_batches(size, row_groups=[group], columns=[".".join(column.path)], use_threads=False):
+            names = [".".join(path) for path in column.paths]
+            for batch in table.iter_batches(size, row_groups=[group], columns=names, use_threads=False):
                 yield from column.texts(batch)
                 read_rows += batch.num_rows
                 counts.fraction = read_rows / rows
@@ -49,10 +50,10 @@ def read_parquet(
 
 def _rows_in_a_batch(table: Any, group: int, column: TextColumn) -> int:
     """So many rows that a batch has about ``_BATCH_BYTES``, as far as the file says how long its texts are."""
-    path = ".".join(column.path)
+    paths = [".".join(path) for path in column.paths]
     names = [table.schema.column(i).path for i in range(len(table.schema))]
     group_data = table.metadata.row_group(group)
-    leaves = [i for i, name in enumerate(names) if name == path or name.startswith(f"{path}.")]
+    leaves = [i for i, name in enumerate(names) if any(name == path or name.startswith(f"{path}.") for path in paths)]
     size = sum(group_data.column(i).total_uncompressed_size for i in leaves)
     mean = size / max(1, group_data.num_rows)
     return max(1, min(_MOST_ROWS, round(_BATCH_BYTES / max(1.0, mean))))
