@@ -295,10 +295,11 @@ def become(order: dict[str, Any], files: list[int], libraries: list[str]) -> tup
     os.environ.clear()
     os.environ.update(order["environment"])
     import numpy
+    import torch
     from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-    random.seed()
-    numpy.random.seed()
+    for seed in (random.seed, numpy.random.seed, torch.seed):  # as at an import: without it, all ranks would draw the same
+        seed()
     # Was read from the environment at import, in this order.
     ranks = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ]
     rank_zero_only.rank = int(next(iter(ranks), 0))

@@ -27,7 +27,7 @@ def run_ranks(
     ranks: int,
     folder: Path,
     *arguments: object,
-    timeout: float = 240,
+    timeout: float = 600,
     popen: type[fork_server.Popen | subprocess.Popen[bytes]] = fork_server.Popen,
 ) -> list[dict[str, Any]]:
     """Run `script` in `ranks` processes on this machine; returns their reports in rank order.

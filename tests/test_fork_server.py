@@ -19,10 +19,13 @@ print(json.dumps({
     "argv": sys.argv, "path": sys.path, "folder": os.getcwd(), "environment": dict(os.environ), "stdin": sys.stdin.read(),
     "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
     "files": sorted(int(f) for f in os.listdir("/proc/self/fd")), "threads": torch.get_num_threads(),
-    "torch": torch.rand(1).item(),
 }))
 """
-NEW = {"random": "import random; print(random.random())", "numpy": "import numpy; print(numpy.random.random())"}
+NEW = {
+    "torch": "import torch; print(torch.rand(1).item())",
+    "random": "import random; print(random.random())",
+    "numpy": "import numpy; print(numpy.random.random())",
+}
 
 
 @pytest.mark.parametrize("kind", ["script", "module", "source"])
