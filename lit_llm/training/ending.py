@@ -21,40 +21,43 @@ from lit_llm.training.language_model import LanguageModel, safe_exp
 
 
 class RequireMonitor(Callback):
-    """Raises if the metric of a strict EarlyStopping does not exist. Must precede it directly in `trainer.callbacks`.
+    """Raises if the metric of a strict EarlyStopping or a StepCheckpoint does not exist. Must precede it.
 
     Contract:
         on_train_start: the patience is the configured one, not the checkpoint's, and a stop before that is over.
-        on_validation_end, on_train_epoch_end: checks in the hook that the EarlyStopping uses: after validation with a
-            ValidateEvery, else at the end of an epoch.
+        on_validation_end, on_train_epoch_end: checks in the hook that the callback uses. An EarlyStopping checks after
+            validation with a ValidateEvery, else at the end of an epoch.
         State: none.
     """
 
-    def __init__(self, early_stopping: EarlyStopping) -> None:
-        self.early_stopping, self.patience = early_stopping, early_stopping.patience
+    def __init__(self, watching: EarlyStopping | callbacks.StepCheckpoint) -> None:
+        self.watching, self.patience = watching, getattr(watching, "patience", 0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.early_stopping.patience = self.patience
-        self.early_stopping.stopping_reason = EarlyStoppingReason.NOT_STOPPED
-        self.early_stopping.stopping_reason_message = None
+        if isinstance(self.watching, EarlyStopping):
+            self.watching.patience = self.patience
+            self.watching.stopping_reason, self.watching.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and trainer.state.fn == "fit" and validates_by_steps(trainer):
+        if not trainer.sanity_checking and trainer.state.fn == "fit" and self._after_validation(trainer):
             self._check(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not validates_by_steps(trainer):
+        if not self._after_validation(trainer):
             self._check(trainer)
 
+    def _after_validation(self, trainer: Trainer) -> bool:
+        return isinstance(self.watching, callbacks.StepCheckpoint) or validates_by_steps(trainer)
+
     def _check(self, trainer: Trainer) -> None:
-        monitor, metrics = self.early_stopping.monitor, trainer.callback_metrics
-        if self.early_stopping.strict and monitor not in metrics:
+        monitor, metrics, name = self.watching.monitor, trainer.callback_metrics, type(self.watching).__name__
+        if getattr(self.watching, "strict", True) and monitor is not None and monitor not in metrics:
             names = sorted(name for name in metrics if not name.startswith(("health/", "setup/")))  # a hundred more
             close = difflib.get_close_matches(monitor, list(metrics), 1)
             hint = f". Did you mean {close[0]!r}?" if close else ""
+            where = "--checkpoint.monitor" if name == "StepCheckpoint" else f"monitor of {name} in trainer.callbacks"
             raise UserError(
-                f"EarlyStopping monitors {monitor!r}, but the logged metrics are: {', '.join(names) or 'none'} "
-                f"(monitor of EarlyStopping in trainer.callbacks){hint}"
+                f"{name} monitors {monitor!r}, but the logged metrics are: {', '.join(names) or 'none'} ({where}){hint}"
             )
 
 
@@ -67,10 +70,10 @@ class ValidateLast(Callback):
 
 
 def require_monitors(trainer: Trainer) -> None:
-    """Put a `RequireMonitor` before each EarlyStopping."""
+    """Put a `RequireMonitor` before each EarlyStopping and StepCheckpoint."""
     checked: list[Callback] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, EarlyStopping):
+        if isinstance(callback, EarlyStopping | callbacks.StepCheckpoint):
             checked.append(RequireMonitor(callback))
         checked.append(callback)
     trainer.callbacks = checked  # type: ignore[attr-defined]

@@ -140,6 +140,11 @@ def test_a_misspelled_monitor_is_named_with_the_metric_that_was_meant(folder, ca
     assert code == 2 and "EarlyStopping monitors 'val/los', but the logged metrics are: " in err
     assert err.rstrip().endswith("(monitor of EarlyStopping in trainer.callbacks). Did you mean 'val/loss'?")
     assert "train/loss" in err and "health/" not in err and "setup/" not in err
+    flags = ("--checkpoint.monitor", "val_loss", "--validation.every_n_steps", "2", "--replace", "true")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *flags)
+    assert (
+        code == 2 and "StepCheckpoint monitors 'val_loss', but" in err and "(--checkpoint.monitor). Did you mean 'val/l" in err
+    )
 
 
 def test_early_stopping_is_named_with_its_metric_and_value(folder, capsys):
