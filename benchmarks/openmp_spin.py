@@ -54,7 +54,7 @@ def work(flags: list[str]) -> None:
     for line in sys.stdin:
         timer.times = []
         runs.observe(int(line) + WARM_UP, [timer], seed=1)
-        measured = timer.times[WARM_UP:]
+        measured = timer.times[WARM_UP - 1 :]
         print(f"{SAID}{tokens * (len(measured) - 1) / (measured[-1] - measured[0]):.1f}", flush=True)
 
 
