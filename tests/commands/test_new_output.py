@@ -57,7 +57,7 @@ def test_an_output_is_kept_until_it_is_replaced(command, run_folder, tmp_path, c
     is_folder, out = COMMANDS[command], tmp_path / "deep" / "out"
     assert run(capsys, *command, "--out", str(out))[0] == 0
     log = [".out.log"] if command[0] in RESUMABLE else []
-    assert out.is_dir() is is_folder and sorted(os.listdir(out.parent)) == ["out", *log]
+    assert out.is_dir() is is_folder and sorted(os.listdir(out.parent)) == [*log, "out"]
     mine = out / "mine" if is_folder else out
     mine.write_text("mine")
     before = {name: data for name, data in files(tmp_path).items() if not name.endswith(".log")}
@@ -66,7 +66,7 @@ def test_an_output_is_kept_until_it_is_replaced(command, run_folder, tmp_path, c
     assert {name: data for name, data in files(tmp_path).items() if not name.endswith(".log")} == before
     assert run(capsys, *command, "--out", str(out), "--replace", "true")[0] == 0
     assert out.is_dir() is is_folder and (not is_folder or not mine.exists())
-    assert sorted(os.listdir(out.parent)) == (["out", "out.1", *log] if is_folder else ["out"])
+    assert sorted(os.listdir(out.parent)) == ([*log, "out", "out.1"] if is_folder else ["out"])
     if is_folder:
         assert {
             name.replace("deep/out.1/", "deep/out/"): data for name, data in files(tmp_path).items() if "out.1" in name
@@ -119,7 +119,7 @@ def test_a_full_disk_leaves_the_old_output_and_no_half_of_the_new_one(command, r
     assert code == 2 and err
     kept = [".out.partial"] if command[0] == "prepare" else []  # its finished survey, with which the next call continues
     log = [".out.log"] if command[0] in RESUMABLE else []
-    assert sorted(os.listdir(tmp_path)) == [*kept, "out", *log] and "old" in (files(out) if out.is_dir() else out.read_text())
+    assert sorted(os.listdir(tmp_path)) == [*log, *kept, "out"] and "old" in (files(out) if out.is_dir() else out.read_text())
 
 
 def test_a_run_is_not_exported_or_imported_over_itself(run_folder, capsys, monkeypatch):

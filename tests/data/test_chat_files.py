@@ -176,7 +176,7 @@ CHAT = {"messages": ROWS[0]}
         (lines([{"text": "hello"}]), {}, r"line 1 has no key 'messages', it has text: .* \(--data.messages_key\)"),
         (lines([CHAT]) + "{]\n", {}, "line 2 is not a valid JSON object"),
         ("", {}, r"chat.jsonl is empty: give a file with content \(--data.train\)"),
-        ("hello\n", {}, "is text: conversations are read from JSONL"),
+        ("hello\n", {}, "chat.jsonl line 1 is not a valid JSON object"),
         (lines([CHAT]), {"tokenizer": BPE()}, "not BPE .*--data.tokenizer TokenizerJSON"),
         (lines([CHAT]), {"chat_template": "nowhere.jinja"}, "Chat template nowhere.jinja cannot be read: No such file"),
         (lines([CHAT]), {"chat_template": "empty.jinja"}, "empty.jinja writes nothing of what the assistant says"),
