@@ -40,6 +40,8 @@ KINDS = {
 }
 OTHER_OPTIMIZERS = ("Lion", "SGD")
 BF16_ITERATION = "MuonAdamW-bfloat16"
+FEW = {"val_fraction": 0.0225}
+"""22 blocks, which four ranks cannot share evenly."""
 NARROW = ("bf16-mixed", "bf16-true", "16-mixed")
 
 
@@ -73,6 +75,7 @@ def alone(tmp_path_factory):
     folder, known = make(tmp_path_factory.mktemp("alone")), {}
 
     def result(**job):
+        job = {**FEW, **job}
         key = json.dumps(job, sort_keys=True)
         if key not in known:
             known[key] = layouts.train(folder, **job)
@@ -113,7 +116,8 @@ def jobs_of(layouts: dict, all_kinds: tuple, precisions: dict) -> dict:
         jobs["tp / dropout"] = {"strategy": layouts["tp"], "settings": {"dropout": 0.2}, **KINDS["olmo"]}
     jobs |= {f"{name} / {o}": {"strategy": layouts[name], "optimizer": o} for name in all_kinds[:1] for o in OTHER_OPTIMIZERS}
     jobs |= {f"{name} / Muon in bf16": {"strategy": layouts[name], "optimizer": BF16_ITERATION} for name in all_kinds}
-    return jobs | {f"{n} / {p}": {"strategy": layouts[n], "precision": p} for n, chosen in precisions.items() for p in chosen}
+    jobs |= {f"{n} / {p}": {"strategy": layouts[n], "precision": p} for n, chosen in precisions.items() for p in chosen}
+    return {name: {**job, **FEW} for name, job in jobs.items()}
 
 
 # The rest of the matrix, and 20 steps of each: benchmarks/layouts.py.
