@@ -317,7 +317,8 @@ def test_help_is_light():
 
 @pytest.mark.soak
 def test_two_processes_make_the_losses_of_one(folder, capsys):
-    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/one")
+    whole = ["--trainer.limit_val_batches", "1.0"]  # a limit is one of each rank
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/one", *whole)
     command = [
         sys.executable,
         "-m",
@@ -333,6 +334,7 @@ def test_two_processes_make_the_losses_of_one(folder, capsys):
         "2",
         "--trainer.strategy",
         "ddp",
+        *whole,
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = fork_server.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
