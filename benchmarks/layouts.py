@@ -48,7 +48,7 @@ def strategies(folder: Path, steps: int) -> None:
     """Compare every strategy and precision with one process."""
     for optimizer in ("MuonAdamW", "MuonAdamW-bfloat16"):
         print(f"\n{optimizer}")
-        strategies_with(folder, {"optimizer": optimizer, "steps": steps, "val_fraction": 0.1})
+        strategies_with(folder, {"optimizer": optimizer, "steps": steps})
 
 
 def strategies_with(folder: Path, common: dict[str, Any]) -> None:

@@ -203,7 +203,7 @@ class _Horizon(Schedule):
 
     def resolve(self, trainer: Trainer) -> None:
         # `fast_dev_run` replaces max_steps. Its few steps are the first ones of a run of unknown length.
-        of_run = 10**9 if trainer.fast_dev_run else trainer.max_steps  # type: ignore[attr-defined]
+        of_run = 10**9 if getattr(trainer, "fast_dev_run", False) else trainer.max_steps
         self._total = of_run if self.total_steps is None else self.total_steps
         if self._total == -1:
             raise ConfigurationError(

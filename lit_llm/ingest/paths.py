@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from lit_llm.errors import UserError, not_utf8
+from lit_llm.errors import UserError
 from lit_llm.ingest.readers.saved_dataset import DATASET_MARKS, dataset_files
 
 CLEAN_REPORTS = frozenset({"report.json", "removed.jsonl"})
@@ -64,7 +64,6 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
         if problem is not None:
             problems.append(problem)
         files.update(found)
-    problems += [f"{problem} ({flag})." for path in files if (problem := not_utf8(str(path)))][:1]
     return list(files), [*problems, *_given_twice(files, given, flag)]
 
 

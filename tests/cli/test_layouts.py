@@ -68,6 +68,7 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
     ten = ["--trainer.max_steps", "12", "--schedule.total_steps", "12", "--samples", "TextSamples"]
     ten += ["--samples.prompts", "[line]", "--samples.every_n_steps", "4", "--samples.max_new_tokens", "5"]
     ten += ["--model.n_layer", "2", "--data.micro_batch_size", "4"]  # the whole batch: no two ranks have as much
+    ten += ["--trainer.limit_val_batches", "1.0"]  # a limit is one of each rank
     run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/straight", *ten)
     stop = ["--schedule.total_steps", "12", *ten[4:]]
     two = ["--trainer.devices", "2", "--resume", "auto"]

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from recipe_runs import run
 
+from lit_llm.cli.output_streams import survive_lost_output
 from lit_llm.cli.rank_log import log_to
+
+survive_lost_output()  # as every command does
 from lit_llm.distributed.nccl_environment import record_collectives
 from lit_llm.errors import UserError
 

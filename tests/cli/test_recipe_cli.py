@@ -199,7 +199,9 @@ MISTAKES = {
     "unknown class": (["--schedule", "Cosin"], "", ["Cosine", "WSD"]),
     "a class in small letters": (["--optimizer", "adamw"], "", ["did you mean AdamW?"]),
     "heads that do not divide": (["--model.n_head", "3"], "", ["n_head=3", "n_embd=16", "2, 4"]),
-    "batch that does not divide": (["--data.global_batch_size", "5"], "", ["5", "4 or 6", "--data.global_batch_size"]),
+    "batch that does not divide": (
+        ["--data.global_batch_size", "5", "--trainer.devices", "2"], "", ["5", "4 or 6", "--data.global_batch_size"]
+    ),
     "missing text": (["--data.paths", "nowhere.txt"], "", ["nowhere.txt", "--data.paths"]),
     "empty text": (["--data.paths", "empty.txt"], "", ["empty.txt"]),
     "text shorter than a block": (["--data.paths", "short.txt"], "", ["17", "--model.block_size"]),
@@ -288,10 +290,10 @@ def test_several_mistakes_are_reported_together(folder, capsys):
     (folder / "overlay.yaml").write_text("model: {n_layr: 2, dropout: much}\nchekpoint: {every_n_steps: 2}\n")
     code, _, err = run(
         capsys, "fit", "--config", "tiny.yaml", "--config", "overlay.yaml", "--model.n_head", "3",
-        "--data.global_batch_size", "7", "--data.paths", "nowhere.txt", "--loss.z_loss", "-1",
+        "--data.global_batch_size", "0", "--data.paths", "nowhere.txt", "--loss.z_loss", "-1",
     )  # fmt: skip
     assert code == 2
-    for part in ("n_layr", "'much'", "checkpoint.every_n_steps", "n_head=3", "global_batch_size 7", "nowhere.txt", "z_loss"):
+    for part in ("n_layr", "'much'", "checkpoint.every_n_steps", "n_head=3", "global_batch_size must", "nowhere.txt", "z_loss"):
         assert part in err, (part, err)
 
 
@@ -334,7 +336,8 @@ def test_help_is_light():
 
 @pytest.mark.soak
 def test_two_processes_make_the_losses_of_one(folder, capsys):
-    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/one")
+    whole = ["--trainer.limit_val_batches", "1.0"]  # a limit is one of each rank
+    run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/one", *whole)
     command = [
         sys.executable,
         "-m",
@@ -350,6 +353,7 @@ def test_two_processes_make_the_losses_of_one(folder, capsys):
         "2",
         "--trainer.strategy",
         "ddp",
+        *whole,
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = fork_server.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)

@@ -121,7 +121,7 @@ def test_a_mistake_in_the_recipe_is_fits_message(folder, capsys):
 
 
 def test_a_layout_that_fit_refuses_is_refused_although_the_checks_use_one_device(folder, capsys):
-    overlay = ["--config", "strategy/pp", "--trainer.devices", "2", "--data.micro_batch_size", "16"]
+    overlay = ["--config", "strategy/pp", "--trainer.devices", "2", "--data.global_batch_size", "1"]
     assert main(["check", "--config", "tiny.yaml", *overlay]) == 2
     assert "needs at least 2 micro-batches in a step, but it has 1" in capsys.readouterr().err
 

@@ -136,10 +136,8 @@ def test_a_run_is_not_exported_or_imported_over_itself(run_folder, capsys, monke
 
 def test_copied_recipes_are_replaced_one_whole_file_at_a_time(tmp_path, capsys):
     (tmp_path / "recipes" / "quickstart.yaml").mkdir(parents=True)
-    code, _, err = run(capsys, "recipes", "copy", "quickstart", str(tmp_path), "--replace", "true")
-    assert code == 2 and "quickstart.yaml is a folder: give a file (DIR)" in err
-    (tmp_path / "recipes" / "quickstart.yaml").rmdir()
-    assert run(capsys, "recipes", "copy", "quickstart", str(tmp_path))[0] == 0
+    assert run(capsys, "recipes", "copy", "quickstart", str(tmp_path), "--replace", "true")[0] == 0
+    assert (tmp_path / "recipes" / "quickstart.yaml.1").is_dir()  # what stood there is kept
     assert (tmp_path / "recipes/quickstart.yaml").read_text() == (SHIPPED / "quickstart.yaml").read_text()
     assert not [path for path in tmp_path.rglob(".*")]
 

@@ -119,5 +119,6 @@ def test_all_callbacks_are_exported():
         "Score",
         "Question",
         "LmEvalTasks",
+        "MeanOfMicroBatches",
         *("Probe", "Readings", "UpdateSample", "SeenSequences", "SeenTokens", "RepeatedSpans", "ValidationOverlap"),
     }

@@ -143,7 +143,7 @@ def train(
     init_from: str | None = None,
     limit_train_batches: int | None = None,
     ema: float | None = None,
-    val_fraction: float = 0.0225,
+    val_fraction: float = 0.1,
 ) -> dict[str, Any]:
     """Train on `folder`/text.txt; lists by step of losses, norms, rates, and validation; with `parameters` also the final ones.
 
@@ -156,7 +156,7 @@ def train(
         lora, init_from: of LoRAConfig, and a checkpoint in `folder` with its base weights.
         limit_train_batches: of an epoch.
         ema: decay of an average of the weights.
-        val_fraction: of the text: 22 blocks, which four ranks cannot share evenly.
+        val_fraction: of the text, for validation.
         more: callbacks after the others.
     """
     seed_everything(1, verbose=False)

@@ -106,6 +106,7 @@ def train(layout: str, optimizer: str, **job: Any) -> dict[str, Any]:
         save_at=SAVE,
         settings=settings,
         parameters=True,
+        val_fraction=0.0225,  # validation is not compared
         **job,
     )
 

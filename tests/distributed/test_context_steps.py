@@ -13,7 +13,7 @@ BF16 = {"precision": "bf16-mixed"}
 TWO = {
     "gather, packed, dropout": {"strategy": {}, **PACKED, **DROPOUT},
     "heads, tied, ignored targets": {"strategy": HEADS, **TIED, "ignoring": True, **MUON},
-    # One target in a global batch, so that a rank has none. The last batch of validation has 6 of 8 rows.
+    # One target in a global batch, so that a rank has none. The last batch of validation has 4 of 8 rows.
     "gather, one target": {"strategy": {}, "ignoring": "all but one", "micro_batch_size": 8, "optimizer": "SGD"},
     "gather, bf16": {"strategy": {}, **BF16},
     "gather, bf16, Muon": {"strategy": {}, **BF16, **MUON},

@@ -41,6 +41,8 @@ KINDS = {
 SWIGLU = {"mlp": "swiglu", "qk_norm": False}
 OTHER_OPTIMIZERS = ("Lion", "SGD")
 BF16_ITERATION = "MuonAdamW-bfloat16"
+FEW = {"val_fraction": 0.0225}
+"""22 blocks, which four ranks cannot share evenly."""
 NARROW = ("bf16-mixed", "bf16-true", "16-mixed")
 
 
@@ -77,6 +79,7 @@ def alone(tmp_path_factory):
     folder, known = make(tmp_path_factory.mktemp("alone")), {}
 
     def result(**job):
+        job = {**FEW, **job}
         key = json.dumps(job, sort_keys=True)
         if key not in known:
             known[key] = layouts.train(folder, **job)
@@ -119,7 +122,8 @@ def jobs_of(layouts: dict, all_kinds: tuple, precisions: dict) -> dict:
     long = {"ddp": {"model": "gpt2", "optimizer": "Lion"}, "context": {"model": "modern", "settings": SWIGLU}}
     jobs |= {f"{name} / 20 steps": {"strategy": layouts[name], "steps": 20, **long[name]} for name in long if name in layouts}
     jobs |= {f"{name} / Muon in bf16": {"strategy": layouts[name], "optimizer": BF16_ITERATION} for name in all_kinds}
-    return jobs | {f"{n} / {p}": {"strategy": layouts[n], "precision": p} for n, chosen in precisions.items() for p in chosen}
+    jobs |= {f"{n} / {p}": {"strategy": layouts[n], "precision": p} for n, chosen in precisions.items() for p in chosen}
+    return {name: {**job, **FEW} for name, job in jobs.items()}
 
 
 # The rest of the matrix, and 20 steps of each: benchmarks/layouts.py.

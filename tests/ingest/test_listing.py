@@ -162,10 +162,3 @@ def test_passwords_and_signatures_of_urls_are_not_shown():
     assert "secret" not in f"{source!r} {source}"
     for harmless in ("/folder/a@b?c", "s3://bucket/a@b?.txt", "http://[::1/a"):
         assert Source(harmless, 1, "v").name == harmless
-
-
-def test_a_file_whose_name_is_not_utf_8_is_a_problem(tmp_path):
-    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("text")
-    for pattern in (tmp_path, tmp_path / "*.txt"):
-        (problem,) = list_sources(str(pattern), flag="--data.paths")[1]
-        assert "/caf\\xe9.txt' is not UTF-8 text" in problem and problem.endswith("(--data.paths).")
