@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 from recipe_runs import run
 
-from lit_llm.cli.output_streams import survive_lost_output
 from lit_llm.cli.rank_log import log_to
-
-survive_lost_output()  # as every command does
 from lit_llm.distributed.nccl_environment import record_collectives
 from lit_llm.errors import UserError
 
 WRITES = """
 import os, signal, subprocess, sys
 from pathlib import Path
+from lit_llm.cli.output_streams import survive_lost_output
 from lit_llm.cli.rank_log import log_to
+survive_lost_output()  # as every command does
 print("before")
 log_to(Path("logs") / "new", int(sys.argv[1]), 2)
 print("printed")

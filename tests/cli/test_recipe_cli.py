@@ -290,10 +290,10 @@ def test_several_mistakes_are_reported_together(folder, capsys):
     (folder / "overlay.yaml").write_text("model: {n_layr: 2, dropout: much}\nchekpoint: {every_n_steps: 2}\n")
     code, _, err = run(
         capsys, "fit", "--config", "tiny.yaml", "--config", "overlay.yaml", "--model.n_head", "3",
-        "--data.global_batch_size", "0", "--data.paths", "nowhere.txt", "--loss.z_loss", "-1",
+        "--data.global_batch_size", "7", "--trainer.devices", "2", "--data.paths", "nowhere.txt", "--loss.z_loss", "-1",
     )  # fmt: skip
     assert code == 2
-    for part in ("n_layr", "'much'", "checkpoint.every_n_steps", "n_head=3", "global_batch_size must", "nowhere.txt", "z_loss"):
+    for part in ("n_layr", "'much'", "checkpoint.every_n_steps", "n_head=3", "global_batch_size 7", "nowhere.txt", "z_loss"):
         assert part in err, (part, err)
 
 
