@@ -129,7 +129,8 @@ class SpikeGuard(Callback):
                 norm = gradient_norm(trainer, optimizer)
             loss, count = getattr(pl_module, "step_loss", mean), getattr(pl_module, "step_count", 1)
             values = torch.stack([each.to(self._good.device, torch.float32) for each in (loss, norm)])
-            is_observed = torch.as_tensor(count, device=values.device) > 0
+            # Not `as_tensor`: copying a number to a GPU would wait for it.
+            is_observed = count > 0 if isinstance(count, Tensor) else values.new_ones((), dtype=torch.bool)
             self._judge(values, is_observed, step, getattr(getattr(trainer, "datamodule", None), "step_samples", None))
         logged = is_logged(trainer, step)
         if logged or len(self._unread) >= _UNREAD_AT_MOST:

@@ -75,8 +75,12 @@ def _first_rank() -> int | None:
         return launcher
     for pid in _children(launcher):
         with contextlib.suppress(OSError):  # it has ended
-            variables = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-            if port in variables and not variables.isdisjoint((b"LOCAL_RANK=0", b"SLURM_LOCALID=0")):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            values = dict(variable.partition(b"=")[::2] for variable in variables)
+            # Within a SLURM job, processes of torchrun have SLURM's variables, too. srun sets no port; Lightning does, later.
+            by_torchrun = b"LOCAL_RANK" in values
+            local_rank = values.get(b"LOCAL_RANK", values.get(b"SLURM_LOCALID"))
+            if local_rank == b"0" and pid != os.getpid() and (port in variables or not by_torchrun):
                 return pid
     return None
 

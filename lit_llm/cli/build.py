@@ -434,7 +434,10 @@ def _data_problems(built: Built, machine: OtherMachine | None) -> list[str]:
         problem = epoch_problem(trainer, data, ranks)
         problems += [problem] if problem else []
         if built.recipe.command == "fit":
-            built.recipe.notes += small_note(data.global_batch_size, data.micro_batch_size, ranks, data.pipeline)
+            ramp, length = data.ramp, data.block_size
+            sizes = {data.global_batch_size} if ramp is None or not length else {each.size // length for each in ramp.stages}
+            for size in sorted(sizes):
+                built.recipe.notes += small_note(size, data.micro_batch_size, ranks, data.pipeline)
     if machine is not None:
         built.missing_data = [problem for problem in problems if isinstance(problem, MissingFiles)]
     return [*found, *(problem for problem in problems if problem not in built.missing_data)]

@@ -105,8 +105,8 @@ def _dry_run(planned: PlannedRecipe) -> DryRun:
         strategy = MeshStrategy.from_fsdp1(strategy, cluster.nodes)
     for_accelerator = config.accelerator != "cpu"
     if isinstance(strategy, MeshStrategy):
-        if for_accelerator:
-            layout = resolved(settings, find(_ACCELERATOR)).layout
+        layout = resolved(settings, find(_ACCELERATOR)).layout
+        if for_accelerator and not layout.auto:  # decided
             strategy.chosen = KeptWhole(not layout.reshard, layout.reduce_once)
     elif cluster.world == 1:
         strategy = "auto"

@@ -30,7 +30,7 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
     """
     gradient_bytes = sum(4 * local_part(p).numel() for p in model.parameters() if p.requires_grad)  # in fp32
     asked = strategy.reshard_after_forward, strategy.reduce_each_micro_batch
-    decides = "auto" in asked
+    decides = "auto" in asked and (strategy.pipeline == 1 or strategy.root_device.type == "cuda")
     memory = _memory_of_a_rank(strategy) if decides else 0
     kept = keep(
         *asked,

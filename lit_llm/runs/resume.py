@@ -83,7 +83,7 @@ class RunStart:
 
     @property
     def end(self) -> str | None:
-        """`ended`, if it still holds: no setting changed that ends a run, or that makes another run of it."""
+        """`ended`, if it still holds: no setting changed that ends a run or makes another run of it. Data do not count."""
         changed = [line.partition(" ")[0] for line in self.announced]
         return self.ended if all(rule(key) is Change.ANNOUNCED and key not in ENDINGS for key in changed) else None
 
@@ -127,7 +127,7 @@ class RunStart:
         return found
 
     def setting_changes(self, settings: Mapping[str, Any], data: object | None, *, accepted: bool) -> SettingChanges:
-        """How the settings, by key, differ from the checkpoint's. Older checkpoints do not store them."""
+        """How the settings, by key, differ from the checkpoint's. One without settings has none."""
         if self.checkpoint is None or self.step is None or not is_rank_zero():
             return SettingChanges()
         saved = read_values(self.checkpoint).get(SETTINGS, {})
@@ -136,7 +136,7 @@ class RunStart:
         return setting_changes(saved, settings, accepted=accepted or branches, compares_data=compares_data)
 
     def saved_settings(self) -> Mapping[str, Any]:
-        """The settings of the run whose checkpoint this is, by key. Empty: older checkpoints do not store them."""
+        """The settings of the run whose checkpoint this is, by key. Empty if it stores none."""
         with contextlib.suppress(UserError):  # it may be damaged on ranks above 0, where nobody has verified it
             found: Mapping[str, Any] = {} if self.checkpoint is None else read_values(self.checkpoint).get(SETTINGS, {})
             return found
@@ -205,7 +205,9 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
     max_steps = None
     if additional_steps is not None:
         max_steps = _end_of_branch(run_dir, resume, origin, additional_steps)
-    ended = reason_of_end(run_dir, step) if resume == "auto" and step is not None else None
+    # A checkpoint of this run that is named, or a replaced folder, begins something new.
+    anew = replace or (is_path(resume) and Path(resume).absolute().is_relative_to(run_dir.absolute()))
+    ended = reason_of_end(run_dir, step) if step is not None and not anew else None
     resume = "auto" if origin is None else str(origin)
     return RunStart(checkpoint, ranks > 1, step, resume, max_steps, lock, folder_state, ended=ended)
 

@@ -284,8 +284,12 @@ class LanguageModel(L.LightningModule):
 
     @property
     def every_target_counts(self) -> bool:
-        """Whether the data module declares that no training target is ignored, so that micro-batches have equal weight."""
-        return getattr(getattr(self.trainer, "datamodule", None), "every_target_counts", False)
+        """Whether micro-batches have equal weight on all ranks: the data module declares that no training target is ignored.
+
+        Ranks that share each sequence have other numbers of targets if its length is padded to divide among them.
+        """
+        declared = getattr(getattr(self.trainer, "datamodule", None), "every_target_counts", False)
+        return declared and self._mesh("context", 1) == 1
 
     @property
     def holds_all_logits(self) -> bool:
@@ -386,9 +390,10 @@ class LanguageModel(L.LightningModule):
 
     def _end_window(self) -> None:
         strategy, wanted, made = self.trainer.strategy, self.trainer.accumulate_grad_batches, self.window_size
-        # Of a pipeline, ranks without the loss have plain zeros.
-        own = [torch.as_tensor(value, device=strategy.root_device).double() for value in (self.window_nll, self.window_count)]
-        sums = torch.cat((torch.stack(own), self.window_sources.take().to(own[0])))  # (2 + 2 S,)
+        # Of a pipeline, ranks without the loss have plain zeros. Copying those to a GPU would wait for it.
+        zero = torch.zeros((), dtype=torch.float64, device=strategy.root_device)
+        own = torch.stack([value + zero for value in (self.window_nll, self.window_count)])
+        sums = torch.cat((own, self.window_sources.take(own.device).to(own.dtype)))  # (2 + 2 S,)
         self.step_sums = strategy.reduce(sums, reduce_op="sum")
         self.step_loss, self.step_count = self.step_sums[0] / self.step_sums[1], self.step_sums[1]
         self.window_nll, self.window_count, self.window_size = 0.0, 0, 0
@@ -476,7 +481,7 @@ class LanguageModel(L.LightningModule):
         if self.token_bytes is not None:
             row[f"{prefix}/bits_per_byte"] = float(self.bits_per_byte.compute())
         if self.evaluated_sources.names:
-            by_source = self.evaluated_sources.take().to(self.trainer.strategy.root_device)
+            by_source = self.evaluated_sources.take(self.trainer.strategy.root_device)
             by_source = self.trainer.strategy.reduce(by_source, reduce_op="sum")
             assert isinstance(by_source, Tensor)
             row |= self.evaluated_sources.losses(prefix, by_source.tolist())

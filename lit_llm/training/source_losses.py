@@ -39,10 +39,14 @@ class SourceLosses:
         added = torch.where(sources == numbers[:, None], rows[:, None], 0).sum(dim=-1)  # (2, S)
         self._sums = added if self._sums is None else self._sums + added
 
-    def take(self) -> Tensor:
-        """The sums, (2 S,): the NLL of all sources, then their counts. Starts over. Sum it over ranks before `losses`."""
+    def take(self, device: torch.device) -> Tensor:
+        """The sums, (2 S,): the NLL of all sources, then their counts. Starts over. Sum it over ranks before `losses`.
+
+        Args:
+            device: of the batches, where zeros are made if there was none.
+        """
         sums, self._sums = self._sums, None
-        return torch.zeros(2 * len(self.names), dtype=torch.float64) if sums is None else sums.flatten()
+        return torch.zeros(2 * len(self.names), dtype=torch.float64, device=device) if sums is None else sums.flatten()
 
     def losses(self, prefix: str, sums: Sequence[float]) -> dict[str, float]:
         """Rows to log, such as "train/web/loss", from what `take` gave. A source without counted targets is left out."""

@@ -15,6 +15,8 @@ TWO = {
     "heads, tied, ignored targets": {"strategy": HEADS, **TIED, "ignoring": True, **MUON},
     # One target in a global batch, so that a rank has none. The last batch of validation has 4 of 8 rows.
     "gather, one target": {"strategy": {}, "ignoring": "all but one", "micro_batch_size": 8, "optimizer": "SGD"},
+    # Padding gives the two ranks other numbers of targets.
+    "gather, a length that does not divide": {"strategy": {}, "settings": {"block_size": 13}, **MUON},
     "gather, bf16": {"strategy": {}, **BF16},
     "gather, bf16, Muon": {"strategy": {}, **BF16, **MUON},
     "heads, bf16": {"strategy": HEADS, **BF16},

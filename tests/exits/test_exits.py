@@ -247,15 +247,25 @@ bounded_exit.run_and_end(command)
 """
 
 
-@pytest.mark.parametrize("variable", ["LOCAL_RANK", "SLURM_LOCALID"])
+LAUNCHERS: dict[str, tuple[dict[str, str], dict[str, str]]] = {  # variables of the first process, and of the other
+    "torchrun": ({"LOCAL_RANK": "0", "MASTER_PORT": "4001"}, {"LOCAL_RANK": "1", "MASTER_PORT": "4001"}),
+    "srun": ({"SLURM_LOCALID": "0"}, {"SLURM_LOCALID": "1", "MASTER_PORT": "4001"}),  # Lightning sets the port, later
+    "torchrun in a job": (
+        {"LOCAL_RANK": "0", "MASTER_PORT": "4001", "SLURM_LOCALID": "0"},
+        {"LOCAL_RANK": "1", "MASTER_PORT": "4001", "SLURM_LOCALID": "0"},
+    ),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("also_ends", [True, False])
-def test_a_rank_that_fails_leaves_the_last_word_to_the_first_on_its_machine(variable, also_ends):
+def test_a_rank_that_fails_leaves_the_last_word_to_the_first_on_its_machine(launcher, also_ends):
     """torchrun ends all ranks when one has failed. The first rank prints the mistake; another one only if the first goes on."""
-    common = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "MASTER_PORT": f"4{os.getpid()}"}
+    common = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(["cat"], env={**common, variable: "0"}, **pipes) as first:
+    with subprocess.Popen(["cat"], env={**common, **LAUNCHERS[launcher][0]}, **pipes) as first:
         script = FAILS.format(seconds=1000 if also_ends else 0.1)
-        with subprocess.Popen([sys.executable, "-c", script], env={**common, variable: "1"}, **pipes) as other:
+        with subprocess.Popen([sys.executable, "-c", script], env={**common, **LAUNCHERS[launcher][1]}, **pipes) as other:
             assert other.stdout.readline() == "failed\n"
             if also_ends:
                 time.sleep(0.5)

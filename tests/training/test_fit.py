@@ -162,6 +162,9 @@ def test_early_stopping_is_named_with_its_metric_and_value(folder, capsys):
         code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "2", "--resume", "auto")
         assert code == 0 and ended(out) == [line] and Path("runs/tiny/checkpoints/last.ckpt").resolve() == step
         assert table(out)["val/loss"] == pytest.approx(losses[1], abs=1e-3)
+    branch = ["--run_dir", "branch", "--resume", str(step), "--validation.every_n_steps", "2"]
+    ends = [ended(run(capsys, "fit", "--config", "tiny.yaml", *stop, *branch)[1])[0] for _ in range(2)]
+    assert ends[0].startswith("training ended after step 6: early stopping") and ends[1] == ends[0], "a branch stays ended, too"
     code, out, err = run(capsys, "report", "--compare", "runs", "--out", "page.html")
     assert code == 0 and "note: tiny" not in out and "it runs, was stopped" not in Path("page.html").read_text(), err
 
