@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -22,7 +21,7 @@ _LONGEST_LINE = 2**20  # how many bytes to search for a line end
 
 def path_hash(tail: str) -> float:
     """A hash of ``tail`` in [0, 1): the same on every machine and in every process."""
-    return text_hash(os.fsencode(tail))  # the name of a file may not be UTF-8
+    return text_hash(tail.encode("utf-8", "surrogateescape"))  # the name of a file may not be UTF-8
 
 
 def text_hash(text: bytes) -> float:

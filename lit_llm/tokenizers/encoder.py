@@ -89,7 +89,9 @@ class PieceEncoder:
     def __init__(self, tokenizer: Tokenizer, choice: EncoderChoice) -> None:
         self.unknown_tokens = self.token_bytes = 0
         unknown = tokenizer.unknown_id
-        self._sizes = tokenizer.token_bytes() if isinstance(tokenizer, HuggingFaceTokenizer) or unknown is not None else None
+        self._sizes = (
+            tokenizer.token_bytes().copy() if isinstance(tokenizer, HuggingFaceTokenizer) or unknown is not None else None
+        )
         if self._sizes is not None and unknown is not None:
             self._sizes[unknown] = -1
         self._encode: _Encode = tokenizer.encode_bytes

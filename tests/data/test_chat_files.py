@@ -164,6 +164,12 @@ CHAT = {"messages": ROWS[0]}
             {},
             "message 3 has a string as tool_calls",
         ),
+        (
+            lines([{"messages": [*ROWS[0][:1], {"role": "assistant", "content": [{"type": "reasoning", "text": "x"}]}]}]),
+            {},
+            "message 2 has an array as content",
+        ),
+        (lines([CHAT | {"system": "be nice"}]), {}, "line 1 has 'system' beside the messages"),
         (lines([CHAT | {"tools": "none"}]), {}, "line 1 has a string under 'tools', but must have an array"),
         (lines([CHAT | {"documents": {"a": "b"}}]), {}, "line 1 has an object under 'documents', but must have an array"),
         (

@@ -31,8 +31,17 @@ def link(kind: bytes, name: str) -> bytes:
     return first + member.tobuf() + bytes(1024)
 
 
+ORDINARY = {
+    # Texts with an object in their second line.
+    "Markdown with a fence of JSON": b'```json\n{"a": 1}\n```\n',
+    "a request": b'POST /v1/chat\n\n{"model": "x"}\n',
+    "JavaScript": b"module.exports =\n{ 'semi': true }\n",
+    "Python": b"DATA = (\n    {'a': 1},\n)\n",
+    "YAML": b'---\n{"a": 1}\n',
+}
 READ = {
     # name of the file, content, documents
+    **{case: ("f.txt", content, [content]) for case, content in ORDINARY.items()},
     "jsonl": ("f", A + b"\n" + B + b"\n", [b"a", b"b"]),
     "jsonl without a last line end": ("f.jsonl", A + b"\n" + B, [b"a", b"b"]),
     "jsonl with CRLF and blank lines": ("f", b"\n" + A + b"\r\n\r\n" + B + b"\r\n", [b"a", b"b"]),
@@ -75,6 +84,8 @@ def test_what_is_read(case, tmp_path):
 
 REFUSED = {
     # name of the file, content, words of the refusal
+    "a JSON text sequence": ("f", b'\x1e{"text": "a"}\n\x1e{"text": "b"}\n', ["line 1", TEXT_HINT]),
+    "two comments before the objects": ("f", b'// a\n// b\n{"text": "a"}\n', ["line 1", TEXT_HINT]),
     "an object over several lines": ("f", b'{\n  "text": "a"\n}\n', ["line 1", "jq -c .", TEXT_HINT]),
     "the same in CRLF": ("f.json", b'{\r\n  "text": "a"\r\n}\r\n', ["line 1", "jq -c .", TEXT_HINT]),
     "objects over several lines": ("f.txt", b'{\n  "text": "a"\n}\n{\n  "text": "b"\n}\n', ["line 1", TEXT_HINT]),

@@ -97,6 +97,7 @@ class ChatEncoder:
         if places is None:
             names = set(re.findall(f"{_BEGIN}(.*?){_END}", json.dumps(marked, ensure_ascii=False)))
             kept = [name for name in names if _places(_marked(chat, _any_of([name]), _NONE), text, write) is not None]
+            kept = [name for name in kept if _partner(name) in kept or _partner(name) not in names]  # one thought, one reading
             places = _places(_marked(chat, _any_of(kept), self._special), text, write)
         if places is None:
             raise UserError(
@@ -139,6 +140,11 @@ def _mark(value: Any, names: re.Pattern[str]) -> Any:
     if isinstance(value, dict):
         return {_mark(key, names): _mark(one, names) for key, one in value.items()}
     return value
+
+
+def _partner(name: str) -> str:
+    """The name that closes what this one opens, or the other way round: `</think>` of `<think>`."""
+    return name.replace("</", "<", 1) if "</" in name else name.replace("<", "</", 1)
 
 
 def _places(marked: Chat, text: str, write: Callable[[Chat], str]) -> list[tuple[int, int]] | None:

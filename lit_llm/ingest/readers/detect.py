@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import re
 
 from lit_llm.errors import UserError
@@ -13,8 +14,10 @@ _MOST_INVALID = 0.005  # of the bytes. Latin-1 text in German or French has 1 to
 _JSON_NAME = re.compile(r"\.(json|jsonl|jsonlines|ndjson)(\.(gz|bz2|xz|zst))?(\?…)?$", re.IGNORECASE)
 # An object that begins with a key in quotes, of either kind, or is empty; group 1: in an array.
 _OBJECT = re.compile(
-    rb"""\s*(\[\s*)?\{\s*(?:"(?:[^"\\\n]|\\.)*(?:"\s*:|\Z)|'(?:[^'\\\n]|\\.)*(?:'\s*:|\Z)|\}\s*(?:[\r\n]|\Z))"""
+    rb"""[\s\x1e]*(\[\s*)?\{\s*(?:"(?:[^"\\\n]|\\.)*(?:"\s*:|\Z)|'(?:[^'\\\n]|\\.)*(?:'\s*:|\Z)|\}\s*(?:[\r\n]|\Z))"""
 )
+# How a line may begin before the first object of a JSONL file: with JSON, or a comment. `\x1e`: JSON text sequences.
+_BEFORE_OBJECT = re.compile(rb"""[\s\x1e]*(?:[\[{"]|null\b|//|/\*)""")
 _AS_TEXT = ", or read it as plain text (--data.format text)"
 
 
@@ -65,6 +68,6 @@ def _kind_of_text(head: bytes, name: str) -> str:
             f"{name} is a JSON array of objects, not one object a line: convert it with "
             f"jq -c '.[]' FILE > FILE.jsonl{_AS_TEXT}."
         )
-    lines = [line for line in re.split(rb"[\r\n]+", text) if line.strip()]
-    # The second line too: a damaged first line must not turn a JSONL file into plain text.
-    return "jsonl" if start or any(map(_OBJECT.match, lines[1:2])) or _JSON_NAME.search(name) else "text"
+    # Damage or comments in the first lines must not turn a JSONL file into plain text.
+    lines = itertools.takewhile(_BEFORE_OBJECT.match, (line for line in re.split(rb"[\r\n]+", text) if line.strip()))
+    return "jsonl" if start or any(map(_OBJECT.match, lines)) or _JSON_NAME.search(name) else "text"

@@ -21,6 +21,9 @@ _KEY = "messages"
 
 BESIDE = {"tools": list, "documents": list, "chat_template_kwargs": dict}
 """Keys beside the messages that a template gets."""
+_LOST = ("system", "functions")
+"""Keys of other formats beside the messages that no template gets."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def read_messages(stream: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterator[Piece]:
@@ -94,6 +97,10 @@ def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     while key not in record:
         first, _, key = key.partition(".")
         record = record[first]
+    if lost := [name for name in _LOST if record.get(name) and name != key]:
+        raise UserError(
+            f"{where} has {lost[0]!r} beside the messages, which no template gets: make it a message, or remove it."
+        )
     found = {name: record[name] for name in BESIDE if record.get(name) and name != key}
     for name, value in found.items():
         with contextlib.suppress(ValueError, TypeError, RecursionError):
@@ -103,7 +110,7 @@ def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
             raise UserError(
                 f"{where} has {_kind(found[name])} under {name!r}, but must have {wanted}, or the JSON text of one."
             )
-    return found
+    return {name: value for name, value in found.items() if value}
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
@@ -120,7 +127,8 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise UserError(f"{where} has no content: remove the conversation, or give the message a text.")
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        parts = [part if isinstance(part, dict) else {"text": part} for part in content]
+        texts = [part.get("text") if part.get("type", "text") in _TEXT_PARTS else None for part in parts]
         if all(isinstance(text, str) for text in texts):
             content = message["content"] = "".join(map(str, texts))
     if content is not None and not isinstance(content, str):
