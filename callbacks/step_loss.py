@@ -1,9 +1,8 @@
 """The loss of an optimizer step, for callbacks that judge it.
 
-Where micro-batches or ranks have different numbers of counted targets, the mean of their means is not the loss of the step. A
-LightningModule can therefore say it: `step_loss`, the mean over the counted targets of the global batch, NaN without any, and
-`step_count`, their number. Both are 0-d tensors, the same on all ranks, and known before callbacks' `on_before_optimizer_step`.
-A step with 0 targets is no observation.
+The mean of the micro-batches' means is not the loss of the step where they have different numbers of counted targets. So a
+LightningModule can say it: `step_loss`, the mean over the counted targets of the global batch, NaN without any, and
+`step_count`, their number: 0-d tensors, the same on all ranks, known before callbacks' `on_before_optimizer_step`.
 """
 
 from __future__ import annotations

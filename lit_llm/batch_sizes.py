@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-
-class Pipeline(Protocol):
-    """What a pipeline says about the number of micro-batches in a step."""
-
-    def runs(self, micro_batches: int) -> bool: ...
-
-    def needs(self, micro_batches: int) -> str: ...
-
-    def __hash__(self) -> int: ...
+if TYPE_CHECKING:
+    from lit_llm.distributed.pipeline_layers import PipelineLayout as Pipeline
 
 
 @cache

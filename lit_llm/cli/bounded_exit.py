@@ -78,9 +78,8 @@ def _first_rank() -> int | None:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             values = dict(variable.partition(b"=")[::2] for variable in variables)
             # Within a SLURM job, processes of torchrun have SLURM's variables, too. srun sets no port; Lightning does, later.
-            by_torchrun = b"LOCAL_RANK" in values
-            local_rank = values.get(b"LOCAL_RANK", values.get(b"SLURM_LOCALID"))
-            if local_rank == b"0" and pid != os.getpid() and (port in variables or not by_torchrun):
+            is_first = values.get(b"LOCAL_RANK", values.get(b"SLURM_LOCALID")) == b"0" and pid != os.getpid()
+            if is_first and (port in variables or b"LOCAL_RANK" not in values):
                 return pid
     return None
 

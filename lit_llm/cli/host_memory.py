@@ -62,8 +62,7 @@ def memory_problem(
     except Exception as error:  # of the planner, which must not end a run
         rank_zero_warn(f"plan: whether the run fits into memory is not known: {type(error).__name__}: {error}")
         return None
-    decided = not settings.layout.auto
-    if decided and device.type == "cuda" and isinstance(trainer.strategy, MeshStrategy):
+    if device.type == "cuda" and isinstance(trainer.strategy, MeshStrategy) and not settings.layout.auto:  # decided
         trainer.strategy.chosen = KeptWhole(not settings.layout.reshard, settings.layout.reduce_once)
     return _problem(ranks, trainer, settings)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_llm._lightning import set_max_steps, set_micro_batches_made
-from lit_llm.batch_sizes import Pipeline, batch_problem, micro_batch
+from lit_llm.batch_sizes import batch_problem, micro_batch
 from lit_llm.callbacks import BatchRamp, ignore_signals
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutOrder, ResumableLoader
 from lit_llm.data.blocks import Blocks, HeldOutBlocks, TrainBlocks
@@ -84,7 +84,7 @@ class TokenDataModule(LightningDataModule, ABC):
         self._plans: dict[str, PackPlan] = {}  # of the training streams, by name
         self._plans_shared = False  # whether all ranks know that the plans are there
         self.ramp: BatchRamp | None = None  # set by `find_ramp`
-        self.pipeline: Pipeline | None = None  # set by `find_pipeline`
+        self.pipeline: Any = None  # the PipelineLayout that `find_pipeline` finds
         self._opened: OpenedCorpus | None = None
         self._received = False  # whether all ranks have what rank 0 has opened
         # The sample and step counts at which this process started: zero, or those of a checkpoint.

@@ -110,7 +110,8 @@ class Manifest:
         if not isinstance(content, dict) or "format" not in content:
             return None
         if content["format"] != FORMAT:
-            raise UserError(f"{path} has format {content['format']}, but this version reads format {FORMAT}: update lit_llm.")
+            has = f"{path} has format {content['format']}, but this version reads format {FORMAT}"
+            raise UserError(f"{has}: prepare the data again, or update lit_llm.")
         try:
             return _manifest(content)
         except _Unexpected as error:

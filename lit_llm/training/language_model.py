@@ -284,12 +284,9 @@ class LanguageModel(L.LightningModule):
 
     @property
     def every_target_counts(self) -> bool:
-        """Whether micro-batches have equal weight on all ranks: the data module declares that no training target is ignored.
-
-        Ranks that share each sequence have other numbers of targets if its length is padded to divide among them.
-        """
+        """Whether micro-batches have equal weight on all ranks: the data module declares that no training target is ignored."""
         declared = getattr(getattr(self.trainer, "datamodule", None), "every_target_counts", False)
-        return declared and self._mesh("context", 1) == 1
+        return declared and self._mesh("context", 1) == 1  # ranks that share a sequence may have padding of it
 
     @property
     def holds_all_logits(self) -> bool:

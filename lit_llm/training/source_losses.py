@@ -40,10 +40,9 @@ class SourceLosses:
         self._sums = added if self._sums is None else self._sums + added
 
     def take(self, device: torch.device) -> Tensor:
-        """The sums, (2 S,): the NLL of all sources, then their counts. Starts over. Sum it over ranks before `losses`.
+        """The sums, (2 S,): NLL of all sources, then their counts; zeros on `device` without a batch. Starts over.
 
-        Args:
-            device: of the batches, where zeros are made if there was none.
+        Sum it over ranks before `losses`.
         """
         sums, self._sums = self._sums, None
         return torch.zeros(2 * len(self.names), dtype=torch.float64, device=device) if sums is None else sums.flatten()

@@ -43,7 +43,7 @@ def changed(content, *keys, value):
 @pytest.mark.parametrize(
     ("keys", "value", "words"),
     [
-        (("format",), 4, "has format 4, but this version reads format 3: update lit_llm."),
+        (("format",), 4, "has format 4, but this version reads format 3: prepare the data again, or update lit_llm."),
         (("vocab_size",), "257", "is damaged, vocab_size is '257': restore it, or prepare the data again"),
         (("eos_id",), -1, "eos_id is -1"),
         (("splits",), [1], r"splits is \[1\]"),
