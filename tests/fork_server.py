@@ -27,6 +27,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -300,6 +301,7 @@ def become(order: dict[str, Any], files: list[int], libraries: list[str]) -> tup
 
     for seed in (random.seed, numpy.random.seed, torch.seed):  # as at an import: without it, all ranks would draw the same
         seed()
+    tempfile.tempdir = None  # an import has asked for it, and TMPDIR may differ
     # Was read from the environment at import, in this order.
     ranks = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ]
     rank_zero_only.rank = int(next(iter(ranks), 0))

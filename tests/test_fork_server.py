@@ -12,13 +12,14 @@ import fork_server
 import pytest
 
 STATE = """
-import json, os, random, signal, sys
+import json, os, random, signal, sys, tempfile
 import numpy, torch
 print(json.dumps({
     "name": __name__, "module": sys.modules["__main__"].__dict__ is globals(), "file": globals().get("__file__"),
     "argv": sys.argv, "path": sys.path, "folder": os.getcwd(), "environment": dict(os.environ), "stdin": sys.stdin.read(),
     "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
     "files": sorted(int(f) for f in os.listdir("/proc/self/fd")), "threads": torch.get_num_threads(),
+    "temporary": tempfile.gettempdir(),
 }))
 """
 NEW = {
@@ -36,7 +37,13 @@ def test_it_has_the_state_of_a_new_interpreter(tmp_path, kind):
     folder = tmp_path if kind == "module" else tmp_path / "elsewhere"
     read_at_import = {name: os.environ[name] for name in fork_server.READ_AT_IMPORT if name in os.environ}
     options = {
-        "env": {**read_at_import, "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path / "more")},
+        "env": {
+            **read_at_import,
+            "PATH": os.environ["PATH"],
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(tmp_path / "more"),
+            "TMPDIR": str(tmp_path),
+        },
         "cwd": folder,
         "input": "given",
         "capture_output": True,
