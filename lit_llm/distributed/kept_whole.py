@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) -> KeptWhole:
-    """What to keep, the same on all ranks; call it on all of them. Prints one line if `auto` depends on memory.
+    """What to keep, the same on all ranks; call it on all of them. Prints one line if a setting is `auto`.
 
     What the plan of the run has chosen is kept. Ranks may have different memory. Then all keep what fits on each of them. On a
     CPU the ranks of a machine share its memory.
@@ -30,7 +30,7 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
     """
     gradient_bytes = sum(4 * local_part(p).numel() for p in model.parameters() if p.requires_grad)  # in fp32
     asked = strategy.reshard_after_forward, strategy.reduce_each_micro_batch
-    decides = "auto" in asked and (strategy.pipeline == 1 or strategy.root_device.type == "cuda")
+    decides = "auto" in asked
     memory = _memory_of_a_rank(strategy) if decides else 0
     kept = keep(
         *asked,
