@@ -108,6 +108,10 @@ class BatchRamp(Callback):
         stage = next(stage for stage in reversed(self.stages) if stage.tokens <= tokens)
         return stage.step - (stage.tokens - tokens) // stage.size
 
+    def sequences(self, length: int) -> tuple[tuple[int, int], ...]:
+        """(first step, sequences per step) of each stage, for sequences of `length` tokens."""
+        return tuple((stage.step, stage.size // length) for stage in self.stages)
+
     def _stage(self, step: int) -> Stage:
         return next(stage for stage in reversed(self.stages) if stage.step <= step)
 

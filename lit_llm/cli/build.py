@@ -435,7 +435,7 @@ def _data_problems(built: Built, machine: OtherMachine | None) -> list[str]:
         problems += [problem] if problem else []
         if built.recipe.command == "fit":
             ramp, length = data.ramp, data.block_size
-            sizes = {data.global_batch_size} if ramp is None or not length else {each.size // length for each in ramp.stages}
+            sizes = {data.global_batch_size} if ramp is None or not length else {size for _, size in ramp.sequences(length)}
             for size in sorted(sizes):
                 built.recipe.notes += small_note(size, data.micro_batch_size, ranks, data.pipeline)
     if machine is not None:

@@ -74,7 +74,7 @@ def _settings(
     values["trainer"]["max_steps"] = max(1, trainer.max_steps)  # memory does not depend on it
     length = getattr(data, "block_size", None) or model.block_size
     ramp, most = getattr(data, "ramp", None), 1 if cut else getattr(data, "micro_batch_size", None)
-    stages = () if cut or ramp is None else tuple((stage.step, stage.size // length) for stage in ramp.stages)
+    stages = () if cut or ramp is None else ramp.sequences(length)
     given: dict[str, Any] = {"devices": trainer.world_size, "devices_per_node": trainer.num_devices, "data": DataFacts()}
     sizes: dict[str, Any] = {"micro_batch": most, "global_batch": 1, "ramp": stages, "length": length}
     settings = from_recipe(values, model, **given, **sizes, lora=lora)

@@ -104,6 +104,11 @@ def _lock(out: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+def log_beside(out: Path) -> Path:
+    """The log of an output folder. It is hidden, because a folder that holds both may be read as text."""
+    return out.absolute().with_name(f".{out.absolute().name}.log")
+
+
 def _refuse_existing(out: Path, *, replace: bool, flag: str) -> None:
     if os.path.lexists(out) and not replace:
         raise UserError(f"{out} exists already: give another name ({flag}), or replace it with --replace true")

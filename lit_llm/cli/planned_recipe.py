@@ -101,7 +101,7 @@ class PlannedRecipe:
             micro_batch=getattr(data, "micro_batch_size", None),
             global_batch=global_batch,
             data=facts,
-            ramp=() if ramp is None else tuple((stage.step, stage.size // length) for stage in ramp.stages),
+            ramp=() if ramp is None else ramp.sequences(length),
             lora=built.parts.get("lora"),
             length=length,
         )

@@ -12,7 +12,7 @@ from lit_llm.clean.report import REMOVED, table
 from lit_llm.clean.settings import CleanSettings
 from lit_llm.clean.steps import step_problems
 from lit_llm.cli.field_flags import add_field_flags, settings_from
-from lit_llm.cli.new_output import REPLACE_HELP, kept_steps, new_file, new_folder
+from lit_llm.cli.new_output import REPLACE_HELP, kept_steps, log_beside, new_file, new_folder
 from lit_llm.cli.number_domains import flag_problems, whole
 from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.disk import write_text
@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
         folder = Path(pattern).expanduser()
         if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
-    log = out.absolute().with_name(f".{out.absolute().name}.log")  # hidden: it is no text of that folder
+    log = log_beside(out)
     read = [Path(one.source.path) for one in inputs if one.source.is_local]
     script = _script(settings, out, replace=own.replace)
     with script, new_folder(out, replace=own.replace, sources=read, resumable=PARTS) as partial, kept_steps(partial, PARTS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_llm.cli.arguments import Arguments
 from lit_llm.cli.launch import launch
-from lit_llm.cli.new_output import kept_steps, new_folder
+from lit_llm.cli.new_output import kept_steps, log_beside, new_folder
 from lit_llm.cli.own_flags import OwnFlags
 from lit_llm.errors import UserError
 from lit_llm.ingest.manifest import Manifest
@@ -39,7 +39,7 @@ def _run(arguments: Arguments) -> int:
     for folder in built.datamodule.source_folders():
         if out.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
-    log = out.absolute().with_name(f".{out.absolute().name}.log")  # hidden: it is no text of that folder
+    log = log_beside(out)
     with new_folder(out, replace=built.config.replace, sources=read, resumable=PARTS) as partial, kept_steps(partial, PARTS):
         summary = prepare(
             built.datamodule,

@@ -403,6 +403,11 @@ class TokenDataModule(LightningDataModule, ABC):
         """Global numbers of the samples in the next optimizer step."""
         return range(self.consumed_samples, self.consumed_samples + self.batch_samples(self._step))
 
+    @property
+    def first_steps(self) -> list[int]:
+        """The first step of each stage of the ramp, counted from 0; without a ramp there is one."""
+        return [0] if self.ramp is None else [stage.step for stage in self.ramp.stages]
+
     def batch_samples(self, step: int) -> int:
         """Global samples in step ``step``, counted from 0."""
         return self.global_batch_size if self.ramp is None else self.ramp.batch_tokens(step) // self._block_size
@@ -421,8 +426,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def micro_batches_before(self, step: int) -> int:
         """Micro-batches of each rank in the first ``step`` steps."""
-        firsts = [0] if self.ramp is None else [stage.step for stage in self.ramp.stages]
-        stages = zip(firsts, [*firsts[1:], step], strict=True)
+        stages = zip(self.first_steps, [*self.first_steps[1:], step], strict=True)
         return sum(max(0, min(end, step) - first) * self.micro_batches(first) for first, end in stages)
 
     def micro_batch_tokens(self, step: int) -> int:

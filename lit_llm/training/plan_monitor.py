@@ -260,7 +260,7 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
     compute, loss = module.compute_config, module.loss_config
     assert data.block_size is not None
     group = trainer.optimizers[0].param_groups
-    ramp = () if data.ramp is None else tuple((stage.step, stage.size // data.block_size) for stage in data.ramp.stages)
+    ramp = () if data.ramp is None else data.ramp.sequences(data.block_size)
     return RunSettings(
         custom_config(module.config, module.architecture),
         Optimizer(

@@ -112,7 +112,7 @@ class SaveRunFolder(SaveConfigCallback):
             if pl_module.init_from is not None and pl_module.lora is None:
                 print(f"start: the weights of {pl_module.init_from}")
             print(f"data: {data.train_tokens:,} training tokens, {data.val_tokens:,} validation tokens")
-            for first in [0] if data.ramp is None else [stage.step for stage in data.ramp.stages]:
+            for first in data.first_steps:
                 sequences = data.batch_samples(first)
                 parts = _count(data.micro_batches(first), "micro-batch", "micro-batches")
                 size, most = data.micro_batch_samples(first), data.micro_batch_size
