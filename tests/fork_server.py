@@ -113,7 +113,9 @@ class Popen:
                 if not selector.select(timeout):
                     raise subprocess.TimeoutExpired(self.args, timeout or 0)
             self.returncode = int(self._heard())
-            self._line.close()
+            with self._line:  # until the server has reaped it: then the pid is free, as after `subprocess`'s wait
+                self._line.shutdown(socket.SHUT_WR)
+                self._line.recv(1)
         return self.returncode
 
     def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:

@@ -52,7 +52,9 @@ def test_every_layout_gives_the_norms_of_one_process_and_trains_as_without_them(
             seen = ("untouched_embeddings", "repeated_samples", "repeated_spans")
             assert missing == own - {f"health/{each}" for each in seen}
         else:
-            assert missing == set() and rows[1]["health/future_leak"] < (0.02 if "bf16" in name else 1e-4)
+            # Ranks that share a sequence may have padding of it, so their gradients are scaled by the step's count afterwards.
+            assert missing == ({"health/backward_loss_ratio"} if "cp" in name else set())
+            assert rows[1]["health/future_leak"] < (0.02 if "bf16" in name else 1e-4)
         assert rows[1].get("health/rank_difference", 0.0) == 0.0
         assert ("health/rank_difference" in rows[1]) == (name == "ddp")
         for tag in tags - own:
