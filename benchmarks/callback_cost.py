@@ -21,8 +21,8 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from lit_llm.cli.build import build
-from lit_llm.cli.parse import parse
+from lit_llm.config.build import build
+from lit_llm.config.parse import parse
 
 WARMUP = 5  # steps before the clock starts
 

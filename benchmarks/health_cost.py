@@ -18,8 +18,8 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from lit_llm.callbacks import HealthSignals, Histograms
-from lit_llm.cli.build import build
-from lit_llm.cli.parse import parse
+from lit_llm.config.build import build
+from lit_llm.config.parse import parse
 
 KINDS: dict[str, type[Callback]] = {"health": HealthSignals, "histograms": Histograms}
 HOOKS = ("on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end")

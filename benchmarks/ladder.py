@@ -35,11 +35,11 @@ import torch
 from ladder_techniques import BASELINE, Technique, baseline_rate, stack
 from torch import Tensor, nn
 
+from lit_llm.core.errors import UserError
 from lit_llm.data import PythonStdlib, TextFiles
 from lit_llm.data.blocks import HeldOutBlocks, TrainBlocks
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.order import sample_index
-from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.loss import LossSums, cross_entropy
 from lit_llm.optim import MuonAdamW, parameter_groups

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lit_llm.callbacks.schedule import cosine
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.models.loss import LossSums
 
 WARMUP_STEPS, FINAL_RATIO = 20, 0.1

@@ -22,8 +22,8 @@ from lightning.pytorch import Callback
 from torch.utils.tensorboard import SummaryWriter
 
 from lit_llm.callbacks.schedule import cosine
-from lit_llm.cli.build import Built, build
-from lit_llm.cli.parse import parse
+from lit_llm.config.build import Built, build
+from lit_llm.config.parse import parse
 from lit_llm.data import TokenDataModule
 from lit_llm.models.gpt import GPT
 from lit_llm.optim import parameter_groups

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lit_llm._torch import box_at
+from lit_llm.core._torch import box_at
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.optim import MuonAdamW
 from lit_llm.plan import muon

@@ -28,8 +28,8 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lit_llm.callbacks.gradient_norm_and_clipping import scale_, total_norm
-from lit_llm.cli.build import Built, build
-from lit_llm.cli.parse import parse
+from lit_llm.config.build import Built, build
+from lit_llm.config.parse import parse
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import parameter_groups
 

@@ -27,12 +27,12 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from lit_llm._lightning import ddp_option
+from lit_llm.core._lightning import ddp_option
+from lit_llm.core.dtensor import local_part
 from lit_llm.data import TextFiles
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
-from lit_llm.dtensor import local_part
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig

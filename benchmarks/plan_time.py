@@ -33,7 +33,7 @@ SWEPT = "GPT-2 XL, FSDP2"
 PLANNING = """
 import gc, io, sys, time
 from rich.console import Console
-from lit_llm.cli.planned_recipe import PlannedRecipe
+from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.plan import Options, find, make_plan, sweep
 from lit_llm.plan.report import render
 kind, devices, hardware, *flags = sys.argv[1:]

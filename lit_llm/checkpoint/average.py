@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 AVERAGE = "ema_state_dict"
 """Key in a checkpoint: the average of the trainable parameters by their names, in fp32.

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydoc import locate
 from typing import Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.models.custom import SETTINGS, Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lit_llm.disk import naming
+from lit_llm.core.disk import naming
 
 
 class HashingFile:

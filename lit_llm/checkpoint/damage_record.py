@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from lit_llm.checkpoint.crash_safe import HashingFile, fsync_path
-from lit_llm.disk import delete
+from lit_llm.core.disk import delete
 
 RECORD = "damaged.json"
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_llm.checkpoint.dcp_metadata import METADATA, StoredBytes, read_metadata
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 _LIGHTNING = "meta.pt"
 """What Lightning saves beside the tensors."""

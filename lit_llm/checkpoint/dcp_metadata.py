@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 METADATA = ".metadata"
 

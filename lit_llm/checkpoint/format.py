@@ -36,8 +36,8 @@ from lit_llm.checkpoint.crash_safe import HashingFile, fsync_path, make_folder, 
 from lit_llm.checkpoint.damage_record import clear_damage, recorded_damage
 from lit_llm.checkpoint.manifest import DATA, MANIFEST, encode, intact_manifest, is_of_later_version, make_manifest, manifest_in
 from lit_llm.checkpoint.sharded import join
-from lit_llm.disk import delete
-from lit_llm.errors import UserError
+from lit_llm.core.disk import delete
+from lit_llm.core.errors import UserError
 
 T = TypeVar("T")
 

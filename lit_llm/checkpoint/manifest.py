@@ -14,7 +14,7 @@ from typing import Any
 import lightning
 import torch
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 FORMAT = "lit_llm checkpoint"
 VERSION = 2  # 1: no shards

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 
 from lit_llm.checkpoint.placeholders import Placeholder, placeholders_in, put_in, take_out
 from lit_llm.checkpoint.stages import STAGED, Stages
-from lit_llm.dtensor import holds_first_copy, local_slice
-from lit_llm.errors import UserError
+from lit_llm.core.dtensor import holds_first_copy, local_slice
+from lit_llm.core.errors import UserError
 
 
 def split(checkpoint: dict[str, Any], stages: Stages | None = None) -> dict[str, Any]:

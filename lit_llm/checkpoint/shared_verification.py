@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from lit_llm.checkpoint.damage_record import record_damage
 from lit_llm.checkpoint.format import shard_problem, shard_sizes
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 
 def verify_shards_together(checkpoint: Path) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from lit_llm.clean.documents import Document
 from lit_llm.clean.signatures import band_hashes
 from lit_llm.clean.tally import Tally
-from lit_llm.disk import delete, naming, write_text
+from lit_llm.core.disk import delete, naming, write_text
 
 LINES, COUNTS = ".jsonl", ".json"
 INDEX, WHOLES, SIGNATURES, BANDS = ARRAYS = ".index", ".wholes", ".signatures", ".bands"

@@ -23,8 +23,8 @@ from lit_llm.clean.settings import CleanSettings
 from lit_llm.clean.steps import prepare_steps
 from lit_llm.clean.tally import Tally
 from lit_llm.clean.write_job import KeptLines, read_written, write_lines
-from lit_llm.disk import delete
-from lit_llm.errors import UserError
+from lit_llm.core.disk import delete
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.parts import PARTS, start_parts

@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_llm.clean.settings import CleanSettings
 from lit_llm.clean.tally import READ, Count, Tally
-from lit_llm.disk import write_text
+from lit_llm.core.disk import write_text
 from lit_llm.ingest.source import public_name
 
 REPORT, REMOVED = "report.json", "removed.jsonl"

@@ -8,7 +8,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from lit_llm.clean.signatures import Signer, bands_of
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers import ReadSettings
 
 FORMAT = 3

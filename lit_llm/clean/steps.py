@@ -16,8 +16,8 @@ from lit_llm.clean.quality import QUALITY_RULES, Quality
 from lit_llm.clean.reference_documents import References
 from lit_llm.clean.rules import Step
 from lit_llm.clean.settings import FORMAT, CleanSettings
-from lit_llm.disk import write_text
-from lit_llm.errors import UserError, report
+from lit_llm.core.disk import write_text
+from lit_llm.core.errors import UserError, report
 
 MAX_AGAINST_NGRAM = 100
 _INDEX = "against.npz"

@@ -11,12 +11,12 @@ from lit_llm.clean.pipeline import clean
 from lit_llm.clean.report import REMOVED, table
 from lit_llm.clean.settings import CleanSettings
 from lit_llm.clean.steps import step_problems
-from lit_llm.cli.field_flags import add_field_flags, settings_from
-from lit_llm.cli.new_output import REPLACE_HELP, kept_steps, log_beside, new_file, new_folder
-from lit_llm.cli.number_domains import flag_problems, whole
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.disk import write_text
-from lit_llm.errors import UserError, report
+from lit_llm.config.field_flags import add_field_flags, settings_from
+from lit_llm.config.new_output import REPLACE_HELP, kept_steps, log_beside, new_file, new_folder
+from lit_llm.config.number_domains import flag_problems, whole
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.disk import write_text
+from lit_llm.core.errors import UserError, report
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.parts import PARTS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lit_llm.cli.new_output import REPLACE_HELP, new_file
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.errors import UserError
+from lit_llm.config.new_output import REPLACE_HELP, new_file
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.errors import UserError
 
 
 def main(arguments: list[str]) -> int:

@@ -12,9 +12,9 @@ from lit_llm.checkpoint.average import EMA_HELP, averaged
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.dcp_write import write_dcp
 from lit_llm.checkpoint.format import read
-from lit_llm.cli.new_output import REPLACE_HELP, new_folder
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.errors import UserError
+from lit_llm.config.new_output import REPLACE_HELP, new_folder
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.errors import UserError
 from lit_llm.hf.config_map import links, write_config
 from lit_llm.hf.peft import write_adapter
 from lit_llm.hf.read import CONFIG

@@ -11,12 +11,12 @@ import math
 import shlex
 from pathlib import Path
 
-from lit_llm.cli.arguments import Arguments
-from lit_llm.cli.launch import launch
-from lit_llm.cli.new_output import REPLACE_HELP, new_file
-from lit_llm.cli.number_domains import FIND_BATCH_FLAGS, flag_problems
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.errors import UserError
+from lit_llm.config.arguments import Arguments
+from lit_llm.config.launch import launch
+from lit_llm.config.new_output import REPLACE_HELP, new_file
+from lit_llm.config.number_domains import FIND_BATCH_FLAGS, flag_problems
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.errors import UserError
 
 
 def _own_flags() -> OwnFlags:
@@ -46,9 +46,9 @@ def main(words: list[str]) -> int:
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     from contextlib import ExitStack
 
-    from lit_llm.cli.batch_finder import find_batch
-    from lit_llm.cli.short_runs import ShortRuns
-    from lit_llm.disk import write_text
+    from lit_llm.config.batch_finder import find_batch
+    from lit_llm.config.short_runs import ShortRuns
+    from lit_llm.core.disk import write_text
 
     with ExitStack() as files:
         overlay = None if own.out is None else files.enter_context(new_file(own.out, replace=own.replace))

@@ -12,12 +12,12 @@ import argparse
 import shlex
 from pathlib import Path
 
-from lit_llm.cli.arguments import Arguments
-from lit_llm.cli.launch import launch
-from lit_llm.cli.new_output import REPLACE_HELP, new_file
-from lit_llm.cli.number_domains import FIND_LR_FLAGS, flag_problems
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.errors import UserError
+from lit_llm.config.arguments import Arguments
+from lit_llm.config.launch import launch
+from lit_llm.config.new_output import REPLACE_HELP, new_file
+from lit_llm.config.number_domains import FIND_LR_FLAGS, flag_problems
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.errors import UserError
 
 
 def _own_flags() -> OwnFlags:
@@ -45,10 +45,10 @@ def main(words: list[str]) -> int:
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     from contextlib import ExitStack
 
-    from lit_llm.cli.rate_finder import default_probe_steps, find_rates
-    from lit_llm.cli.short_runs import ShortRuns
-    from lit_llm.disk import write_text
-    from lit_llm.report.rate_page import rate_page
+    from lit_llm.config.rate_finder import default_probe_steps, find_rates
+    from lit_llm.config.short_runs import ShortRuns
+    from lit_llm.core.disk import write_text
+    from lit_llm.reporting.rate_page import rate_page
 
     if own.out is None:
         raise UserError("find-lr needs a file for the overlay (--out overlay.yaml)")

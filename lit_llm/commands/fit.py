@@ -6,11 +6,11 @@ import argparse
 import json
 import sys
 
-from lit_llm.cli.arguments import Arguments
-from lit_llm.cli.launch import launch
-from lit_llm.cli.number_domains import FIT_FLAGS, flag_problems
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.errors import UserError, report
+from lit_llm.config.arguments import Arguments
+from lit_llm.config.launch import launch
+from lit_llm.config.number_domains import FIT_FLAGS, flag_problems
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.errors import UserError, report
 
 
 def _own_flags() -> OwnFlags:
@@ -37,9 +37,9 @@ def main(words: list[str]) -> int:
 
 
 def _run(arguments: Arguments) -> int:
-    from lit_llm.cli.build import build
-    from lit_llm.cli.parse import parse
-    from lit_llm.cli.rank_log import log_to
+    from lit_llm.config.build import build
+    from lit_llm.config.parse import parse
+    from lit_llm.config.rank_log import log_to
     from lit_llm.distributed.nccl_environment import record_collectives
     from lit_llm.runs.run_folder import expanded
     from lit_llm.training.fit import fit
@@ -68,8 +68,8 @@ def _run(arguments: Arguments) -> int:
 def _dry_run(own: argparse.Namespace, arguments: Arguments) -> int:
     from rich.console import Console
 
-    from lit_llm.cli.dry_run import rehearse
-    from lit_llm.cli.dry_run_report import as_dict, render
+    from lit_llm.config.dry_run import rehearse
+    from lit_llm.config.dry_run_report import as_dict, render
 
     found = rehearse(arguments, own.dry_run_rank)
     if own.json:

@@ -8,9 +8,9 @@ import torch
 
 from lit_llm.checkpoint.average import EMA_HELP
 from lit_llm.checkpoint.load_model import load_model
-from lit_llm.cli.number_domains import GENERATE_FLAGS, flag_problems
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.errors import UserError
+from lit_llm.config.number_domains import GENERATE_FLAGS, flag_problems
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.runs.initial_weights import BASE_HELP, named_base

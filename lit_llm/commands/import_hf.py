@@ -15,9 +15,10 @@ from lit_llm.checkpoint.adapters import BASE, LORA, base_record
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.crash_safe import make_folder
 from lit_llm.checkpoint.dcp_folder import DcpFolder, is_dcp_folder
-from lit_llm.cli.new_output import REPLACE_HELP, new_folder
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.errors import UserError
+from lit_llm.config.new_output import REPLACE_HELP, new_folder
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, write_config
 from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
 from lit_llm.hf.peft import is_adapter_folder, read_adapter
@@ -33,7 +34,6 @@ from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
 from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256, run_of, tokenizer_sha256
 from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
-from lit_llm.yaml_reading import dump_yaml
 
 STEP_0 = "step-00000000.ckpt"
 

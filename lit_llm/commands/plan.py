@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_llm.cli.arguments import Arguments, own_tokenizer
-from lit_llm.cli.launch import launch
-from lit_llm.cli.lean_start import import_lightning
-from lit_llm.cli.new_output import REPLACE_HELP, new_file
-from lit_llm.cli.number_domains import PLAN_FLAGS, flag_problems
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.errors import UserError
-from lit_llm.garbage_collection import without_garbage_collection
+from lit_llm.config.arguments import Arguments, own_tokenizer
+from lit_llm.config.launch import launch
+from lit_llm.config.lean_start import import_lightning
+from lit_llm.config.new_output import REPLACE_HELP, new_file
+from lit_llm.config.number_domains import PLAN_FLAGS, flag_problems
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.errors import UserError
+from lit_llm.core.garbage_collection import without_garbage_collection
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.carried import carried, differences
 from lit_llm.plan.hardware import Hardware, table
@@ -30,7 +30,7 @@ from lit_llm.plan.run_record import MeasuredRun, measured_run
 from lit_llm.runs.run_folder import CONFIG, expanded
 
 if TYPE_CHECKING:  # imports torch and Lightning
-    from lit_llm.cli.planned_recipe import PlannedRecipe
+    from lit_llm.config.planned_recipe import PlannedRecipe
 
 
 def _own_flags() -> OwnFlags:
@@ -145,8 +145,8 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     import_lightning()
     from rich.console import Console
 
-    from lit_llm.cli.auto_precision import choose_for
-    from lit_llm.cli.planned_recipe import PlannedRecipe
+    from lit_llm.config.auto_precision import choose_for
+    from lit_llm.config.planned_recipe import PlannedRecipe
     from lit_llm.plan.measure import this_machine
     from lit_llm.plan.report import markdown, render
 

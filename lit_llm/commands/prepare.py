@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lit_llm.cli.arguments import Arguments
-from lit_llm.cli.launch import launch
-from lit_llm.cli.new_output import kept_steps, log_beside, new_folder
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.errors import UserError
+from lit_llm.config.arguments import Arguments
+from lit_llm.config.launch import launch
+from lit_llm.config.new_output import kept_steps, log_beside, new_folder
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.manifest import Manifest
 from lit_llm.ingest.parts import PARTS
 from lit_llm.runs.run_folder import expanded
@@ -27,8 +27,8 @@ def main(words: list[str]) -> int:
 
 
 def _run(arguments: Arguments) -> int:
-    from lit_llm.cli.build import build
-    from lit_llm.cli.parse import parse
+    from lit_llm.config.build import build
+    from lit_llm.config.parse import parse
     from lit_llm.data.prepare import prepare
 
     built = build(parse("prepare", arguments))

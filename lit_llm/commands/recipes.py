@@ -10,14 +10,14 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from lit_llm.cli import spelling
-from lit_llm.cli.arguments import read
-from lit_llm.cli.new_output import new_file
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, find_recipe, hint_for, in_folder, shipped
-from lit_llm.errors import UserError
+from lit_llm.config import spelling
+from lit_llm.config.arguments import read
+from lit_llm.config.new_output import new_file
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.config.recipe_files import SHIPPED, Header, base_of, find_recipe, hint_for, in_folder, shipped
+from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import read_yaml
 from lit_llm.runs.run_folder import expanded, set_aside
-from lit_llm.yaml_reading import read_yaml
 
 FACTS = ("parameters", "tokens", "fits on")
 CALLBACKS = SHIPPED.parent / "callbacks"
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(_table(), indent=2) if own.json else _list(), end="" if not own.json else "\n")
     elif own.command == "show":
         shown = spelling.check("fit", read(["--config", str(_known(own.recipe)), *rest]))
-        from lit_llm.cli.resolved_config import resolved  # imports torch
+        from lit_llm.config.resolved_config import resolved  # imports torch
 
         text = resolved(shown)
         weights = read_yaml(text).get("init_from")
@@ -103,7 +103,7 @@ def _list() -> str:
 
 
 def _diff(one: str, other: str) -> None:
-    from lit_llm.cli.resolved_config import differences, resolved
+    from lit_llm.config.resolved_config import differences, resolved
 
     names = [one, other]
     found = differences(*(resolved(["--config", str(_known(name))]) for name in names))

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_llm.cli.new_output import REPLACE_HELP, new_file
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.errors import UserError
+from lit_llm.config.new_output import REPLACE_HELP, new_file
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import TOLERANCE
 
 if TYPE_CHECKING:
-    from lit_llm.report.ranking import Place
-    from lit_llm.report.run_curves import RunCurves
+    from lit_llm.reporting.ranking import Place
+    from lit_llm.reporting.run_curves import RunCurves
     from lit_llm.runs.loaded_run import LoadedRun
 
 
@@ -56,10 +56,10 @@ def main(arguments: list[str]) -> int:
 
 def _report(own: Namespace, command: str) -> Iterator[str]:
     """Write the page of the runs, and say what it does not have."""
-    from lit_llm.report.evidence import Evidence, shipped_evidence
-    from lit_llm.report.page import MOST_RUNS, missing, report_page
-    from lit_llm.report.ranking import ranked
-    from lit_llm.report.sweep_runs import must_be_run
+    from lit_llm.reporting.evidence import Evidence, shipped_evidence
+    from lit_llm.reporting.page import MOST_RUNS, missing, report_page
+    from lit_llm.reporting.ranking import ranked
+    from lit_llm.reporting.sweep_runs import must_be_run
     from lit_llm.runs import load
     from lit_llm.runs.curve_follower import CurveFollower
 
@@ -87,8 +87,8 @@ def _report(own: Namespace, command: str) -> Iterator[str]:
 
 def _compare(own: Namespace, command: str) -> Iterator[str]:
     """Write the page of the sweep, and say the ranking."""
-    from lit_llm.report.comparison import cautions, comparison_page, in_order, problems
-    from lit_llm.report.sweep_runs import sweep_runs
+    from lit_llm.reporting.comparison import cautions, comparison_page, in_order, problems
+    from lit_llm.reporting.sweep_runs import sweep_runs
 
     loaded, notes = sweep_runs(own.compare)
     runs = _named(loaded)
@@ -108,13 +108,13 @@ def _places(tag: str | None, places: Sequence[Place]) -> Iterator[str]:
 
 
 def _named(loaded: Sequence[LoadedRun]) -> list[RunCurves]:
-    from lit_llm.report.run_curves import RunCurves, named
+    from lit_llm.reporting.run_curves import RunCurves, named
 
     return [RunCurves(run, name) for run, name in zip(loaded, named([run.path for run in loaded]), strict=True)]
 
 
 def _write(own: Namespace, page: str) -> None:
-    from lit_llm.disk import write_text
+    from lit_llm.core.disk import write_text
 
     with new_file(own.out, replace=own.replace) as partial:
         write_text(partial, page)

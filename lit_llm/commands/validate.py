@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_llm.cli.evaluate import evaluate
+from lit_llm.config.evaluate import evaluate
 
 
 def main(words: list[str]) -> int:

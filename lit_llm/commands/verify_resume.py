@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_llm.cli.arguments import HELP, Arguments, read
-from lit_llm.cli.launch import launch as launch_command
-from lit_llm.cli.own_flags import OwnFlags
-from lit_llm.errors import UserError
+from lit_llm.config.arguments import HELP, Arguments, read
+from lit_llm.config.launch import launch as launch_command
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.core.errors import UserError
 
 LEDGER_CLASS = "lit_llm.training.sample_ledger.SampleLedger"
 _POLL_SECONDS = 0.002
@@ -192,7 +192,7 @@ def _verify(arguments: Arguments, words: list[str], *, steps: int, kill: bool) -
 
 def _find_other_mistakes(arguments: Arguments, run_dir: Path) -> None:
     """Raise a UserError with the remaining mistakes, after some have been printed."""
-    from lit_llm.cli.build import build
-    from lit_llm.cli.parse import parse
+    from lit_llm.config.build import build
+    from lit_llm.config.parse import parse
 
     build(parse("fit", arguments), run_dir=run_dir)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+from lit_llm.core.errors import UserError
 from lit_llm.data.text import GivenFiles
-from lit_llm.errors import UserError
 from lit_llm.ingest.chat import ChatEncoder, ChatTemplate
 from lit_llm.ingest.readers import ReadSettings
 from lit_llm.tokenizers import TokenizerJSON

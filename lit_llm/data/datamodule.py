@@ -19,9 +19,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_llm._lightning import set_max_steps, set_micro_batches_made
-from lit_llm.batch_sizes import batch_problem, micro_batch
 from lit_llm.callbacks import BatchRamp, ignore_signals
+from lit_llm.core._lightning import set_max_steps, set_micro_batches_made
+from lit_llm.core.batch_sizes import batch_problem, micro_batch
+from lit_llm.core.errors import UserError
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutOrder, ResumableLoader
 from lit_llm.data.blocks import Blocks, HeldOutBlocks, TrainBlocks
 from lit_llm.data.corpus import Corpus, OpenedCorpus
@@ -31,7 +32,6 @@ from lit_llm.data.pack_plan import PackPlan, open_plan
 from lit_llm.data.packed_blocks import PackedBlocks
 from lit_llm.data.source_files import describe_files
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.errors import UserError
 from lit_llm.ingest.chat import ChatForm
 from lit_llm.tokenizers import Tokenizer
 
@@ -48,7 +48,7 @@ class TokenDataModule(LightningDataModule, ABC):
     A ``BatchRamp`` among the trainer's callbacks sets the samples of each step, up to ``global_batch_size``.
 
     Args:
-        micro_batch_size: the most sequences in one forward pass of one rank (``lit_llm.batch_sizes``). None: no limit.
+        micro_batch_size: the most sequences in one forward pass of one rank (``lit_llm.core.batch_sizes``). None: no limit.
         global_batch_size: sequences per optimizer step over all ranks. Accumulation is derived from it.
         block_size: tokens predicted per sequence (T). None: the block size of the model.
         seed: seed of the order of the training samples.

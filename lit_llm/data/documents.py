@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lit_llm.core.errors import UserError
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.errors import UserError
 from lit_llm.ingest.shards import DOCS_DTYPE
 
 _READ = 512  # ends read at once: a page

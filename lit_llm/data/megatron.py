@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lit_llm.core.errors import UserError
+from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data.blocks import Blocks
 from lit_llm.data.corpus import Corpus, combined_hash
 from lit_llm.data.datamodule import TokenDataModule
@@ -21,11 +23,9 @@ from lit_llm.data.pack_plan import planned
 from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files, text_sizes
 from lit_llm.data.shard_vocabulary import ShardVocabulary
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.errors import UserError
 from lit_llm.ingest.chat import ChatForm
 from lit_llm.ingest.manifest import Manifest
 from lit_llm.ingest.paths import MissingFiles, same_files
-from lit_llm.ranks import is_rank_zero
 from lit_llm.tokenizers import Tokenizer
 
 _NEEDS_LENGTH = "A mixture needs the length of the run, of which its phases are fractions: set --trainer.max_steps."

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lit_llm.core.errors import UserError
 from lit_llm.data.order import permute
-from lit_llm.errors import UserError
 
 MAX_PERIOD = 10_000
 """Largest sum of quotas. Weights in percent with two decimals never need more."""

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lit_llm.core.errors import UserError
 from lit_llm.data.mixture_order import smallest_quotas
-from lit_llm.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lit_llm.core.disk import is_disk_error, naming
+from lit_llm.core.errors import UserError
 from lit_llm.data.documents import Documents, missing_documents
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.packing import PIECE, POOL, Counts, consecutive, pack
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.disk import is_disk_error, naming
-from lit_llm.errors import UserError
 from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES
 
 MOST_COUNTED = 5_000_000

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from lit_llm.core.errors import UserError
 from lit_llm.data.blocks import Rows, StreamBlocks
 from lit_llm.data.pack_plan import PackPlan
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.errors import UserError
 
 
 class PackedBlocks(StreamBlocks):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lit_llm.core.disk import delete
+from lit_llm.core.errors import UserError
 from lit_llm.data import TextDataModule, TokenDataModule
-from lit_llm.disk import delete
-from lit_llm.errors import UserError
 from lit_llm.ingest.parts import PARTS
 from lit_llm.ingest.pipeline import Summary
 from lit_llm.ingest.progress import ProgressLog

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lit_llm.core.errors import UserError
 from lit_llm.data import megatron
-from lit_llm.errors import UserError
 from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, HEADER_INTS, LAYOUTS, MASK_SUFFIX
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.manifest import Manifest
 from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, recognised
 

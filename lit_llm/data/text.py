@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lit_llm.core.errors import UserError
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.shard_splits import text_sizes
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.errors import UserError
 from lit_llm.ingest.chat import ChatTemplate
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files, text_sizes
 from lit_llm.data.shard_vocabulary import ShardVocabulary
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.manifest import Manifest
-from lit_llm.ranks import is_rank_zero
 from lit_llm.tokenizers import Tokenizer
 
 

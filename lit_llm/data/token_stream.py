@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_llm.core.errors import UserError
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout, read_layout
-from lit_llm.errors import UserError
 from lit_llm.ingest.manifest import ShardInfo
 from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES, HEADER_BYTES, LAYOUTS, magic_for
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 
-from lit_llm._torch import stages_agree, start_fake_processes
+from lit_llm.core._torch import stages_agree, start_fake_processes
 
 
 class FakeEnvironment(ClusterEnvironment):

@@ -9,10 +9,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from lit_llm._torch import gather_in_own_dtype, whole_parameters
+from lit_llm.core._torch import gather_in_own_dtype, whole_parameters
+from lit_llm.core.dtensor import local_part
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_parallel import Stage
-from lit_llm.dtensor import local_part
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
 

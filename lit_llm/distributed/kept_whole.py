@@ -10,9 +10,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from lit_llm.device_memory import memory_bytes
+from lit_llm.core.device_memory import memory_bytes
+from lit_llm.core.dtensor import local_part
 from lit_llm.distributed.keep_rule import KeptWhole, keep
-from lit_llm.dtensor import local_part
 
 if TYPE_CHECKING:
     from lit_llm.distributed.mesh_strategy import MeshStrategy

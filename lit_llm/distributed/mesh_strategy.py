@@ -19,25 +19,25 @@ from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from lit_llm._lightning import (
+from lit_llm.checkpoint.io import FolderCheckpointIO
+from lit_llm.checkpoint.load_weights import copy_weights
+from lit_llm.checkpoint.sharded import gather, split
+from lit_llm.checkpoint.stages import Stages, number_as_own, number_as_whole
+from lit_llm.core._lightning import (
     checkpoints_activations,
     connect_processes,
     saves_shards,
     set_device_mesh,
     set_process_group_backend,
 )
-from lit_llm._torch import HYBRID_SHARD_GRAD_OP, flatten_mesh, unflatten_mesh
-from lit_llm.checkpoint.io import FolderCheckpointIO
-from lit_llm.checkpoint.load_weights import copy_weights
-from lit_llm.checkpoint.sharded import gather, split
-from lit_llm.checkpoint.stages import Stages, number_as_own, number_as_whole
+from lit_llm.core._torch import HYBRID_SHARD_GRAD_OP, flatten_mesh, unflatten_mesh
+from lit_llm.core.dtensor import fill_
+from lit_llm.core.errors import UserError
+from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.kept_whole import set_last_micro_batch
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout, Schedule
 from lit_llm.distributed.pipeline_problems import clip_problem, loss_scale_problem
-from lit_llm.dtensor import fill_
-from lit_llm.errors import UserError
-from lit_llm.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.models.sequence_shard import ContextAttention
 
 _RESHARD = {  # FSDP1's sharding strategies: whether weights are freed between forward and backward

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from lit_llm.core.errors import UserError
 from lit_llm.distributed.activation_checkpointing import apply_activation_checkpointing
 from lit_llm.distributed.attention_kernel import activate_flash, attention_problem, flash_implementation
 from lit_llm.distributed.compile_blocks import compile_blocks
@@ -20,7 +21,6 @@ from lit_llm.distributed.kept_whole import kept_whole
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
-from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel, blocks_problem
 from lit_llm.models.gpt import GPT
 

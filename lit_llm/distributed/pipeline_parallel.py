@@ -13,11 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from lit_llm.core.dtensor import local_part
+from lit_llm.core.errors import UserError
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.pipeline_schedule import Objective, ScheduleRunner
 from lit_llm.distributed.pipeline_transfer import Transfer
-from lit_llm.dtensor import local_part
-from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPT, LossFunction
 from lit_llm.models.lora import reset_adapters
 from lit_llm.models.loss import LossSums, cross_entropy

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lit_llm.core.mesh_sizes import MeshSizes
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
-from lit_llm.mesh_sizes import MeshSizes
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import Architecture
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
+from lit_llm.core.errors import UserError
 from lit_llm.distributed.pipeline_layers import KINDS
 from lit_llm.distributed.pipeline_transfer import Transfer
-from lit_llm.errors import UserError
 from lit_llm.models.loss import LossSums
 
 Objective = Callable[[LossSums], Tensor]

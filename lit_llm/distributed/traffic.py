@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from lit_llm._torch import DispatchMode, group_of, tensors_in
+from lit_llm.core._torch import DispatchMode, group_of, tensors_in
 
 _KINDS = {  # operators of torch's two interfaces to collectives: c10d's in place, and the functional one of DTensor
     "all_gather": (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.hf.equivalence import equivalent_family
 from lit_llm.hf.families import FAMILIES
 from lit_llm.hf.families.family import Family

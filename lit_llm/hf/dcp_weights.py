@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_llm.checkpoint.dcp_folder import DcpFolder
 from lit_llm.checkpoint.load_weights import mismatch
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPT, GPTConfig
 
 # What programs put before the names of a model: nothing, their key of the weights, and the attribute that holds the model.

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.hf.families import FAMILIES
 from lit_llm.hf.families.family import BIASES, Family
 from lit_llm.hf.families.layers import layer_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lit_llm.number_domain import Domain
+from lit_llm.core.number_domain import Domain
 
 LARGEST = 2**28
 """No size of a model in use comes near it, and the product of two fits the index of a tensor."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 
 def safetensors() -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.hf.fields import shown
 from lit_llm.hf.optional_packages import safetensors
 from lit_llm.hf.read import read_json

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.hf.dcp_weights import DcpWeightFiles
 from lit_llm.hf.fields import shown
 from lit_llm.hf.optional_packages import safetensors

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.paths import MissingFiles, expand, is_report
 from lit_llm.ingest.readers.hub import list_hub
 from lit_llm.ingest.remote import file_system, version

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_llm.disk import write_text
-from lit_llm.errors import UserError
+from lit_llm.core.disk import write_text
+from lit_llm.core.errors import UserError
 
 META_FILE = "meta.json"
 FORMAT = 3

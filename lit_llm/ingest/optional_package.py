@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 
 def need(module: str, *, extra: str, what: str) -> ModuleType:

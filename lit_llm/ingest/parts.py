@@ -17,7 +17,7 @@ from types import TracebackType
 
 import numpy as np
 
-from lit_llm.disk import delete, naming, write_text
+from lit_llm.core.disk import delete, naming, write_text
 from lit_llm.ingest.shards import DOCS_SUFFIX, LAYOUTS, MASK_SUFFIX, magic_for
 
 PARTS = "parts"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.saved_dataset import DATASET_MARKS, dataset_files
 
 CLEAN_REPORTS = frozenset({"report.json", "removed.jsonl"})

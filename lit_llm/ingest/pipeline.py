@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from pathlib import Path
 
-from lit_llm.disk import delete
-from lit_llm.errors import UserError
+from lit_llm.core.disk import delete
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import ChatEncoder, ChatForm, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.manifest import Manifest

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.optional_package import need
 from lit_llm.ingest.remote_errors import RETRIED, fault, sentence
 from lit_llm.ingest.source import Source, changed, is_http, public_name

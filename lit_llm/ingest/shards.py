@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from lit_llm.disk import naming, write_bytes
-from lit_llm.errors import UserError
+from lit_llm.core.disk import naming, write_bytes
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.manifest import ShardInfo
 
 HEADER_INTS = 256

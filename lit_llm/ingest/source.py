@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 HUB = "hub:"
 """What the name of a dataset of the Hugging Face hub begins with."""

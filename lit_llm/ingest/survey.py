@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_llm.disk import naming
-from lit_llm.errors import UserError
+from lit_llm.core.disk import naming
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.near_duplicates import HeldOutIndex, Sketcher

@@ -12,7 +12,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 
 class Progress(NamedTuple):

@@ -11,7 +11,7 @@ from multiprocessing import connection
 from types import TracebackType
 from typing import Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.worker import Done, Failed, Progress
 
 Make = Callable[[], Callable[..., Any]]

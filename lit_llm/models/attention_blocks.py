@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
-from lit_llm._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
+from lit_llm.core._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
 from lit_llm.models.attention_scores import Place, Scores
 from lit_llm.models.dropout import WeightDrops
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_llm._torch import all_gather_rows, exchange_rows
+from lit_llm.core._torch import all_gather_rows, exchange_rows
 from lit_llm.models.sequence_shard import SequenceShard
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from lit_llm.core.number_domain import Domain, above, below, shown, whole
 from lit_llm.models.rope_scaling import rope_scaling_problems
-from lit_llm.number_domain import Domain, above, below, shown, whole
 
 MODEL_DOMAINS: dict[str, Domain] = {
     "n_layer": whole(1, 4096),

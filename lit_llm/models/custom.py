@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_llm.dtensor import fill_
-from lit_llm.errors import UserError
+from lit_llm.core.dtensor import fill_
+from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
 

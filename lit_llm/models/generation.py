@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, KVCache
 from lit_llm.models.rotary import RotaryTable

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lit_llm.dtensor import draw_
-from lit_llm.errors import UserError
+from lit_llm.core.dtensor import draw_
+from lit_llm.core.errors import UserError
 from lit_llm.models.attention import Visibility, visibilities
 from lit_llm.models.attention_kernel import AttentionKernel
 from lit_llm.models.block import Block

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_llm.dtensor import draw_
-from lit_llm.errors import UserError
+from lit_llm.core.dtensor import draw_
+from lit_llm.core.errors import UserError
 from lit_llm.models.dropout import SITES, Drops, DropsInputs, drop
 from lit_llm.models.gpt import GPT, GPTConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lit_llm.number_domain import above, at_least, shown
+from lit_llm.core.number_domain import above, at_least, shown
 
 ROPE_SCALING: dict[str, tuple[set[str], set[str]]] = {
     "llama3": ({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}, set()),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lit_llm.dtensor import local_part
+from lit_llm.core.dtensor import local_part
 from lit_llm.models.attention import Visibility, attend
 from lit_llm.models.cache import LayerCache
 from lit_llm.models.config import GPTConfig

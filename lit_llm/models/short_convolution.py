@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_llm.dtensor import local_part
+from lit_llm.core.dtensor import local_part
 from lit_llm.models.cache import LayerCache
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 
 def check_not_negative(**options: float) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 GROUPS = ("matrix", "projection", "embedding", "head", "vector", "adapter")
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lit_llm._torch import torch_newton_schulz
-from lit_llm.errors import UserError
+from lit_llm.core._torch import torch_newton_schulz
+from lit_llm.core.errors import UserError
 from lit_llm.optim.muon import MuonAdamW
 
 REPLACED = "torch.optim.Muon"

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.optim.parameter_groups import parameter_groups
 
 _LIKE_ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Lion")

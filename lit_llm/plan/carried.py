@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.numbers import duration, two_digits
 from lit_llm.plan.plan import Options, step_times

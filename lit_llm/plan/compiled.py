@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lit_llm._torch import DispatchMode
+from lit_llm.core._torch import DispatchMode
 from lit_llm.distributed.activation_checkpointing import keep_expensive
 from lit_llm.plan.recorder import Recorder, Sized
 

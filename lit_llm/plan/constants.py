@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_llm._torch import draws_random_numbers, written_arguments
+from lit_llm.core._torch import draws_random_numbers, written_arguments
 
 MOST_ELEMENTS = 2**18
 """Of a tensor whose values are kept."""

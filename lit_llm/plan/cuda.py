@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from lit_llm._torch import FLASH_ATTENTION
+from lit_llm.core._torch import FLASH_ATTENTION
 
 
 class CudaKernels(TorchFunctionMode):

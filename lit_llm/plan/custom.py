@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 import lit_llm
+from lit_llm.core.errors import UserError
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
-from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel, attention_checkpointing_problem, blocks_problem, chunk_problem, layout_problems
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
 from lit_llm.plan.cuda import CudaKernels

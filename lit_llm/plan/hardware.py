@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lit_llm.errors import UserError
-from lit_llm.yaml_reading import read_yaml_file
+from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import read_yaml_file
 
 TABLE = Path(__file__).with_name("hardware.yaml")
 

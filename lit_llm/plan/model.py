@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from lit_llm._torch import COLLECTIVES
+from lit_llm.core._torch import COLLECTIVES
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.gpt import GPT
 from lit_llm.models.loss import VocabularyShards

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.plan import checkpoints, communication, compute
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.efficiency import FITTED, UNFITTED_MFU, work_of

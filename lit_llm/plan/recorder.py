@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from lit_llm._torch import (
+from lit_llm.core._torch import (
     CAST,
     CPU_ATTENTION,
     CPU_ATTENTION_BACKWARD,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware

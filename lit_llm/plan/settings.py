@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lit_llm.batch_sizes import batch_problem, micro_batch
+from lit_llm.core.batch_sizes import batch_problem, micro_batch
+from lit_llm.core.errors import UserError
+from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.distributed.convolution_problems import convolution_problems
 from lit_llm.distributed.keep_rule import keep
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
-from lit_llm.errors import UserError
-from lit_llm.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.models.attention_kernel import AttentionKernel
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.custom_config import CustomConfig

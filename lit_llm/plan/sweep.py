@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.numbers import duration, money_range, two_digits

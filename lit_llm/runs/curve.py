@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from lit_llm.disk import write_text
-from lit_llm.errors import UserError
+from lit_llm.core.disk import write_text
+from lit_llm.core.errors import UserError
 
 METRICS = {
     "tokens": "progress/tokens",

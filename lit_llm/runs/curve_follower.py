@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_llm.checkpoint.manifest import versions
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import Curve, Row, as_text, columns_of
 
 EXACT = 1e-5

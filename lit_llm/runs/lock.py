@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 LOCK = "lock.json"
 HEARTBEAT = 10.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lit_llm.checkpoint.format import read_manifest
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import METRICS, Curve, Row, as_text
 from lit_llm.runs.loaded_run import Series, events_of, rows_of, scalars_of
 from lit_llm.runs.run_folder import config_of, find_checkpoint, settings_of

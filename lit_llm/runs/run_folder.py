@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lit_llm.errors import UserError, not_utf8
-from lit_llm.yaml_reading import InvalidYaml, read_yaml_file
+from lit_llm.core.errors import UserError, not_utf8
+from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"

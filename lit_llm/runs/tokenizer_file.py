@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from lit_llm.checkpoint.format import read_values
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE
 

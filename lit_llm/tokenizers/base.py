@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_llm.disk import write_text
-from lit_llm.errors import UserError
+from lit_llm.core.disk import write_text
+from lit_llm.core.errors import UserError
 from lit_llm.tokenizers.document_ids import DOCUMENT_IDS_FILE, DocumentIds
 
 END_OF_TEXT = "<|endoftext|>"

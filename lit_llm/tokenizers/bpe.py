@@ -9,7 +9,7 @@ import rustbpe
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.tokenizers.base import END_OF_TEXT
 from lit_llm.tokenizers.bytes import byte_symbols
 from lit_llm.tokenizers.learned import Learned

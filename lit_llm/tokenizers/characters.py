@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.tokenizers.base import END_OF_TEXT
 from lit_llm.tokenizers.learned import Learned
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 DOCUMENT_IDS_FILE = "document_ids.json"
 

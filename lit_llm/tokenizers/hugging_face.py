@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.tokenizers.base import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
 from lit_llm.tokenizers.bytes import byte_symbols
 from lit_llm.tokenizers.document_ids import DocumentIds

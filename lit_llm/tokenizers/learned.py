@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import tokenizers
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.tokenizers.hugging_face import HuggingFaceTokenizer
 
 

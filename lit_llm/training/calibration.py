@@ -19,9 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_llm.callbacks.gradient_norm_and_clipping import scale_, total_norm
+from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallelize import parallelize
-from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters

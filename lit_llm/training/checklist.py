@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from lit_llm import callbacks
 from lit_llm.checkpoint.format import read
 from lit_llm.checkpoint.load_model import load_model
+from lit_llm.core.errors import UserError
 from lit_llm.data.batches import GlobalOrder
 from lit_llm.data.blocks import Blocks
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.mixture_blocks import MixtureBlocks
-from lit_llm.errors import UserError
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import reset_adapters

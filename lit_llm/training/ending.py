@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_llm import callbacks
 from lit_llm.callbacks._lightning import accumulates, is_logged
 from lit_llm.callbacks.progress_bar import format_line
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.training.language_model import LanguageModel, safe_exp
 
 

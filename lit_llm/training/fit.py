@@ -20,11 +20,11 @@ from rich.table import Table
 
 import lit_llm.data
 from lit_llm import callbacks
-from lit_llm.disk import delete, is_disk_error, naming, write_bytes, write_text
-from lit_llm.errors import UserError, is_user_error, report
+from lit_llm.core.disk import delete, is_disk_error, naming, write_bytes, write_text
+from lit_llm.core.errors import UserError, is_user_error, report
+from lit_llm.core.ranks import is_rank_zero
 from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.plan.run_record import PLAN
-from lit_llm.ranks import is_rank_zero
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.lock import LOCK, RunLock

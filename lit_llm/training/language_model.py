@@ -17,20 +17,20 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_llm._lightning import trainer_of
-from lit_llm._torch import seconds_of_compilation, take_unscaled_gradients
 from lit_llm.callbacks import Schedule
 from lit_llm.callbacks.gradient_norm_and_clipping import scale_
 from lit_llm.checkpoint.adapters import BASE, LORA, base_record
 from lit_llm.checkpoint.average import averaged
 from lit_llm.checkpoint.compatibility import model_settings
 from lit_llm.checkpoint.load_weights import load_weights, mismatch
+from lit_llm.core._lightning import trainer_of
+from lit_llm.core._torch import seconds_of_compilation, take_unscaled_gradients
+from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.parallelize import parallelize
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
-from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture, CustomModel
 from lit_llm.models.dropout import new_seed
 from lit_llm.models.generation import Sampling, generate, prompt_ids

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_llm._torch import DispatchMode, SizesOnly, tensors_in
-from lit_llm.dtensor import local_part
+from lit_llm.core._torch import DispatchMode, SizesOnly, tensors_in
+from lit_llm.core.dtensor import local_part
 
 OTHERS = "activations and work"
 GATHERED = "gathered weights"

@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_llm.ranks import is_rank_zero
+from lit_llm.core.ranks import is_rank_zero
 
 # Messages of a read or write on a TCP connection closed by the other end (gloo/transport/tcp/pair.cc, errno's texts).
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")

@@ -16,14 +16,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lit_llm._lightning import ddp_option
 from lit_llm.callbacks import Throughput
 from lit_llm.callbacks._lightning import accumulates
 from lit_llm.checkpoint.manifest import versions
+from lit_llm.core._lightning import ddp_option
+from lit_llm.core.disk import write_text
+from lit_llm.core.errors import UserError
 from lit_llm.data.datamodule import TokenDataModule
-from lit_llm.disk import write_text
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.errors import UserError
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import custom_config
 from lit_llm.plan.hardware import Hardware

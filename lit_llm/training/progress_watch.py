@@ -26,7 +26,7 @@ from typing import Any
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_llm._torch import collectives_begun, flight_record, last_collective
+from lit_llm.core._torch import collectives_begun, flight_record, last_collective
 from lit_llm.training.lost_peer import is_lost_peer
 from lit_llm.training.progress_judge import UNANSWERED, Judge, Place, no_progress
 

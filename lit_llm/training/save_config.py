@@ -12,10 +12,10 @@ from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
+from lit_llm.core.disk import write_text
+from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
-from lit_llm.disk import write_text
 from lit_llm.distributed.attention_kernel import describe
-from lit_llm.errors import UserError
 from lit_llm.hf.tokenizer_files import add_stop_id, copy_companions
 from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
 from lit_llm.models.gpt import GPT

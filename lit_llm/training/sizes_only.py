@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_llm._torch import LOCAL_SCALAR, DispatchMode, SizesOnly, sizes_only, tensors_in, with_data
+from lit_llm.core._torch import LOCAL_SCALAR, DispatchMode, SizesOnly, sizes_only, tensors_in, with_data
 
 
 @contextmanager

@@ -193,7 +193,15 @@ def typos(rng: random.Random) -> Iterator[Case]:
 def classes(rng: random.Random) -> Iterator[Case]:
     ways = [flag, overlay_of_class]
     groups = ["optimizer", "data", "schedule", "gradient_norm", "validation", "throughput", "spike_guard", "checkpoint"]
-    wrong = ["Nope", "nope.Nope", "torch.nn.Linear", "os.system", "builtins.int", "lit_llm.data", "lit_llm.errors.UserError"]
+    wrong = [
+        "Nope",
+        "nope.Nope",
+        "torch.nn.Linear",
+        "os.system",
+        "builtins.int",
+        "lit_llm.data",
+        "lit_llm.core.errors.UserError",
+    ]
     wrong += ["torch.nn.functional.relu", "lit_llm.", ".lit_llm", "lit_llm.callbacks.Nope", "__import__"]
     wrong += [".", "..", "a b", "1", "WSD()", "üü.ü"]
     for group in groups:

@@ -114,7 +114,7 @@ def serve() -> None:
     outcomes = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     started = [0]
-    import lit_llm.cli.build
+    import lit_llm.config.build
     import lit_llm.training.fit  # noqa: F401
     from lit_llm.__main__ import main
 

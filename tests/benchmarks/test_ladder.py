@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import ladder

@@ -17,7 +17,7 @@ from lit_llm.checkpoint import format
 from lit_llm.checkpoint.dcp_folder import DcpFolder
 from lit_llm.checkpoint.dcp_write import write_dcp
 from lit_llm.checkpoint.sharded import Part, TensorOnDisk
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 
 def content():

@@ -8,7 +8,7 @@ import torch
 from saved import names, save, step_path
 
 from lit_llm.checkpoint import format, manifest
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 
 def forge(folder, **changes):

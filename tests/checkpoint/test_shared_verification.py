@@ -9,7 +9,7 @@ from saved import checkpoint, flip, step_path
 
 from lit_llm.checkpoint import format
 from lit_llm.checkpoint.shared_verification import share, verify_shards_together
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 SHARD = "shard-00000-of-00001.pt"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clean.clean_runs import run
 
-from lit_llm.disk import delete
+from lit_llm.core.disk import delete
 from lit_llm.ingest import inputs
 from lit_llm.ingest.parts import PARTS
 

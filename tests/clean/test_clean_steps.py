@@ -15,7 +15,7 @@ from lit_llm.clean.pipeline import clean
 from lit_llm.clean.reference_documents import References
 from lit_llm.clean.settings import CleanSettings
 from lit_llm.clean.steps import step_problems
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter

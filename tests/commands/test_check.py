@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lit_llm.__main__ import main
-from lit_llm.cli.build import build
-from lit_llm.cli.parse import parse
 from lit_llm.commands.check import ON_ONE_DEVICE
+from lit_llm.config.build import build
+from lit_llm.config.parse import parse
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.self_attention import Attention
 from lit_llm.training import checklist as check

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from lit_llm.__main__ import main
-from lit_llm.cli.recipe_files import SHIPPED, shipped
-from lit_llm.cli.resolved_config import resolved
+from lit_llm.config.recipe_files import SHIPPED, shipped
+from lit_llm.config.resolved_config import resolved
 
 
 def test_the_list_needs_neither_torch_nor_lightning():

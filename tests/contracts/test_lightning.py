@@ -1,5 +1,5 @@
 # ruff: noqa: E731
-"""What `callbacks/_lightning.py` and `lit_llm/_lightning.py` promise, tested on the installed Lightning, name by name.
+"""What `callbacks/_lightning.py` and `lit_llm/core/_lightning.py` promise, tested on the installed Lightning, name by name.
 
 A failure means that this version of Lightning changed something that we rely on; the test's name says what.
 """
@@ -23,8 +23,8 @@ from lightning.pytorch.trainer.connectors import data_connector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch.utils.data import DataLoader
 
-from lit_llm import _lightning as package
 from lit_llm.callbacks import _lightning as internals
+from lit_llm.core import _lightning as package
 
 
 class Module(LightningModule):
@@ -326,7 +326,7 @@ def test_a_missing_method_is_named_with_the_version():
         internals.wrap(Owner(), "triple", lambda inner: None, "a test")
 
 
-# -- lit_llm/_lightning.py ---------------------------------------------------------------------------------------------
+# -- lit_llm/core/_lightning.py ---------------------------------------------------------------------------------------------
 
 
 def test_a_module_without_a_trainer_has_none_and_one_with_a_trainer_has_it(tmp_path):

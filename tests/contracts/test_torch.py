@@ -1,4 +1,4 @@
-"""What `callbacks/_torch.py` and `lit_llm/_torch.py` promise, tested on the installed torch, name by name."""
+"""What `callbacks/_torch.py` and `lit_llm/core/_torch.py` promise, tested on the installed torch, name by name."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_llm import _torch as package
 from lit_llm.callbacks import _torch as internals
+from lit_llm.core import _torch as package
 
 
 def test_tree_leaves_finds_tensors_depth_first():

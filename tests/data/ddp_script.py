@@ -11,8 +11,8 @@ import torch
 from launch import report
 from lightning.pytorch import LightningModule, Trainer
 
+from lit_llm.core.errors import UserError
 from lit_llm.data import TokenShards
-from lit_llm.errors import UserError
 
 
 class Recorder(LightningModule):

@@ -13,9 +13,9 @@ from ingest.chat_templates import CONVERSATIONS, messages, tool_conversation, wr
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from lit_llm.core.errors import UserError
 from lit_llm.data import BPE, ChatFiles, TokenizerJSON, TokenShards, TokenStream
 from lit_llm.data.prepare import prepare
-from lit_llm.errors import UserError
 from lit_llm.ingest.chat import ChatTemplate
 
 ROWS = [[{"role": "user", "content": f"Say {i} 🙂"}, {"role": "assistant", "content": f"{i}"}] for i in range(40)]

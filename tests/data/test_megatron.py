@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 
+from lit_llm.core.errors import UserError
 from lit_llm.data import TokenStream
-from lit_llm.errors import UserError
 
 CODES = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
 

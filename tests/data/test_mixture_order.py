@@ -9,9 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lit_llm.core.errors import UserError
 from lit_llm.data.mixture_order import MixtureOrder, Phase, continued, phases_of, smallest_quotas
 from lit_llm.data.order import permute
-from lit_llm.errors import UserError
 
 CONFIGURATIONS = {
     "two sources": ([Phase(9_000, {"web": 4, "code": 1}), Phase(10_000, {"web": 2, "code": 3})], {"web": 3_000, "code": 577}),

@@ -12,12 +12,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from lit_llm.core.errors import UserError
 from lit_llm.data import TokenShards
 from lit_llm.data.documents import Documents
 from lit_llm.data.pack_plan import PackPlan, write_plan
 from lit_llm.data.packing import best_fit, consecutive, pack
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.errors import UserError
 from lit_llm.ingest.shards import ShardWriter
 
 T = 8

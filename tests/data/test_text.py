@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lit_llm.core.errors import UserError
 from lit_llm.data import BPE, Bytes, Characters, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
 from lit_llm.data.prepare import prepare
-from lit_llm.errors import UserError
 from lit_llm.ingest import pieces as pieces_file
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.pipeline import ingest

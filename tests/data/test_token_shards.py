@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from prepared import SPLITS, prepared
 
+from lit_llm.core.errors import UserError
 from lit_llm.data import BPE, Bytes, Characters, TokenizerJSON, TokenShards, token_stream
-from lit_llm.errors import UserError
 from lit_llm.ingest.shards import ShardWriter
 
 

@@ -26,11 +26,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_llm.callbacks import GradientNorm
+from lit_llm.core.dtensor import local_part
+from lit_llm.core.garbage_collection import without_garbage_collection
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.traffic import Traffic
-from lit_llm.dtensor import local_part
-from lit_llm.garbage_collection import without_garbage_collection
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.training.dry_run import Batch, Cluster, DryRun

@@ -5,11 +5,11 @@ from unittest import mock
 import pytest
 import torch
 
+from lit_llm.core.errors import UserError
 from lit_llm.distributed import attention_kernel
 from lit_llm.distributed.attention_kernel import attention_problem, describe, flash_implementation
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallelize import parallelize
-from lit_llm.errors import UserError
 from lit_llm.models.gpt import GPT, GPTConfig
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -8,9 +8,9 @@ import torch
 from context_script import BATCH, CASES, SIZE
 from launch import run_ranks
 
-from lit_llm.cli.preflight import layout
+from lit_llm.config.preflight import layout
+from lit_llm.core.errors import UserError
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.sequence_shard import SequenceShard

@@ -5,8 +5,8 @@ import torch
 from launch import run_ranks
 from lightning.pytorch.strategies import FSDPStrategy
 
+from lit_llm.core.dtensor import draw_
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.dtensor import draw_
 
 PARTS = """
 import torch, torch.distributed as dist
@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from lit_llm.checkpoint.sharded import Part, TensorOnDisk, split
-from lit_llm.dtensor import draw_, fill_, holds_first_copy, local_slice
+from lit_llm.core.dtensor import draw_, fill_, holds_first_copy, local_slice
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor_parallel"))

@@ -31,7 +31,7 @@ from launch import report
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
-from lit_llm._torch import box_at
+from lit_llm.core._torch import box_at
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.optim import muon
 from test_muon_on_meshes import EVEN, OPTIONS, SHAPES, train

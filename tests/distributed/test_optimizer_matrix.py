@@ -11,7 +11,7 @@ from optimizer_matrix import LAYOUTS, OPTIMIZERS
 
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.format import read
-from lit_llm.cli.optimizer_trial import optimizer_problems
+from lit_llm.config.optimizer_trial import optimizer_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "support-matrix.md").read_text()

@@ -33,8 +33,8 @@ from ports import free_port
 from safetensors.torch import load_file
 
 from lit_llm.__main__ import COMMANDS, main
-from lit_llm.cli.arguments import leaves
-from lit_llm.cli.resolved_config import resolved
+from lit_llm.config.arguments import leaves
+from lit_llm.config.resolved_config import resolved
 from lit_llm.training import checklist
 
 TEXT = "".join(f"def line_{i}(text): return 'repeats itself, {i * i} and {i % 7}'\n" for i in range(300))

@@ -17,8 +17,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers.logger import Logger
 
 from lit_llm.checkpoint import crash_safe
+from lit_llm.core.errors import UserError
 from lit_llm.data import blocks
-from lit_llm.errors import UserError
 
 STEP = 3
 """The optimizer step in which a run fails; the recipe validates and saves after it."""

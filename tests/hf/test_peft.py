@@ -16,7 +16,7 @@ from lit_llm.checkpoint.adapters import base_record
 from lit_llm.checkpoint.format import read
 from lit_llm.checkpoint.load_model import load_model
 from lit_llm.commands.import_hf import import_folder
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.hf.config_map import links
 from lit_llm.hf.peft import read_adapter, shortest_endings
 from lit_llm.models.gpt import GPT, GPTConfig

@@ -8,7 +8,7 @@ from folders import NO_IDS
 from published import PUBLISHED
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lit_llm.cli.recipe_files import SHIPPED, with_base
+from lit_llm.config.recipe_files import SHIPPED, with_base
 from lit_llm.hf.config_map import links, read_config, write_config
 from lit_llm.hf.text_part import text_config
 from lit_llm.models.gpt import GPT, GPTConfig

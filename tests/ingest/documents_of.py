@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.source import Source
 

@@ -4,7 +4,7 @@ import sys
 import unittest.mock
 from pathlib import Path
 
-from lit_llm.disk import delete
+from lit_llm.core.disk import delete
 from lit_llm.ingest import inputs, pipeline
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources

@@ -9,7 +9,7 @@ from ingest import chat_templates
 from ingest.chat_templates import CONVERSATIONS, TEMPLATES, messages, tool_conversation, write_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import ChatEncoder, ChatTemplate
 from lit_llm.tokenizers import TokenizerJSON
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from documents_of import documents_of, forward_only, refusal, write
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest import pieces
 from lit_llm.ingest.readers import DocumentReader, ReadSettings, dataset_files
 from lit_llm.ingest.source import Source

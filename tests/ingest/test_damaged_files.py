@@ -16,7 +16,7 @@ from documents_of import documents_of, write
 from test_columns import arrow_file, arrow_stream, parquet, table_of
 from test_tar_reader import tar_of
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers import jsonl
 
 TEXTS = ["first", None, "", "é😀\n" * 50, "last"] * 3

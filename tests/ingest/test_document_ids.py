@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.tokenizers import Bytes, Tokenizer, TokenizerJSON, load_tokenizer
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|doc|>")  # ids 2, 3 and 4

@@ -8,7 +8,7 @@ import pytest
 from http_server import serving
 from ports import free_port
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 

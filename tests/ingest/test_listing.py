@@ -9,7 +9,7 @@ import sys
 import fsspec
 import pytest
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.paths import MissingFiles
 from lit_llm.ingest.source import Source

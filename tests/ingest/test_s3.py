@@ -10,7 +10,7 @@ import pytest
 from http_server import serving
 from ports import free_port
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.listing import list_sources
 
 pytestmark = pytest.mark.slow  # moto takes seconds to import

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.manifest import Manifest, ShardInfo, SplitInfo
 
 SHARDS = (ShardInfo("train_000000.bin", 4, 1, 255, "ab"), ShardInfo("train_000001.bin", 3, 1, 256, "cd"))

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lit_llm.core.errors import UserError
 from lit_llm.data import TokenStream
-from lit_llm.errors import UserError
 from lit_llm.ingest.manifest import ShardInfo
 from lit_llm.ingest.shards import ShardWriter
 

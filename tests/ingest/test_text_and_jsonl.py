@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from documents_of import documents_of, forward_only, refusal, write
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest import pieces
 from lit_llm.ingest.readers import DocumentReader, ReadSettings, jsonl
 from lit_llm.ingest.source import Source

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.optim import SGD, AdamW
 
-from lit_llm.cli.planned_recipe import PlannedRecipe
-from lit_llm.errors import UserError
+from lit_llm.config.planned_recipe import PlannedRecipe
+from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import Lion, MuonAdamW, optimizer_of, parameter_groups
 

@@ -91,7 +91,7 @@ def project(request, tmp_path) -> Path:
         "text.txt": TEXT,
         "held-out.txt": TEXT.upper(),
     }
-    names = ("recipes", "data", "models", "optim", "plan", "training", "checkpoint", "cli", "commands")
+    names = ("recipes", "data", "models", "optim", "plan", "training", "checkpoint", "config", "commands")
     files |= {f"{name}/__init__.py": f"raise ImportError('{name} of the project was imported')\n" for name in names}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import lit_llm.plan
+from lit_llm.core.yaml_reading import read_yaml_file
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Hardware, Layout, Optimizer, RunSettings, find
-from lit_llm.yaml_reading import read_yaml_file
 
 FILE = Path(lit_llm.plan.__file__).with_name("published.yaml")
 _BLOCKS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ import torch
 from own_cases import CASES, settings, step_of
 from torch import nn
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.optim import Lion, MuonAdamW, parameter_groups
 from lit_llm.plan import Optimizer, find, make_plan

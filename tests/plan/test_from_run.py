@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from lit_llm.commands import plan as command
+from lit_llm.core.errors import UserError
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.errors import UserError
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, find, make_plan

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.plan import find
-from lit_llm.yaml_reading import dump_yaml
 
 OWN = {
     "source": "measured",

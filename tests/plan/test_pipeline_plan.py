@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lit_llm._torch import gradients_of_inputs
+from lit_llm.core._torch import gradients_of_inputs
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.gpt import GPT

@@ -1,7 +1,7 @@
 """Every recipe with every layout on 1 to 8 ranks starts without another edit, or the model or the batch is the reason.
 
 The sizes of a layout are counted from its file. Nothing is trained: `fit`, `plan` and a dry run share the rule, and
-tests/cli/test_layouts.py starts some.
+tests/config/test_layouts.py starts some.
 """
 
 from dataclasses import replace
@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from lit_llm.cli.planned_recipe import PlannedRecipe
-from lit_llm.cli.recipe_files import SHIPPED, shipped
-from lit_llm.errors import UserError
+from lit_llm.config.planned_recipe import PlannedRecipe
+from lit_llm.config.recipe_files import SHIPPED, shipped
+from lit_llm.core.errors import UserError
 from lit_llm.plan.settings import layout_from_strategy
 
 RECIPES = [name for name, header in shipped().items() if not header.is_overlay and name not in ("finetune", "cpt", "sft")]

@@ -12,11 +12,11 @@ import torch
 import yaml
 
 from lit_llm.__main__ import main
-from lit_llm.cli.auto_precision import choose_for
-from lit_llm.cli.planned_recipe import PlannedRecipe
-from lit_llm.cli.recipe_files import SHIPPED, Header, base_of, shipped, with_base
-from lit_llm.cli.resolved_config import resolved
 from lit_llm.commands.plan import split
+from lit_llm.config.auto_precision import choose_for
+from lit_llm.config.planned_recipe import PlannedRecipe
+from lit_llm.config.recipe_files import SHIPPED, Header, base_of, shipped, with_base
+from lit_llm.config.resolved_config import resolved
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.plan import Plan, find, make_plan
@@ -194,7 +194,7 @@ def shrunk(name: str, data: Path, folder: Path) -> str:
         "data": {"init_args": batch},
         "schedule": {"init_args": {"warmup_steps": 2} | ({"total_steps": 8} if schedule.get("total_steps") else {})},
         "optimizer": {"init_args": {"lr": 0.05}},
-        "compute": {"compile": False},  # tested in tests/cli/test_layouts.py
+        "compute": {"compile": False},  # tested in tests/config/test_layouts.py
         "trainer": {"max_steps": 10, "limit_val_batches": 4},
         "samples": None,
     }

@@ -13,7 +13,7 @@ import fork_server
 import pytest
 from recipe_runs import breaking, run
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.runs import lock as lock_module
 from lit_llm.runs.lock import LOCK, RunLock
 

@@ -16,7 +16,7 @@ LOADS = """
 import sys
 import torch.distributed as dist
 from lit_llm.checkpoint.io import FolderCheckpointIO
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 dist.init_process_group("gloo")
 mine = sys.argv[1 + dist.get_rank()]

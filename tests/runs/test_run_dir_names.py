@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from recipe_runs import run
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import expanded
 
 FILES = {"config.yaml", "tokenizer.json", "hparams.yaml", "checkpoints", "metrics.jsonl"}

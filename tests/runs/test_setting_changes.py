@@ -8,9 +8,9 @@ import yaml
 from recipe_runs import curve, run
 
 from lit_llm.checkpoint import format
-from lit_llm.cli.groups import GROUPS, OPTIONS
-from lit_llm.cli.parse import parse
-from lit_llm.cli.resolved_config import settings_of
+from lit_llm.config.groups import GROUPS, OPTIONS
+from lit_llm.config.parse import parse
+from lit_llm.config.resolved_config import settings_of
 from lit_llm.runs.setting_changes import RULES, Change, rule, setting_changes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "continue.md").read_text()

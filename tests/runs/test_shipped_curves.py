@@ -9,7 +9,7 @@ import yaml
 from recipe_runs import curve
 
 from lit_llm.__main__ import main
-from lit_llm.cli.recipe_files import SHIPPED
+from lit_llm.config.recipe_files import SHIPPED
 from lit_llm.data import PythonStdlib
 from lit_llm.runs.curve import Curve
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lit_llm.cli import dry_run
-from lit_llm.cli.arguments import read
+from lit_llm.config import dry_run
+from lit_llm.config.arguments import read
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.traffic import Collectives
 from lit_llm.training.dry_run import Counted, short_steps

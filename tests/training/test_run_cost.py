@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from recipe_runs import curve, run
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.plan.hardware import find
 from lit_llm.training import plan_monitor, run_cost
 from lit_llm.training.plan_monitor import PlanMonitor

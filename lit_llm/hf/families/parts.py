@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from lit_llm.core.number_domain import Domain
 from lit_llm.hf.fields import Fields
 from lit_llm.models.config import MODEL_DOMAINS
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.number_domain import Domain
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tokenizers
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat.render import SENTINEL, Chat, Renderer
 from lit_llm.ingest.chat.template import ChatTemplate
 from lit_llm.tokenizers import Tokenizer

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_llm.disk import write_text
-from lit_llm.errors import UserError
+from lit_llm.core.disk import write_text
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat.template import CHAT_TEMPLATE_FILE
 
 _GENERATION = "generation_config.json"

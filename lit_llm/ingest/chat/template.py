@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.tokenizers import Tokenizer
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"

@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.optional_package import need
 from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.arrow_errors import naming_damage

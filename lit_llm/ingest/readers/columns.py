@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest import pieces
 from lit_llm.ingest.optional_package import need
 from lit_llm.ingest.pieces import Piece

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.optional_package import need
 
 _READ_BYTES = 2**16

@@ -6,7 +6,7 @@ import codecs
 import itertools
 import re
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.arrow import FILE_START, is_arrow_stream
 from lit_llm.ingest.readers.refusals import refusal_of
 

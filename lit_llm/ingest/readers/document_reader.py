@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from lit_llm.disk import naming
-from lit_llm.errors import UserError
+from lit_llm.core.disk import naming
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.arrow import read_arrow
 from lit_llm.ingest.readers.columns import TextColumn

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.optional_package import need
 from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.counts import Counts

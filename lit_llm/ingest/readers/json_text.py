@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.json_stream import JsonStream, parse
 from lit_llm.ingest.readers.text import cut_pieces

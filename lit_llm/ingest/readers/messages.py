@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.columns import TextColumn
 from lit_llm.ingest.readers.counts import Counts

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 _SPLITS_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
 DATASET_MARKS = frozenset({_SPLITS_FILE, _STATE_FILE})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 FORMATS = ("text", "jsonl", "parquet", "arrow", "tar")
 

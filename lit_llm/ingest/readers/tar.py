@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Generator, Iterator
 from typing import IO, BinaryIO, cast
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.counts import Counts
 from lit_llm.ingest.readers.detect import require_text

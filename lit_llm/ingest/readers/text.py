@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 from lit_llm.ingest import pieces
 from lit_llm.ingest.pieces import Piece
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from lit_llm.errors import UserError
+from lit_llm.core.errors import UserError
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_KEYS = 20  # in a message

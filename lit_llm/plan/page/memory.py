@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
-from lit_llm import html_page as html
+from lit_llm.core import html_page as html
 from lit_llm.plan.memory import Memory
 from lit_llm.plan.micro_batch import Operation, micro_batch
 from lit_llm.plan.numbers import size

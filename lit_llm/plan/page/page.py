@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lit_llm import html_page as html
+from lit_llm.core import html_page as html
 from lit_llm.plan.numbers import count, duration, money_range, size, two_digits
 from lit_llm.plan.page.memory import memory_figure
 from lit_llm.plan.page.step import step_figures

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lit_llm import html_page as html
-from lit_llm.html_page import Bar
+from lit_llm.core import html_page as html
+from lit_llm.core.html_page import Bar
 from lit_llm.plan.memory import BYTES
 from lit_llm.plan.numbers import duration, percent
 from lit_llm.plan.optimizer import state_bytes

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lit_llm import html_page as html
+from lit_llm.core import html_page as html
 from lit_llm.plan.numbers import duration, money, two_digits
 from lit_llm.plan.sweep import HEADER, Variant, row
 

@@ -1,0 +1,406 @@
+"""Command-line arguments, read in one place: flags, recipe files with their bases, and the values they assign. No torch.
+
+A flag is written `--key value` or `--key=value`, with dashes or underscores. A later file overrides an earlier one. Flags
+override files, wherever they stand, and a later flag overrides an earlier one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from lit_llm.config import dial
+from lit_llm.config.groups import CLASSES, GROUPS, OPTIONS
+from lit_llm.config.recipe_files import content_of, find_recipe, with_base
+from lit_llm.core.errors import UserError, not_utf8
+from lit_llm.core.yaml_reading import InvalidYaml, NotYaml, dump_yaml, read_yaml
+from lit_llm.runs.run_folder import CONFIG, config_of, expanded
+
+COMMAND_LINE = "the command line"
+FLAGS = -1
+"""The `source` of every flag."""
+HELP = ("help", "h")
+PRINT_CONFIG = "print_config"
+_WITHOUT_VALUE = (*HELP, PRINT_CONFIG)
+_SWITCHES = (PRINT_CONFIG, *(option.name for option in OPTIONS if option.type is bool))
+"""Flags for which `--x` means `--x true`."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag. `value` is None for the few flags that need none, such as --help."""
+
+    key: str
+    value: str | None
+
+    @property
+    def word(self) -> str:
+        return f"--{self.key}" if self.value is None else f"--{self.key}={self.value}"
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """One YAML file and its content, without `base`."""
+
+    path: str
+    content: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One value that the user gives: a leaf of a recipe file, or a flag.
+
+    Attributes:
+        key: dotted, without `class_path` and `init_args`, as the flag is called.
+        origin: the recipe file, or `COMMAND_LINE`.
+        source: position of the recipe file among the arguments, or `FLAGS`.
+    """
+
+    key: str
+    value: Any
+    origin: str
+    source: int = FLAGS
+
+    def as_flag(self) -> str:
+        return f"--{self.key}={_as_text(self.value)}"
+
+    @property
+    def where(self) -> str:
+        return f"(--{self.key}, in {self.origin})"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a command was given.
+
+    Attributes:
+        items: recipe files and flags, in the order in which they apply. A file's base comes right before it.
+        config_files: the recipe files that were named, without bases. The run folder is named after them.
+        problems: what cannot be understood, one sentence each.
+        bare: keys of flags that lack their value.
+        reported: whether mistakes have already been printed, so that the command must fail.
+    """
+
+    items: list[RecipeFile | Flag]
+    config_files: list[str]
+    problems: list[str] = field(default_factory=list)
+    bare: list[str] = field(default_factory=list)
+    reported: bool = False
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """Every value, in order."""
+        return [assignment for i, item in enumerate(self.items) for assignment in _assignments_of(item, i)]
+
+    def value_of(self, key: str) -> Any:
+        """The last value assigned to a key; None if there is none."""
+        return next((a.value for a in reversed(self.assignments) if a.key == key), None)
+
+    def asks_for(self, *keys: str) -> Flag | None:
+        """The first flag with one of these keys."""
+        return next((item for item in self.items if isinstance(item, Flag) and item.key in keys), None)
+
+    def without(self, dropped: list[Assignment]) -> Arguments:
+        """The same arguments without some assignments."""
+        items: list[RecipeFile | Flag] = []
+        for i, item in enumerate(self.items):
+            if isinstance(item, RecipeFile):
+                keys = {a.key for a in dropped if a.source == i}
+                items.append(RecipeFile(item.path, pruned(item.content, keys)) if keys else item)
+            elif not any(a in dropped for a in _assignments_of(item)):
+                items.append(item)
+        return replace(self, items=items)
+
+    def with_last(self, is_class: Callable[[Flag], bool]) -> Arguments:
+        """The same arguments with only the last of several flags that name a class for the same key."""
+        flags = [item for item in self.items if isinstance(item, Flag)]
+        last = {plain_key(flag.key): flag for flag in flags}
+        earlier = [flag for flag in flags if last[plain_key(flag.key)] is not flag and is_class(flag)]
+        return replace(self, items=[item for item in self.items if not any(item is flag for flag in earlier)])
+
+    def words(self) -> list[str]:
+        """As the recipe parser takes them. Files are given as YAML text."""
+        words: list[str] = []
+        for is_file, items in groupby(self.items, key=lambda item: isinstance(item, RecipeFile)):
+            if is_file:
+                contents = [item.content for item in items if isinstance(item, RecipeFile) and item.content]
+                words += [f"--config={dump_yaml(content)}" for content in contents]
+            else:
+                flags = [item for item in items if isinstance(item, Flag) and item.value is not None]
+                # A class before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
+                # arguments after `--trainer.callbacks+ X` belong to X.
+                position = 0
+                order: list[tuple[int, int, Flag]] = []
+                for flag in flags:
+                    position += flag.key.endswith("+")
+                    order.append((position, 0 if flag.key.endswith("+") else plain_key(flag.key).count("."), flag))
+                words += [flag.word for *_, flag in sorted(order, key=lambda each: each[:2])]
+        return words
+
+
+def _assignments_of(item: RecipeFile | Flag, position: int = FLAGS) -> list[Assignment]:
+    if isinstance(item, RecipeFile):
+        return [Assignment(key, value, item.path, position) for key, value in leaves(item.content)]
+    if item.key in _WITHOUT_VALUE or item.value is None:
+        return []
+    key = plain_key(item.key)
+    if item.value.lstrip().startswith("{"):
+        try:
+            value = read_yaml(item.value)
+        except NotYaml:
+            value = None
+        if isinstance(value, dict) and value:
+            return [Assignment(k or key, v, COMMAND_LINE) for k, v in leaves(value, f"{key}.")]
+    return [Assignment(key, item.value, COMMAND_LINE)]
+
+
+def plain_key(key: str) -> str:
+    """A dotted key without `init_args` and a final `class_path`: `schedule.init_args.shape` is `schedule.shape`."""
+    return key.replace(".init_args", "").removesuffix(".class_path")
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nested dict. A class comes before its arguments, which follow without `init_args`."""
+    for name, value in sorted(tree.items(), key=lambda item: item[0] != "class_path"):
+        if name == "class_path":
+            yield prefix.rstrip("."), value
+        elif name == "init_args" and isinstance(value, dict):
+            yield from leaves(value, prefix)
+        elif isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def pruned(tree: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
+    """A nested dict without the leaves with these keys, and without dicts that become empty."""
+    kept: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = prefix.rstrip(".") if name == "class_path" else f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            below = prefix if name == "init_args" else f"{key}."
+            if rest := pruned(value, keys, below):
+                kept[name] = rest
+        elif key not in keys:
+            kept[name] = value
+    return kept
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------
+
+
+def underscored(words: list[str]) -> list[str]:
+    """Flags with underscores for dashes: `--check-against` is `--check_against`. Values stay as they are."""
+    changed = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        changed.append("--" + flag[2:].replace("-", "_") + equals + value if word.startswith("--") else word)
+    return changed
+
+
+def refuse_other_encodings(words: list[str]) -> None:
+    """Raises:
+    UserError: A word is not UTF-8 text.
+    """
+    for before, word in zip(["", *words], words, strict=False):
+        if (problem := not_utf8(word)) is not None:
+            raise UserError(problem + (f" ({before})" if is_flag(before) else ""))
+
+
+def read(words: list[str]) -> Arguments:
+    """Read the arguments of a command that takes a recipe.
+
+    `--run DIR` stands for the config.yaml in that run folder, and `--run_dir DIR`. `--config NAME` finds shipped recipes.
+
+    Raises:
+        UserError: A recipe file cannot be read, or --run does not name a run folder. Every such mistake, one sentence a line.
+    """
+    flags, problems, bare = read_flags(underscored(words))
+    items: list[RecipeFile | Flag] = []
+    named: list[str] = []
+    unreadable: list[str] = []
+    for flag in flags:
+        try:
+            if flag.key in ("config", "c") and flag.value is not None:
+                file = find_recipe(flag.value)
+                named.append(str(file))
+                items += _with_base(file)
+            elif flag.key == "run" and flag.value is not None:
+                run = expanded(flag.value)
+                file = config_of(run)
+                named.append(str(file))
+                items += [*_with_base(file), Flag("run_dir", str(run)), *own_tokenizer(run)]
+            elif flag.key == PRINT_CONFIG:
+                if flag.value not in ("true", "false"):
+                    raise UserError(f"--{PRINT_CONFIG} is {flag.value!r}, it must be true or false")
+                items += [Flag(PRINT_CONFIG, None)] * (flag.value == "true")
+            elif flag.key == "base":
+                raise UserError("base is a key of recipe files. Give the base first: --config BASE --config RECIPE (--base)")
+            else:
+                items += _one_by_one(flag)
+        except UserError as error:
+            unreadable += str(error).splitlines()
+    items.sort(key=lambda item: isinstance(item, Flag))  # flags override files
+    try:
+        items = _with_depth(items)
+    except UserError as error:
+        unreadable.append(str(error))
+    if unreadable or dial.DEPTH in bare:
+        raise UserError("\n".join([*problems, *map(needs_value, bare), *unreadable]))
+    return Arguments(items, named, problems, bare)
+
+
+def _with_depth(items: list[RecipeFile | Flag]) -> list[RecipeFile | Flag]:
+    """The items with the settings that follow from a depth, behind the first file that has one: all others override them.
+
+    Raises:
+        UserError: The last depth that is given is out of range, or no recipe has one.
+    """
+    depth: int | None = None
+    place = 0
+    kept: list[RecipeFile | Flag] = []
+    for item in items:
+        if isinstance(item, RecipeFile) and dial.DEPTH in item.content:
+            content = {key: value for key, value in item.content.items() if key != dial.DEPTH}
+            kept.append(RecipeFile(item.path, content))
+            place = place or len(kept)
+            depth = dial.depth_of(item.content[dial.DEPTH], f"(--depth, in {item.path})")
+        elif isinstance(item, Flag) and item.key == dial.DEPTH:
+            if not place:
+                raise UserError("--depth needs a recipe whose sizes follow from it: --config dial (--depth)")
+            depth = dial.depth_of(item.value, "(--depth)")
+        else:
+            kept.append(item)
+    if depth is None:
+        return items
+    origin = kept[place - 1]
+    assert isinstance(origin, RecipeFile)
+    return [*kept[:place], RecipeFile(f"{origin.path}, depth {depth}", dial.settings_of(depth)), *kept[place:]]
+
+
+def is_flag(word: str) -> bool:
+    """Whether a word is a flag. Any other word that begins with a dash is a value, such as -1e-3, -inf or -name."""
+    return re.match(r"--[A-Za-z]|-[ch](=|$)", word) is not None
+
+
+def needs_value(key: str) -> str:
+    """One sentence about a flag without its value."""
+    return f"--{key} needs a value, like --{key} VALUE"
+
+
+def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
+    """Flags with their values, a sentence for each word that is neither, and the keys of flags that lack their value."""
+    found: list[Flag] = []
+    problems: list[str] = []
+    bare: list[str] = []
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        if not is_flag(word):
+            rule = (
+                'write values after their flag, like --model.n_layer 4, and several as a list, like --data.paths \'["A", "B"]\''
+            )
+            if word.startswith("-"):
+                rule = "a flag starts with two dashes, like --model.n_layer 4"
+            problems.append(f"unexpected argument '{word}'; {rule}")
+            continue
+        key, equals, value = word.lstrip("-").partition("=")
+        if equals:
+            found.append(Flag(key, value))
+        elif position < len(words) and not is_flag(words[position]):
+            found.append(Flag(key, words[position]))
+            position += 1
+        elif key in HELP or key.endswith(".help"):
+            found.append(Flag(key, None))
+        elif key in _SWITCHES:
+            found.append(Flag(key, "true"))
+        else:
+            bare.append(key)
+    return found, problems, bare
+
+
+def _one_by_one(flag: Flag) -> list[Flag]:
+    """A flag whose value is a dict of settings, as one flag each: a later flag then overrides one of them alone.
+
+    Raises:
+        UserError: The value is a dict or list that breaks a rule for YAML, such as a key given twice.
+    """
+    if flag.value is None or not flag.value.lstrip().startswith(("{", "[")):
+        return [flag]
+    try:
+        value = read_yaml(flag.value)
+    except NotYaml:
+        return [flag]  # it can be text, such as a prompt; else the recipe parser explains it
+    except InvalidYaml as error:
+        raise UserError(f"the value of {flag.key} {error} (--{flag.key})") from None
+    group = flag.key.partition(".")[0]
+    if not isinstance(value, dict) or not value or not (flag.key in GROUPS or (group in CLASSES and _names_class(value))):
+        return [flag]
+    return [Flag(key, _as_text(each)) for key, each in _settings(value, flag.key)]
+
+
+def _settings(tree: dict[str, Any], key: str) -> Iterator[tuple[str, Any]]:
+    """Like `leaves`, but a dict inside is taken apart only if it names a class or its arguments."""
+    for name, value in sorted(tree.items(), key=lambda item: item[0] != "class_path"):
+        below = key if name == "class_path" else f"{key}.{name}"
+        inside = name == "init_args" or (key.partition(".")[0] in CLASSES and _names_class(value))
+        if isinstance(value, dict) and inside:
+            yield from _settings(value, key if name == "init_args" else below)
+        else:
+            yield below, value
+
+
+def _names_class(value: Any) -> bool:
+    return isinstance(value, dict) and not {"class_path", "init_args"}.isdisjoint(value)
+
+
+def _as_text(value: Any) -> str:
+    """A value as it is written after a flag."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _with_base(path: Path) -> list[RecipeFile]:
+    files = [RecipeFile(str(file), _with_init_args(content)) for file, content in with_base(path)]
+    for file in files:
+        keys = [key for key, _ in leaves(file.content)]
+        if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
+            raise UserError(f"{file.path} sets {twice[0]} twice, in two ways of writing it: keep one (--config)")
+    return files
+
+
+def _with_init_args(tree: Any, group: str = "") -> Any:
+    """A recipe in which arguments beside `class_path` are in `init_args`, as in a flag with a dict."""
+    if not isinstance(tree, dict):
+        return tree
+    content = {name: _with_init_args(value, group or str(name)) for name, value in tree.items()}
+    beside = {name for name in content if name not in ("class_path", "init_args", "dict_kwargs")}
+    inside = content.get("init_args", {})
+    if group not in CLASSES or "class_path" not in content or not beside or not isinstance(inside, dict):
+        return content
+    if twice := sorted(beside & inside.keys()):
+        raise UserError(f"{group} gives {twice[0]} beside class_path and in init_args: keep one (--{group}.{twice[0]})")
+    kept = {name: value for name, value in content.items() if name not in beside}
+    return {**kept, "init_args": {**inside, **{name: content[name] for name in content if name in beside}}}
+
+
+def own_tokenizer(run: Path) -> list[Flag]:
+    """The run folder's copy of its tokenizer, if the file that the run was started with no longer exists."""
+    content = content_of(run / CONFIG)
+    try:
+        path = content["data"]["init_args"]["tokenizer"]["init_args"]["path"]
+    except (KeyError, TypeError):
+        return []  # a tokenizer without a file
+    if not isinstance(path, str) or Path(path).exists():
+        return []
+    from lit_llm.tokenizers import TOKENIZER_FILE  # imports torch
+
+    return [Flag("data.tokenizer.path", str(run / TOKENIZER_FILE))] if (run / TOKENIZER_FILE).is_file() else []

@@ -1,0 +1,64 @@
+"""What `trainer.precision: auto` means. Nothing else decides it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from lit_llm.core._torch import cpu_has_bf16_units
+from lit_llm.plan.hardware import Hardware
+from lit_llm.runs.resume import RunStart
+
+KEY = "trainer.precision"
+AUTO = "auto"
+
+
+class Choice(NamedTuple):
+    """A Trainer precision, and why it was chosen."""
+
+    precision: str
+    why: str
+
+    @property
+    def line(self) -> str:
+        return f"trainer.precision auto is {self.precision}: {self.why}"
+
+
+def choose(accelerator: Any) -> Choice:
+    """bf16-mixed where this machine's device has units for bf16; without them, bf16 is slower than fp32.
+
+    Args:
+        accelerator: `trainer.accelerator`.
+    """
+    gpu = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator == "cpu" or gpu is None:
+        if cpu_has_bf16_units():
+            return Choice("bf16-mixed", "the processor has units for bf16")
+        return Choice("32-true", "the processor has no units for bf16")
+    if gpu.type == "cuda":
+        return _of_gpu(torch.cuda.get_device_name(), torch.cuda.is_bf16_supported(including_emulation=False))
+    return Choice("32-true", f"bf16 was not tried on {gpu.type}")
+
+
+def choose_for(hardware: Hardware) -> Choice:
+    """The same for a device of the hardware table, or of a user's file."""
+    if hardware.is_gpu:
+        return _of_gpu(hardware.name, hardware.multiplies("bf16"))
+    narrow, wide = hardware.peak_tflops["bf16"], hardware.peak_tflops["fp32"]
+    if narrow is not None and wide is not None and narrow > wide:
+        return Choice("bf16-mixed", f"{hardware.name} multiplies faster in bf16")
+    return Choice("32-true", f"{hardware.name} is not known to multiply faster in bf16")
+
+
+def _of_gpu(name: str, has_bf16: bool) -> Choice:
+    return Choice("bf16-mixed", f"{name} has bf16") if has_bf16 else Choice("32-true", f"{name} has no bf16")
+
+
+def keep(start: RunStart, choice: Choice) -> Choice:
+    """The precision of the run that continues or is evaluated, on any processor. A new run takes `choice`."""
+    settings = start.saved_settings()
+    if KEY not in settings:
+        return choice
+    precision = str(settings[KEY] or "32-true")
+    return Choice(precision, f"the precision of {start.checkpoint} (a new run would take {choice.precision})")

@@ -1,0 +1,170 @@
+"""The measurement of `find-batch`: the gradient noise scale at the beginning of a recipe, and a batch that follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_llm.callbacks import GradientNoise
+from lit_llm.callbacks.gradient_noise import noise_and_signal
+from lit_llm.callbacks.gradient_norm_and_clipping import total_norm
+from lit_llm.config.short_runs import ShortRuns
+from lit_llm.core import batch_sizes
+from lit_llm.core._torch import foreach_add_
+from lit_llm.core.errors import UserError
+
+LEAST_STEPS = 100
+
+
+class FrozenNoise(Callback):
+    """Compares the first micro-batches of many steps with the mean gradient of all of them, while the weights do not change.
+
+    That is far more exact than the pairs of single steps, which a run in training has.
+
+    Args:
+        first: optimizer steps before it begins.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.small, self.steps, self.samples = 0.0, 0, (0, 0)
+        self._pairs = GradientNoise(every_n_steps=1)  # not a base class: recipes could name this one, too
+        self._total: list[Tensor] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pairs.on_train_start(trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._pairs.on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pairs.on_after_backward(trainer, pl_module)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        small, samples, count = self._pairs.take_first()
+        if trainer.global_step < self.first or small is None or not small.isfinite():  # no target in the first micro-batch
+            return
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if self.steps == 0:
+            self._total = [torch.zeros_like(gradient) for gradient in gradients]
+        foreach_add_(self._total, gradients)
+        self.small, self.steps = self.small + float(small), self.steps + 1
+        self.samples = (samples, samples * count)
+
+    def noise(self) -> Noise:
+        """What was measured."""
+        big = (total_norm(self._total).double() / self.steps).square().cpu()
+        small = torch.tensor(self.small / self.steps, dtype=torch.float64)
+        trace, square = noise_and_signal(small, big, self.samples[0], self.samples[1] * self.steps).tolist()
+        return Noise(trace, square)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Means over steps. In sequences.
+
+    Attributes:
+        trace: tr(Σ) of the gradient of one sequence.
+        square: |G|² of the expected gradient.
+    """
+
+    trace: float
+    square: float
+
+    @property
+    def scale(self) -> float:
+        """tr(Σ)/|G|²; infinite if the gradient drowns in its noise."""
+        return self.trace / self.square if self.square > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class FoundBatch:
+    """What was measured, in sequences.
+
+    Attributes:
+        noise: over all seeds.
+        by_seed: of each seed.
+        batch: the advised one.
+        micro_batch: the recipe's, or less if the batch is smaller.
+        recipe: the recipe's batch.
+        length: tokens of a sequence.
+        steps: of each seed: the first half trains, the second measures.
+    """
+
+    noise: Noise
+    by_seed: list[Noise]
+    batch: int
+    micro_batch: int
+    recipe: int
+    length: int
+    steps: int
+
+
+def mean_noise(found: list[Noise]) -> Noise:
+    """Both estimates are averaged first: the mean of their ratios would be biased."""
+    return Noise(sum(noise.trace for noise in found) / len(found), sum(noise.square for noise in found) / len(found))
+
+
+def measuring_micro_batch(batch: int, micro_batch: int) -> int:
+    """The largest part of the batch that is at most the recipe's micro-batch and a quarter of the batch, and at least 1."""
+    return batch_sizes.micro_batch(batch, min(micro_batch, max(1, batch // 4)), 1)
+
+
+def nearest_batch(scale: float, micro_batch: int, devices: int) -> tuple[int, int]:
+    """The batch nearest to a noise scale that whole micro-batches on all devices make, and its micro-batch.
+
+    The micro-batch is smaller than the recipe's only if the batch is smaller than one of them on each device.
+    """
+    unit = micro_batch * devices
+    if scale >= unit:
+        return max(1, round(scale / unit)) * unit, micro_batch
+    each = max(1, round(scale / devices))
+    return each * devices, each
+
+
+def find_batch(runs: ShortRuns, *, seeds: int, steps: int | None, say: Callable[[str], None] = lambda text: None) -> FoundBatch:
+    """For each seed, train the first half of so many steps as the run does, then measure at fixed weights in the second half.
+
+    Args:
+        steps: None: a tenth of the run, at least `LEAST_STEPS`.
+        say: is given a line about each seed.
+
+    Raises:
+        UserError: the batch is one sequence, or unknown; the noise is too large to be measured with it.
+    """
+    batch = getattr(runs.data, "global_batch_size", None)
+    if batch is None:
+        raise UserError(f"{type(runs.data).__name__} has no global_batch_size, so there is no batch to find (--data)")
+    if batch < 2:
+        raise UserError("a batch of 1 sequence has no smaller part to compare it with: raise it (--data.global_batch_size 8)")
+    micro_batch = runs.data.micro_batch_size or max(1, batch // runs.devices)
+    steps = min(runs.steps, max(LEAST_STEPS, round(0.1 * runs.steps)) if steps is None else steps)
+    runs.data_options = {"micro_batch_size": measuring_micro_batch(batch, micro_batch)}
+    by_seed: list[Noise] = []
+    for seed in range(seeds):
+        recorder = FrozenNoise(steps // 2)
+        losses = runs.observe(steps, [recorder], seed=seed, frozen_after=steps // 2)
+        if len(losses) < steps or not math.isfinite(losses[-1]):
+            raise UserError("the loss is not finite with the recipe's rates: lower them first (find-lr)")
+        by_seed.append(recorder.noise())
+        scale = _said(by_seed[-1].scale)
+        say(f"seed {seed}: {scale} sequences, tr(Σ) {by_seed[-1].trace:.3g}, |G|² {by_seed[-1].square:.3g}")
+    noise = mean_noise(by_seed)
+    if not math.isfinite(noise.scale) or noise.scale <= 0:
+        raise UserError(
+            f"the noise of {steps - steps // 2} batches of {batch} sequences hides the gradient: measure more steps "
+            f"(--noise_steps {4 * steps}), or larger batches (--data.global_batch_size {4 * batch})"
+        )
+    advised, micro_batch = nearest_batch(noise.scale, micro_batch, runs.devices)
+    return FoundBatch(noise, by_seed, advised, micro_batch, batch, runs.data.block_size, steps)
+
+
+def _said(scale: float) -> str:
+    return f"{scale:,.3g}" if math.isfinite(scale) else "more than measurable"

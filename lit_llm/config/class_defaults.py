@@ -1,0 +1,169 @@
+"""What happens to the arguments of a group when another class is chosen.
+
+The rule:
+
+1. Recipe files apply in order, each base before its recipe. All flags together are the last source, wherever they stand. A
+   later value of an argument replaces an earlier one.
+2. A class starts with its own defaults. Of several flags that name a class for the same key, the last one counts.
+3. If a source names another class than the sources before it, their arguments for the group are dropped. An argument is
+   kept if a public class that both classes extend declares it: `Schedule` declares `warmup_steps`, `TokenDataModule` the batch
+   sizes, `block_size`, `seed` and `num_workers`, `TextDataModule` also `tokenizer` and `cache_dir`. One line announces the new
+   class and what was dropped. config.yaml has only the values that count.
+4. Arguments given in the same source as the class, or later, are always kept. So flags are never dropped.
+5. `null` in place of a class drops the arguments before it. If a later source gives arguments, or `{}`, and no class, the
+   group has its default class again, or the only one it can have. Flags that set a group to null and give its arguments
+   contradict each other, and are refused.
+
+The rule holds for every key whose value is a class, such as `schedule`, `data.tokenizer` and `trainer.strategy`, and for every
+way to write it: a dotted flag, a dict as a flag, YAML in a recipe, base or overlay.
+
+Without it, `--optimizer AdamW` would train with a learning rate that was tuned for Muon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jsonargparse import Namespace
+
+from lit_llm.config.arguments import FLAGS, Arguments, Assignment, Flag, plain_key
+from lit_llm.core.errors import UserError
+
+FindClass = Callable[[str, Any], type | None]
+"""The class that a key's value names, given key and value; None if there is none."""
+
+_NULL = (None, "null")
+_NO_ARGUMENTS: tuple[Any, ...] = ({}, "{}")
+
+
+def drop_arguments_of_other_classes(
+    arguments: Arguments, default: Callable[[str], Any], find: FindClass
+) -> tuple[Arguments, list[str]]:
+    """The arguments without those that belong to a class which a later source replaces, and one sentence for each such class.
+
+    Args:
+        default: the default value of a key.
+        find: finds the class of a value.
+
+    Raises:
+        UserError: Flags turn a group off and give its arguments.
+    """
+    arguments = arguments.with_last(lambda flag: _names_class(flag, find))
+    _refuse_null_with_arguments(arguments.assignments)
+    dropped: list[Assignment] = []
+    notes: list[str] = []
+    kept: list[Assignment] = []
+    current: dict[str, Any] = {}
+    for assignment in arguments.assignments:
+        key, value = assignment.key, assignment.value
+        for group in [group for group, cls in current.items() if cls in _NULL and key.startswith(f"{group}.")]:
+            current[group] = default(group)  # its arguments turn it on again
+        if value in _NO_ARGUMENTS:
+            kept.append(assignment)
+            if current.get(key, key) in _NULL:
+                current[key] = default(key)
+            continue
+        before = current.get(key, default(key))
+        current[key] = value
+        below = [a for a in kept if a.key.startswith(f"{key}.") and a.source not in (FLAGS, assignment.source)]
+        if below and before != value:
+            old, new = find(key, before), find(key, value)
+            if old is None or old is not new:
+                gone = [a for a in below if not _shared(old, new, a.key.removeprefix(f"{key}.").partition(".")[0])]
+                if gone and value not in _NULL:
+                    notes.append(_note(key, old, value, gone))
+                dropped += gone
+                kept = [a for a in kept if a not in gone]
+                current = {k: v for k, v in current.items() if k not in {a.key for a in gone}}
+        kept.append(assignment)
+    return (arguments.without(dropped) if dropped else arguments), notes
+
+
+def _names_class(flag: Flag, find: FindClass) -> bool:
+    key = plain_key(flag.key)
+    return not key.startswith("trainer.callbacks") and (flag.value == "null" or find(key, flag.value) is not None)
+
+
+def _refuse_null_with_arguments(assignments: list[Assignment]) -> None:
+    flags = [a for a in assignments if a.source == FLAGS]
+    for off in (a.key for a in flags if a.value == "null"):
+        if below := [a.key for a in flags if a.key.startswith(f"{off}.")]:
+            raise UserError(f"{off} is null, but {below[0]} is given too: remove one of them (--{off})")
+
+
+def _note(key: str, old: type | None, value: Any, gone: list[Assignment]) -> str:
+    values = ", ".join(f"{a.key}={a.value}" for a in gone)
+    files = ", ".join(dict.fromkeys(a.origin for a in gone))
+    instead = "" if old is None else f" instead of {old.__name__}"
+    return f"{key} is {str(value).rpartition('.')[2]}{instead}, so these do not apply: {values} (in {files})"
+
+
+def _shared(old: type | None, new: type | None, argument: str) -> bool:
+    """Whether a public class that both classes extend declares the argument."""
+    if old is None or new is None:
+        return False
+    common = [cls for cls in old.__mro__ if cls in new.__mro__ and not cls.__name__.startswith("_")]
+    return any(argument in own_arguments(cls) for cls in common)
+
+
+def own_arguments(cls: type) -> dict[str, inspect.Parameter]:
+    """The arguments that a class itself declares, without `**kwargs`."""
+    init = vars(cls).get("__init__")
+    if not inspect.isfunction(init):
+        return {}
+    parameters = list(inspect.signature(init).parameters.values())[1:]
+    return {p.name: p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+
+
+def all_arguments(cls: type) -> dict[str, inspect.Parameter]:
+    """The arguments of a class, including those that `**kwargs` pass on to base classes."""
+    found: dict[str, inspect.Parameter] = {}
+    for each in inspect.getmro(cls):
+        init = vars(each).get("__init__")
+        if not inspect.isfunction(init):
+            continue
+        found = found | {name: p for name, p in own_arguments(each).items() if name not in found}
+        if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(init).parameters.values()):
+            break
+    return found
+
+
+def restore_defaults(config: Namespace, before: Namespace, groups: Iterable[str], given: set[str], find: FindClass) -> None:
+    """Set every argument that nobody gave to the default of the chosen class; in place.
+
+    jsonargparse carries values from one class to the other, defaults included.
+
+    Args:
+        config: parsed.
+        before: the parser's defaults.
+        groups: keys that name a class.
+        given: dotted keys that a recipe or a flag sets, without `init_args`.
+        find: finds the class of a value.
+    """
+    for group in groups:
+        chosen, default = config.get(group), before.get(group)
+        if isinstance(chosen, Namespace) and "class_path" in chosen:
+            _restore(group, chosen, default, given, find)
+
+
+def _restore(key: str, chosen: Namespace, default: Any, given: set[str], find: FindClass) -> None:
+    values = chosen.get("init_args", Namespace())
+    cls = find(key, chosen.class_path)
+    if isinstance(default, Namespace) and default.get("class_path") == chosen.class_path:
+        own = vars(default.get("init_args", Namespace()))
+    else:
+        own = {name: p.default for name, p in all_arguments(cls).items() if p.default is not p.empty} if cls else {}
+    for name, value in vars(values).items():
+        below = f"{key}.{name}"
+        if isinstance(value, Namespace) and "class_path" in value:
+            # A class as a value, such as a tokenizer, can come from the weights of --init_from: it stays.
+            _restore(below, value, own.get(name), given, find)
+        elif name in own and not _is_given(below, given) and not dataclasses.is_dataclass(own[name]):
+            values[name] = own[name]
+
+
+def _is_given(key: str, given: set[str]) -> bool:
+    return key in given or any(each.startswith(f"{key}.") for each in given)

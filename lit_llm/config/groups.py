@@ -1,0 +1,161 @@
+"""What a recipe can set: the options of a launch, and the groups with their base classes and defaults. No torch.
+
+A group is one top-level key of a recipe. Overlays and flags replace lists as a whole and merge dicts key by key. So whatever an
+overlay should be able to change alone is a group of its own instead of an entry of `trainer.callbacks`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lit_llm.config.default_callbacks import CALLBACKS, ClassGroup
+from lit_llm.runs.curve import TOLERANCE
+
+Command = Literal["fit", "validate", "test", "prepare"]
+
+PLAIN: dict[str, str] = {
+    "model": "lit_llm.models.gpt.GPTConfig",
+    "lora": "lit_llm.models.lora.LoRAConfig",
+    "loss": "lit_llm.models.loss.LossConfig",
+    "compute": "lit_llm.distributed.compute_config.ComputeConfig",
+    "trainer": "lightning.pytorch.trainer.trainer.Trainer",
+}
+"""Groups whose class is fixed: group → class path."""
+
+OFF = ("lora",)
+"""Those of them that are null, and so off, unless a recipe sets one of their keys."""
+
+CLASSES: dict[str, ClassGroup] = {
+    "optimizer": ClassGroup("torch.optim.Optimizer", "lit_llm.optim.MuonAdamW", package="lit_llm.optim"),
+    "data": ClassGroup("lightning.pytorch.LightningDataModule", "lit_llm.data.PythonStdlib", package="lit_llm.data"),
+    **CALLBACKS,
+}
+"""Every group that names a class of a known kind."""
+
+ARCHITECTURE = "architecture"
+"""The group that names any torch.nn.Module to train instead of lit_llm's GPT."""
+
+GROUPS: tuple[str, ...] = ("model", ARCHITECTURE, "lora", "loss", "compute", "optimizer", "data", *CALLBACKS, "trainer")
+
+TRAINER: dict[str, Any] = {
+    "max_epochs": -1,
+    "log_every_n_steps": 10,
+    "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,  # lit_llm orders samples over all ranks; other DataModules get true
+    "enable_model_summary": False,
+}
+"""Trainer settings whose defaults differ from Lightning's."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A key that belongs to the launch, not to a group. `commands` are those that use it and show it in their help."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    commands: tuple[Command, ...] = ("fit", "validate", "test", "prepare")
+    accepted_by_all: bool = False
+    """Whether the other commands accept and ignore it, because config.yaml of a run can contain it."""
+
+
+_EVALUATE: tuple[Command, ...] = ("validate", "test")
+
+OPTIONS: tuple[Option, ...] = (
+    Option("seed_everything", bool | int, 1337, "Seed of Python, NumPy and torch. true: a random seed."),
+    Option("run_dir", str | None, None, "Folder of the run. null: runs/<name of the recipe>."),
+    Option(
+        "async_checkpoints",
+        bool | Literal["auto"],
+        "auto",
+        "Write checkpoints in the background, from a copy in host memory. auto: where checkpoints are sharded and the copies "
+        "take at most half of the free memory.",
+    ),
+    Option(
+        "sharded_checkpoints",
+        bool | Literal["auto"],
+        "auto",
+        "With MeshStrategy, each rank writes its own part of a checkpoint. false: rank 0 writes everything. auto: true where "
+        "MeshStrategy splits the model over ranks.",
+    ),
+    Option(
+        "init_from",
+        str | None,
+        None,
+        "Start with the weights of this run folder or checkpoint, at step 0 with a new optimizer. Its model and tokenizer are "
+        "used unless the recipe sets them. `import` creates such a folder from a Hugging Face model. Ignored when resuming.",
+    ),
+    Option(
+        "use_ema",
+        bool,
+        False,
+        "Take the average of the weights that a run kept (--ema EMA) instead of its weights: of --init_from, or of the "
+        "checkpoint that is evaluated.",
+        ("fit", "validate", "test"),
+        accepted_by_all=True,
+    ),
+    Option(
+        "resume",
+        str,
+        "never",
+        "auto: continue the run folder from its last good checkpoint, or start it. PATH: continue from this checkpoint, in "
+        "another folder if it belongs to another run. never: start, and refuse a folder that holds a run.",
+        ("fit",),
+        accepted_by_all=True,
+    ),
+    Option(
+        "replace",
+        bool,
+        False,
+        "Rename an existing folder of the run, or of the shards, to <name>.1.",
+        ("fit", "prepare"),
+    ),
+    Option(
+        "accept_changes",
+        bool,
+        False,
+        "Resume although data, batch or model settings differ from those of the checkpoint.",
+        ("fit",),
+    ),
+    Option(
+        "check_against",
+        str | None,
+        None,
+        "Compare the run with a curve (a CSV made by `curve`) while it trains. auto: the curve shipped for the recipe. A run "
+        "that leaves the curve reports where and exits with code 1.",
+        ("fit",),
+    ),
+    Option("check_tolerance", float, TOLERANCE, "Allowed relative difference of losses from that curve.", ("fit",)),
+    Option(
+        "additional_steps",
+        int | None,
+        None,
+        "With --resume PATH: end this many steps after that checkpoint. The run is a branch, in another folder.",
+        ("fit",),
+    ),
+    Option(
+        "hang_timeout",
+        float | None,
+        1200.0,
+        "Seconds without progress on any rank after which all ranks end, and name the one that is behind. null: wait for ever.",
+        ("fit",),
+    ),
+    Option(
+        "log_dir",
+        str | None,
+        None,
+        "Folder for a log of each rank: its output, with that of libraries. The terminal still shows rank 0.",
+        ("fit",),
+    ),
+    Option("out", str | None, None, "Empty or new folder for the shards.", ("prepare",)),
+    Option("workers", int, 1, "Processes that read and tokenise. The result is the same for any number.", ("prepare",)),
+    Option("shard_tokens", int, 100_000_000, "Maximum number of tokens in a shard.", ("prepare",)),
+    Option("ckpt_path", str, "last", "last, best, or a checkpoint file.", _EVALUATE),
+)
+
+
+def options_of(command: Command) -> list[Option]:
+    """The options that a command accepts."""
+    return [option for option in OPTIONS if command in option.commands or option.accepted_by_all]

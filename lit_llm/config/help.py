@@ -1,0 +1,191 @@
+"""`fit --help`: every key of every group with its default, and one group in full."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from docstring_parser import parse, parse_from_object
+
+from lit_llm.config.class_defaults import all_arguments
+from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, TRAINER, Command, options_of
+from lit_llm.config.own_flags import OwnFlags
+from lit_llm.config.parser import class_at, known_classes
+from lit_llm.core.errors import UserError
+
+WIDTH = 128
+_USAGE = {"prepare": "--data CLASS --data.paths FILES --out DIR [--config RECIPE ...] [--KEY VALUE ...]"}
+"""Of commands that need no recipe."""
+_SKIPPED = ("params", "self")  # the optimizer's parameters come from the model
+
+
+class Key(NamedTuple):
+    """One key that can be set."""
+
+    name: str
+    type: str
+    default: str
+    help: str
+
+
+def print_help(command: Command, group: str | None, own: OwnFlags | None = None) -> None:
+    """Print the help of a command, or of one group in full.
+
+    Args:
+        group: a group, or a group and one of its classes, like `schedule.WSD`.
+        own: flags of the command that are no keys of a recipe.
+
+    Raises:
+        UserError: There is no such group or class.
+    """
+    print("\n".join(_overview(command, own) if group is None else _in_full(group)))
+
+
+def _overview(command: Command, own: OwnFlags | None) -> Iterator[str]:
+    program = own.prog if own else f"python -m lit_llm {command}"
+    yield f"usage: {program} {_USAGE.get(command, '--config RECIPE [--config OVERLAY ...] [--KEY VALUE ...]')}"
+    yield ""
+    yield "Every key can be set in a recipe (YAML) or by a flag. Later files and flags override earlier ones."
+    yield "Environment variables do not override settings."
+    yield f"python -m lit_llm {command} --help GROUP explains one group in full, --help GROUP.CLASS one of its classes."
+    yield f"python -m lit_llm {command} --config RECIPE --print_config prints every setting of a recipe."
+    yield ""
+    yield "  --config RECIPE    A recipe file or the name of a shipped recipe (python -m lit_llm recipes)."
+    yield "  --run DIR          The recipe and the folder of a run."
+    for option in options_of(command):
+        if command in option.commands:
+            yield _line(Key(option.name, _type(option.type), _value(option.default), option.help), "")
+    for name, (default, text) in own.described().items() if own else []:
+        yield _line(Key(name, "", default if default != "none" else "null", text), "")
+    for group in GROUPS:
+        yield ""
+        yield from _summary(group)
+
+
+def _summary(group: str) -> Iterator[str]:
+    if group == ARCHITECTURE:
+        yield "architecture: your own model by the path of its class, instead of lit_llm's GPT (docs/your-project.md)"
+        return
+    cls = _default_class(group)
+    yield _shorten(f"{group}: {_title(cls)}")
+    if group in OFF:
+        yield _line(Key(group, "", "null", "Off. Any of its keys turns it on; so does {}, with the defaults."), "")
+    if group in CLASSES:
+        off = "" if CLASSES[group].default else ", off by default"
+        yield _shorten(f"  --{group} CLASS   {cls.__name__}{off}. {_others(group, cls)}")
+    for key in _keys(group, cls):
+        yield _line(key, f"{group}.")
+    own = {key.name for key in _keys(group, cls)}
+    for name, each in known_classes(group).items() if group in CLASSES else []:
+        more = [key.name for key in _keys(group, each) if key.name not in own]
+        if more and each.__module__.startswith("lit_llm."):
+            yield _shorten(f"  {name} also has --{group}.{f', --{group}.'.join(more)}")
+
+
+def _in_full(name: str) -> Iterator[str]:
+    group, _, class_name = name.partition(".")
+    if group not in GROUPS or group == ARCHITECTURE:
+        raise UserError(f"there is no group {group}; groups are {', '.join(g for g in GROUPS if g != ARCHITECTURE)} (--help)")
+    cls = _default_class(group)
+    if class_name:
+        known = known_classes(group)
+        if class_name not in known:
+            raise UserError(f"{group} cannot be {class_name}; known are {', '.join(known)} (--help)")
+        cls = known[class_name]
+    yield f"{group}: {cls.__module__}.{cls.__name__}"
+    yield ""
+    yield from _docstring(cls).partition("\nArgs:\n")[0].strip().splitlines()
+    yield ""
+    for key in _keys(group, cls):
+        yield f"  --{group}.{key.name} {key.type} (default: {key.default})"
+        yield from textwrap.wrap(key.help, WIDTH, initial_indent="      ", subsequent_indent="      ")
+    if group in CLASSES:
+        yield ""
+        yield from textwrap.wrap(f"Classes that --{group} can name: {', '.join(known_classes(group))}.", WIDTH)
+        yield f"Their keys: --help {group}.CLASS. Your own class: its path, like my_project.MyClass."
+
+
+def _default_class(group: str) -> type:
+    if group in PLAIN:
+        return class_at(PLAIN[group])
+    return class_at(CLASSES[group].default or CLASSES[group].base)
+
+
+def _others(group: str, cls: type) -> str:
+    known = known_classes(group).items()
+    ours_first = sorted(known, key=lambda item: not item[1].__module__.startswith("lit_llm."))  # others may be cut off
+    names = [name for name, each in ours_first if each is not cls]
+    return f"Others: {', '.join(names)}." if names else ""
+
+
+def _keys(group: str, cls: type) -> list[Key]:
+    described = _descriptions(cls)
+    modules = [vars(sys.modules[each.__module__]) for each in inspect.getmro(cls)]
+    named = {name: _type(value) for module in modules for name, value in module.items() if get_origin(value) is Literal}
+    changed = TRAINER if group == "trainer" else {}
+    if group in CLASSES and cls is _default_class(group):
+        changed = CLASSES[group].arguments or {}
+    found = []
+    for name, parameter in all_arguments(cls).items():
+        if name not in _SKIPPED:
+            default = changed.get(name, parameter.default)
+            kind = re.sub(r"\b[A-Z]\w+", lambda alias: named.get(alias[0], alias[0]), _type(parameter.annotation))
+            found.append(Key(name, kind, _value(default), described.get(name, "")))
+    return found
+
+
+def _descriptions(cls: type) -> dict[str, str]:
+    """What the docstrings of a class and its base classes say about arguments and fields."""
+    found: dict[str, str] = {}
+    for each in reversed(inspect.getmro(cls)):
+        if (each is cls or not dataclasses.is_dataclass(cls)) and each is not object:
+            for source in (each, vars(each).get("__init__")):
+                if source is not None and source.__doc__:
+                    fields = dataclasses.is_dataclass(source)
+                    for param in (parse_from_object(source) if fields else parse(source.__doc__)).params:
+                        if param.description:
+                            found[param.arg_name] = " ".join(param.description.replace("``", "`").split())
+    return found
+
+
+def _title(cls: type) -> str:
+    return " ".join(_docstring(cls).partition("\n\n")[0].split())
+
+
+def _docstring(cls: type) -> str:
+    """The docstring of the class itself, or of its constructor, as Lightning's Trainer has it."""
+    return (cls.__doc__ and inspect.getdoc(cls)) or inspect.getdoc(vars(cls).get("__init__")) or cls.__name__
+
+
+def _type(annotation: Any) -> str:
+    if annotation is inspect.Parameter.empty:
+        return ""
+    text = annotation if isinstance(annotation, str) else None
+    if text is None:
+        args = get_args(annotation)
+        text = annotation.__name__ if isinstance(annotation, type) and not args else str(annotation)
+    return text.replace("typing.", "").replace("NoneType", "null").replace("None", "null")
+
+
+def _value(value: Any) -> str:
+    if value is inspect.Parameter.empty or value is dataclasses.MISSING:
+        return "required"
+    try:
+        return json.dumps(value)
+    except TypeError:
+        return str(value)
+
+
+def _line(key: Key, prefix: str) -> str:
+    return _shorten(f"  --{prefix}{key.name} = {key.default}".ljust(40) + f"  {key.help}")
+
+
+def _shorten(line: str) -> str:
+    line = line.rstrip()
+    return line if len(line) <= WIDTH else line[: WIDTH - 1].rpartition(" ")[0] + " …"

@@ -1,0 +1,123 @@
+"""Whether training fits into the memory of this machine, estimated without building the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lit_llm.core.device_memory import memory_bytes
+from lit_llm.core.errors import UserError
+from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
+from lit_llm.distributed.keep_rule import KeptWhole
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.models.config import GPTConfig
+from lit_llm.models.custom import Architecture
+from lit_llm.models.lora import LoRAConfig
+from lit_llm.plan.custom_config import CustomConfig, custom_config
+from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.measure import this_machine
+from lit_llm.plan.memory import Memory
+from lit_llm.plan.optimizer import Optimizer
+from lit_llm.plan.peak import peaks_of_ranks
+from lit_llm.plan.settings import DataFacts, RunSettings, from_recipe
+from lit_llm.tokenizers import Learned
+
+TOLERANCE = 1.25
+"""The peak is an estimate, so a run on a CPU is refused only if it exceeds the memory by this factor."""
+
+PROCESS_BYTES = 200_000_000
+"""What Python with torch and Lightning takes at least, in each process on a CPU."""
+
+_STORED = ("weights", "weight average", "optimizer state", "gradients")
+
+
+def memory_problem(
+    config: Namespace, parts: Mapping[str, Any], own: Architecture | None, trainer: Trainer, *, cut: bool
+) -> str | None:
+    """Why the run cannot be held in memory, in one sentence; None if it can, or if that is unknown.
+
+    On a GPU it also settles what FSDP2 keeps whole, where that is auto.
+
+    Args:
+        parts: the objects of the recipe's groups.
+        own: a custom architecture.
+        cut: the batch will be reduced, so that only the model counts.
+    """
+    device = trainer.strategy.root_device
+    if device.type not in ("cpu", "cuda"):
+        return None
+    try:
+        model, data = parts["model"], parts["data"]
+        planned = custom_config(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), own)
+        settings = _settings(config, planned, data, trainer, parts.get("lora"), cut=cut)
+        settings = resolved(settings, this_machine(measure=False, device=device))
+        ranks = peaks_of_ranks(settings, cuda=device.type == "cuda")
+    except UserError:
+        return None  # a strategy or precision that the planner does not know
+    except Exception as error:  # of the planner, which must not end a run
+        rank_zero_warn(f"plan: whether the run fits into memory is not known: {type(error).__name__}: {error}")
+        return None
+    if device.type == "cuda" and isinstance(trainer.strategy, MeshStrategy) and not settings.layout.auto:  # decided
+        trainer.strategy.chosen = KeptWhole(not settings.layout.reshard, settings.layout.reduce_once)
+    return _problem(ranks, trainer, settings)
+
+
+def _settings(
+    config: Namespace, model: GPTConfig, data: Any, trainer: Trainer, lora: LoRAConfig | None, *, cut: bool
+) -> RunSettings:
+    values = config.as_dict()
+    values["trainer"]["max_steps"] = max(1, trainer.max_steps)  # memory does not depend on it
+    length = getattr(data, "block_size", None) or model.block_size
+    ramp, most = getattr(data, "ramp", None), 1 if cut else getattr(data, "micro_batch_size", None)
+    stages = () if cut or ramp is None else ramp.sequences(length)
+    given: dict[str, Any] = {"devices": trainer.world_size, "devices_per_node": trainer.num_devices, "data": DataFacts()}
+    sizes: dict[str, Any] = {"micro_batch": most, "global_batch": 1, "ramp": stages, "length": length}
+    settings = from_recipe(values, model, **given, **sizes, lora=lora)
+    batch, layout, optimizer = getattr(data, "global_batch_size", None), settings.layout, settings.optimizer
+    return replace(
+        settings,
+        global_batch=(most or 1) * layout.data_parallel * layout.pipeline.stages if cut or batch is None else batch,
+        optimizer=optimizer if optimizer.is_known else Optimizer("SGD"),  # no state, so that no optimizer is overestimated
+    )
+
+
+def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> str | None:
+    """Why the run does not fit.
+
+    Args:
+        ranks: of the pipeline; one without.
+    """
+    device = trainer.strategy.root_device
+    on_cpu, capacity = device.type == "cpu", memory_bytes(device)
+    processes = trainer.num_devices if on_cpu else 1  # the processes on a CPU share its memory
+
+    def together(sizes: list[int]) -> float:
+        return processes * sum(sizes) / len(sizes) if on_cpu else max(sizes)
+
+    stored = together([sum(rank.parts.get(part, 0) for part in _STORED) + (PROCESS_BYTES if on_cpu else 0) for rank in ranks])
+    peak = together([rank.total for rank in ranks])
+    has = f"this {'machine' if on_cpu else 'GPU'} has {capacity / 1e9:,.1f} GB"
+    share = f" in {processes:,} processes" if processes > 1 else ""
+    if stored > capacity:
+        sizes = "--model.n_layer, --model.n_embd, --model.mlp_width, --model.head_dim, --model.vocab_size"
+        flags = f"{'--architecture' if isinstance(settings.model, CustomConfig) else sizes} or --trainer.devices"
+        return f"weights, gradients and optimizer state take {stored / 1e9:,.1f} GB{share}, but {has} (lower {flags})"
+    if on_cpu and not settings.compile and peak > TOLERANCE * capacity:
+        flags = "--data.micro_batch_size, --data.global_batch_size, --data.block_size or a size of the model"
+        return f"a training step takes about {peak / 1e9:,.1f} GB{share}, but {has} (lower {flags})"
+    return None
+
+
+def _vocab_size(data: Any) -> int:
+    """The number of token ids as far as it is known without reading text; 1 if it is not."""
+    if isinstance(data, TokenShards | Mixture):
+        return data.known_vocab_size or 1
+    if isinstance(data, TextDataModule) and not isinstance(data.source_tokenizer, Learned):
+        return data.source_tokenizer.vocab_size
+    known = None if isinstance(data, TokenDataModule) else getattr(data, "vocab_size", None)
+    return known if isinstance(known, int) and known > 0 else 1

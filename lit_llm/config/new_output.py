@@ -1,0 +1,133 @@
+"""Output of a command: complete or absent, and nothing is overwritten unless the user says so. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lit_llm.checkpoint.crash_safe import fsync_path, make_folder
+from lit_llm.core.disk import NO_ROOM, delete
+from lit_llm.core.errors import UserError
+from lit_llm.runs.run_folder import set_aside
+
+REPLACE_HELP = "true: replace an existing file; rename an existing folder to <name>.1"
+
+
+@contextlib.contextmanager
+def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]:
+    """A path to write to. It becomes `out` in one rename when the block ends, and is deleted if the block fails.
+
+    Raises:
+        UserError: `out` is a folder, or exists without `replace`; its folder cannot be made; the disk is full.
+    """
+    if out.is_dir():
+        raise UserError(f"{out} is a folder: give a file ({flag})")
+    _refuse_existing(out, replace=replace, flag=flag)
+    with _partial(out, flag) as partial:
+        make_folder(out.absolute().parent)
+        yield partial
+        fsync_path(partial)
+        os.replace(partial, out)
+
+
+@contextlib.contextmanager
+def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resumable: str | None = None) -> Iterator[Path]:
+    """A folder to write into. It becomes `out` when the block ends.
+
+    Args:
+        replace: Rename an existing folder to `<name>.1`, …, when the new one is complete.
+        sources: What the command reads: `out` must not contain any of it.
+        resumable: A subfolder for finished steps. If the block fails, the folder is kept with it and given to the next call;
+            another process with the same `out` is refused. When the block ends, the subfolder is deleted.
+
+    Raises:
+        UserError: `out` is a file, or not empty without `replace`; it cannot be made; the disk is full.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file: give a folder (--out)")
+    resolved = out.resolve()
+    for source in sources:
+        if source.resolve().is_relative_to(resolved):
+            raise UserError(f"{out} contains {source}, which is read: give another folder (--out)")
+    empty = out.is_dir() and not any(out.iterdir())
+    if not empty:
+        _refuse_existing(out, replace=replace, flag="--out")
+    with _partial(out, "--out", keep=bool(resumable)) as partial, _lock(out) if resumable else contextlib.nullcontext():
+        steps = partial / (resumable or "")
+        if resumable and not steps.is_dir():
+            delete(partial)  # of a process that was killed between the renames below
+        make_folder(partial)
+        yield partial
+        if not empty:
+            set_aside(out)
+        finished = partial.with_name(f"{partial.name}.finished")
+        if resumable:
+            delete(finished)
+            os.rename(steps, finished)
+        os.rename(partial, out)
+        delete(finished)
+
+
+@contextlib.contextmanager
+def kept_steps(partial: Path, resumable: str) -> Iterator[None]:
+    """If the block fails with finished steps in a `new_folder`, say where they are, and what continues from them."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            (partial / resumable).rmdir()  # if no step is finished
+        if any(partial.iterdir()):
+            first = "Mend the error, then repeat" if isinstance(error, UserError) else "Repeat"
+            print(f"What is finished is kept in {partial}. {first} the command to continue.", file=sys.stderr)
+        raise
+
+
+@contextlib.contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    """Refuse a second process with the same output, as far as the file system has locks."""
+    path = out.absolute().with_name(f".{out.absolute().name}.lock")
+    make_folder(path.parent)
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process writes {out}: wait for it, or give another folder (--out)") from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def log_beside(out: Path) -> Path:
+    """The log of an output folder. It is hidden, because a folder that holds both may be read as text."""
+    return out.absolute().with_name(f".{out.absolute().name}.log")
+
+
+def _refuse_existing(out: Path, *, replace: bool, flag: str) -> None:
+    if os.path.lexists(out) and not replace:
+        raise UserError(f"{out} exists already: give another name ({flag}), or replace it with --replace true")
+
+
+@contextlib.contextmanager
+def _partial(out: Path, flag: str, *, keep: bool = False) -> Iterator[Path]:
+    """The hidden path beside `out`; unless kept, what a killed process left there is deleted."""
+    partial = out.absolute().with_name(f".{out.absolute().name}.partial")
+    try:
+        if not keep:
+            delete(partial)
+        yield partial
+        fsync_path(partial.parent)
+    except BaseException as error:
+        if not keep:
+            delete(partial)
+        with contextlib.suppress(OSError):
+            partial.rmdir()  # if nothing was kept
+        if isinstance(error, OSError) and (error.errno in NO_ROOM or not out.absolute().parent.is_dir()):
+            raise UserError(f"{out} cannot be written: {error.strerror} ({flag})") from error
+        raise

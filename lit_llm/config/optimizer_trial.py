@@ -1,0 +1,95 @@
+"""One step of the recipe's optimizer on small parameters: what it would refuse, or could not save, after hours of loading."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.optim import Optimizer
+
+from lit_llm.config.constructor_errors import is_mistake
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+
+MakeOptimizer = Callable[[Iterable[dict[str, Any]]], Optimizer]
+Distribute = Callable[[Tensor, Placement], Tensor]
+_INSTEAD = "AdamW, Lion and MuonAdamW do (--optimizer AdamW, or --trainer.strategy ddp)"
+
+
+def optimizer_problems(strategy: object, make_optimizer: MakeOptimizer, class_path: str) -> list[str]:
+    """A sentence if the optimizer cannot make a step with a strategy, or if its state could not be saved and restored."""
+    name = class_path.rpartition(".")[2]
+    state, reason = _step(make_optimizer, lambda whole, _: whole)
+    if reason is not None:
+        return [f"{name} cannot train this model: {reason} (--optimizer AdamW)"]
+    if (kind := _not_restorable(state)) is not None:
+        return [f"{name} keeps its state in {kind}, which a checkpoint cannot restore (--optimizer AdamW)"]
+    if not isinstance(strategy, MeshStrategy) or dist.is_initialized():  # no process group exists yet when `fit` starts
+        return []
+    with _mesh_of_this_process() as mesh:
+        state, reason = _step(make_optimizer, lambda whole, where: DTensor.from_local(whole, mesh, [where], run_check=False))
+    if reason is not None:
+        return [f"{name} does not work on distributed parameters: {_INSTEAD}"]
+    for value in state:
+        if isinstance(value, DTensor) and type(local := value.to_local()) is not Tensor:
+            return [
+                f"{name} keeps its state in {type(local).__name__}, which distributed parameters do not support: {_INSTEAD}"
+            ]
+    return []
+
+
+def _step(make_optimizer: MakeOptimizer, distribute: Distribute) -> tuple[list[Any], str | None]:
+    """The values of the state after one step, and why the step failed, if it did."""
+
+    def parameter(shape: tuple[int, ...], where: Placement) -> nn.Parameter:
+        made = nn.Parameter(distribute(torch.full(shape, 0.5), where))
+        made.grad = distribute(torch.full(shape, 0.25), where)
+        return made
+
+    # Both ways to cut a matrix, and more values than those up to which torchao compresses nothing.
+    matrices = [parameter((64, 128), Shard(0)), parameter((64, 128), Shard(1))]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "name": "matrix"},
+        {"params": [parameter((64,), Shard(0))], "name": "vector", "weight_decay": 0.0},
+    ]
+    try:
+        optimizer = make_optimizer(groups)
+        for group in optimizer.param_groups:
+            if group.get("capturable"):  # for CUDA only, and these parameters are on the CPU
+                group["capturable"] = False
+        with torch.compiler.set_stance("force_eager"), torch.random.fork_rng(devices=[]):
+            optimizer.step(lambda: 0.0)
+    except Exception as error:  # of any optimizer, also of a user's
+        if not is_mistake(error):
+            raise
+        return [], (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return [value for state in optimizer.state.values() for value in state.values()], None
+
+
+def _not_restorable(state: list[Any]) -> str | None:
+    """The class of the first value that loading with `weights_only` refuses or changes."""
+    for value in state:
+        file = io.BytesIO()
+        with contextlib.suppress(Exception):  # pickle and torch raise many types
+            torch.save(value, file)
+            file.seek(0)
+            if type(torch.load(file, weights_only=True)) is type(value):
+                continue
+        return type(value).__name__
+    return None
+
+
+@contextlib.contextmanager
+def _mesh_of_this_process() -> Iterator[DeviceMesh]:
+    """A mesh of one process. No other process takes part, and the process group is gone afterwards."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,120 @@
+"""Flags that belong to one command, beside those of a recipe or instead of them. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from typing import Any, NoReturn
+
+from lit_llm.config.arguments import is_flag, needs_value, underscored
+from lit_llm.core.errors import UserError
+
+
+class OwnFlags(argparse.ArgumentParser):
+    """Flags of a command. Mistakes raise UserError, one sentence each.
+
+    Args:
+        alone: the command takes no recipe, so that `parse` refuses other words, and `--help` prints these flags.
+    """
+
+    def __init__(self, *, alone: bool = False, **options: Any) -> None:
+        shown = argparse.ArgumentDefaultsHelpFormatter if alone else argparse.RawDescriptionHelpFormatter
+        self._flags: dict[str, argparse.Action] = {}
+        super().__init__(allow_abbrev=False, add_help=alone, formatter_class=shown, **options)
+        self.register("type", int, whole_number)
+        self.register("type", float, number)
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """As argparse. With `type=bool` it is a switch: `--x` and `--x true` are the same."""
+        if options.get("type") is bool:
+            options = {"default": False, **options, "type": true_or_false, "nargs": "?", "const": True, "metavar": "true|false"}
+        action = super().add_argument(*names, **options)
+        self._flags |= dict.fromkeys(action.option_strings, action)
+        return action
+
+    def described(self) -> dict[str, tuple[str, str]]:
+        """Name → default and help."""
+        return {name.lstrip("-"): (str(each.default).lower(), each.help or "") for name, each in self._flags.items()}
+
+    def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+        """The values of these flags, and the other words.
+
+        Raises:
+            UserError: A value is missing or wrong.
+        """
+        own: list[str] = []
+        others: list[str] = []
+        words = underscored(words)
+        while words:
+            word = words.pop(0)
+            action = self._flags.get(word.partition("=")[0])
+            if action is None:
+                others.append(word)
+                continue
+            if action.nargs in ("+", 0) or "=" in word:  # a list of values, --help, or a value in the same word
+                own.append(word)
+                while action.nargs == "+" and words and not is_flag(words[0]):
+                    own.append(words.pop(0))
+            elif words and not is_flag(words[0]):
+                own.append(f"{word}={words.pop(0)}")  # argparse takes -1e-3 after a space for a flag
+            elif action.nargs == "?":
+                own.append(word)
+            else:
+                raise UserError(needs_value(word.lstrip("-")))
+        return self.parse_args(own), others
+
+    def parse(self, words: list[str]) -> argparse.Namespace:
+        """The values of these flags, which are all that the command takes.
+
+        Raises:
+            UserError: A value is missing or wrong, or a word is not one of these flags.
+        """
+        self.refuse_unknown([word for word in underscored(words) if is_flag(word)])
+        values, others = self.split(words)
+        self.refuse_unknown(others)
+        return values
+
+    def refuse_unknown(self, words: list[str]) -> None:
+        """Raises:
+        UserError: Some words are not flags of this command. Names the most similar ones.
+        """
+        known = {flag.lstrip("-"): flag for flag in sorted(self._flags)}
+        problems = []
+        for word in words:
+            flag = word.partition("=")[0]
+            if not is_flag(word):
+                problems.append(f"unexpected argument '{word}' ({self.prog} --help)")
+            elif flag not in self._flags:
+                near = difflib.get_close_matches(flag.lstrip("-"), known, n=1, cutoff=0.7)
+                hint = f"; did you mean {known[near[0]]}?" if near else ""
+                problems.append(f"unknown flag {flag}{hint} ({self.prog} --help)")
+        if problems:
+            raise UserError("\n".join(problems))
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument (--\w+): (?=is |needs )", r"\1 ", message)  # as the functions below write
+        raise UserError(f"{message.removeprefix('argument ')} ({self.prog} --help)")
+
+
+def whole_number(text: str) -> int:
+    """Value of a flag."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"needs a whole number, not {text!r}") from None
+
+
+def number(text: str) -> float:
+    """Value of a flag."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"needs a number, not {text!r}") from None
+
+
+def true_or_false(text: str) -> bool:
+    """Value of a flag."""
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"is {text!r}, it must be true or false")
+    return text == "true"

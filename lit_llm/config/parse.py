@@ -1,0 +1,209 @@
+"""From arguments to a parsed recipe. Nothing is built here, and nothing is written."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import Logger
+from torch.nn import Module
+
+from lit_llm.config.arguments import FLAGS, Arguments, leaves, needs_value, read
+from lit_llm.config.class_defaults import all_arguments, drop_arguments_of_other_classes, restore_defaults
+from lit_llm.config.groups import ARCHITECTURE, CLASSES, Command
+from lit_llm.config.mixture_keys import refuse_wrong_shapes, with_empty_sources
+from lit_llm.config.number_domains import DOMAINS
+from lit_llm.config.parse_errors import explain, reason
+from lit_llm.config.parser import RecipeParser, known_classes, make_parser
+from lit_llm.config.spelling import refuse_groups_without_keys
+from lit_llm.core.errors import UserError, report
+from lit_llm.core.yaml_reading import InvalidYaml, read_yaml, refusal
+from lit_llm.models.custom import class_problem
+from lit_llm.runs.initial_weights import InitialWeights
+
+STRATEGY = "trainer.strategy"
+_BASES: dict[str, type] = {
+    ARCHITECTURE: Module,
+    "trainer.logger": Logger,
+    "trainer.callbacks": Callback,
+    "trainer.callbacks+": Callback,
+}
+"""Other keys than groups that name classes, with the class that each must extend."""
+
+
+@dataclass
+class Recipe:
+    """A parsed recipe.
+
+    Attributes:
+        config: every setting, with the defaults of the chosen classes.
+        given: dotted keys that a recipe file or a flag sets, without `init_args`.
+        problems: one sentence per mistake. `config` is then made of the other settings.
+        notes: one sentence per class that dropped arguments of another.
+        initial: the weights that `init_from` names.
+        initial_problems: why they cannot be used. They do not matter if a run is resumed.
+    """
+
+    command: Command
+    arguments: Arguments
+    parser: RecipeParser
+    config: Namespace
+    given: set[str]
+    problems: list[str]
+    notes: list[str]
+    initial: InitialWeights | None
+    initial_problems: list[str]
+
+    def raise_problems(self) -> None:
+        """Print the notes, unless there are problems.
+
+        Raises:
+            UserError: There are problems, or some have been printed already.
+        """
+        if self.problems or self.arguments.reported:
+            raise UserError("\n".join(self.problems))
+        report("\n".join(self.notes), kind="note")
+
+
+def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
+    """Parse the arguments of a command. Mistakes in values are collected in `problems`.
+
+    Raises:
+        UserError: A recipe file cannot be read, or the mistake cannot be assigned to one value.
+    """
+    if isinstance(arguments, list):
+        arguments = read(arguments)
+    arguments, problems = refuse_groups_without_keys(arguments)
+    arguments, shapes = refuse_wrong_shapes(arguments)
+    initial, initial_problems = _initial_weights(command, arguments)
+    parser = make_parser(command, None if initial is None else initial.defaults())
+    arguments, dropped = drop_arguments_of_other_classes(arguments, _default_value, find_class)
+    arguments, missing = _without_incomplete_classes(arguments)
+    problems += [*shapes, *arguments.problems, *map(needs_value, arguments.bare), *missing]
+
+    def parse_words(words: list[str]) -> Namespace:
+        parsed: Namespace = parser.parse_args(with_empty_sources(words))
+        return parsed
+
+    try:
+        config = parse_words(arguments.words())
+    except Exception as error:
+        found, accepted = explain(arguments, parse_words, lambda key: list(known_classes(key)), class_problem)
+        config = parse_words(accepted)  # so that mistakes of other kinds are found too
+        found = found or _must_be_text(arguments, config)
+        if not found:
+            raise UserError(reason(str(error))) from None
+        problems += found
+    config.pop("config", None)
+    problems = problems or _ambiguous_flags(arguments, config)
+    given = {assignment.key for assignment in arguments.assignments}
+    restore_whole_numbers(config, arguments)
+    restore_defaults(config, parser.get_defaults(), (*CLASSES, STRATEGY), given, find_class)
+    return Recipe(command, arguments, parser, config, given, problems, dropped, initial, initial_problems)
+
+
+def _without_incomplete_classes(arguments: Arguments) -> tuple[Arguments, list[str]]:
+    """The arguments without those of classes that lack a required argument, and one sentence for each such class."""
+    problems, dropped = [], []
+    for group in (*CLASSES, "data.tokenizer", *_BASES):
+        key = group.removesuffix("+")
+        own = [a for a in arguments.assignments if a.key == group or a.key.startswith(f"{key}.")]
+        named = [a.value for a in own if a.key == group and isinstance(a.value, (str, list, NoneType)) and a.value != "{}"]
+        chosen = named[-1] if named else _default_value(group)
+        for path, inside in _class_entries(chosen) if own else []:
+            cls: Any = find_class(group, path)
+            if cls is None or not (issubclass(cls, _BASES[group]) if group in _BASES else cls in known_classes(group).values()):
+                continue
+            given = {a.key.removeprefix(f"{key}.").partition(".")[0] for a in own} | inside
+            if group in CLASSES and cls is find_class(group, CLASSES[group].default) and not {None, "null"} & set(named):
+                given |= (CLASSES[group].arguments or {}).keys()
+            given |= {"params"} if group not in _BASES else {"vocab_size"} if group == ARCHITECTURE else set()
+            required = [name for name, p in all_arguments(cls).items() if p.default is p.empty]
+            if found := [name for name in required if name not in given]:
+                flags = ", ".join(f"--{key}.{name}" for name in found) if path == chosen else f"--{group}"
+                problems.append(f"{key} is {cls.__name__}, which needs {' and '.join(found)} ({flags})")
+                dropped += own
+    return (arguments.without(dropped) if dropped else arguments), problems
+
+
+def _class_entries(value: Any) -> list[tuple[Any, set[str]]]:
+    """The classes that a value names, alone or in a list, each with the names of the arguments beside it."""
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        try:
+            value = read_yaml(value)
+        except InvalidYaml:
+            return []  # the parser reports it
+    entries = value if isinstance(value, list) else [value]
+    return [(e.get("class_path"), set(e.get("init_args") or {})) if isinstance(e, dict) else (e, set()) for e in entries]
+
+
+def _must_be_text(arguments: Arguments, config: Namespace) -> list[str]:
+    """Values of recipe files that must be text, although they are not. As flags, the same characters are text."""
+    values = dict(leaves(config.as_dict()))
+    return [
+        f"{a.key} is {a.value!r}, but must be text: put it in quotes {a.where}"
+        for a in arguments.assignments
+        if a.source != FLAGS and isinstance(a.value, (bool, int, float, list)) and isinstance(values.get(a.key), str)
+    ]
+
+
+def _ambiguous_flags(arguments: Arguments, config: Namespace) -> list[str]:
+    """Flags whose text became a number or bool, although the same text in a recipe file is refused."""
+    values = dict(leaves(config.as_dict()))
+    return [
+        f"{a.key} is {a.value[:20]}, which {why} (--{a.key})"
+        for a in arguments.assignments
+        if a.source == FLAGS
+        and isinstance(a.value, str)
+        and isinstance(values.get(a.key), (bool, int, float))
+        and (why := refusal(a.value.strip()))
+    ]
+
+
+def restore_whole_numbers(config: Namespace, arguments: Arguments) -> None:
+    """Undo that a count such as `limit_val_batches: 20` was parsed as a fraction, 20.0.
+
+    The parser tries the types of a union in order. `typing` gives Lightning's `Union[int, float]` in the order that some
+    module used first in this process.
+    """
+    for key in (key for key, domain in DOMAINS.items() if domain.fraction):
+        given = arguments.value_of(key)
+        given = read_yaml(given) if isinstance(given, str) else given
+        if isinstance(config.get(key), float) and isinstance(given, int):
+            config[key] = given
+
+
+def _initial_weights(command: Command, arguments: Arguments) -> tuple[InitialWeights | None, list[str]]:
+    named = arguments.value_of("init_from")
+    if command != "fit" or named in (None, "null"):
+        return None, []
+    if not isinstance(named, str):
+        raise UserError(f"init_from is {named!r}, but must be the path of a run folder or checkpoint (--init_from)")
+    try:
+        return InitialWeights.find(Path(named)), []
+    except UserError as error:
+        return None, str(error).splitlines()
+
+
+def _default_value(key: str) -> Any:
+    return CLASSES[key].default or CLASSES[key].base if key in CLASSES else None
+
+
+def find_class(key: str, value: Any) -> type | None:
+    """The class that the value of a key names, by its short name or its class path; None if there is none."""
+    if not isinstance(value, str):
+        return None
+    if "." not in value:
+        return known_classes(key).get(value)
+    module, _, name = value.rpartition(".")
+    try:
+        # Not with pydoc.locate: `torch.optim.adamw` is a module, but not an attribute of `torch.optim`.
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception:
+        return None  # the parser reports it
+    return found if isinstance(found, type) else None

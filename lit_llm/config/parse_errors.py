@@ -1,0 +1,137 @@
+"""Explains mistakes in recipes and flags: all of them at once, each with the nearest right key or value.
+
+jsonargparse stops at the first mistake and explains it in up to forty lines. So when parsing fails, the assignments are tried
+again one by one on top of those that are right. That takes up to one parse per assignment, but only after a mistake.
+
+This is the only module that reads jsonargparse's messages.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+from lit_llm.config.arguments import Arguments, Assignment, leaves
+from lit_llm.config.spelling import short, unknown_key
+
+
+def explain(
+    arguments: Arguments,
+    parse: Callable[[list[str]], Any],
+    class_names: Callable[[str], list[str]],
+    class_problem: Callable[[str, Any], str | None] = lambda key, value: None,
+) -> tuple[list[str], list[str]]:
+    """One sentence for each mistake, and the flags that remain without the mistakes.
+
+    Args:
+        parse: parses flags into a namespace; raises on a mistake.
+        class_names: the known classes of a key, empty if it does not take a class.
+        class_problem: what is wrong with the class that a key's value names, in a sentence; None if nothing is known.
+    """
+    problems: list[str] = []
+    accepted: list[str] = []
+
+    def error_of(candidates: list[Assignment]) -> str | None:
+        try:
+            parse([*accepted, *(assignment.as_flag() for assignment in candidates)])
+        except Exception as error:
+            return str(error)
+        return None
+
+    def report(assignment: Assignment, error: str) -> None:
+        if problem := class_problem(assignment.key, assignment.value):
+            problems.append(problem)
+            return
+        known = [key for key, _ in leaves(_as_dict(parse(accepted)))]
+        problems.append(_sentence(assignment, error, known, class_names(assignment.key)))
+
+    rejected_classes: list[str] = []
+    # A class can be valid only together with its required arguments, so the assignments of one group are tried together first.
+    for _, together in groupby(arguments.assignments, key=lambda a: (a.origin, a.key.partition(".")[0])):
+        group = list(together)
+        if error_of(group) is not None:
+            for i, suspect in enumerate(group):
+                others = group[:i] + group[i + 1 :]
+                if others and error_of(others) is None:
+                    report(suspect, error_of([*others, suspect]) or "")
+                    group = others
+                    break
+            else:
+                fine: list[Assignment] = []
+                for suspect in group:
+                    if any(suspect.key.startswith(f"{rejected}.") for rejected in rejected_classes):
+                        continue  # an argument of a class that does not exist cannot be checked
+                    error = error_of([*fine, suspect])
+                    below = [a for a in group if a.key.startswith(f"{suspect.key}.") and a not in fine]
+                    if error is None:
+                        fine.append(suspect)
+                    elif below and str(suspect.value).rpartition(".")[2] in class_names(suspect.key):
+                        # The class is right, but one of the arguments that it requires is not.
+                        error = error_of([*fine, suspect, *below]) or error
+                        named = [a for a in below if a.key.rpartition(".")[2] in error]
+                        report((named or below)[0], error)
+                        rejected_classes.append(suspect.key)
+                    else:
+                        report(suspect, error)
+                        if class_names(suspect.key) or class_problem(suspect.key, suspect.value):
+                            rejected_classes.append(suspect.key)
+                group = fine
+        accepted += [assignment.as_flag() for assignment in group]
+    return problems, accepted
+
+
+def reason(error: str) -> str:
+    """The message of the class that was built, without what jsonargparse writes around it."""
+    lines = [line.strip(" -.") for line in error.splitlines() if line.strip()]
+    own = [line for line in lines if re.search(r"\(--[\w.]+\)", line)]
+    noise = ("Expected a", "Does not validate", "Problem with given", "Subtypes:", "Errors:", "Given value", "Parser key")
+    return (own or [line for line in lines if not line.startswith(noise)] or [" ".join(lines)])[0][:300]
+
+
+def _as_dict(namespace: Any) -> dict[str, Any]:
+    return namespace.as_dict() if hasattr(namespace, "as_dict") else dict(namespace)
+
+
+def _sentence(assignment: Assignment, error: str, known: list[str], classes: list[str]) -> str:
+    key, value, where = assignment.key, short(assignment.value), assignment.where
+    if assignment.value is None and key in known:
+        return f"{key} is null, but needs a value (--{key})"  # the sentence of null_values
+    unknown = "unrecognized arguments" in error or "is not accepted" in error or "is not expected" in error
+    if unknown and key not in known:
+        return unknown_key(assignment, known)
+    named = assignment.value
+    if classes and (not isinstance(named, str) or named.rpartition(".")[2] not in classes):
+        hint = f"; did you mean {near}?" if (near := nearest_class(str(named), classes)) else ""
+        return f"{key} is {value}, which is not a class that can be used here{hint} (known: {', '.join(classes)}) {where}"
+    expected = re.findall(r"Expected an? (.+?)\. Got value", error) or re.findall(r"Subtypes: \[(.+)\]$", error, re.M)
+    if expected:
+        # A class may be expected around the value, such as the optimizer around its learning rate.
+        own = next((each for each in expected if not re.search(r"\b(torch|lightning|lit_llm)\.", each)), expected[0])
+        kinds = re.sub(r"<class '([\w.]+)'>", r"\1", own).replace("NoneType", "null")
+        kinds = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", kinds)
+        if choices := _choices(kinds):
+            near_values = difflib.get_close_matches(str(named), choices, n=3, cutoff=0.5)
+            nearest = f" (nearest: {', '.join(near_values)})" if near_values else ""
+            return f"{key} is {value}, it must be one of {', '.join(choices)}{nearest} {where}"
+        return f"{key} is {value}, it must be of type {kinds} {where}"
+    return f"{key} is {value}: {reason(error)} {where}"
+
+
+def nearest_class(value: str, classes: list[str]) -> str | None:
+    """The class whose name is most similar; capitals do not count: `adamw` is AdamW."""
+    name = value.rpartition(".")[2].lower()
+    by_lower = {each.lower(): each for each in reversed(classes)}
+    near = difflib.get_close_matches(name, by_lower, n=1)
+    return by_lower[near[0]] if near else None
+
+
+def _choices(kinds: str) -> list[str]:
+    """The values of a type that consists of Literal[…] and null only, each once; empty for any other type."""
+    if re.sub(r"Literal\[[^\]]*\]|null|[,\s]", "", kinds):
+        return []
+    values = [str(value) for inner in re.findall(r"Literal\[([^\]]*)\]", kinds) for value in ast.literal_eval(f"[{inner}]")]
+    return list(dict.fromkeys(values + ["null"] * ("null" in kinds))) if values else []

@@ -1,0 +1,131 @@
+"""The parser of recipes: every option and group as jsonargparse arguments, and the classes that a group can name."""
+
+from __future__ import annotations
+
+import os
+from pydoc import locate
+from typing import Any, Literal, NoReturn, get_type_hints
+
+import lightning.pytorch
+import torch
+from jsonargparse import SUPPRESS, ActionConfigFile, set_dumper, set_loader
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.cli import LightningArgumentParser
+from torch.optim import Optimizer
+
+import lit_llm.data
+import lit_llm.optim
+from lit_llm.config.default_callbacks import CALLBACKS
+from lit_llm.config.groups import ARCHITECTURE, CLASSES, OFF, PLAIN, TRAINER, Command, options_of
+from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import InvalidYaml, dump_yaml, read_yaml
+
+
+def _load(text: str) -> Any:
+    """The value of a flag, or the content of a recipe file."""
+    value = read_yaml(text)
+    if isinstance(value, dict) and text.strip(" {}").replace(" ", "").rstrip(":").split(",") == list(value):
+        return text  # `{a, b}` and `a:` are dicts of nulls to YAML, but text to whoever writes them in a flag
+    return value
+
+
+set_loader("recipe", _load, (InvalidYaml,))
+set_dumper("yaml", dump_yaml)  # quotes the texts that `_load` would read as something else
+
+
+class RecipeParser(LightningArgumentParser):
+    """Raises UserError instead of exiting, so that all mistakes can be gathered."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"parser_mode": "recipe", **kwargs})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(message) from ex
+
+
+def make_parser(command: Command, defaults: dict[str, Any] | None = None) -> RecipeParser:
+    """The parser of one command.
+
+    Args:
+        defaults: by dotted key, instead of those in `lit_llm.config.groups`.
+    """
+    os.environ.pop("JSONARGPARSE_DEFAULT_ENV", None)  # it would make jsonargparse read settings from environment variables
+    header = [f"lightning.pytorch=={lightning.pytorch.__version__}"]
+    parser = RecipeParser(prog=f"python -m lit_llm {command}", exit_on_error=False, dump_header=header)
+    parser.add_argument("-c", "--config", action=ActionConfigFile)
+    for option in options_of(command):
+        hidden = SUPPRESS if command not in option.commands else option.help
+        parser.add_argument(f"--{option.name}", type=option.type, default=option.default, help=hidden)
+    for group in ("model", "loss", "compute"):
+        parser.add_class_arguments(class_at(PLAIN[group]), group)
+        if group == "model":
+            _add_architecture(parser)
+    for group in OFF:
+        parser.add_argument(f"--{group}", type=class_at(PLAIN[group]) | None, default=None)
+    parser.add_subclass_arguments(
+        (Optimizer,), "optimizer", instantiate=False, fail_untyped=False, skip={"params"}, required=True
+    )
+    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=True)
+    for group, settings in CALLBACKS.items():
+        parser.add_lightning_class_args(class_at(settings.base), group, subclass_mode=True, required=False)
+    _add_trainer(parser)
+    parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER.items()})
+    parser.set_defaults({group: settings.value for group, settings in CLASSES.items()})
+    parser.set_defaults(defaults or {})
+    return parser
+
+
+def _add_architecture(parser: RecipeParser) -> None:
+    parser.add_subclass_arguments(
+        (torch.nn.Module,),
+        ARCHITECTURE,
+        instantiate=False,
+        fail_untyped=False,
+        skip={"vocab_size"},
+        required=False,
+        help="Your own model, by the path of its class (docs/your-project.md).",
+    )
+
+
+def _add_trainer(parser: RecipeParser) -> None:
+    """Lightning's Trainer, with one more precision: auto."""
+    trainer = class_at(PLAIN["trainer"])
+    parser.add_class_arguments(trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip={"precision"})
+    known = get_type_hints(trainer.__init__)["precision"]  # type: ignore[misc]
+    assert parser.groups is not None
+    parser.groups["trainer"].add_argument(
+        "--trainer.precision",
+        type=known | Literal["auto"],
+        default=None,
+        help="As Lightning's Trainer takes it. auto: bf16-mixed if the device has units for bf16, else 32-true.",
+    )
+
+
+def class_at(class_path: str) -> type:
+    """A class of lit_llm, torch or Lightning."""
+    found = locate(class_path)
+    assert isinstance(found, type), class_path
+    return found
+
+
+def known_classes(key: str) -> dict[str, type]:
+    """The classes that a group can name, by their short names; none for keys that do not take a class."""
+    if key == "data.tokenizer":
+        base: type = lit_llm.data.Tokenizer
+    elif key in CLASSES:
+        base = class_at(CLASSES[key].base)
+    else:
+        return {}
+    return {cls.__name__: cls for cls in sorted(concrete_subclasses(base), key=lambda cls: cls.__name__)}
+
+
+def concrete_subclasses(base: type) -> list[type]:
+    """The base class and every class below it that is public and not abstract."""
+    found, queue = [], [base]
+    while queue:
+        cls = queue.pop()
+        queue += cls.__subclasses__()
+        abstract = bool(getattr(cls, "__abstractmethods__", None))
+        if not abstract and not cls.__name__.startswith("_") and cls not in (LightningDataModule, Optimizer):
+            found.append(cls)
+    return list(dict.fromkeys(found))

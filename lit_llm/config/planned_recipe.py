@@ -1,0 +1,151 @@
+"""A recipe for the planner: checked like `fit`, for any devices, without a run folder and without its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from lit_llm import callbacks
+from lit_llm.config.arguments import Arguments
+from lit_llm.config.auto_precision import Choice
+from lit_llm.config.build import OtherMachine, build, strategy_of
+from lit_llm.config.dataset_size import data_facts, with_packing
+from lit_llm.config.parse import Recipe, parse
+from lit_llm.core.errors import UserError
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.plan.custom_config import custom_config
+from lit_llm.plan.settings import RunSettings, Schedule, from_recipe
+from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_plan
+from lit_llm.runs.run_folder import default_run_dir
+
+VOCABULARY = 50257
+"""GPT-2's, used if neither the recipe nor the data say."""
+
+# Trainer settings are checked on one CPU, so that the devices of the plan need not be here.
+_ONE_CPU = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "num_nodes": 1,
+    "strategy": "auto",
+    "precision": None,
+    "plugins": None,
+    "logger": False,
+}
+
+
+class PlannedRecipe:
+    """A recipe, and what the planner takes from it. `notes` lists what had to be assumed.
+
+    Args:
+        arguments: those of `fit`.
+        devices: used instead of the recipe's trainer.devices and num_nodes.
+        devices_per_node: of the hardware planned for.
+        precision: what trainer.precision auto means on it; None: as on this machine.
+
+    Raises:
+        UserError: Everything that `fit` would refuse, one sentence a line. Data files may be missing.
+    """
+
+    def __init__(
+        self,
+        arguments: Arguments | list[str],
+        *,
+        devices: int | None = None,
+        devices_per_node: int = 8,
+        precision: Choice | None = None,
+    ) -> None:
+        recipe = parse("fit", arguments)
+        machine = OtherMachine(devices, devices_per_node, _start(recipe), precision)
+        run_dir = default_run_dir(recipe.arguments.config_files)  # nothing is written there
+        self.built = build(recipe, run_dir=run_dir, trainer=_ONE_CPU, machine=machine)
+        self.config, self.datamodule = self.built.config, self.built.datamodule
+        self.devices, self.devices_per_node = machine.devices_for(self.config), devices_per_node
+        self.notes: list[str] = []
+
+    @property
+    def strategy(self) -> Any:
+        """The recipe's trainer.strategy: a name, or a dict of class_path and init_args."""
+        return strategy_of(self.config)
+
+    def settings(self) -> RunSettings:
+        """The run in plain numbers. Adds notes.
+
+        Raises:
+            UserError: It cannot be planned: a data module without batch sizes, or an unknown precision.
+        """
+        data, built = self.datamodule, self.built
+        compute = built.parts["compute"]
+        if compute.compile or compute.float8:
+            self.notes.append("memory is planned without compile and float8, which need less (--compute.compile, .float8)")
+            if built.architecture is not None:
+                self.notes.append(f"{built.architecture.class_path} is planned as eager code in time, too")
+        facts, vocab_size = data_facts(data, missing=bool(built.missing_data))
+        if built.missing_data:
+            facts = replace(facts, origin=f"unknown: {' '.join(built.missing_data)}")
+        if getattr(data, "packing", "concatenate") == "best_fit":
+            facts = with_packing(facts, data, missing=bool(built.missing_data))
+            if facts.sequences is None and facts.phases:
+                self.notes.append("epochs of packed sources are estimated without padding, so they will be more")
+        global_batch = getattr(data, "global_batch_size", None)
+        if global_batch is None:
+            raise UserError(f"{type(data).__name__} has no global_batch_size, so it cannot be planned (--data)")
+        model, ramp = self.model_config(vocab_size), getattr(data, "ramp", None)
+        length = getattr(data, "block_size", None) or model.block_size
+        settings = from_recipe(
+            self.config.as_dict(),
+            model,
+            devices=self.devices,
+            devices_per_node=self.devices_per_node,
+            micro_batch=getattr(data, "micro_batch_size", None),
+            global_batch=global_batch,
+            data=facts,
+            ramp=() if ramp is None else ramp.sequences(length),
+            lora=built.parts.get("lora"),
+            length=length,
+        )
+        if length != model.block_size:
+            self.notes.append(
+                f"figures are of sequences of data.block_size = {length} tokens, not of model.block_size = {model.block_size}"
+            )
+        if ramp is not None:
+            self.notes.append(
+                f"batch_ramp: {settings.tokens:,} tokens in total. Per-step figures describe the final batch; "
+                "total time and cost assume its speed throughout"
+            )
+        kind = settings.schedule.kind
+        if kind == "Decay":
+            self.notes.append("Decay starts at the resumed checkpoint; the plan assumes that it starts at step 1")
+        return replace(settings, schedule=Schedule(kind, self._rate(settings.steps)))
+
+    def model_config(self, vocab_size: int | None) -> GPTConfig:
+        """The model with its vocabulary filled in. Adds notes.
+
+        Args:
+            vocab_size: the data's, if known.
+        """
+        model: GPTConfig = self.built.parts["model"]
+        if model.vocab_size is None and vocab_size is None:
+            vocab_size = VOCABULARY
+            self.notes.append(f"the vocabulary is unknown, GPT-2's {VOCABULARY:,} is assumed (--model.vocab_size)")
+        return custom_config(replace(model, vocab_size=model.vocab_size or vocab_size), self.built.architecture)
+
+    def _rate(self, steps: int) -> Callable[[int], float]:
+        """The schedule as a function of the step, with a peak of 1."""
+        schedule: callbacks.Schedule | None = self.built.parts.get("schedule")
+        if schedule is None:
+            return lambda step: 1.0
+        if isinstance(schedule, callbacks.Decay):
+            schedule.load_state_dict({"began": 0, "rates": []})
+        in_epochs: Any = SimpleNamespace(max_steps=steps)
+        schedule.resolve(self.built.trainer if self.built.trainer.max_steps != -1 else in_epochs)
+        return lambda step: schedule.rate(step, 1.0)
+
+
+def _start(recipe: Recipe) -> RunStart:
+    """The run that `--run` names is planned as `--resume auto` would continue it, others from step 0."""
+    config, arguments = recipe.config, recipe.arguments
+    named = arguments.asks_for("run_dir") is not None
+    resume = config.resume if arguments.asks_for("resume") is not None else "auto" if named else "never"
+    return start_of_plan(choose_run_dir(config.run_dir, resume, arguments.config_files), resume)

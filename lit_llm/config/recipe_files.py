@@ -1,0 +1,157 @@
+"""Recipes as files: where they are, what their headers say, and which base they have. No torch, no Lightning."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_llm.core.errors import UserError
+from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
+
+SHIPPED = Path(__file__).parents[1] / "recipes"
+"""The shipped recipes, in a checkout and in an installed wheel."""
+
+
+def find_recipe(name: str) -> Path:
+    """The file that `--config` names: a YAML file with that path, or a recipe's name (`x`, `x.yaml`, `recipes/x.yaml`).
+
+    Recipes in `recipes/` of the current folder come before the shipped ones. Any other name is returned unchanged, and whoever
+    reads the file reports it.
+    """
+    here = Path(name)
+    if here.suffix in (".yaml", ".yml", ".json") and _is_file(here):
+        return here
+    return in_folder(Path("recipes"), name) or in_folder(SHIPPED, name) or here
+
+
+def in_folder(folder: Path, name: str) -> Path | None:
+    """The recipe with that name in a folder of recipes; None if there is none."""
+    file = folder / f"{name.removeprefix('recipes/').removesuffix('.yaml')}.yaml"
+    return file if _is_file(file) and file.resolve().is_relative_to(folder.resolve()) else None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False  # such as a name that is too long
+
+
+def content_of(recipe: Path) -> dict[str, Any]:
+    """The settings of a recipe file, and its key `base`.
+
+    Raises:
+        UserError: It cannot be read, is not YAML, or has no settings.
+    """
+    try:
+        content = read_yaml_file(recipe)
+    except InvalidYaml as error:
+        raise UserError(f"config file {recipe} {error} (--config)") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f"config file {str(recipe)[:200]} cannot be read: {why}{_hint(recipe)} (--config)") from None
+    if not isinstance(content, dict):
+        raise UserError(f"config file {recipe} has no settings; write `key: value` lines (--config)")
+    return content
+
+
+def _hint(recipe: Path) -> str:
+    return hint_for(recipe.name.removesuffix(".yaml")) or "; `python -m lit_llm recipes` lists the shipped ones"
+
+
+def hint_for(name: str) -> str:
+    """The shipped recipes that a name can mean, as the end of a sentence: those of that family and size, of that family, or
+    with the most similar name. "" if there is none.
+    """
+    headers = shipped()
+    family, _, size = name.partition("-")
+    sized = [
+        each for each, header in headers.items() if size and (each.endswith(f"-{size}") or f'"{size}"' in header.title.lower())
+    ]
+    families = {each.partition("-")[0]: each for each in reversed(sized)}
+    near = [families[each] for each in difflib.get_close_matches(family, families, n=1)]
+    for start in (name.replace("-", ""), family):  # gpt-2 is gpt2
+        near = near or [each for each in headers if start and each.replace("-", "").startswith(start)][:4]
+    stems = {Path(each).stem: each for each in headers}
+    near = near or [stems[each] for each in difflib.get_close_matches(name, stems, n=1)]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def with_base(recipe: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """A recipe and the base that it names, each with its settings, in the order in which they apply.
+
+    `base` is a path relative to the recipe, or else a name as `--config` takes it.
+
+    Raises:
+        UserError: A file cannot be read, or the base has a base itself. A reader should need two files at most.
+    """
+    content = content_of(recipe)
+    named = content.pop("base", None)
+    if named is None:
+        return [(recipe, content)]
+    if not isinstance(named, str):
+        raise UserError(f"base is {named!r}, but must be the name of a recipe (base, in {recipe})")
+    base = recipe.parent / named
+    if not _is_file(base) and not _is_file(base := find_recipe(named)):
+        raise UserError(f"base recipe not found: {recipe.parent / named} (base: {named}, in {recipe}){_hint(base)}")
+    settings = content_of(base)
+    if "base" in settings:
+        raise UserError(f"{base} is the base of {recipe}, so it must not have a base itself (base, in {base})")
+    return [(base, settings), (recipe, content)]
+
+
+def base_of(recipe: Path) -> Path | None:
+    """The base that a recipe names; None if it names none.
+
+    Raises:
+        UserError: As `with_base`.
+    """
+    files = with_base(recipe)
+    return files[0][0] if len(files) == 2 else None
+
+
+@dataclass(frozen=True)
+class Header:
+    """The comment at the top of a recipe: a title, then lines with a key, two or more spaces, and a value."""
+
+    title: str
+    facts: dict[str, str]
+    """Values by key. Text behind two or more spaces after a value is left out."""
+
+    @classmethod
+    def of(cls, recipe: Path) -> Header:
+        lines: list[str] = []
+        with open(recipe, encoding="utf-8") as file:
+            for line in file:
+                if not line.startswith("#"):
+                    break
+                lines.append(line[1:].rstrip())
+        facts: dict[str, str] = {}
+        for line in lines[1:]:
+            if found := re.match(r" (\w+(?: \w+)?) {2,}(.+?)(?: {2,}|$)", line):
+                facts.setdefault(found[1], found[2])
+        return cls(lines[0].strip() if lines else "", facts)
+
+    @property
+    def is_overlay(self) -> bool:
+        """Whether this changes other recipes instead of describing a model, so that it states no parameter count."""
+        return "parameters" not in self.facts
+
+
+def shipped() -> dict[str, Header]:
+    """Headers of every shipped recipe and overlay by name, such as `gpt2-124m` or `strategy/ddp`.
+
+    The smallest model comes first. Recipes for any size follow, then overlays.
+    """
+    headers = {path.relative_to(SHIPPED).with_suffix("").as_posix(): Header.of(path) for path in SHIPPED.rglob("*.yaml")}
+    headers = {name: header for name, header in headers.items() if not name.startswith("base/")}
+
+    def order(item: tuple[str, Header]) -> tuple[bool, float, str]:
+        name, header = item
+        digits = re.sub(r"\D", "", header.facts.get("parameters", "").partition(" ")[0])
+        return header.is_overlay, float(digits or "inf"), name
+
+    return dict(sorted(headers.items(), key=order))

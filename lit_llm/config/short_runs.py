@@ -1,0 +1,225 @@
+"""Short runs of a recipe for commands that look for a setting. They write nothing: no run folder, checkpoint or log."""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim import Optimizer
+
+from lit_llm import callbacks
+from lit_llm.config.arguments import Arguments
+from lit_llm.config.build import Built, build
+from lit_llm.config.parse import parse
+from lit_llm.core.errors import UserError
+from lit_llm.plan.settings import devices_of
+from lit_llm.training.language_model import LanguageModel
+
+_QUIET: dict[str, Any] = {
+    "devices": 1,
+    "num_nodes": 1,
+    "strategy": "auto",
+    "logger": False,
+    "limit_val_batches": 0,
+    "num_sanity_val_steps": 0,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "min_steps": None,
+    "min_epochs": None,
+}
+
+Rate = Callable[[int, str, float], float]
+"""The rate of a parameter group from the number of the update, the option that sets it, and its configured value."""
+
+
+class ShortRuns:
+    """Runs the beginning of a recipe again and again, with other rates and seeds.
+
+    Model, data, optimizer, precision, accumulation and clipping are the recipe's, on one device. What does not change the
+    weights is left out: validation, samples, checkpoints, logging, an average of the weights. So are the spike guard, which
+    would hide a rate that is too high, a ramp of the batch, and the user's own callbacks.
+
+    Attributes:
+        rates: option of the optimizer → the recipe's rate. Two for MuonAdamW: lr (Muon) and adamw_lr.
+        steps: of the recipe's run.
+        done: optimizer steps of all runs so far.
+        devices: of the recipe. One of them is used.
+        from_weights: whether the run starts from trained weights (`init_from`).
+        has_adapters: whether it trains adapters (`lora`).
+        data_options: arguments of the data module that further runs use instead of the recipe's.
+
+    Raises:
+        UserError: What `fit` would refuse, one sentence a line; no length of the run; an optimizer without a rate.
+    """
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        self.data_options: dict[str, Any] = {}
+        self._notes_said = False
+        self._precision: Any = None
+        with self._built({}, 0) as built:
+            chosen = built.config.optimizer.init_args.as_dict()
+            self.steps: int = built.trainer.max_steps
+            self.seed = int(built.config.seed_everything)
+            self.class_path: str = built.config.optimizer.class_path
+            self.data = built.datamodule
+            schedule = built.parts.get("schedule")
+            self.from_weights: bool = built.config.init_from is not None
+            self.has_adapters: bool = built.config.lora is not None
+            self.devices = devices_of(built.config.trainer.devices, built.config.trainer.num_nodes or 1)
+        self.rates: dict[str, float] = {key: chosen[key] for key in ("lr", "adamw_lr") if chosen.get(key) is not None}
+        self.done = 0
+        if self.steps == -1:
+            raise UserError("the run has no length, and the best rate depends on it: set --trainer.max_steps")
+        if isinstance(schedule, callbacks.Decay):
+            raise UserError("Decay continues with the rates of a checkpoint, so there is none to find (--schedule)")
+        if "lr" not in self.rates:
+            raise UserError(f"{self.class_path} has no option lr, so there is no rate to find (--optimizer)")
+
+    def sweep(self, key: str, rates: Sequence[float], ends: Callable[[Sequence[float]], bool], *, seed: int) -> list[float]:
+        """Losses of one run whose rate `key` is another one at each step. The others are constant.
+
+        Args:
+            ends: is given the losses after each step; True ends the run.
+        """
+
+        def rate(t: int, of: str, configured: float) -> float:
+            return configured * (rates[t - 1] / rates[0] if of == key else 1.0)
+
+        return self._run({key: rates[0]}, seed, len(rates), lambda _: rate, ends)
+
+    def probe(self, rates: dict[str, float], steps: int, *, seed: int, observers: Sequence[Callback] = ()) -> list[float]:
+        """Losses of a short run with the recipe's schedule, compressed. It ends early if a loss is not finite."""
+
+        def compressed(built: Built) -> Rate:
+            schedule: callbacks.Schedule | None = built.parts.get("schedule")
+            if schedule is None:
+                return lambda t, of, configured: configured
+            schedule.resolve(built.trainer)
+            return lambda t, of, configured: schedule.rate(max(1, round(t * self.steps / steps)), configured)
+
+        return self._run(rates, seed, steps, compressed, lambda losses: not math.isfinite(losses[-1]), *observers)
+
+    def observe(
+        self,
+        steps: int,
+        observers: Sequence[Callback],
+        *,
+        seed: int,
+        rates: dict[str, float] | None = None,
+        ends: Callable[[Sequence[float]], bool] = lambda losses: not math.isfinite(losses[-1]),
+        frozen_after: int | None = None,
+    ) -> list[float]:
+        """Losses of the first steps of the run itself, with further callbacks.
+
+        Args:
+            frozen_after: the weights do not change after so many steps.
+        """
+
+        def unchanged(built: Built) -> Rate:
+            schedule: callbacks.Schedule | None = built.parts.get("schedule")
+            if schedule is not None:
+                schedule.resolve(built.trainer)
+            end = self.steps if frozen_after is None else frozen_after
+
+            def rate(t: int, of: str, configured: float) -> float:
+                return 0.0 if t > end else configured if schedule is None else schedule.rate(t, configured)
+
+            return rate
+
+        return self._run(rates or {}, seed, steps, unchanged, ends, *observers)
+
+    def _run(
+        self,
+        rates: dict[str, float],
+        seed: int,
+        steps: int,
+        make_rate: Callable[[Built], Rate],
+        ends: Callable[[Sequence[float]], bool],
+        *observers: Callback,
+    ) -> list[float]:
+        with self._built(rates, seed) as built:
+            trainer = built.trainer
+            steered = _Steered(make_rate(built), tuple(self.rates), min(steps, self.steps), ends)
+            kept = [c for c in trainer.callbacks if isinstance(c, callbacks.GradientNorm | callbacks.StepSeed)]  # type: ignore[attr-defined]
+            trainer.callbacks = [steered, *observers, *kept]  # type: ignore[attr-defined]
+            try:
+                trainer.fit(built.model, datamodule=built.datamodule)
+            except SystemExit:  # Lightning turns a KeyboardInterrupt into it
+                raise KeyboardInterrupt from None
+        self.done += len(steered.losses)
+        return steered.losses or [math.nan]  # no step had a target
+
+    @contextmanager
+    def _built(self, rates: dict[str, float], seed: int) -> Iterator[Built]:
+        """The recipe with these rates, and other weights and another order of the data for each seed."""
+        recipe = parse("fit", self._arguments)
+        if self._notes_said:
+            recipe.notes.clear()
+            recipe.config.trainer.precision = self._precision
+            recipe.config.seed_everything = self.seed + seed
+        recipe.config.batch_ramp = None
+        for key, value in self.data_options.items():
+            recipe.config.data.init_args[key] = value
+        for key, rate in rates.items():
+            recipe.config.optimizer.init_args[key] = rate
+        with tempfile.TemporaryDirectory(prefix="lit_llm-find-") as folder, _without_messages():
+            built = build(recipe, run_dir=Path(folder), trainer=_QUIET)
+            self._notes_said, self._precision = True, built.config.trainer.precision
+            if seed and hasattr(built.datamodule, "seed"):
+                built.datamodule.seed += seed
+            yield built
+
+
+class _Steered(Callback):
+    """Sets the rate of each group before each step, and records its loss: without targets, that of a neighbour."""
+
+    def __init__(self, rate: Rate, keys: tuple[str, ...], steps: int, ends: Callable[[Sequence[float]], bool]) -> None:
+        self.rate, self.keys, self.steps, self.ends = rate, keys, steps, ends
+        self.losses: list[float] = []
+        self._steps = 0
+        self._configured: list[tuple[str, float]] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        groups = trainer.optimizers[0].param_groups
+        self._configured = [(option_of(group, self.keys), float(group["lr"])) for group in groups]
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        groups = trainer.optimizers[0].param_groups
+        for group, (key, configured) in zip(groups, self._configured, strict=True):
+            group["lr"] = self.rate(trainer.global_step + 1, key, configured)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        assert isinstance(pl_module, LanguageModel)
+        self._steps += 1
+        if pl_module.step_count:
+            self.losses += [float(pl_module.step_loss)] * (self._steps - len(self.losses))
+        elif self.losses:
+            self.losses.append(self.losses[-1])
+        if self._steps == self.steps or (self.losses and self.ends(self.losses)):
+            trainer.should_stop = True
+
+
+def option_of(group: dict[str, Any], keys: Sequence[str]) -> str:
+    """The option that sets the rate of a parameter group: `adamw_lr` for the AdamW groups of MuonAdamW, otherwise `lr`."""
+    return "adamw_lr" if "adamw_lr" in keys and group.get("algorithm") == "adamw" else "lr"
+
+
+@contextmanager
+def _without_messages() -> Iterator[None]:
+    """Without Lightning's lines about devices and the end of each run."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,157 @@
+"""The Trainer of a recipe: its callbacks, logger, plugins and checkpoint format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lit_llm import callbacks
+from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
+from lit_llm.config.bounded_exit import end_with_launcher, launches_ranks
+from lit_llm.config.constructor_errors import is_mistake
+from lit_llm.config.parse import Recipe
+from lit_llm.config.parse_errors import reason
+from lit_llm.config.resolved_config import settings_of
+from lit_llm.core._lightning import keep_order_of_loaders
+from lit_llm.core.errors import UserError
+from lit_llm.distributed.loss_scaling import loss_scaling
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.runs.event_files import wait_for_later_name
+from lit_llm.runs.resume import RunStart
+from lit_llm.runs.run_folder import METRICS
+from lit_llm.runs.setting_changes import to_remember
+from lit_llm.training.save_config import SaveRunFolder
+
+
+def make_trainer(
+    recipe: Recipe,
+    groups: list[Callback],
+    *,
+    run_dir: Path,
+    start: RunStart,
+    extra_logger: Logger | None,
+    replaced: Mapping[str, Any],
+    scratch: bool,
+) -> Trainer:
+    """Build the Trainer of a recipe.
+
+    Args:
+        groups: callbacks of the recipe's groups.
+        extra_logger: a logger beside the recipe's.
+        replaced: settings used instead of the recipe's.
+        scratch: the run is thrown away: its checkpoints are whole and are written at once.
+    """
+    config, fits = recipe.config, recipe.command == "fit"
+    settings = {**trainer_settings(recipe, without=replaced), **replaced, "default_root_dir": str(run_dir)}
+    settings["logger"] = _loggers(settings["logger"], run_dir, start) if fits else False  # not into curves
+    own = _as_list(settings["callbacks"])
+    chosen = [*own, *_callbacks(recipe, groups, progress_bar=settings["enable_progress_bar"] is not False)]
+    if fits:
+        chosen.insert(0, callbacks.LoggerErrors())
+    if fits and not settings["fast_dev_run"]:
+        chosen.append(SaveRunFolder(recipe.parser, config, to_remember(settings_of(recipe)), scratch=scratch))
+    settings["callbacks"] = chosen
+    if not any(isinstance(callback, Checkpoint) for callback in chosen):
+        settings["enable_checkpointing"] = False  # otherwise Lightning adds a checkpoint callback
+    if "plugins" not in replaced:
+        settings["plugins"] = _plugins(settings)
+        if settings["precision"] == "16-mixed" and (device := _scaled_device(settings)):
+            settings["plugins"] = [*(settings["plugins"] or []), loss_scaling(device)]
+            settings["precision"] = None  # Lightning accepts a precision or a precision plugin, not both
+    if isinstance(settings["strategy"], FSDPStrategy) or settings["strategy"] in ("fsdp", "fsdp_cpu_offload"):
+        settings["strategy"] = MeshStrategy.from_fsdp1(settings["strategy"], int(settings["num_nodes"]))
+    trainer = Trainer(**settings)
+    keep_order_of_loaders(trainer)
+    if trainer.world_size > 1:
+        launches_ranks() if trainer.local_rank == 0 else end_with_launcher()
+    if extra_logger is not None:
+        trainer.loggers = [*trainer.loggers, extra_logger]
+    _set_checkpoint_format(trainer, recipe, scratch=scratch, start=start)
+    return trainer
+
+
+def trainer_settings(recipe: Recipe, *, without: Iterable[str] = ()) -> dict[str, Any]:
+    """The recipe's Trainer settings with its strategy, logger and callbacks built, except those that nobody needs.
+
+    Raises:
+        UserError: A constructor refuses its arguments.
+    """
+    config = recipe.config.trainer.clone()
+    for key in without:
+        config.pop(key, None)
+    try:
+        return recipe.parser.instantiate(Namespace(trainer=config)).trainer.as_dict()
+    except Exception as error:  # of torch's, Lightning's and users' constructors
+        if not is_mistake(error):
+            raise
+        raise UserError(reason(str(error))) from error
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def _callbacks(recipe: Recipe, groups: list[Callback], *, progress_bar: bool) -> list[Callback]:
+    chosen = [c for c in groups if progress_bar or not isinstance(c, callbacks.TrainingProgress)]
+    if recipe.command != "fit":
+        return [c for c in chosen if isinstance(c, callbacks.TrainingProgress | callbacks.TaskScores)]
+    return [*chosen, callbacks.StepSeed(int(recipe.config.seed_everything)), callbacks.DDPBucketWarmup()]
+
+
+def _loggers(logger: Any, run_dir: Path, start: RunStart) -> Any:
+    """The recipe's loggers, or a TensorBoardLogger, and the metrics file of the run folder. With `logger: false`, none."""
+    if logger is False or logger == []:
+        return False
+    # Rows that an interrupted run wrote after its checkpoint are removed. Without a checkpoint, that is every row.
+    if logger in (None, True):
+        wait_for_later_name(run_dir)
+        purge_step = 0 if start.step is None else start.step + 1
+        logger = TensorBoardLogger(save_dir=run_dir, name="", version="", purge_step=purge_step)
+    return [*_as_list(logger), callbacks.MetricsFile(run_dir / METRICS, -1 if start.step is None else start.step)]
+
+
+def _plugins(settings: Mapping[str, Any]) -> Any:
+    # Lightning's requeue saves between two micro-batches; StopOnSignal saves after a step. torchrun in a SLURM job comes first.
+    if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
+        return [*_as_list(settings["plugins"]), SLURMEnvironment(auto_requeue=False)]
+    return settings["plugins"]
+
+
+def _scaled_device(settings: Mapping[str, Any]) -> str | None:
+    """The device type on which fp16 needs lit_llm's loss scaling; None where Lightning's works."""
+    if settings["accelerator"] == "cpu" or (settings["accelerator"] == "auto" and not torch.accelerator.is_available()):
+        return "cpu"
+    accelerator = torch.accelerator.current_accelerator()
+    fsdp1 = isinstance(settings["strategy"], FSDPStrategy) or settings["strategy"] in ("fsdp", "fsdp_cpu_offload")
+    return accelerator.type if accelerator and (fsdp1 or isinstance(settings["strategy"], MeshStrategy)) else None
+
+
+def _set_checkpoint_format(trainer: Trainer, recipe: Recipe, *, scratch: bool, start: RunStart) -> None:
+    """Checkpoints have a manifest, unless the recipe chooses a checkpoint plugin."""
+    config, strategy, fits = recipe.config, trainer.strategy, recipe.command == "fit"
+    sharded, background = (False, False) if scratch else (config.sharded_checkpoints, config.async_checkpoints)
+    splits = False
+    if isinstance(strategy, MeshStrategy):
+        splits = strategy.splits_model(trainer.world_size)
+        strategy.sharded_checkpoints |= splits if sharded == "auto" else sharded
+    elif sharded is True and fits:
+        rank_zero_warn("sharded_checkpoints changes nothing here: only MeshStrategy can write shards (strategy/fsdp2).")
+    if type(strategy.checkpoint_io) is TorchCheckpointIO:
+        known: dict[str, Any] = {"verified": start.checkpoint, "shards_left": start.shards_left}
+        if fits and background is True:
+            strategy.checkpoint_io = AsyncFolderCheckpointIO(**known)
+        elif fits and background == "auto" and splits:
+            strategy.checkpoint_io = AsyncFolderCheckpointIO(**known, processes_to_fit=trainer.num_devices)
+        else:
+            strategy.checkpoint_io = FolderCheckpointIO(**known)

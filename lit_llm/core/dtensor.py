@@ -1,0 +1,76 @@
+"""Distributed tensors: which part of a whole tensor a rank holds, and whole tensors to parts and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from lit_llm.core._torch import local_box
+from lit_llm.core.errors import UserError
+
+
+def local_slice(tensor: DTensor) -> tuple[slice, ...]:
+    """Where this rank's shard lies in the whole tensor: one slice per dimension, empty if the rank holds nothing.
+
+    Sharding in contiguous chunks, once (FSDP2 or tensor parallelism) or twice (both), always gives one box.
+    """
+    shape, offset = local_box(tensor)
+    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+
+
+def holds_first_copy(tensor: DTensor) -> bool:
+    """Whether this rank writes its shard: of equal copies along replicated mesh dimensions, only the first is written."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    return all(c == 0 for c, placement in zip(coordinate, tensor.placements, strict=True) if isinstance(placement, Replicate))
+
+
+@torch.no_grad()
+def fill_(tensor: Tensor, whole: Tensor) -> None:
+    """Copy a whole tensor into `tensor`. Each rank copies its part of a DTensor, without communication.
+
+    Raises:
+        UserError: if the shapes differ.
+    """
+    if tensor.shape != whole.shape:
+        raise UserError(f"A tensor of shape {tuple(whole.shape)} does not fit one of shape {tuple(tensor.shape)}.")
+    if isinstance(tensor, DTensor):
+        tensor.to_local().copy_(whole[local_slice(tensor)])
+    else:
+        tensor.copy_(whole)
+
+
+@torch.no_grad()
+def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
+    """Initialise a parameter in place: every rank draws the whole tensor and keeps its part.
+
+    So the random stream, and every weight, is the same on any number of ranks. Costs the memory of one whole tensor. A
+    parameter on the meta device belongs to another stage of a pipeline: its values are drawn on the default device and dropped.
+    """
+    if parameter.is_meta:
+        draw(torch.empty(parameter.shape, dtype=parameter.dtype))
+    elif isinstance(parameter, DTensor):
+        local = parameter.to_local()
+        fill_(parameter, draw(torch.empty(parameter.shape, dtype=parameter.dtype, device=local.device)))
+    else:
+        draw(parameter)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a distributed tensor, a view of its memory. A plain tensor is returned as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_gradients(params: Sequence[Tensor]) -> list[Tensor]:
+    """This rank's parts of the gradients, with their parameters' placements. Partial sums are reduced."""
+    grads = []
+    for p in params:
+        assert p.grad is not None
+        grad = p.grad
+        if isinstance(p, DTensor) and isinstance(grad, DTensor) and grad.placements != p.placements:
+            grad = grad.redistribute(placements=p.placements)
+        grads.append(local_part(grad))
+    return grads

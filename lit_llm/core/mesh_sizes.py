@@ -1,0 +1,60 @@
+"""The dimensions of a device mesh. Without torch, so that the planner and `MeshStrategy` share them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from lit_llm.core.errors import UserError
+
+
+class MeshSizes(NamedTuple):
+    """Number of ranks along each dimension, outermost first: neighbouring ranks differ in `tensor_parallel`."""
+
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    context: int = 1
+    tensor_parallel: int = 1
+
+    @property
+    def world(self) -> int:
+        """Number of processes."""
+        return math.prod(self)
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of ranks with different samples."""
+        return self.replicate * self.shard
+
+
+def mesh_sizes(
+    world_size: int, *, replicate: int, shard: int | str, context: int = 1, tensor_parallel: int = 1, pipeline: int = 1
+) -> MeshSizes:
+    """The sizes on `world_size` processes.
+
+    Args:
+        shard: "auto" is world_size divided by the product of the others.
+
+    Raises:
+        UserError: if the product of the sizes is not `world_size`.
+    """
+    given = MeshSizes(pipeline, replicate, 1 if isinstance(shard, str) else shard, context, tensor_parallel)
+    fixed = given.world
+    sizes = given._replace(shard=max(1, world_size // fixed)) if isinstance(shard, str) else given
+    if sizes.world == world_size:
+        return sizes
+    if isinstance(shard, str):
+        below = world_size // fixed * fixed
+        use = f"{below} or {below + fixed}" if below else f"{fixed}"
+        needs = f"a multiple of {fixed}"
+    else:
+        needs = use = f"{fixed}"
+    shown = {"replicate": True, "shard": not isinstance(shard, str), "tensor_parallel": True}  # the others if they are used
+    named = [f"{name} {size}" for name, size in given._asdict().items() if shown.get(name, size > 1)]
+    words = f"{', '.join(named[:-1])} and {named[-1]}"
+    processes = "process" if needs == "1" else "processes"
+    raise UserError(
+        f"MeshStrategy with {words} needs {needs} {processes}, but the run has {world_size}: use {use} (--trainer.devices, "
+        "--trainer.num_nodes), or change --trainer.strategy.replicate, .shard, .context, .tensor_parallel or .pipeline."
+    )

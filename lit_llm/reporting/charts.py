@@ -1,0 +1,164 @@
+"""Line charts for a page, in SVG without scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import NamedTuple
+
+from lit_llm.core import html_page as html
+from lit_llm.plan.numbers import count
+
+Points = list[tuple[float, float]]
+
+_HEIGHT = 260
+_DOTTED = ("dots", "points")
+_MOST = 600
+"""Points of a line. More are drawn as the lowest and highest of each stretch, so that no spike is lost."""
+
+
+class Line(NamedTuple):
+    """A curve. `color`: of the page's style. `kind`: "" for a line, "dashed", "dots" for joined points, or "points"."""
+
+    name: str
+    color: int
+    points: Points
+    kind: str = ""
+    group: str = ""
+    """In the legend, lines of a group share this name."""
+
+
+def chart(
+    lines: Sequence[Line],
+    *,
+    label: str,
+    x_name: str,
+    text_of_x: Callable[[float], str],
+    unit: str = "",
+    high: float | None = None,
+    columns: Sequence[float] = (),
+    keyed: bool = True,
+    from_zero: bool = False,
+    logarithmic: bool = False,
+) -> str:
+    """A picture of curves over one axis, with their legend. Values that are not finite are left out and counted.
+
+    Args:
+        unit: of the values.
+        high: the highest value that is shown. None: the highest of all.
+        columns: places that have a text on the axis below. None given: round numbers.
+        from_zero: the axis begins at 0, so that small changes look small.
+        logarithmic: of the values; those that are not above 0 are left out.
+        keyed: a legend names the lines, if there are several.
+    """
+    columns_given = bool(columns)
+    if logarithmic:
+        lines = [line._replace(points=[(x, math.log10(y)) for x, y in line.points if y > 0]) for line in lines]
+    text_of_y = _power if logarithmic else _short
+    finite = [line._replace(points=[p for p in line.points if math.isfinite(p[0]) and math.isfinite(p[1])]) for line in lines]
+    missing = sum(len(line.points) for line in lines) - sum(len(line.points) for line in finite)
+    drawn = [line for line in finite if line.points]
+    if not drawn:
+        return f"<p>{escape(label)}: no finite value was logged.</p>"
+    low_x, high_x = _ends([x for line in drawn for x, _ in line.points])
+    low_y, high_y = _ends([y for line in drawn for _, y in line.points])
+    low_y = min(low_y, 0.0) if from_zero else low_y
+    if high is not None and high > low_y:
+        high_y = min(high_y, high)
+    rows = _powers(low_y, high_y) if logarithmic else html.round_numbers(low_y, high_y, 8)
+    columns = columns or html.round_numbers(low_x, high_x, 8)
+    low_y, high_y = min(low_y, rows[0]), max(high_y, rows[-1])
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return 100 * (x - low_x) / (high_x - low_x), 100 * (high_y - y) / (high_y - low_y)
+
+    axes = []
+    for y, said in zip(rows, labels(rows, text_of_y), strict=True):
+        axes.append(html.line(0, place(low_x, y)[1], 100, place(low_x, y)[1], "grid"))
+        axes.append(html.text("-6", place(low_x, y)[1], said, anchor="end", dy=4))
+    for x, said in zip(columns, labels(columns, text_of_x), strict=True):
+        at = place(x, low_y)[0]
+        axes.append(html.text(at, 100.0, said, anchor=html.anchor(at), dy=15))
+    paths, dots = [], []
+    for line in drawn:
+        shown = thinned(line.points)
+        places = [place(x, y) for x, y in shown]
+        path = "L".join(f"{10 * x:.1f} {10 * y:.1f}" for x, y in places)
+        if line.kind != "points":
+            paths.append(f'<path class="curve {line.kind}" d="M{path}" stroke="var(--c{line.color})"/>')
+        for (x, y), (at, value) in zip(places, shown, strict=True) if line.kind in _DOTTED or len(places) == 1 else ():
+            if y < -0.01:
+                continue  # cut off
+            shown_value = number(10**value if logarithmic else value)
+            where_x = text_of_x(at) if columns_given else _place_text(at)
+            said = escape(f"{line.name}: {shown_value} at {where_x}")
+            where = f'cx="{x:.2f}%" cy="{y:.2f}%" r="3.5" fill="var(--c{line.color})"'
+            dots.append(f"<circle {where}><title>{said}</title></circle>")
+    curves = '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">' + "".join(paths) + "</svg>"
+    kinds = ["dots" if line.kind in _DOTTED else line.kind or "line" for line in drawn]
+    entries = {
+        (line.color, line.group or line.name): "line" if line.group else kind for line, kind in zip(drawn, kinds, strict=True)
+    }
+    key = html.legend(list(entries), list(entries.values())) if keyed and len(drawn) > 1 else ""
+    picture = html.plot(f"{label} over {x_name}", _HEIGHT, [*axes, curves, *dots])
+    said = f"{unit}, over {x_name}" if unit else f"over {x_name}"
+    if missing:
+        said += f". {missing} {'value is' if missing == 1 else 'values are'} not finite and not drawn"
+    if high is not None and any(y > high_y for line in drawn for _, y in line.points):
+        said += f". Values above {number(high_y)} are cut off"
+    return html.figure(said, key + picture)
+
+
+def thinned(points: Points) -> Points:
+    """At most 2 points for each of `_MOST` / 2 stretches: their lowest and highest, in order."""
+    if len(points) <= _MOST:
+        return points
+    size = -(-len(points) // (_MOST // 2))
+    found = []
+    for i in range(0, len(points), size):
+        stretch = points[i : i + size]
+        ends = {stretch.index(min(stretch, key=lambda p: p[1])), stretch.index(max(stretch, key=lambda p: p[1]))}
+        found += [stretch[j] for j in sorted(ends)]
+    return found
+
+
+def labels(values: Sequence[float], text: Callable[[float], str]) -> list[str]:
+    """The values as `text` says them, or in full if two of them would look the same."""
+    said = [text(value) for value in values]
+    return said if len(set(said)) == len(said) else [f"{value:,.10g}" for value in values]
+
+
+def number(value: float) -> str:
+    """Four digits, for example "3.142", "0.0002", "123,500"."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def _place_text(x: float) -> str:
+    """Steps and tokens in full, other places with four digits."""
+    return f"{x:,.0f}" if x == int(x) else number(x)
+
+
+def _short(value: float) -> str:
+    """A value beside an axis."""
+    return count(value) if value >= 1e6 else number(value)
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """Decimal logarithms of few round numbers whose logarithms are in [low, high]."""
+    for digits in ((1, 2, 5), (1,)):
+        found = [math.log10(digit) + power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
+        found = [each for each in found if low <= each <= high]
+        if 1 < len(found) <= 8:
+            return found
+    return html.few(found, 8) if len(found) > 8 else html.round_numbers(low, high, 8)
+
+
+def _power(exponent: float) -> str:
+    return f"{10**exponent:.2g}"
+
+
+def _ends(values: list[float]) -> tuple[float, float]:
+    """The lowest and the highest. Equal ones are moved apart."""
+    low, high = min(values), max(values)
+    return (low, high) if low < high else (low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1))

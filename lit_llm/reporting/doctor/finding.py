@@ -1,0 +1,74 @@
+"""A rule, and what it found in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from lit_llm.reporting.doctor.observed import Observed
+
+
+class Severity(IntEnum):
+    """How bad it is. The lowest comes first."""
+
+    ERROR = 0
+    """The run learns nothing, or something else than intended."""
+    WARNING = 1
+    """The run wastes much of its budget, or its result is worse than it need be."""
+    ADVICE = 2
+    """A setting that rarely is what one wants. The curves show no harm yet."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A symptom, its likely cause, and what to do.
+
+    Attributes:
+        cause: the likely cause, as a sentence.
+        change: the flag or the step that mends it.
+        look_at: tags or files that confirm it.
+        sure: how sure the cause is if the symptom is there: "certain", "likely" or "possible".
+        source: where symptom and threshold come from.
+        seen: what was seen, with steps and figures; None if the symptom is not there.
+        explains: names of rules whose symptoms follow from this cause.
+    """
+
+    name: str
+    severity: Severity
+    cause: str
+    change: str
+    look_at: str
+    sure: str
+    source: str
+    seen: Callable[[Observed], str | None]
+    explains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule whose symptom is there.
+
+    Attributes:
+        seen: steps and figures.
+        follows_from: names of findings that explain this one.
+    """
+
+    rule: Rule
+    seen: str
+    follows_from: tuple[str, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    def lines(self) -> list[str]:
+        """The finding as text."""
+        follows = f" (follows from {', '.join(self.follows_from)})" if self.follows_from else ""
+        return [
+            f"{self.rule.severity.name.lower()}: {self.name}{follows}",
+            f"  seen    {self.seen}",
+            f"  cause   {self.rule.cause} ({self.rule.sure})",
+            f"  change  {self.rule.change}",
+            f"  look at {self.rule.look_at}",
+        ]

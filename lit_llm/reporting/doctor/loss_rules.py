@@ -1,0 +1,256 @@
+"""Rules about the curves of the loss."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+from lit_llm.reporting.doctor.finding import Rule, Severity
+from lit_llm.reporting.doctor.observed import Observed
+
+LARGEST_GAIN = 4.0
+"""Root mean square of a matrix times the root of its inputs; GPT-3's 0.02 at width 12,288 has 2.2, torch's Linear 0.6."""
+OURS = "measured here: docs/doctor.md, fault matrix"
+
+
+def not_finite(run: Observed) -> str | None:
+    for tag in ("train/loss", "val/loss"):
+        bad = [step for step, value in run.points(tag) if not math.isfinite(value)]
+        if bad:
+            return f"{tag} is not a number at step {bad[0]:,} and in {len(bad):,} of {len(run.points(tag)):,} rows"
+    return None
+
+
+def half_precision_overflow(run: Observed) -> str | None:
+    if not str(run.setting("trainer.precision", "")).startswith("16"):
+        return None
+    norms = run.points("grad/norm")
+    late = [step for step, norm in norms if not math.isfinite(norm) and step > max(20, run.step // 10)]
+    if len(late) >= max(2, 0.02 * len(norms)):  # the scaler tries larger scales now and then
+        return f"gradients were infinite in {len(late):,} rows, at first after the search for a scale at step {late[0]:,}"
+    return not_finite(run)
+
+
+def _scatter(values: Sequence[float]) -> float:
+    """Standard deviation of rows around their trend: from the median of the differences between neighbours."""
+    steps = [abs(b - a) for a, b in itertools.pairwise(values)]
+    return 1.4826 * statistics.median(steps) / math.sqrt(2) if steps else 0.0
+
+
+def diverged(run: Observed) -> str | None:
+    curve = run.finite("train/loss")
+    fifth = max(3, len(curve) // 5)
+    if len(curve) < 3 * fifth:
+        return None
+    values = [loss for _, loss in curve]
+    medians = [(curve[i + fifth - 1][0], statistics.median(values[i : i + fifth])) for i in range(len(curve) - fifth + 1)]
+    error = 1.25 * _scatter(values) / math.sqrt(fifth)  # of a median
+    (step, end), (low_step, low) = medians[-1], min(medians, key=lambda point: point[1])
+    # Not small fluctuations: a twentieth of the loss, 0.1 nats, and a sixth of what was learned.
+    if end - low > max(0.05 * low + 0.1, 0.15 * (values[0] - low), 5 * error):
+        return f"training loss rose from {low:.3f} at step {low_step:,} to {end:.3f} at step {step:,} (medians of {fifth} rows)"
+    peak_step, peak = max(medians, key=lambda point: point[1])
+    if peak - values[0] > max(0.15 * values[0], 5 * error + 3 * _scatter(values)):
+        return f"training loss rose from {values[0]:.3f} at first to {peak:.3f} at step {peak_step:,} (median of {fifth} rows)"
+    return None
+
+
+def stuck(run: Observed) -> str | None:
+    curve = run.smoothed("train/loss")
+    if len(curve) < 8 or not run.from_scratch or (run.uniform_loss or 0.0) < math.log(32):  # few symbols: little to learn
+        return None
+    first, end = run.finite("train/loss")[0][1], curve[-1][1]
+    half = [loss for step, loss in curve if step > run.step / 2]
+    if len(half) < 4:
+        return None
+    falls = statistics.mean(half[: len(half) // 2]) - statistics.mean(half[len(half) // 2 :])
+    if end > 0.9 * first and falls < 0.01 * first and min(loss for _, loss in curve) > 0.8 * first:  # else it was better once
+        return f"training loss went from {first:.3f} to {end:.3f} in {run.step:,} steps, and no longer falls"
+    return None
+
+
+def too_good(run: Observed) -> str | None:
+    if not run.from_scratch or (run.passes is not None and run.passes > 3):
+        return None
+    for tag in ("val/loss", "train/loss"):
+        low = [(step, value) for step, value in run.finite(tag) if value < 0.3]
+        if low and run.uniform_loss is not None and run.uniform_loss > 2:
+            return f"{tag} fell to {low[0][1]:.3f} nats per token at step {low[0][0]:,}: text is not that predictable"
+    return None
+
+
+def over_fitting(run: Observed) -> str | None:
+    curve = run.finite("val/loss")
+    if len(curve) < 3 or (run.passes is not None and run.passes < 1):  # nothing was read twice
+        return None
+    low_step, low = min(curve, key=lambda point: point[1])
+    step, end = min(curve[-2:], key=lambda point: point[1])  # a single validation may be higher by chance
+    train = run.smoothed("train/loss")
+    before = [loss for at, loss in train if at <= low_step] or [loss for _, loss in train[:1]]
+    if end > 1.02 * low and low_step < step and train and train[-1][1] < before[-1]:
+        return (
+            f"validation loss rose from {low:.3f} at step {low_step:,} to {end:.3f} at step {step:,}, while training loss "
+            f"fell to {train[-1][1]:.3f}"
+        )
+    return None
+
+
+def gap(run: Observed) -> str | None:
+    """The model has never learned anything about the validation text."""
+    curve, train, uniform = run.finite("val/loss"), run.smoothed("train/loss"), run.uniform_loss
+    if not curve or not train or uniform is None:
+        return None
+    step, lowest = min(curve, key=lambda point: point[1])
+    if lowest > 0.95 * uniform and train[-1][1] < 0.8 * uniform:
+        return (
+            f"validation loss was never below {lowest:.3f} (step {step:,}), which is not better than guessing "
+            f"({uniform:.3f}), while training loss fell to {train[-1][1]:.3f}"
+        )
+    return None
+
+
+def spikes(run: Observed) -> str | None:
+    found = _standing_out([(step, value) for step, value in run.finite("train/loss") if step > run.warmup_steps])
+    skipped = sum(run.values("spike/skipped", run.warmup_steps))
+    if found:
+        step, loss = found[0]
+        return (
+            f"{len(found):,} rows stand out of their neighbours (the first: {loss:.3f} at step {step:,}), {skipped:.0f} steps "
+            "were skipped"
+        )
+    if skipped >= max(3, 0.02 * run.step):
+        return f"{skipped:.0f} of {run.step:,} steps were skipped by the spike guard"
+    return None
+
+
+def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Rows far above their neighbours, in nats and as a share, if they are not single ones.
+
+    In nats alone, rows of the beginning would stand out of a loss that has come near zero, where it hardly scatters any more.
+    """
+    above, share = [], []  # how far each row is above the median of its four neighbours
+    for i in range(2, len(rows) - 2):
+        usual = statistics.median(value for _, value in rows[i - 2 : i] + rows[i + 1 : i + 3])
+        above.append(rows[i][1] - usual)
+        share.append(above[-1] / usual if usual > 0 else 0.0)
+    if len(above) < 10:
+        return []  # too few to know their scatter
+    nats, shares = (8 * 1.4826 * statistics.median(map(abs, values)) for values in (above, share))
+    found = [rows[i + 2] for i in range(len(above)) if above[i] > max(nats, 0.1 * rows[i + 2][1]) and share[i] > shares]
+    return found if len(found) >= max(2, 0.01 * len(rows)) else []
+
+
+def bad_start(run: Observed) -> str | None:
+    if not run.from_scratch:
+        return None
+    gain = run.last("setup/initial_gain")
+    if gain is not None and gain > LARGEST_GAIN:
+        return f"a weight matrix enlarged random inputs {gain:.1f} times when training started (usual: 0.1 to 2 times)"
+    first, uniform = run.finite("train/loss")[:1], run.uniform_loss
+    if not first or uniform is None or first[0][0] > 1:
+        return None
+    loss = first[0][1]
+    if loss > 1.15 * uniform + 0.3:
+        return f"the first loss is {loss:.3f}, but a model that knows nothing has ln(vocabulary) = {uniform:.3f}"
+    return None
+
+
+LOSS_RULES = (
+    Rule(
+        "fp16-overflow",
+        Severity.ERROR,
+        "numbers exceed fp16's largest, 65,504",
+        "--trainer.precision bf16-mixed",
+        "grad/norm, health/activation_max, health/logit_max",
+        "likely",
+        "Micikevicius et al. 2018, Mixed precision training",
+        half_precision_overflow,
+        explains=("loss-not-finite", "loss-spikes", "learning-rate-too-high", "diverged", "loss-stuck"),
+    ),
+    Rule(
+        "loss-not-finite",
+        Severity.ERROR,
+        "the learning rate is too high, or a value overflowed",
+        "a third of the learning rate, more warmup (--schedule.warmup_steps); continue from the last good checkpoint",
+        "grad/norm and health/activation_max before that step",
+        "likely",
+        "the usual first symptom of divergence",
+        not_finite,
+        explains=("loss-spikes",),
+    ),
+    Rule(
+        "initial-weights",
+        Severity.ERROR,
+        "the initial weights are too large",
+        "--model.init_std 0.02, or remove the setting",
+        "setup/initial_gain, health/logit_rms and health/activation_rms at step 1",
+        "likely",
+        "the loss of equal logits is ln(vocabulary); Karpathy 2019, A recipe for training neural networks",
+        bad_start,
+        explains=("diverged", "loss-spikes", "learning-rate-too-high", "learning-rate-too-low", "large-logits"),
+    ),
+    Rule(
+        "diverged",
+        Severity.ERROR,
+        "the learning rate is too high",
+        "a third of the learning rate, or more warmup (--schedule.warmup_steps)",
+        "grad/norm, health/update_ratio",
+        "likely",
+        OURS,
+        diverged,
+        explains=("loss-spikes",),
+    ),
+    Rule(
+        "loss-stuck",
+        Severity.ERROR,
+        "the targets have nothing to do with the inputs, or the learning rate is much too low or too high",
+        "look at a batch of the data; then try ten times the learning rate",
+        "health/shifted_targets, health/update_ratio",
+        "possible",
+        OURS,
+        stuck,
+    ),
+    Rule(
+        "loss-too-low",
+        Severity.ERROR,
+        "the model sees its targets: labels are not shifted, the mask leaks, or the text repeats itself",
+        "look at a batch of the data and at the attention mask",
+        "health/copied_targets, health/future_leak, health/repeated_samples",
+        "possible",
+        "the entropy of English is near 0.6 to 1.3 bits per character (Shannon 1951); a first pass does not reach it",
+        too_good,
+    ),
+    Rule(
+        "over-fitting",
+        Severity.WARNING,
+        "the model learns the training text by heart",
+        "stop earlier (the checkpoint `best`), give more text, or raise dropout or weight decay",
+        "val/loss against train/loss",
+        "likely",
+        "standard; passes beyond four help little (Muennighoff et al. 2023)",
+        over_fitting,
+    ),
+    Rule(
+        "validation-unlike-training",
+        Severity.ERROR,
+        "the validation text has another tokenizer or vocabulary than the training text",
+        "prepare both splits with the same tokenizer (`prepare`)",
+        "meta.json of both folders of shards; val/loss",
+        "likely",
+        OURS,
+        gap,
+        explains=("over-fitting",),
+    ),
+    Rule(
+        "loss-spikes",
+        Severity.WARNING,
+        "single batches are unlike the others, or the learning rate is near its limit",
+        "look at the samples of the steps that the spike guard names; lower the learning rate if they are ordinary text",
+        "spike/skipped, grad/norm",
+        "possible",
+        "Chowdhery et al. 2022, PaLM, 5.1",
+        spikes,
+    ),
+)

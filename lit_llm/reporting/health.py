@@ -1,0 +1,51 @@
+"""Signals of a run's layers as three lines each: the lowest, the middle and the highest layer."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+from lit_llm.core import html_page as html
+from lit_llm.plan.numbers import count
+from lit_llm.reporting.charts import Line, Points, chart
+from lit_llm.reporting.run_curves import RunCurves
+
+SIGNALS = (
+    ("health/update_ratio/", "Update / weight norm", "layers"),
+    ("health/gradient_norm/", "Gradient norm by layer", "layers"),
+    ("health/activation_rms/", "Activations, root mean square", "blocks"),
+)
+
+
+def health_charts(run: RunCurves) -> Iterator[str]:
+    """A chart for each signal that was logged at two steps or more."""
+    for prefix, title, parts in SIGNALS:
+        logged = [run.over_steps(tag) for tag in run.run.scalars if tag.startswith(prefix)]
+        layers = [points for points in logged if any(value for _, value in points)]  # without those that are not trained
+        spread = _spread(layers)
+        if len(spread) > 1:
+            names = ("highest", "median", "lowest")
+            lines = [
+                Line(name, color, [(step, values[i]) for step, values in spread], "" if name == "median" else "dashed")
+                for i, (name, color) in enumerate(zip(names, (7, 0, 8), strict=True))
+            ]
+            yield html.heading(title)
+            yield chart(
+                lines,
+                label=title,
+                x_name="steps",
+                text_of_x=count,
+                unit=f"{len(layers)} {parts}, logarithmic",
+                logarithmic=True,
+            )
+
+
+def _spread(layers: Sequence[Points]) -> list[tuple[float, tuple[float, float, float]]]:
+    """(step, (highest, median, lowest)) of the layers with a finite value at that step."""
+    found: dict[float, list[float]] = {}
+    for points in layers:
+        for step, value in points:
+            if math.isfinite(value):
+                found.setdefault(step, []).append(value)
+    return [(step, (max(values), statistics.median(values), min(values))) for step, values in sorted(found.items())]

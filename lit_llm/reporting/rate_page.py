@@ -1,0 +1,54 @@
+"""The page of `find-lr`: the sweeps and the short runs as pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lit_llm.config.rate_finder import Found
+from lit_llm.core import html_page as html
+from lit_llm.reporting.charts import Line, chart, number
+
+
+def rate_page(found: Found, title: str, command: str) -> str:
+    """A whole file."""
+    body = [f"<h1>{html.escape(title)}</h1>", f"<p><code>{html.escape(command)}</code></p>"]
+    body.append(html.keys([(key, number(rate), "") for key, rate in found.rates.items()]))
+    rows = [
+        (key, number(found.recipe[key]), number(rate), f"{number(min(each))} – {number(max(each))}")
+        for (key, rate), each in zip(found.rates.items(), found.by_seed.values(), strict=True)
+    ]
+    if found.factor != 1:
+        body.append(
+            f"<p>A short run has {found.probe_steps} steps. The suggestion is {found.factor:.2f} times its best rate.</p>"
+        )
+    body.append(html.table(("rate", "recipe", "suggestion", "over seeds"), rows))
+    for key in found.rates:
+        body.append(html.heading(f"{key}: short runs"))
+        lines = [
+            Line(f"seed {seed}", seed % 9, _log(sorted(losses.items())), "dots")
+            for seed, losses in enumerate(found.probes[key])
+        ]
+        body.append(_chart(lines, f"loss at the end of {found.probe_steps} steps", cut=True))
+        body.append(html.heading(f"{key}: sweep"))
+        sweep = found.sweeps[key]
+        each = Line("each step", 8, _log(list(zip(sweep.rates, sweep.losses, strict=False))))
+        body.append(
+            _chart([each, Line("smoothed", 0, _log(list(zip(sweep.rates, sweep.smoothed, strict=False))))], "training loss")
+        )
+        body.append(
+            f"<p>Without the differences between batches. Lowest at {number(sweep.edge)}. "
+            f"The search began at {number(sweep.start)}.</p>"
+        )
+    return html.document(title, body)
+
+
+def _log(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [(math.log10(rate), loss) for rate, loss in points]
+
+
+def _chart(lines: list[Line], label: str, *, cut: bool = False) -> str:
+    """A chart over a logarithmic axis. Losses far above the lowest are cut off."""
+    losses = [y for line in lines for _, y in line.points if math.isfinite(y)]
+    high = 1.5 * min(losses) if cut and losses else None
+    return chart(lines, label=label, x_name="the learning rate", text_of_x=lambda x: f"{10**x:.2g}", unit=label, high=high)

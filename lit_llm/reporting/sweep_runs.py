@@ -1,0 +1,96 @@
+"""The runs that `report` names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_llm.core.errors import UserError
+from lit_llm.plan.numbers import counted
+from lit_llm.runs.loaded_run import LoadedRun
+from lit_llm.runs.run_folder import CONFIG, METRICS, expanded
+
+
+def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
+    """(runs, each once, and sentences about what is left out).
+
+    Args:
+        named: run folders, or folders of run folders.
+
+    Raises:
+        UserError: One of them is neither, or no run can be read.
+    """
+    paths: list[Path] = []
+    notes: list[str] = []
+    for each in named:
+        folder = expanded(each, key="compare", flag="--compare")
+        if _is_run(folder):
+            paths.append(folder)
+            continue
+        try:
+            below = sorted(folder.iterdir())
+        except OSError as error:
+            raise UserError(f"{each} cannot be read: {error.strerror} (--compare)") from None
+        found = [path for path in below if _is_run(path)]
+        deeper = [
+            f"{path.name} is no run, but has {counted(many, 'run')} in it (--compare {path})"
+            for path in below
+            if (many := _below(path))
+        ]
+        if not found:
+            said = deeper[0] if deeper else f"there is neither {CONFIG} nor {METRICS} (--compare)"
+            raise UserError(f"{each} is no run folder, and no folder in it is one: {said}")
+        notes += [f"{said}." for said in deeper]
+        aside = [path for path in found if _was_set_aside(path)]
+        notes += [
+            f"{path.name} is left out: a later run with --replace took its place (--compare {path} ranks it)." for path in aside
+        ]
+        paths += [path for path in found if path not in aside]
+    runs = []
+    for path in {path.resolve(): path for path in paths}.values():
+        run = LoadedRun(path)
+        try:
+            _ = run.config, run.scalars, run.unread
+        except UserError as error:
+            notes.append(f"{path.name} is left out: {str(error).rpartition(' (--')[0] or error}.")
+            continue
+        runs.append(run)
+    if not runs:
+        raise UserError(f"none of the runs can be read: {notes[-1]} (--compare)")
+    return runs, notes
+
+
+def must_be_run(named: str) -> None:
+    """Raises UserError if `named` is no run folder. It says whether there are runs in it."""
+    folder = expanded(named, key="run", flag="--run")
+    if _is_run(folder):
+        return
+    many = _below(folder)
+    if many:
+        raise UserError(f"{named} is not a run folder, but has {counted(many, 'run')} in it (--compare {named})")
+    raise UserError(f"{named} is not a run folder: it has neither {CONFIG} nor {METRICS} (--run)")
+
+
+def _is_run(path: Path) -> bool:
+    return (path / CONFIG).is_file() or (path / METRICS).is_file()
+
+
+def _below(folder: Path) -> int:
+    """How many runs are in a folder that is none."""
+    if _is_run(folder) or not folder.is_dir():
+        return 0
+    try:
+        return sum(_is_run(path) for path in folder.iterdir())
+    except OSError:
+        return 0
+
+
+def _was_set_aside(path: Path) -> bool:
+    """Whether `fit --replace true` has renamed it: NAME.1 beside a run NAME, with settings that call it NAME."""
+    name, _, number = path.name.rpartition(".")
+    if not number.isdecimal() or not name or not _is_run(path.with_name(name)):
+        return False
+    try:
+        return Path(str(LoadedRun(path).config.get("run_dir"))).name == name
+    except UserError:
+        return False

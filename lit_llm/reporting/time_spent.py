@@ -1,0 +1,104 @@
+"""Where the time of a run went: seconds by part, from what its callbacks logged."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from lit_llm.core import html_page as html
+from lit_llm.plan.numbers import duration, percent
+from lit_llm.reporting.run_curves import TOKENS, RunCurves
+
+_SHARES = {
+    "time/forward_fraction": "forward",
+    "time/backward_fraction": "backward",
+    "time/optimizer_fraction": "optimizer",
+    "time/communication_fraction": "communication alone",
+    "time/data_stall_fraction": "waiting for data",
+    "time/validation_fraction": "validation",
+    "time/checkpoint_fraction": "saving",
+    "time/other_fraction": "everything else",
+}
+"""What `TimeBreakdown` logs."""
+_REST = "validation, saving and samples"
+_COLORS = dict(zip((*_SHARES.values(), "training steps", _REST), (0, 1, 2, 7, 6, 4, 5, 8, 0, 4), strict=True))
+
+
+class TimeSpent(NamedTuple):
+    """Seconds by part, and which callback measured them."""
+
+    seconds: dict[str, float]
+    measured_by: str
+
+    @property
+    def total(self) -> float:
+        """Of all parts."""
+        return sum(self.seconds.values())
+
+
+def time_spent(run: RunCurves) -> TimeSpent | None:
+    """The time between rows, by part. None: neither `TimeBreakdown` nor `Throughput` has logged.
+
+    `Throughput` leaves out validation, saving and text generation, so they are the rest of the time between two rows.
+    """
+    stretches = _stretches(run)
+    seconds: dict[str, float] = {}
+    shares = {name: dict(run.over_steps(tag)) for tag, name in _SHARES.items()}
+    if any(shares.values()):
+        for step, (length, _) in stretches.items():
+            for name, values in shares.items():
+                if math.isfinite(values.get(step, math.nan)):
+                    seconds[name] = seconds.get(name, 0.0) + length * values[step]
+        return TimeSpent(seconds, "TimeBreakdown") if any(seconds.values()) else None
+    speeds, waits = dict(run.over_steps("throughput/tokens_per_second")), dict(run.over_steps("time/data_fraction"))
+    for step, (length, tokens) in stretches.items():
+        if speeds.get(step, 0.0) > 0:
+            training = min(length, tokens / speeds[step])
+            waiting = training * min(max(waits.get(step, 0.0), 0.0), 1.0)
+            for name, spent in (
+                ("training steps", training - waiting),
+                ("waiting for data", waiting),
+                (_REST, length - training),
+            ):
+                seconds[name] = seconds.get(name, 0.0) + spent
+    return TimeSpent(seconds, "Throughput") if any(seconds.values()) else None
+
+
+def _stretches(run: RunCurves) -> dict[int, tuple[float, float]]:
+    """Step of a row → (seconds, tokens) since the row before it, without pauses between launches."""
+    times, tokens = run.over_time(TOKENS), run.over_steps(TOKENS)
+    found = {}
+    for i in range(1, min(len(times), len(tokens))):
+        length, trained = times[i][0] - times[i - 1][0], tokens[i][1] - tokens[i - 1][1]
+        if length > 0 and trained > 0:
+            found[int(tokens[i][0])] = (length, trained)
+    return found
+
+
+def time_figure(runs: list[tuple[str, TimeSpent]]) -> str:
+    """A bar for each run, and a table of the parts."""
+    names = list(dict.fromkeys(name for _, spent in runs for name in spent.seconds))
+    rows = []
+    for run, spent in runs:
+        at, bars = 0.0, []
+        for name, seconds in spent.seconds.items():
+            share = seconds / spent.total
+            bars.append(html.Bar(at, at + share, _COLORS[name], f"{name}: {percent(share)}, {duration(seconds)}"))
+            at += share
+        rows.append((run if len(runs) > 1 else "", bars))
+    ticks = [(share, f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    table = html.table(
+        ["", *(run if len(runs) > 1 else "share of the time" for run, _ in runs)],
+        [[name, *(_cell(spent, name) for _, spent in runs)] for name in names],
+        kind="figures",
+    )
+    caption = f"Between the rows that were logged, by {' and '.join(sorted({spent.measured_by for _, spent in runs}))}"
+    return html.figure(
+        caption, html.legend([(_COLORS[name], name) for name in names]) + html.lanes("time", rows, 1.0, ticks), table
+    )
+
+
+def _cell(spent: TimeSpent, name: str) -> str:
+    if name not in spent.seconds:
+        return "–"
+    return f"{percent(spent.seconds[name] / spent.total)}, {duration(spent.seconds[name])}"

@@ -1,0 +1,78 @@
+"""`fit --help` has every key on a few screens; `--help GROUP` has one group in full."""
+
+import re
+from typing import get_args
+
+import pytest
+import yaml
+
+from lit_llm.__main__ import main
+from lit_llm.callbacks.schedule import DecayShape
+from lit_llm.config.arguments import leaves
+from lit_llm.config.groups import CLASSES, GROUPS
+from lit_llm.config.parser import known_classes
+from lit_llm.config.resolved_config import resolved
+from lit_llm.models.attention_kernel import AttentionKernel
+
+
+def printed(capsys, *arguments):
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_fit_help_has_every_key_in_at_most_285_lines(capsys):
+    text = printed(capsys, "fit", "--help")
+    assert len(text.splitlines()) <= 285 and max(map(len, text.splitlines())) <= 128
+    values = yaml.safe_load(resolved([]))
+    keys = {key for key, _ in leaves(values) if not key.startswith("architecture")}
+    keys |= {"schedule.warmup_steps", "optimizer.lr", "data.paths", "checkpoint.every_n_steps", "init_from", "resume"}
+    assert len(keys) > 120
+    for key in keys:
+        assert f"--{key} " in text or f"--{key}," in text, key
+    for group in CLASSES:
+        for name, cls in known_classes(group).items():
+            assert name in text or not cls.__module__.startswith("lit_llm."), name
+    assert "Environment variables do not override settings." in text
+
+
+def test_flags_of_one_command_are_in_its_help_alone(capsys):
+    assert "--chat_template = null  " in printed(capsys, "prepare", "--help")
+    assert printed(capsys, "prepare", "--help").startswith(
+        "usage: python -m lit_llm prepare --data CLASS --data.paths FILES --out"
+    )
+    assert "--full_batch = false  " in printed(capsys, "check", "--help")
+    assert " --chat_template" not in printed(capsys, "fit", "--help")
+
+
+def test_the_help_of_a_group_describes_its_keys_and_names_its_classes(capsys):
+    text = printed(capsys, "fit", "--help", "schedule")
+    assert "--schedule.warmup_steps int (default: 0)" in text
+    # Not only these: test modules may define further ones.
+    assert {"Constant", "Cosine", "Decay", "InverseSquareRoot", "Linear", "WSD"} <= set(re.findall(r"\w+", text))
+    assert "--schedule.decay_fraction float (default: 0.2)" in printed(capsys, "validate", "--help=schedule.WSD")
+    assert f"--schedule.shape Literal{list(get_args(DecayShape))} (default" in printed(capsys, "fit", "--help", "schedule.WSD")
+    assert f"--compute.attention Literal{list(get_args(AttentionKernel))} (default" in printed(capsys, "fit", "-h", "compute")
+    assert "--trainer.max_steps" in printed(capsys, "fit", "-h", "trainer")
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "architecture"])
+def test_every_group_has_help(capsys, group):
+    assert f"{group}: " in printed(capsys, "fit", "--help", group)
+
+
+def test_help_for_what_does_not_exist_is_refused(capsys):
+    assert main(["fit", "--help", "shedule"]) == 2
+    assert "there is no group shedule; groups are model," in capsys.readouterr().err
+    assert main(["fit", "--help", "schedule.WDS"]) == 2
+    assert "schedule cannot be WDS; known are Constant," in capsys.readouterr().err
+
+
+def test_print_config_prints_every_setting(capsys):
+    assert printed(capsys, "fit", "--config", "quickstart", "--print_config", "true") == resolved(["--config", "quickstart"])
+
+
+def test_environment_variables_do_not_override_settings(monkeypatch):
+    before = resolved([])
+    for name in ("PL_TRAINER__MAX_STEPS", "PL_TRAINER_MAX_STEPS", "PL_MODEL__N_LAYER", "LIT_LLM_MODEL__N_LAYER"):
+        monkeypatch.setenv(name, "7")
+    assert resolved([]) == before

@@ -1,0 +1,198 @@
+"""What the page says of cost, model, data and time, and when it compares a run with a shipped curve: by known records."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from recipe_runs import run
+
+from lit_llm.config.recipe_files import SHIPPED
+from lit_llm.config.resolved_config import resolved
+from lit_llm.reporting import evidence
+from lit_llm.reporting.health import health_charts
+from lit_llm.reporting.run_curves import RunCurves
+from lit_llm.reporting.summary import cost, described, planned_cost, short_cost
+from lit_llm.reporting.time_spent import time_spent
+from lit_llm.runs import load
+
+
+def launch(first_step: int, **values: object) -> dict:
+    """What plan.json has of a launch with a price of $2 to $4 for each of 3 devices, for half an hour."""
+    return {
+        "started": f"2026-01-01T00:00:{first_step:02d}+00:00",
+        "first_step": first_step,
+        "versions": {"torch": "2"},
+        "machine": {},
+        "hardware": {"name": "h100-sxm"},
+        "devices": 3,
+        "price_usd_hour": [2.0, 4.0],
+        "settings": {"model": {"n_layer": 1, "n_head": 8, "n_kv_head": 2, "n_embd": 64, "block_size": 32, "vocab_size": 5000}},
+        "predicted": {"run_seconds": 7200.0},
+        "measured": {"trained_seconds": 1800.0},
+        **values,
+    }
+
+
+def made(folder: Path, rows: list[dict], *launches: dict, config: str = "trainer: {max_steps: 9}\n") -> RunCurves:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(config)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"time": float(row["step"]), **row}) + "\n" for row in rows))
+    (folder / "plan.json").write_text(json.dumps({"format": 1, "launches": launches}))
+    return RunCurves(load(folder), "a")
+
+
+def test_cost_is_that_of_all_launches_and_the_plan_that_of_the_first(tmp_path):
+    launches = made(tmp_path / "a", [], launch(0), launch(3)).launches
+    # 2 launches · 0.5 h · 3 devices · $2 to $4; planned: 2 h · 3 · $2 to $4
+    assert cost(launches) == "$6.0 to $12 for 60 min on 3 x h100-sxm"
+    assert planned_cost(launches) == "$12 to $24 for 2.0 h on 3 x h100-sxm"
+    assert planned_cost(launches[1:]) == "", "the earlier steps are not in its plan"
+    older = made(tmp_path / "b", [], launch(0, price_usd_hour=None), launch(3)).launches
+    assert cost(older) == "$3.0 to $6.0 for 30 min on 3 x h100-sxm; 1 of 2 launches recorded a price"
+    assert (short_cost(older), short_cost(launches)) == ("$3.0 to $6.0 (1 of 2 launches)", "$6.0 to $12")
+
+
+@pytest.mark.parametrize("price", [None, [1], ["a", 2], [-1, 2], "free", [1, 10**400]])
+def test_without_a_known_price_no_cost_is_said(tmp_path, price):
+    said = dict(described(made(tmp_path / "a", [], launch(0, price_usd_hour=price))))
+    assert "cost" not in said and "planned cost" not in said
+    assert said["model"] == "1 layer, width 64, 8 heads (2 for keys and values), context 32; vocabulary 5,000"
+
+
+def test_model_and_data_are_described(tmp_path):
+    config = """
+model: {n_layer: 2, n_head: 4, n_embd: 8, block_size: 16, vocab_size: null, norm: rmsnorm}
+init_from: runs/base
+lora: {rank: 4}
+data:
+  class_path: lit_llm.data.TextFiles
+  init_args: {paths: [a, b, c, d, e], tokenizer: {class_path: lit_llm.tokenizers.BPE}, global_batch_size: 32}
+optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.002}}
+schedule: {class_path: lit_llm.callbacks.Cosine}
+trainer: {precision: bf16-mixed}
+"""
+    rows = [{"step": 1, "setup/train_tokens": 2000.0, "progress/tokens": 500.0}]
+    said = described(made(tmp_path / "a", rows, config=config))
+    assert said == [
+        ("model", "2 layers, width 8, 4 heads, context 16; rmsnorm; from the weights of runs/base; LoRA of rank 4"),
+        ("data", "TextFiles; paths: a, b, c and 2 more; tokenizer BPE; 2 k training tokens, 0.25 epochs"),
+        ("training", "AdamW, learning rate 0.002; Cosine; 32 sequences a step; bf16-mixed"),
+    ]
+
+
+def row(step: int, time: float, **values: float) -> dict:
+    return {"step": step, "time": time, "progress/tokens": 10.0 * step, **{k.replace("__", "/"): v for k, v in values.items()}}
+
+
+def test_shares_of_the_time_are_weighted_by_the_time_between_rows(tmp_path):
+    rows = [
+        row(1, 0.0),
+        row(2, 10.0, time__forward_fraction=0.5, time__validation_fraction=0.5),
+        row(3, 40.0, time__forward_fraction=0.7, time__validation_fraction=0.3),
+    ]
+    spent = time_spent(made(tmp_path / "a", rows))
+    assert spent.measured_by == "TimeBreakdown"
+    assert spent.seconds == pytest.approx({"forward": 0.5 * 10 + 0.7 * 30, "validation": 0.5 * 10 + 0.3 * 30})
+
+
+def test_without_a_breakdown_the_time_outside_of_steps_is_what_the_speed_leaves_over(tmp_path):
+    rows = [
+        row(1, 0.0),
+        row(11, 10.0, throughput__tokens_per_second=20.0, time__data_fraction=0.2),  # 100 tokens: 5 s, 1 s of them waiting
+        row(41, 40.0, throughput__tokens_per_second=10.0, time__data_fraction=0.0),  # 300 tokens: all of the 30 s
+        row(42, 41.0),
+    ]
+    spent = time_spent(made(tmp_path / "a", rows))
+    assert spent.seconds == pytest.approx(
+        {"training steps": 4 + 30, "waiting for data": 1, "validation, saving and samples": 5}
+    )
+    assert spent.total == pytest.approx(40)
+    assert time_spent(made(tmp_path / "b", [row(1, 0.0), row(2, 1.0)])) is None
+
+
+def test_signals_of_layers_are_their_highest_median_and_lowest(tmp_path):
+    ratios = {1: [0.1, 0.001, 0.01], 5: [0.4, 0.2, math.nan]}
+    rows = [
+        {
+            "step": step,
+            **{f"health/update_ratio/{i}": str(v).replace("nan", "NaN") if v != v else v for i, v in enumerate(values)},
+        }
+        for step, values in ratios.items()
+    ]
+    (heading, chart) = health_charts(made(tmp_path / "a", rows))
+    assert "Update / weight norm" in heading and "3 layers, logarithmic" in chart
+    paths = [part.split('"')[0] for part in chart.split(' d="M')[1:]]
+    ends = [[float(point.split()[1]) for point in path.split("L")] for path in paths]
+    # lines: highest, median, lowest; three decades from 0.4 to 0.001
+    height = 1000 / (math.log10(0.4) + 3)
+    for found, values in zip(ends, ((0.1, 0.4), (0.01, 0.3), (0.001, 0.2)), strict=True):
+        assert found == pytest.approx([height * (math.log10(0.4) - math.log10(v)) for v in values], abs=0.5)
+
+
+QUICKSTART = ["--config", "quickstart", "--trainer.precision", "32-true"]
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> str:
+    """config.yaml of a run of the recipe."""
+    return resolved(QUICKSTART)
+
+
+def recorded(folder: Path, factor: float = 1.0) -> None:
+    """metrics.jsonl with the shipped curve of quickstart, whose loss at step 100 is multiplied."""
+    lines = (SHIPPED / "evidence/quickstart.csv").read_text().splitlines()
+    lines = [line for line in lines if line[0].isdigit()]
+    names = ("step", "progress/tokens", "train/loss", "lr", "grad/norm", "val/loss")
+    rows = [{n: float(v) for n, v in zip(names, line.split(","), strict=True) if v} for line in lines]
+    for each in rows:
+        each["step"] = int(each["step"])
+        each["train/loss"] *= factor if each["step"] == 100 else 1
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({**each, "time": float(each["step"])}) + "\n" for each in rows))
+
+
+def said_against(capsys, folder: Path, config: str) -> str:
+    (folder / "config.yaml").write_text(config)
+    assert run(capsys, "report", "--run", str(folder), "--out", str(folder / "page.html"), "--replace", "true")[0] == 0
+    page = (folder / "page.html").read_text()
+    heading = "<h2>Against the recorded curve</h2>"
+    return page.split(heading)[1].split("</table>")[0].split("<td>")[1].split("</td>")[0] if heading in page else ""
+
+
+def test_a_run_of_a_recipe_is_compared_with_its_shipped_curve_without_a_flag(tmp_path, monkeypatch, capsys, quickstart):
+    recorded(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("recipes").mkdir()
+    Path("recipes/quickstart.yaml").write_text("optimizer: {init_args: {lr: 0.5}}\n")  # of the same name, and not shipped
+    assert said_against(capsys, tmp_path, quickstart).startswith("this run follows evidence/quickstart.csv: 29 rows of 29")
+    recorded(tmp_path, 1.05)
+    said = said_against(capsys, tmp_path, quickstart)
+    assert "this run leaves evidence/quickstart.csv at step 100: loss" in said and "difference 5.00%, allowed 2.000%" in said
+    other = quickstart.replace("precision: 32-true", "precision: bf16-mixed").replace("run_dir: null", "run_dir: elsewhere")
+    assert said_against(capsys, tmp_path, other).endswith("; its trainer.precision is bf16-mixed, not 32-true")
+
+
+def test_a_run_with_other_settings_is_not_called_a_deviation(tmp_path, capsys, quickstart):
+    recorded(tmp_path, 1.05)
+    settings = yaml.safe_load(quickstart)
+    settings["optimizer"]["init_args"]["lr"] = 0.02
+    said = said_against(capsys, tmp_path, yaml.safe_dump(settings))
+    assert said == "not compared with evidence/quickstart.csv, because settings differ: optimizer.lr is 0.02, not 0.01"
+    settings["init_from"] = "runs/other"
+    assert "init_from is runs/other, not None; optimizer.lr" in said_against(capsys, tmp_path, yaml.safe_dump(settings))
+    settings["model"] |= {"n_layer": 2, "n_head": 2}
+    assert said_against(capsys, tmp_path, yaml.safe_dump(settings)) == "", "another run altogether"
+    settings = yaml.safe_load(quickstart)
+    settings["trainer"]["max_steps"] = 100
+    assert said_against(capsys, tmp_path, yaml.safe_dump(settings)) == "", "of another length: another schedule"
+
+
+def test_every_shipped_curve_says_how_its_run_was_made():
+    for path in (SHIPPED / "evidence").glob("*.csv"):
+        name = path.stem
+        settings = yaml.safe_load(resolved(["--config", name] if name != "quickstart" else QUICKSTART))
+        found = evidence.shipped_evidence(settings)
+        assert found is not None and found.follower is not None and found.follower.curve_name == f"evidence/{path.name}"
+        assert found.said == ""

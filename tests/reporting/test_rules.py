@@ -1,0 +1,340 @@
+"""Each rule on curves that have its symptom, and on curves that do not."""
+
+import math
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from lit_llm.reporting.doctor.diagnose import RULES, diagnose
+from lit_llm.reporting.doctor.observed import Damage, Observed
+from lit_llm.runs.loaded_run import Series
+
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+STEPS = range(10, 410, 10)
+LAYERS = ("embedding", "blocks.0.attention", "blocks.0.mlp", "head")
+
+
+def series(values) -> Series:
+    """Values by step."""
+    return Series(list(values), list(values.values()), [float(step) for step in values])
+
+
+def healthy() -> dict[str, dict[int, float]]:
+    """A run of 400 steps with 20 of warmup, of 256 tokens, whose loss falls from ln 256 to 2."""
+    rate = {step: 0.01 * min(1.0, step / 20) * (1 - step / 500) for step in (1, *STEPS)}
+    loss = {step: 2 + 3.5 * math.exp(-(step - 1) / 60) for step in (1, *STEPS)}
+    curves = {
+        "lr": rate,
+        "train/loss": loss,
+        "val/loss": {step: loss[step] + 0.1 for step in (100, 200, 300, 400)},
+        "grad/norm": {step: 1.5 for step in loss},
+        "grad/norm_clipped": {step: 1.0 for step in loss},
+        "grad/clip_fraction": {step: 1.0 for step in loss},
+        "spike/skipped": {step: 0.0 for step in loss},
+        "progress/tokens": {step: 1000.0 * step for step in loss},
+        "time/data_fraction": {step: 0.05 for step in STEPS},
+        "setup/vocab_size": {0: 256.0},
+        "setup/train_tokens": {0: 1e6},
+        "setup/decayed_vectors": {0: 0.0},
+        "setup/unoptimized": {0: 0.0},
+        "setup/frozen": {0: 0.0},
+        "setup/initial_gain": {0: 0.6},
+    }
+    constant = {
+        "shifted_targets": 1.0, "copied_targets": 0.07, "twice_shifted_targets": 0.06, "ignored_targets": 0.0,
+        "future_leak": 1e-7,
+        "repeated_samples": 0.0, "repeated_spans": 0.1, "validation_overlap": 0.001, "untouched_embeddings": 0.5,
+        "backward_loss_ratio": 1.0, "logit_max": 12.0, "dead_units/blocks.0": 0.02, "rank_difference": 0.0,
+    }  # fmt: skip
+    for name, value in constant.items():
+        curves[f"health/{name}"] = {step: value for step in (1, *range(50, 410, 50))}
+    for layer in LAYERS:
+        curves[f"health/update_ratio/{layer}"] = {step: 0.01 for step in (1, *range(50, 410, 50))}
+        curves[f"health/update_norm/{layer}"] = {step: 0.1 for step in (1, *range(50, 410, 50))}
+    return curves
+
+
+CONFIG = {
+    "trainer": {"max_steps": 400, "precision": "32-true"},
+    "optimizer": {"init_args": {"betas": [0.9, 0.95]}},
+    "gradient_norm": {"init_args": {"clip": 1.0}},
+    "data": {"class_path": "lit_llm.data.TextFiles"},
+}
+
+
+def observed(changed=(), config=(), **facts) -> Observed:
+    curves = healthy() | dict(changed)
+    return Observed({tag: series(values) for tag, values in curves.items()}, CONFIG | dict(config), **facts)
+
+
+def everywhere(tag: str, value: float) -> dict[str, dict[int, float]]:
+    return {tag: dict.fromkeys(healthy()[tag], value)}
+
+
+def layers(group: str, value: float) -> dict[str, dict[int, float]]:
+    return {f"health/{group}/{layer}": dict.fromkeys(healthy()["health/logit_max"], value) for layer in LAYERS}
+
+
+def loss(formula) -> dict[str, dict[int, float]]:
+    return {"train/loss": {step: formula(step) for step in (1, *STEPS)}}
+
+
+def with_precision(precision: str) -> dict[str, dict]:
+    return {"trainer": {"max_steps": 400, "precision": precision}}
+
+
+OPTIMIZER = {"optimizer": {"init_args": {"betas": [0.9, 0.9999]}}}
+BATCHES = {step: 2.0 if step % 100 else 5.0 for step in STEPS}
+CASES = {
+    "loss-not-finite": [observed(loss(lambda step: math.nan if step > 200 else 3.0 - step / 200))],
+    "fp16-overflow": [
+        observed({"grad/norm": {step: math.inf if step in (200, 300) else 1.0 for step in STEPS}}, with_precision("16-mixed")),
+        observed(loss(lambda step: math.nan if step > 200 else 3.0 - step / 200), with_precision("16-true")),
+    ],
+    "initial-weights": [
+        observed({"train/loss": healthy()["train/loss"] | {1: 20.0}}),
+        observed({"setup/initial_gain": {0: 8.0}}),
+    ],
+    "diverged": [
+        observed(loss(lambda step: 5.5 - step / 60 if step < 200 else 4.0)),
+        observed(loss(lambda step: 5.5 + step / 100)),
+    ],
+    "loss-stuck": [observed(loss(lambda step: 5.5 if step < 20 else 5.2))],
+    "loss-too-low": [observed(everywhere("val/loss", 0.05))],
+    "over-fitting": [
+        observed({"val/loss": {100: 3.0, 200: 2.5, 300: 2.7, 400: 2.9}, "setup/train_tokens": {0: 2e5}}),  # two passes
+    ],
+    "validation-unlike-training": [observed({"val/loss": {100: 7.0, 200: 7.5, 300: 7.2, 400: 7.7}})],
+    "loss-spikes": [observed({"train/loss": {1: 5.5, **BATCHES}}), observed(everywhere("spike/skipped", 1.0))],
+    "parameters-not-trained": [
+        observed(everywhere("setup/unoptimized", 64.0)),
+        observed(everywhere("setup/frozen", 64.0)),
+        observed({"health/update_norm/blocks.0.mlp": {1: 0.0, 50: 0.0, 100: 0.0}}),
+    ],
+    "schedule-restarted": [
+        observed(
+            {"lr": healthy()["lr"] | {step: healthy()["lr"][step - 200] for step in range(210, 410, 10)}}, first_steps=[0, 200]
+        ),
+    ],
+    "updates-rounded-away": [observed(layers("update_ratio", 0.002), with_precision("bf16-true"))],
+    "loss-scale": [observed(everywhere("health/backward_loss_ratio", 4.0))],
+    "learning-rate-too-high": [observed(layers("update_ratio", 0.3))],
+    "learning-rate-too-low": [observed(layers("update_ratio", 0.001))],
+    "clipped-at-every-step": [observed(everywhere("grad/norm", 150.0))],
+    "decayed-vectors": [observed(everywhere("setup/decayed_vectors", 9.0))],
+    "no-warmup": [observed({"lr": {step: 0.01 * (1 - step / 500) for step in (1, *STEPS)}})],
+    "beta2-too-long": [observed(config=OPTIMIZER)],
+    "targets-not-shifted": [
+        observed(everywhere("health/copied_targets", 1.0) | everywhere("health/shifted_targets", 0.07)),
+    ],
+    "targets-shifted-twice": [
+        observed(everywhere("health/twice_shifted_targets", 1.0) | everywhere("health/shifted_targets", 0.07)),
+    ],
+    "targets-unrelated": [observed(everywhere("health/shifted_targets", 0.05))],
+    "targets-ignored": [observed(everywhere("health/ignored_targets", 0.9))],
+    "future-leak": [observed(everywhere("health/future_leak", 0.3))],
+    "batch-repeated": [observed(everywhere("health/repeated_samples", 1.0))],
+    "duplicated-data": [observed(everywhere("health/repeated_spans", 0.5))],
+    "validation-in-training": [observed(everywhere("health/validation_overlap", 0.31))],
+    "data-too-small": [observed(everywhere("setup/train_tokens", 2e4))],
+    "data-damaged": [observed(damages=[Damage("shards/train.bin", "has another hash")])],
+    "vocabulary-unused": [
+        observed(
+            everywhere("setup/vocab_size", 5000.0)
+            | everywhere("health/untouched_embeddings", 0.95)
+            | loss(lambda s: 8 - s / 80)
+        )
+    ],
+    "dead-units": [observed(everywhere("health/dead_units/blocks.0", 0.8))],
+    "large-logits": [observed(everywhere("health/logit_max", 300.0))],
+    "slow-loader": [observed(everywhere("time/data_fraction", 0.7))],
+    "straggler": [
+        observed(
+            {
+                "rank/straggler": dict.fromkeys(STEPS, 1.0),
+                "rank/step_time_max": dict.fromkeys(STEPS, 0.2),
+                "rank/step_time_mean": dict.fromkeys(STEPS, 0.1),
+            }
+        )
+    ],
+    "ranks-differ": [observed(everywhere("health/rank_difference", 1e-3))],
+}
+
+
+def test_a_healthy_run_has_no_finding():
+    assert diagnose(observed()) == []
+
+
+def test_a_run_with_few_rows_or_none_has_no_finding():
+    for last in (0, 1, 10, 20, 50):
+        curves = {tag: {step: v for step, v in values.items() if step <= last} for tag, values in healthy().items()}
+        assert diagnose(Observed({tag: series(v) for tag, v in curves.items() if v}, CONFIG)) == []
+    assert diagnose(Observed({})) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_symptom_makes_it_the_first_finding(name):
+    for run in CASES[name]:
+        assert [finding.name for finding in diagnose(run)][:1] == [name]
+
+
+def test_every_rule_has_a_case_and_a_name_of_its_own():
+    assert sorted(CASES) == sorted({rule.name for rule in RULES}) and len(CASES) == len(RULES)
+
+
+def test_no_finding_explains_itself():
+    explained = {rule.name: set(rule.explains) for rule in RULES}
+    for name, names in explained.items():
+        assert names <= set(explained), f"{name} explains a rule that does not exist"
+    for _ in RULES:  # every path becomes empty when names without successors are removed
+        explained = {name: names & explained.keys() for name, names in explained.items() if names & explained.keys()}
+    assert explained == {}
+
+
+def test_what_follows_from_a_cause_comes_after_it():
+    curves = (
+        everywhere("health/copied_targets", 1.0) | everywhere("health/shifted_targets", 0.07) | everywhere("val/loss", 0.01)
+    )
+    first, second = diagnose(observed(curves))
+    assert (first.name, second.name, second.follows_from) == ("targets-not-shifted", "loss-too-low", ("targets-not-shifted",))
+
+
+def test_rules_that_need_random_initial_weights_leave_other_runs_alone():
+    curves = everywhere("setup/frozen", 64.0) | layers("update_ratio", 1e-5)
+    for config in ({"init_from": "runs/base"}, {"lora": {"rank": 8}}):
+        assert diagnose(observed(curves, config)) == []
+
+
+def test_the_page_lists_every_rule():
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert rows == [rule.name for rule in RULES]
+
+
+# -- ordinary runs that look unusual ------------------------------------------------------------------------------------
+
+
+def noisy(share: float, seed: int, first: float = 1.5, falls: float = 0.2) -> dict[str, dict[int, float]]:
+    """A fine-tuning: the loss falls a little, its rows scatter much."""
+    draw = random.Random(seed)
+    steps = range(10, 1010, 10)
+    loss = {step: (first - falls * step / 1000) * math.exp(draw.gauss(0, share)) for step in steps}
+    return {"train/loss": loss, "val/loss": {500: 1.4, 1000: 1.3}, "spike/skipped": {}}
+
+
+@pytest.mark.parametrize(
+    ("passes", "losses"),
+    [(0.4, (2.5, 2.9, 2.9)), (2, (2.7, 2.5, 2.9)), (2, (2.5, 2.9, 2.52))],
+)
+def test_a_single_high_validation_and_a_first_pass_are_no_over_fitting(passes, losses):
+    curve = dict(zip((200, 300, 400), losses, strict=True))
+    assert diagnose(observed({"val/loss": {100: 3.0, **curve}, "setup/train_tokens": {0: 4e5 / passes}})) == []
+
+
+def test_a_loss_that_falls_to_zero_has_no_spikes():
+    """Rows scatter by a tenth of the loss, which falls to 0.0002. The scatter of the whole curve is that of its end."""
+    draw = random.Random(0)
+    curve = {step: 5.5 * math.exp(-step / 40) * (1 + 0.1 * draw.gauss(0, 1)) for step in range(1, 401)}
+    assert "loss-spikes" not in [each.name for each in diagnose(observed({"train/loss": curve}))]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.2])
+def test_rows_that_scatter_are_neither_divergence_nor_spikes(share):
+    runs = [observed(noisy(share, seed), {"init_from": "runs/base"}) for seed in range(30)]
+    assert [finding.name for run in runs for finding in diagnose(run)] == []
+
+
+def test_skipped_steps_are_spikes_in_a_run_of_few_rows_too():
+    """The spike guard ends a run after ten skipped steps in a row."""
+    curves = {tag: {step: v for step, v in values.items() if step <= 45} for tag, values in healthy().items()}
+    assert diagnose(observed(curves)) == []
+    found = diagnose(observed(curves | {"spike/skipped": {20: 0.0, 25: 5.0, 30: 5.0}}))
+    assert [finding.name for finding in found] == ["loss-spikes"]
+    assert found[0].seen.startswith("10 of ")
+
+
+def test_a_run_of_twelve_rows_that_explodes_has_diverged_and_is_not_stuck():
+    losses = [10.8, 10.3, 9.1, 7.3, 5.5, 4.0, 3.4, 3.3, 20.9, 16.2, 16.1, 16.4]
+    curves = {tag: {step: v for step, v in values.items() if step <= 55} for tag, values in healthy().items()}
+    loss = {step: value for step, value in zip((1, *range(5, 56, 5)), losses, strict=True)}
+    large = {"train/loss": loss, "val/loss": {}, "setup/vocab_size": {0: 50304.0}}
+    assert [finding.name for finding in diagnose(observed(curves | large))] == ["diverged"]
+
+
+@pytest.mark.parametrize(
+    ("share", "tokens", "found"),
+    [(0.95, 200_000, False), (0.998, 40_000, False), (0.998, 60_000, True), (0.95, 300_000, True), (0.85, 300_000, False)],
+)
+def test_a_vocabulary_is_unused_when_enough_text_was_seen(share, tokens, found):
+    facts = {"health/untouched_embeddings": {400: share}, "progress/tokens": {400: tokens}, "setup/vocab_size": {0: 50_000.0}}
+    assert ("vocabulary-unused" in [each.name for each in diagnose(observed(facts))]) == found
+
+
+@pytest.mark.parametrize("resumed_at", [17, 40, 110, 200, 390])
+def test_a_resume_that_continues_the_schedule_is_no_restart(resumed_at):
+    def rate(step: int) -> float:
+        return 0.01 * min(1.0, step / 200, (400 - step) / 200)
+
+    for curve in (rate, lambda step: 0.01, lambda step: 0.005 * (1 + math.cos(math.pi * step / 400))):
+        rates = {step: curve(step) for step in (1, *STEPS)}
+        found = diagnose(observed({"lr": rates}, first_steps=[0, resumed_at]))
+        assert "schedule-restarted" not in [finding.name for finding in found]
+
+
+def test_a_resumed_run_counts_embeddings_anew():
+    """As measured: a vocabulary of 4,096 of which most is used, and a row at the first steps after a resume."""
+    facts = {
+        "health/untouched_embeddings": {20: 0.61, 40: 0.44, 60: 0.943}, "progress/tokens": {66: 33_792.0},
+        "setup/vocab_size": {0: 4096.0},
+    }  # fmt: skip
+    assert diagnose(observed(facts, first_steps=[0, 59])) == []
+    late = facts | {"health/untouched_embeddings": {60: 0.943}}  # 512 tokens after the resume
+    assert diagnose(observed(late, first_steps=[0, 59])) == []
+    assert [each.name for each in diagnose(observed(late, first_steps=[0]))] == ["vocabulary-unused"]
+
+
+def test_repeated_text_is_a_finding_only_in_the_first_pass():
+    repeated = everywhere("health/repeated_samples", 1.0) | everywhere("health/repeated_spans", 1.0)
+    passes = everywhere("setup/train_tokens", 1e5)  # four in 400 steps
+    later = {tag: {step: v if step > 100 else 0.0 for step, v in values.items()} for tag, values in repeated.items()}
+    assert diagnose(observed(passes | later)) == []
+    unknown = {tag: values for tag, values in (healthy() | repeated).items() if not tag.startswith("setup/")}
+    assert diagnose(Observed({tag: series(values) for tag, values in unknown.items()}, CONFIG)) == []
+
+
+@pytest.mark.parametrize(("tokens", "share"), [(0.11e6, 0.137), (1e6, 0.2)])
+def test_lines_that_code_repeats_are_no_validation_text_in_training(tokens, share):
+    """Measured on the shipped recipe bytes (0.11 passes), and on the whole library in a pass."""
+    steps = healthy()["progress/tokens"]
+    run = observed({**everywhere("health/validation_overlap", share), "progress/tokens": {s: s * tokens / 400 for s in steps}})
+    assert diagnose(run) == []
+
+
+def test_the_validation_text_in_training_is_counted_from_the_last_start():
+    overlap = everywhere("health/validation_overlap", 0.5) | everywhere("setup/train_tokens", 1e6)
+    scalars = healthy() | overlap | {"progress/tokens": {step: 5e3 * step for step in healthy()["progress/tokens"]}}
+    found = diagnose(Observed({tag: series(values) for tag, values in scalars.items()}, CONFIG, first_steps=(0, 300)))
+    assert [(each.name, each.seen) for each in found] == [
+        ("validation-in-training", "50.0% of the validation text occurred in training, in 0.50 passes over the training text")
+    ]
+
+
+def test_a_fine_tuning_may_ignore_most_targets():
+    assert diagnose(observed(everywhere("health/ignored_targets", 0.8), {"init_from": "runs/base"})) == []
+
+
+def test_a_short_run_and_one_without_a_number_of_steps_may_have_torchs_betas():
+    betas = {"optimizer": {"init_args": {"betas": [0.9, 0.999]}}}
+    for steps in (10, 400, -1):
+        assert diagnose(observed(config=betas | {"trainer": {"max_steps": steps}})) == []
+
+
+def test_an_infinite_gradient_now_and_then_is_how_fp16_finds_its_scale():
+    norms = {step: math.inf if step in (300, 700) else 1.0 for step in range(10, 2010, 10)}
+    assert diagnose(observed({"grad/norm": norms}, with_precision("16-mixed"))) == []
+
+
+def test_text_of_few_symbols_may_be_hard_to_predict():
+    curves = {"train/loss": {step: 1.61 if step < 20 else 1.5 for step in STEPS}, "val/loss": {400: 1.5}}
+    assert diagnose(observed(curves | everywhere("setup/vocab_size", 5.0))) == []
