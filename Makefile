@@ -31,8 +31,9 @@ quickstart: install ## train a small GPT on this machine's own Python sources (m
 	$(BIN)/python -m lit_llm fit --config recipes/quickstart.yaml --resume auto
 	$(BIN)/python -m lit_llm.commands.quickstart_report runs/quickstart
 
-# OMP_NUM_THREADS=1: tests start several processes, which would compete for cores otherwise.
-PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# OMP_NUM_THREADS=1: tests start several processes, which would compete for cores otherwise. PYTHONDONTWRITEBYTECODE would have
+# each of them compile every module anew.
+PYTEST  = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 WORKERS ?= 2
 
 test: install    ## unit tests and one case of each distributed or kill claim, in WORKERS=2 processes (minutes)

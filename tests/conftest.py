@@ -1,5 +1,6 @@
 """Isolation of tests from each other, time limits by tier, and the folder in which command line tests run."""
 
+import gc
 import signal
 
 import fork_server
@@ -24,6 +25,11 @@ def pytest_configure():
     # TensorBoard reads event files in the order of their names: second, host, process, counter. A test that starts and resumes
     # a run within one second needs counters with the same number of digits: "99" is read after "100".
     event_file_writer._global_uid = event_file_writer.AtomicCounter(1_000_000)
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # what is imported stays: to search it again and again takes a twentieth of the tests' time
 
 
 def pytest_unconfigure():

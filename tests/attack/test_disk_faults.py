@@ -102,7 +102,7 @@ def written(files: dict[str, str], kind: str) -> dict[str, str]:
 
 
 CELLS = [
-    pytest.param(kind, fault, marks=[] if (kind, fault) in (("checkpoint", "full"), ("curve", "full")) else pytest.mark.slow)
+    pytest.param(kind, fault, marks=[] if (kind, fault) in (("checkpoint", "full"),) else pytest.mark.slow)
     for kind in COMMANDS
     for fault in FAULTS
     if fault != "deleted" or kind not in ("plan", "metrics")  # once training runs, the next checkpoint makes the folder anew

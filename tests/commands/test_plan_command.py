@@ -69,10 +69,11 @@ def test_a_plan_counts_the_blocks_of_packed_documents_and_says_what_packing_does
     assert not list((folder / "shards").glob("*.idx")), "a plan leaves nothing behind"
 
 
+QUICK = ("strategy/fsdp2.yaml", "strategy/3d.yaml", "precision/bf16-mixed.yaml")
 OVERLAYS = sorted(p.relative_to(RECIPES).as_posix() for p in RECIPES.glob("*/*.yaml") if p.parent.name != "base")
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in OVERLAYS])
 def test_every_overlay_can_be_planned(overlay, folder, capsys):
     flags = ["--config", str(RECIPES / "gpt2-124m.yaml"), "--config", str(RECIPES / overlay)]
     if "float8" in overlay:

@@ -178,6 +178,7 @@ def test_constructor_errors_are_reported_in_one_line(capsys, arguments, said):
     assert said in line
 
 
+@pytest.mark.slow
 def test_a_folder_of_the_name_callbacks_in_the_project_changes_nothing(tmp_path):
     (tmp_path / "callbacks").mkdir()
     (tmp_path / "callbacks/__init__.py").write_text("raise ImportError")

@@ -53,7 +53,12 @@ def test_a_mistake_in_spelling_is_reported_without_torch(tmp_path, arguments, me
     assert message in done.stderr and done.stdout == "2 []\n", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("group", [*PLAIN, *CLASSES])
+OFTEN = ("trainer", "optimizer", "data", "schedule")
+
+
+@pytest.mark.parametrize(
+    "group", [pytest.param(group, marks=() if group in OFTEN else pytest.mark.slow) for group in (*PLAIN, *CLASSES)]
+)
 def test_the_keys_read_from_source_are_those_of_the_parser(group):
     """For every class of ours that the group can name."""
     if group in PLAIN:

@@ -14,7 +14,7 @@ from lit_llm.data import PythonStdlib
 from lit_llm.runs.curve import Curve
 
 CURVES = sorted((SHIPPED / "evidence").glob("*.csv"), key=lambda path: path.stem)
-TIERS = {"bytes": pytest.mark.soak, "chars": (), "quickstart": pytest.mark.slow}
+TIERS = {"bytes": pytest.mark.soak, "chars": pytest.mark.slow, "quickstart": pytest.mark.slow}
 RECIPES = [pytest.param(path, id=path.stem, marks=TIERS[path.stem]) for path in CURVES]
 TEXT_OF_THE_CURVES = "68332a719eed82a879fd09c4ecbd8749afffb08046fb7b01301a7c98c682d184"
 """`text_hash` of the standard library that the curves were made on: that of Python 3.11.7."""
