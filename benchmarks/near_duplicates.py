@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lit_llm.ingest.near_duplicates import CONTAINED, SHARE, SHINGLE_BYTES, Checker, HeldOutIndex, Sketcher
-from lit_llm.ingest.pieces import PIECE_BYTES
+from lit_llm.ingest.readers.interface import PIECE_BYTES
 
 EDITS = (0.0, 0.02, 0.08, 0.2)
 COMMON_LINES = 0.2

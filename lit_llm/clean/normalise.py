@@ -1,9 +1,11 @@
-"""Text in one way of writing it."""
+"""Text in one way of writing it, and text that was decoded with the wrong encoding."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+
+from lit_llm.ingest.optional_package import need
 
 # C0 and C1 control characters but for tab and newline, the byte order mark, and what is no character.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")
@@ -26,3 +28,17 @@ def normalise(text: str) -> str:
         text = _BLANK_LINES.sub("\n\n", text)
     stripped = text.strip("\n")
     return f"{stripped}\n" if stripped and text.endswith("\n") else stripped
+
+
+class FixEncoding:
+    """Repair text ("cafÃ©" becomes "café") with the package ftfy, where its result is surely better.
+
+    Raises:
+        UserError: The package is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._fix = need("ftfy", extra="clean", what="fix_encoding").fix_encoding
+
+    def __call__(self, text: str) -> str:
+        return text if text.isascii() else self._fix(text)

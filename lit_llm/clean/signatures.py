@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 
-from lit_llm.clean.words import WORD_PATTERN
+from lit_llm.clean.word_ngrams import WORD_PATTERN
 from lit_llm.ingest.optional_package import need
 
 SEED = 1

@@ -7,10 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lit_llm.clean.contamination import SHORTEST, Contamination, ReferenceIndex
-from lit_llm.clean.encoding import FixEncoding
 from lit_llm.clean.language import Language, known_languages
 from lit_llm.clean.language_names import unknown_language
-from lit_llm.clean.normalise import normalise
+from lit_llm.clean.normalise import FixEncoding, normalise
 from lit_llm.clean.personal_data import ACTIONS, Emails, Secrets
 from lit_llm.clean.quality import QUALITY_RULES, Quality
 from lit_llm.clean.reference_documents import References

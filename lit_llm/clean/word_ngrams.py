@@ -1,7 +1,7 @@
 """Hashes of the word n-grams of a text.
 
 A word is a run of letters, digits and combining marks, in lower case, after Unicode's compatibility normalisation (NFKC). In
-scripts written without spaces, such as Chinese, every character is a word. Punctuation, spaces and line ends do not count.
+scripts without spaces between words, such as Chinese, every character is a word. Punctuation and spaces do not count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lit_llm.clean.words import UNSPACED
+# Thai, Lao, Tibetan; Myanmar; Khmer; kana and Bopomofo, and their extensions; Han in all planes.
+UNSPACED = (
+    (0x0E00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x312F), (0x31A0, 0x31FF), (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF),
+)  # fmt: skip
+"""First and last code point of each block."""
+
+_CLASS = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
+WORD_PATTERN = f"[{_CLASS}]|[^\\W{_CLASS}]+"
+"""A word of a text in lower case, for near-duplicates: there an underscore is a letter, and a combining mark ends a word."""
 
 _CHUNK = 2**16  # characters hashed at once, so that the arrays stay in the cache of a core
 _LETTER, _ALONE = np.uint8(1), np.uint8(2)

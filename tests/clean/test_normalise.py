@@ -6,8 +6,7 @@ import unicodedata
 
 import pytest
 
-from lit_llm.clean.encoding import FixEncoding
-from lit_llm.clean.normalise import normalise
+from lit_llm.clean.normalise import FixEncoding, normalise
 
 
 @pytest.mark.parametrize(

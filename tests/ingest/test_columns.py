@@ -16,8 +16,7 @@ import pytest
 from documents_of import documents_of, forward_only, refusal, write
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest import pieces
-from lit_llm.ingest.readers import DocumentReader, ReadSettings, dataset_files
+from lit_llm.ingest.readers import DocumentReader, ReadSettings, dataset_files, interface
 from lit_llm.ingest.source import Source
 
 TEXTS = ["first", None, "", "é😀\n" * 1000, "last"]
@@ -123,7 +122,7 @@ def test_a_column_of_nulls_has_no_document(tmp_path, writer):
 
 @each_writer
 def test_a_long_cell_comes_in_pieces(tmp_path, monkeypatch, writer):
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 500)
+    monkeypatch.setattr(interface, "PIECE_BYTES", 500)
     path = write(tmp_path, writer(table_of(TEXTS)))
     with DocumentReader(Source.local(path), ReadSettings()) as reader:
         found = list(reader)

@@ -14,8 +14,7 @@ import zstandard
 from documents_of import documents_of, forward_only, refusal, write
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest import pieces
-from lit_llm.ingest.readers import DocumentReader, ReadSettings, jsonl
+from lit_llm.ingest.readers import DocumentReader, ReadSettings, interface, jsonl
 from lit_llm.ingest.source import Source
 
 COMPRESSIONS = {
@@ -108,7 +107,7 @@ def test_only_plain_text_is_read_in_part(tmp_path, content):
 
 
 def test_compressed_text_is_cut_like_plain_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(interface, "PIECE_BYTES", 1000)
     found = []
     for content in (TEXT, gzip.compress(TEXT), bz2.compress(TEXT)):
         with DocumentReader(Source.local(write(tmp_path, content)), ReadSettings()) as reader:
@@ -177,7 +176,7 @@ def test_half_a_surrogate_pair_becomes_the_replacement_character(tmp_path, monke
 
 
 def test_a_long_document_is_cut_the_same_in_a_line_that_is_streamed(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(interface, "PIECE_BYTES", 1000)
     records = [
         {"id": [1, {"text": 2}], "text": TEXT.decode(), "z": 1},
         {"text": "short"},

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.optional_package import need
-from lit_llm.ingest.pieces import Piece
-from lit_llm.ingest.readers.arrow_errors import naming_damage
 from lit_llm.ingest.readers.columns import TextColumn
-from lit_llm.ingest.readers.counts import Counts
+from lit_llm.ingest.readers.interface import Counts, Piece
+
+
+@contextlib.contextmanager
+def naming_damage(name: str) -> Iterator[None]:
+    """Turn an error of pyarrow into a sentence about the file ``name``.
+
+    Raises:
+        UserError: The file is damaged, or pyarrow is too old for it.
+    """
+    pyarrow = need("pyarrow", extra="data", what="Parquet and Arrow")
+    try:
+        yield
+    except pyarrow.ArrowNotImplementedError as error:
+        raise UserError(
+            f"{name} has a feature that pyarrow {pyarrow.__version__} does not read: pip install --upgrade pyarrow, "
+            "or write the file again."
+        ) from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: of the name of a column
+        if isinstance(error, OSError) and error.errno is not None:  # the operating system's own
+            raise
+        raise UserError(f"{name} is truncated or damaged: copy or download it again.") from error
+
 
 FILE_START = b"ARROW1\0\0"
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest import pieces
 from lit_llm.ingest.optional_package import need
-from lit_llm.ingest.pieces import Piece
-from lit_llm.ingest.readers.counts import Counts
+from lit_llm.ingest.readers import interface
+from lit_llm.ingest.readers.interface import Counts, Piece
 from lit_llm.ingest.readers.text import cut_pieces, pieces_of
 from lit_llm.ingest.readers.text_value import keys_of, missing_key
 
@@ -125,7 +124,7 @@ class TextColumn:
 
 def _pieces(text: memoryview) -> Iterable[Piece]:
     """The pieces of a document. Raises UnicodeDecodeError if it is not UTF-8."""
-    if len(text) > pieces.PIECE_BYTES:
+    if len(text) > interface.PIECE_BYTES:
         return cut_pieces(_parts(text))
     copy = bytes(text)
     copy.decode()
@@ -134,7 +133,7 @@ def _pieces(text: memoryview) -> Iterable[Piece]:
 
 def _parts(text: memoryview) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    for start in range(0, len(text), pieces.PIECE_BYTES):
-        part = bytes(text[start : start + pieces.PIECE_BYTES])
+    for start in range(0, len(text), interface.PIECE_BYTES):
+        part = bytes(text[start : start + interface.PIECE_BYTES])
         decoder.decode(part, final=start + len(part) == len(text))
         yield part

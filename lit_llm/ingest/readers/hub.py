@@ -20,8 +20,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.optional_package import need
-from lit_llm.ingest.pieces import Piece
-from lit_llm.ingest.readers.counts import Counts
+from lit_llm.ingest.readers.interface import Counts, Piece
 from lit_llm.ingest.readers.messages import BESIDE, messages_of_row
 from lit_llm.ingest.readers.text import cut_pieces
 from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, utf8

@@ -6,8 +6,7 @@ import codecs
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from lit_llm.ingest.pieces import Piece
-from lit_llm.ingest.readers.counts import Counts
+from lit_llm.ingest.readers.interface import Counts, Piece
 from lit_llm.ingest.readers.json_stream import CHUNK_BYTES
 from lit_llm.ingest.readers.json_text import stream_text, text_of
 from lit_llm.ingest.readers.text import pieces_of

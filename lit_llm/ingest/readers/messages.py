@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.pieces import Piece
 from lit_llm.ingest.readers.columns import TextColumn
-from lit_llm.ingest.readers.counts import Counts
+from lit_llm.ingest.readers.interface import Counts, Piece
 from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, utf8
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")

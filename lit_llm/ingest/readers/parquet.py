@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from lit_llm.ingest.optional_package import need
-from lit_llm.ingest.pieces import Piece
-from lit_llm.ingest.readers.arrow_errors import naming_damage
+from lit_llm.ingest.readers.arrow import naming_damage
 from lit_llm.ingest.readers.columns import TextColumn
-from lit_llm.ingest.readers.counts import Counts
+from lit_llm.ingest.readers.interface import Counts, Piece
 
 _BUFFER_BYTES = 2**20  # of the file, read at a time
 _BATCH_BYTES = 2**20  # of text, on average

@@ -11,9 +11,8 @@ from collections.abc import Generator, Iterator
 from typing import IO, BinaryIO, cast
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.pieces import Piece
-from lit_llm.ingest.readers.counts import Counts
 from lit_llm.ingest.readers.detect import require_text
+from lit_llm.ingest.readers.interface import Counts, Piece
 from lit_llm.ingest.readers.json_text import stream_text
 from lit_llm.ingest.readers.stream import read_head
 from lit_llm.ingest.readers.text import cut_pieces, read_chunks, without_mark

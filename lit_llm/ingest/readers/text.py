@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest import pieces
-from lit_llm.ingest.pieces import Piece
+from lit_llm.ingest.readers import interface
+from lit_llm.ingest.readers.interface import Piece
 
 # A newline between two words. No pre-tokenizer in use joins text across it, so cutting there changes no token.
 _SAFE_CUT = re.compile(rb"\S\n(?=\S)")
@@ -19,7 +19,7 @@ _WORD_CUT = re.compile(rb".*[A-Za-z](?= [A-Za-z])", re.DOTALL)
 
 def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
     """The rest of ``stream``."""
-    while chunk := stream.read(pieces.PIECE_BYTES):
+    while chunk := stream.read(interface.PIECE_BYTES):
         yield chunk
 
 
@@ -37,7 +37,7 @@ def read_bytes(file: BinaryIO, count: int, *, name: str) -> Iterator[bytes]:
     """
     unread = count
     while unread:
-        chunk = file.read(min(unread, pieces.PIECE_BYTES))
+        chunk = file.read(min(unread, interface.PIECE_BYTES))
         if not chunk:
             raise UserError(f"{name} became shorter while it was being read: prepare the data again.")
         unread -= len(chunk)
@@ -46,7 +46,7 @@ def read_bytes(file: BinaryIO, count: int, *, name: str) -> Iterator[bytes]:
 
 def pieces_of(text: bytes) -> Iterable[Piece]:
     """The pieces of a document that is in memory, as `cut_pieces` cuts them."""
-    if len(text) > pieces.PIECE_BYTES:
+    if len(text) > interface.PIECE_BYTES:
         return cut_pieces([text])
     return (Piece(text, last=True),) if text else ()
 
@@ -72,7 +72,7 @@ def cut_pieces(chunks: Iterable[bytes]) -> Iterator[Piece]:
 
 def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """The same bytes in blocks of ``PIECE_BYTES``; the last may be shorter."""
-    size = pieces.PIECE_BYTES
+    size = interface.PIECE_BYTES
     parts: list[bytes] = []
     gathered = 0
     for chunk in chunks:

@@ -1,10 +1,34 @@
-"""What a user can say about the files to read."""
+"""What a reader is told, and what it gives: text in pieces, so that memory is bounded whatever the length of a document."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lit_llm.core.errors import UserError
+
+PIECE_BYTES = 2**18
+"""About how many bytes a piece has. Pieces are cut where no tokenizer joins text, if there is such a place."""
+
+
+class Piece(NamedTuple):
+    """A part of a document, or all of it. The pieces of a document follow each other."""
+
+    text: bytes
+    """UTF-8. A plain text file may hold other bytes, which are passed on as they are."""
+    last: bool
+    """Whether the document ends with this piece."""
+
+
+@dataclass
+class Counts:
+    """What a reader reports beside the documents."""
+
+    skipped: int = 0
+    """Documents without text: null or empty."""
+    fraction: float | None = None
+    """How much of the file is read, where the position in the file does not tell."""
+
 
 FORMATS = ("text", "jsonl", "parquet", "arrow", "tar")
 
