@@ -1,4 +1,4 @@
-"""From raw files to curves by source, as README shows it: clean, prepare, a mixture with an annealing phase, fit."""
+"""From raw files to curves by source, as docs/clean-and-mix.md shows it: clean, prepare, a mixture with an annealing phase, fit."""
 
 from __future__ import annotations
 
