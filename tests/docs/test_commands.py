@@ -1,8 +1,8 @@
 """Every command in README, docs and recipe headers is tested: run as written, run on a smaller model, or only parsed.
 
 `RULES` lists the kinds of commands and what the test does with each; docs/evidence/support-matrix.md shows the same
-table. A command without a rule fails. The commands of a page run in their order in a temporary project with text, a trained run, token shards
-and a Hugging Face model. Flags that make a run small are appended to the command.
+table. A command without a rule fails. The commands of a page run in their order in a temporary project with text, a trained
+run, token shards and a Hugging Face model. Flags that make a run small are appended to the command.
 """
 
 from __future__ import annotations
