@@ -121,7 +121,7 @@ def fitted(steps: dict[int, int]) -> tuple[float, float]:
 
 
 def table(path: Path) -> str:
-    """The tables of docs/find.md."""
+    """The tables of docs/evidence/find.md."""
     rows = read(path)
     found = fewest(rows)
     least, noise = fitted({batch: steps for batch, (steps, _) in found.items()})

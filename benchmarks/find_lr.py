@@ -181,7 +181,7 @@ def measure_lengths(path: Path) -> str:
 
 
 def table(path: Path) -> str:
-    """The table of docs/find.md."""
+    """The table of docs/evidence/find.md."""
     lines = ["| recipe, small | suggestion (over 3 seeds) | its loss | best of 12 (factor) | excess | recipe's rates | cost |"]
     lines.append("|---|---|---|---|---|---|---|")
     for name in RECIPES:

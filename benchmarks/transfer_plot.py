@@ -1,6 +1,6 @@
 """A picture of what benchmarks/transfer.py has measured: loss over the rate, a curve for each width or depth.
 
-    python benchmarks/transfer_plot.py runs/transfer.csv --out docs/transfer.svg
+    python benchmarks/transfer_plot.py runs/transfer.csv --out docs/evidence/transfer.svg
 
 A row for each optimizer, with and without `model.base_width` and `model.base_depth`. A ring stands at the best rate, by the
 parabola through the best measured rate and its neighbours. Where one rate is right for every size, the rings stand in one

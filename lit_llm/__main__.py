@@ -94,7 +94,7 @@ def console_script() -> NoReturn:
 def _bound_spinning() -> None:
     """Let OpenMP's threads sleep after a short wait: awake, one may take the processor from the one that it waits for.
 
-    GNU's OpenMP reads it when torch is imported, and processes that this one starts inherit it (docs/measurements.md).
+    GNU's OpenMP reads it when torch is imported, and processes that this one starts inherit it (docs/evidence/measurements.md).
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "20000"  # iterations; the default is 300,000

@@ -1,7 +1,7 @@
 """The quality rules of Gopher (Rae et al. 2021) and C4 (Raffel et al. 2020) for English text, as datatrove implements them.
 
 Words are what whitespace separates. datatrove's own default counts punctuation marks as words. Then one word in five has no
-letter in most technical documents, and Gopher's rule on letters removes 95 % of them (docs/clean.md).
+letter in most technical documents, and Gopher's rule on letters removes 95 % of them (docs/evidence/clean.md).
 """
 
 from __future__ import annotations

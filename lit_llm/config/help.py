@@ -70,7 +70,7 @@ def _overview(command: Command, own: OwnFlags | None) -> Iterator[str]:
 
 def _summary(group: str) -> Iterator[str]:
     if group == ARCHITECTURE:
-        yield "architecture: your own model by the path of its class, instead of lit_llm's GPT (docs/your-project.md)"
+        yield "architecture: your own model by the path of its class, instead of lit_llm's GPT (docs/own-model.md)"
         return
     cls = _default_class(group)
     yield _shorten(f"{group}: {_title(cls)}")

@@ -83,7 +83,7 @@ def _add_architecture(parser: RecipeParser) -> None:
         fail_untyped=False,
         skip={"vocab_size"},
         required=False,
-        help="Your own model, by the path of its class (docs/your-project.md).",
+        help="Your own model, by the path of its class (docs/own-model.md).",
     )
 
 

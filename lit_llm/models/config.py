@@ -66,7 +66,10 @@ class Mistake(NamedTuple):
 
 @dataclass
 class GPTConfig:
-    """The model's architecture. With the defaults a small model learns more per token than GPT-2's (docs/measurements.md)."""
+    """The model's architecture.
+
+    With the defaults a small model learns more per token than GPT-2's (docs/evidence/measurements.md).
+    """
 
     n_layer: int = 6
     """Number of blocks."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lit_llm.plan.carried import Carried
 
 SAVE_GBPS = 0.65
-"""Speed of writing a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/measurements.md)."""
+"""Speed of writing a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/evidence/measurements.md)."""
 DEVICE_MTBF_HOURS = 50_000.0
 """Device-hours between failures: 419 unexpected ones in 54 days on 16,384 GPUs (Llama 3, arXiv 2407.21783, section 3.3.4)."""
 DISK_GBPS = 1.0

@@ -53,7 +53,8 @@ class Speeds:
 
 
 CPU = Speeds((1.06e-11, 7.4e-12, 2.27e-10, 6.8e-9, 5.2e-11, 0.0))
-"""Of one core, fitted to the ten configurations that are timed in docs/plan.md. On another CPU, only ratios mean something."""
+"""Of one core, fitted to the ten configurations that are timed in docs/evidence/plan-speed.md.
+On another CPU, only ratios mean something."""
 
 
 def fit_speeds(works: Sequence[Sequence[float]], seconds: Sequence[float]) -> Speeds:

@@ -20,7 +20,7 @@ from lit_llm.callbacks.health_layers import SAMPLED, UpdateSample, find_blocks, 
 from lit_llm.callbacks.health_readings import Readings
 
 V, T, B, D, RATE = 13, 8, 8, 6, 0.5
-DOCS = Path(__file__).parents[2] / "docs" / "watch.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/health.md"
 
 
 class Mixer(nn.Module):

@@ -1,4 +1,4 @@
-"""From raw files to curves by source, as README shows it: clean, prepare, a mixture with an annealing phase, fit."""
+"""From raw files to curves by source: clean, prepare, a mixture with an annealing phase, fit (docs/clean-and-mix.md)."""
 
 from __future__ import annotations
 

@@ -190,6 +190,6 @@ def test_a_folder_of_the_name_callbacks_in_the_project_changes_nothing(tmp_path)
 def test_the_readme_shows_the_list_as_it_is_printed(capsys):
     main(["recipes"])
     printed = capsys.readouterr().out.partition("\noverlays:")[0]
-    page = (Path(__file__).parents[2] / "README.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/recipes.md").read_text()
     shown = page.partition("<!-- recipes: ")[2].partition("-->\n")[2].partition("<!-- /recipes -->")[0]
     assert [line.removeprefix("    ") for line in shown.strip("\n").splitlines()] == printed.splitlines()

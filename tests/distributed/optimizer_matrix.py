@@ -67,7 +67,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "torchao AdamW4bit": ("torchao.optim.AdamW4bit", {"lr": 1e-2}),
     "torchao AdamWFp8": ("torchao.optim.AdamWFp8", {"lr": 1e-2}),
 }
-"""Name in docs/support-matrix.md → class path, as `fit` uses it, and init_args."""
+"""Name in docs/evidence/support-matrix.md → class path, as `fit` uses it, and init_args."""
 
 STEPS, SAVE = 4, 2
 WIDTH = 64  # so that a rank's part of a matrix has the 4,096 values from which torchao compresses

@@ -14,7 +14,7 @@ from lit_llm.checkpoint.format import read
 from lit_llm.config.optimizer_trial import optimizer_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 
-PAGE = (Path(__file__).parents[2] / "docs" / "support-matrix.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/evidence/support-matrix.md").read_text()
 NOWHERE = {"LBFGS", "SparseAdam"}
 WHOLE_ONLY = {"Adafactor", "Rprop", "torchao AdamW8bit", "torchao AdamW4bit", "torchao AdamWFp8"}
 """Refused on distributed parameters."""
@@ -23,7 +23,7 @@ ON_STAGES = (*ON_FOUR, "Adagrad")  # which makes its state before the first step
 
 
 def status(optimizer: str, layout: str) -> str:
-    """What docs/support-matrix.md says of a cell."""
+    """What docs/evidence/support-matrix.md says of a cell."""
     if optimizer in NOWHERE or (optimizer in WHOLE_ONLY and isinstance(LAYOUTS[layout][1], dict)):
         return "refused"
     few = ON_STAGES if layout == "pp" else ON_FOUR if LAYOUTS[layout][0] == 4 else OPTIMIZERS

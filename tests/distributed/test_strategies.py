@@ -187,7 +187,7 @@ def test_losses_norms_and_weights_in_fp32_equal_one_process(cells, alone):
 
 def test_losses_of_twenty_steps_in_fp32_stay_near_one_process_with_any_optimizer(cells, alone):
     """AdamW and Lion turn a gradient of the size of rounding into a whole step, so losses drift apart faster than with Muon: by
-    at most 1.5e-6 in 20 steps of the models here (docs/clusters.md). The bound that README states leaves a factor of 6.
+    at most 1.5e-6 in 20 steps of the models here (docs/evidence/layouts.md). The bound that README states leaves a factor of 6.
     """
     jobs = {name: job for name, job in cells[0].items() if "steps" in job}
     assert jobs or "hsdp / gpt2" in cells[0]
@@ -201,7 +201,7 @@ def test_with_a_bf16_newton_schulz_iteration_losses_differ_by_its_rounding(cells
     """The iteration rounds the normalised momentum to bf16, so the last bit of an fp32 gradient may move an element by 2^-8.
 
     Loss and norm differ by that times the learning rate: by at most 5.4e-5 and 2.9e-4 in 20 steps of any layout
-    (docs/clusters.md). The tolerances leave a factor of 4. The first loss and norm precede every update: as in fp32.
+    (docs/evidence/layouts.md). The tolerances leave a factor of 4. The first loss and norm precede every update: as in fp32.
     """
     jobs = {name: job for name, job in cells[0].items() if job.get("optimizer") == BF16_ITERATION}
     assert jobs or cells[0].keys() == set(SLOW)

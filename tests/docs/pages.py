@@ -27,7 +27,13 @@ class Command:
 
 def pages() -> list[Path]:
     """README, every page of docs, and every recipe."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "recipes").rglob("*.yaml"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "recipes").rglob("*.yaml"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a Markdown page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def blocks(text: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Every command in README, docs and recipe headers is tested: run as written, run on a smaller model, or only parsed.
 
-`RULES` lists the kinds of commands and what the test does with each; docs/support-matrix.md shows the same table. A command
-without a rule fails. The commands of a page run in their order in a temporary project with text, a trained run, token shards
-and a Hugging Face model. Flags that make a run small are appended to the command.
+`RULES` lists the kinds of commands and what the test does with each; docs/evidence/support-matrix.md shows the same
+table. A command without a rule fails. The commands of a page run in their order in a temporary project with text, a trained
+run, token shards and a Hugging Face model. Flags that make a run small are appended to the command.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 import yaml
 from ingest.chat_templates import unmarked
-from pages import ROOT, Command, commands, files, flag_lines, pages
+from pages import ROOT, Command, anchors, commands, files, flag_lines, pages
 from ports import free_port
 from safetensors.torch import load_file
 
@@ -41,6 +42,8 @@ TEXT = "".join(f"def line_{i}(text): return 'repeats itself, {i * i} and {i % 7}
 STAND_INS = {"NAME": "quickstart", "HOST": "127.0.0.1", "THEIR-MODEL": "their-model"}
 ELSEWHERE = {  # pages whose commands have a test file of their own
     "docs/your-project.md": "tests/docs/test_your_project.py",
+    "docs/own-model.md": "tests/docs/test_your_project.py",
+    "docs/own-data.md": "tests/docs/test_your_project.py",
     "docs/hugging-face.md": "tests/hf/test_hf_docs.py",
 }
 MODEL = ["--model.n_layer=1", "--model.n_head=2", "--model.n_embd=32", "--model.block_size=32", "--model.mlp=swiglu"]
@@ -192,6 +195,10 @@ def compile_script(words: list[str]) -> None:
     compile((ROOT / words[1]).read_text(), words[1], "exec")
 
 
+def run_script(words: list[str]) -> None:
+    runpy.run_path(words[1], run_name="__main__")
+
+
 def dry_run_target(words: list[str]) -> None:
     subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
 
@@ -219,7 +226,7 @@ class Rule:
     """One kind of command, and what the test does with it."""
 
     command: str
-    """As docs/support-matrix.md names it."""
+    """As docs/evidence/support-matrix.md names it."""
     tested: str
     """What the test does, in the words of that page."""
     pattern: str
@@ -268,6 +275,7 @@ RULES = [  # the first that matches
     Rule("TensorBoard", "parsed only", r"python -m tensorboard\.main ", parse_tensorboard),
     Rule("`make`", "dry run (`make -n`)", r"make [\w-]+$", dry_run_target),
     Rule("`pip`", "the name is looked up in pyproject.toml", r"pip install ", is_a_dependency),
+    Rule("a script that a page shows", "run as written", r"python [\w-]+\.py$", run_script),
     Rule("scripts in `benchmarks/` and `tests/`", "compiled only", r"python (benchmarks|tests)/\S+\.py", compile_script),
 ]
 
@@ -297,6 +305,7 @@ def template(tmp_path_factory):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(TEXT)
         write_corpus(Path("corpus"))
+        Path("forum.jsonl").write_text("".join(json.dumps({"post": {"body": line}}) + "\n" for line in TEXT.splitlines()))
         run(["fit", *small(["--config", "quickstart"])])
         run(["curve", "--run", "runs/quickstart", "--out", "reference.csv"])
         checkpoints = Path("runs/quickstart/checkpoints")
@@ -376,7 +385,26 @@ def test_files_and_pages_that_a_page_names_exist(page):
     missing = [name for name in named if "NAME" not in name and not list(ROOT.glob(name))]
     linked = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
     missing += [target for target in linked if target and not (page.parent / target).exists()]
+    for target, anchor in re.findall(r"\]\(([^):#\s]*)#([^)]+)\)", text):
+        missing += [] if anchor in anchors(page.parent / target if target else page) else [f"{target}#{anchor}"]
     assert not missing
+
+
+def test_how_to_pages_are_short():
+    """Measurements belong to docs/evidence, and what is looked up to docs/reference."""
+    how_to = [page for page in (ROOT / "docs").glob("*.md") if page.name not in ("design.md", "testing.md")]
+    texts = {page.name: page.read_text() for page in [ROOT / "README.md", *how_to]}
+    assert {name for name, text in texts.items() if len(text.splitlines()) > 150} == set()
+    assert sum(len(text.split()) for text in texts.values()) <= 20_000
+
+
+def test_the_doctor_names_the_mistake_of_the_module_on_its_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("watched.py").write_text(files(ROOT / "docs/doctor.md")["watched.py"])
+    run_script(["python", "watched.py"])
+    capsys.readouterr()
+    assert main(["doctor", "--run", "logs/watched"]) == 1
+    assert re.findall(r"^(\w+): ([\w-]+)$", capsys.readouterr().out, re.M) == [("error", "targets-not-shifted")]
 
 
 FLAGS = [(page.name, words) for page in pages() if page.suffix == ".md" for words in flag_lines(page)]
@@ -385,7 +413,7 @@ FLAGS = [(page.name, words) for page in pages() if page.suffix == ".md" for word
 @pytest.mark.parametrize(("page", "words"), FLAGS, ids=lambda value: value if isinstance(value, str) else " ".join(value))
 def test_flags_listed_on_a_page_are_accepted_by_fit(page, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(files(ROOT / "docs/your-project.md")["mine.py"])
+    (tmp_path / "mine.py").write_text(files(ROOT / "docs/own-model.md")["mine.py"])
     monkeypatch.syspath_prepend(str(tmp_path))
     own = ["--config", "quickstart"] if "--architecture" not in words else ["--data", "PythonStdlib"]
     settings = dict(leaves(yaml.safe_load(resolved([*own, *words]))))
@@ -435,17 +463,17 @@ def test_every_command_of_a_page(page, template, tmp_path, monkeypatch, capsys, 
         shutil.copytree(template / "runs/quickstart", "runs/quickstart", symlinks=True)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/chat.md"])
-def test_a_page_fits_chats_with_flags_that_a_small_example_needs(page):
+def test_the_page_fits_chats_with_flags_that_a_small_example_needs():
     """The test above runs them, but would add them if they were not there."""
-    shown = [command.words for command in commands(ROOT / page) if "sft" in command.words]
+    shown = [command.words for command in commands(ROOT / "docs/chat.md") if "sft" in command.words]
     assert shown
     for words in shown:
         assert {"--data.block_size", "--schedule.warmup_steps", "--trainer.max_epochs"} <= set(words)
 
 
 def test_the_page_states_what_is_run_and_what_is_only_parsed():
-    table = (ROOT / "docs/support-matrix.md").read_text().partition("| command | test |\n|---|---|\n")[2].partition("\n\n")[0]
+    page = (ROOT / "docs/evidence/support-matrix.md").read_text()
+    table = page.partition("| command | test |\n|---|---|\n")[2].partition("\n\n")[0]
     stated = [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in table.splitlines()]
     assert stated == [(rule.command, rule.tested) for rule in RULES]
     used = {

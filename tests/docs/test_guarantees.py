@@ -1,11 +1,11 @@
-"""Every promise of docs/guarantees.md names tests that exist."""
+"""Every promise of docs/evidence/guarantees.md names tests that exist."""
 
 import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROWS = [line for line in (ROOT / "docs" / "guarantees.md").read_text().splitlines() if line.startswith("| ")]
+ROWS = [line for line in (ROOT / "docs/evidence/guarantees.md").read_text().splitlines() if line.startswith("| ")]
 
 
 def test_every_promise_names_tests_that_exist():

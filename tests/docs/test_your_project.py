@@ -1,4 +1,4 @@
-"""docs/your-project.md: its files and commands as written, and the results that the page promises."""
+"""docs/your-project.md, own-model.md and own-data.md: files and commands as written, and the results that the pages promise."""
 
 import csv
 import json
@@ -23,7 +23,9 @@ from lit_llm.checkpoint.load_model import load_model
 from lit_llm.tokenizers import load_tokenizer
 from lit_llm.training import checklist
 
-PAGE = ROOT / "docs/your-project.md"
+PAGES = [ROOT / f"docs/{name}.md" for name in ("your-project", "own-model", "own-data")]
+FILES = {name: content for page in PAGES for name, content in files(page).items()}
+COMMANDS = [command for page in PAGES for command in commands(page)]
 TEXT = "".join(f"def line_{i}(Text): return 'repeats itself, {i * i} and {i % 7}'\n" for i in range(120))
 
 
@@ -32,18 +34,18 @@ def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))
-    for name, content in files(PAGE).items():
+    for name, content in FILES.items():
         Path(name).write_text(content)
     Path("my.txt").write_text(TEXT)
     Path("stories.jsonl").write_text("".join(json.dumps({"text": f"Story {i}: {i * i} ends."}) + "\n" for i in range(60)))
     yield tmp_path
-    for name in files(PAGE):
+    for name in FILES:
         sys.modules.pop(name.removesuffix(".py"), None)
 
 
 def run_those_about(*words: str) -> int:
-    """Run the page's `lit_llm` commands that contain one of the words, in their order. Returns how many."""
-    chosen = [c for c in commands(PAGE) if c.words[1:3] == ("-m", "lit_llm") and any(word in str(c) for word in words)]
+    """Run the pages' `lit_llm` commands that contain one of the words, in their order. Returns how many."""
+    chosen = [c for c in COMMANDS if c.words[1:3] == ("-m", "lit_llm") and any(word in str(c) for word in words)]
     for command in chosen:
         assert main(list(command.words[3:])) == 0, command
     return len(chosen)
@@ -94,11 +96,11 @@ def held_out_loss(run: Path, data) -> float:
         return cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["targets"].flatten(), ignore_index=-100).item()
 
 
-def test_every_command_of_the_page_is_run_below():
-    ours = [c for c in commands(PAGE) if c.words[1:3] == ("-m", "lit_llm")]
+def test_every_command_of_the_pages_is_run_below():
+    ours = [c for c in COMMANDS if c.words[1:3] == ("-m", "lit_llm")]
     for command in ours:
         assert sum(any(word in str(command) for word in group) for group in (ALONE, MODEL, DATA, PARTS)) == 1, command
-    assert [str(c) for c in commands(PAGE) if c not in ours] == ["python train.py", "python cli.py fit --config theirs.yaml"]
+    assert [str(c) for c in COMMANDS if c not in ours] == ["python train.py", "python cli.py fit --config theirs.yaml"]
 
 
 def rows(path: str, column: str) -> dict[int, float]:

@@ -11,7 +11,7 @@ from lit_llm.reporting.doctor.diagnose import RULES, diagnose
 from lit_llm.reporting.doctor.observed import Damage, Observed
 from lit_llm.runs.loaded_run import Series
 
-PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/doctor-rules.md"
 STEPS = range(10, 410, 10)
 LAYERS = ("embedding", "blocks.0.attention", "blocks.0.mlp", "head")
 

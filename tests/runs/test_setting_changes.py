@@ -13,7 +13,7 @@ from lit_llm.config.parse import parse
 from lit_llm.config.resolved_config import settings_of
 from lit_llm.runs.setting_changes import RULES, Change, rule, setting_changes
 
-PAGE = (Path(__file__).parents[2] / "docs" / "continue.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/resume-settings.md").read_text()
 MORE = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "5"]
 
 

@@ -12,7 +12,7 @@ from lit_llm.reporting.doctor.observed import Observed
 
 LARGEST_GAIN = 4.0
 """Root mean square of a matrix times the root of its inputs; GPT-3's 0.02 at width 12,288 has 2.2, torch's Linear 0.6."""
-OURS = "measured here: docs/doctor.md, fault matrix"
+OURS = "measured here: docs/evidence/doctor.md, fault matrix"
 
 
 def not_finite(run: Observed) -> str | None:

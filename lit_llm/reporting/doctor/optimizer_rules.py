@@ -12,7 +12,7 @@ from lit_llm.reporting.doctor.observed import Observed, Points
 UPDATE_HIGH = 0.12
 """Update norm / weight norm, right after warmup, of the layer that a quarter of the layers exceed. Above: the rate is too high.
 
-Healthy runs had up to 0.06, runs with ten times the rate at least 0.17 (docs/doctor.md)."""
+Healthy runs had up to 0.06, runs with ten times the rate at least 0.17 (docs/evidence/doctor.md)."""
 PATH_LOW = 0.7
 """Sum over all steps of update norm / weight norm, of the same layer. Below it a run has hardly left its random weights.
 
