@@ -18,7 +18,7 @@ import numpy as np
 
 from lit_llm.plan.communication import Exchange
 from lit_llm.plan.efficiency import FITTED, Constants, Work, work_of
-from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.memory import resolved
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.plan import exchange_of
 

@@ -18,8 +18,9 @@ from lit_llm.core.mesh_sizes import MeshSizes
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.plan.hardware import find
-from lit_llm.plan.kept_whole import resolved
-from lit_llm.plan.settings import RunSettings, devices_of
+from lit_llm.plan.layout import devices_of
+from lit_llm.plan.memory import resolved
+from lit_llm.plan.settings import RunSettings
 from lit_llm.training.dry_run import Batch, Cluster, DryRun, RankRun
 
 _TAKE_PART = ("gradient_norm", "spike_guard", "ema")

@@ -19,12 +19,11 @@ from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import Architecture
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.plan.custom_config import CustomConfig, custom_config
-from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.measure import this_machine
-from lit_llm.plan.memory import Memory
+from lit_llm.plan.memory import Memory, peaks_of_ranks, resolved
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.peak import peaks_of_ranks
-from lit_llm.plan.settings import DataFacts, RunSettings, from_recipe
+from lit_llm.plan.settings import RunSettings, from_recipe
 from lit_llm.tokenizers import Learned
 
 TOLERANCE = 1.25

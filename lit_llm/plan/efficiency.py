@@ -15,12 +15,12 @@ from lit_llm.plan import muon
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.memory import BYTES
-from lit_llm.plan.micro_batch import micro_batch
+from lit_llm.plan.micro_batch import one_micro_batch
 from lit_llm.plan.optimizer import matrix_shapes, state_bytes
-from lit_llm.plan.parameters import Weight, stored_bytes, weights_of
+from lit_llm.plan.parameters import weights_of
 from lit_llm.plan.rank_traffic import fullest_stage
-from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.settings import BYTES, RunSettings
+from lit_llm.plan.weights import Weight, stored_bytes
 
 UNFITTED_MFU = 0.4
 """MFU of what no run of the file covers: processors, and GPUs of unknown memory bandwidth."""
@@ -105,7 +105,7 @@ def work_of(settings: RunSettings, hardware: Hardware) -> Work | None:
         return None
     layout, model, peak_flops, bandwidth = settings.layout, settings.model, peak * 1e12, hardware.memory_gbps * 1e9
     float8 = hardware.peak_tflops["fp8"] if settings.float8 else None
-    made = micro_batch(settings.step(cuda=True))
+    made = one_micro_batch(settings, cuda=True)
     micro_batches = settings.accumulation / layout.pipeline.ranks
     tokens = settings.sequences * settings.sequence_length / layout.context
     flops = flops_per_token(model, settings.lora, settings.length)

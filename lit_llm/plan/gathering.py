@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lit_llm.plan.parameters import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
+from lit_llm.plan.weights import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
 
 
 class Bytes(NamedTuple):
@@ -28,7 +28,7 @@ class Bytes(NamedTuple):
 
 @dataclass(frozen=True)
 class FSDP2:
-    """Its settings. `reshard`, `reduce_once`, `prefetch`: as in `lit_llm.plan.memory.Layout`."""
+    """Its settings. `reshard`, `reduce_once`, `prefetch`: as in `lit_llm.plan.layout.Layout`."""
 
     ranks: int
     reshard: bool

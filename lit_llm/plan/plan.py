@@ -8,16 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.errors import UserError
-from lit_llm.plan import checkpoints, communication, compute
+from lit_llm.plan import communication, compute
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.efficiency import FITTED, UNFITTED_MFU, work_of
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.kept_whole import resolved
-from lit_llm.plan.memory import BYTES, Layout, Memory
-from lit_llm.plan.micro_batch import micro_batch
+from lit_llm.plan.layout import Layout
+from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
+from lit_llm.plan.micro_batch import one_micro_batch
 from lit_llm.plan.optimizer import matrix_shapes, row_state_bytes, state_bytes
-from lit_llm.plan.parameters import average_bytes, gathered_bytes, parameters, reduced_bytes, stored_bytes, weights_of
-from lit_llm.plan.peak import peak_memory, usable_bytes
+from lit_llm.plan.parameters import parameters, weights_of
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.rank_traffic import (
     bytes_of_rank,
@@ -28,7 +27,8 @@ from lit_llm.plan.rank_traffic import (
     weights_of_rank,
 )
 from lit_llm.plan.schedule import Phase, phases
-from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.settings import BYTES, RunSettings
+from lit_llm.plan.weights import average_bytes, gathered_bytes, reduced_bytes, stored_bytes
 
 if TYPE_CHECKING:
     from lit_llm.plan.carried import Carried
@@ -52,7 +52,7 @@ class Options:
         mfu_origin: where `mfu` comes from ("given", "calibrated" …); printed next to it.
         price_usd_hour: price per device-hour. None: the range in the hardware table.
         mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
-        save_gbps: speed of writing checkpoints.
+        save_gbps: speed of writing compute.
         slowest_rank: step time of the slowest rank over the mean.
         served_tokens: tokens the trained model will generate, for the lifetime FLOPs.
         carried: the measured speed of a run (`plan --from_run`).
@@ -196,7 +196,7 @@ class Plan:
     @property
     def mtbf_seconds(self) -> float:
         devices = self.settings.layout.devices
-        return 3600 * (self.options.mtbf_hours or checkpoints.cluster_mtbf_hours(DEVICE_MTBF_HOURS, devices))
+        return 3600 * (self.options.mtbf_hours or compute.cluster_mtbf_hours(DEVICE_MTBF_HOURS, devices))
 
     @property
     def validation_seconds(self) -> float | None:
@@ -377,7 +377,7 @@ def _useful_flops(settings: RunSettings) -> float:
 def _recomputation(settings: RunSettings, hardware: Hardware) -> float:
     """Executed FLOPs over those without activation checkpointing."""
     executed, plain = (
-        micro_batch(run.step(cuda=hardware.is_gpu)).flops for run in (settings, replace(settings, checkpointing="none"))
+        one_micro_batch(run, cuda=hardware.is_gpu).flops for run in (settings, replace(settings, checkpointing="none"))
     )
     return executed / plain if plain else 1.0  # unknown of some custom models
 
@@ -412,7 +412,7 @@ def _traffic_bytes(settings: RunSettings, hardware: Hardware) -> float:
     """Memory traffic of one rank and step: activations, plus the optimizer's pass over weights and state."""
     layout, tp = settings.layout, settings.layout.tensor_parallel
     weight_bytes, _ = BYTES[settings.precision]
-    made = micro_batch(settings.step(cuda=hardware.is_gpu))
+    made = one_micro_batch(settings, cuda=hardware.is_gpu)
     local = fullest_stage(settings, tp)
     weights = stored_bytes(local, weight_bytes, trainable=True)
     state = state_bytes(settings.optimizer, local, weight_bytes) / layout.divisor("optimizer")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from lit_llm.plan import communication, muon
-from lit_llm.plan.memory import BYTES
 from lit_llm.plan.optimizer import matrix_shapes
-from lit_llm.plan.parameters import Weight, gathered_bytes, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.parameters import weights_of
+from lit_llm.plan.passes import Step
 from lit_llm.plan.pipeline import StageShare, shares, weights_of_stages
-from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.settings import BYTES, RunSettings
+from lit_llm.plan.weights import Weight, gathered_bytes, reduced_bytes, stored_bytes
 
 
 def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
@@ -32,7 +33,7 @@ def fullest_stage(settings: RunSettings, tensor_parallel: int = 1) -> tuple[Weig
 def tensor_parallel_sizes(settings: RunSettings, rank: int) -> list[float]:
     """Bytes of what tensor-parallel ranks gather or scatter in a micro-batch, one for each collective."""
     stages, (stored, computed) = stages_of_rank(settings, rank), BYTES[settings.precision]
-    step = settings.step(cuda=False)
+    step = Step(settings, settings.sequences)
     return communication.tensor_parallel_sizes(
         step.tokens,
         settings.model.n_embd,
@@ -52,7 +53,7 @@ def sequence_bytes(settings: RunSettings, rank: int) -> float:
     model, layout, n = settings.model, settings.layout, settings.layout.context
     if n == 1:
         return 0.0
-    positions = settings.step(cuda=False).tokens
+    positions = Step(settings, settings.sequences).tokens
     if layout.context_attention == "gather":
         values = 2 * positions * n * model.kv_heads  # keys and values of the whole sequence
     else:
@@ -67,7 +68,7 @@ def stage_bytes(settings: RunSettings, rank: int) -> float:
     layout, weight_bytes = settings.layout.pipeline, BYTES[settings.precision][0]
     if layout.ranks == 1:
         return 0.0
-    tokens = settings.step(cuda=False).tokens / settings.layout.tensor_parallel
+    tokens = Step(settings, settings.sequences).tokens / settings.layout.tensor_parallel
     moved = tokens * settings.model.n_embd * weight_bytes * settings.accumulation
     stages, last = layout.stages_of(rank), layout.stages - 1
     onward = sum(stage < last and layout.rank_of(stage + 1) != rank for stage in stages)

@@ -8,12 +8,9 @@ parts of what was reduced.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from lit_llm.plan.parameters import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
-
-if TYPE_CHECKING:
-    from lit_llm.plan.memory import Layout
+from lit_llm.plan.layout import Layout
+from lit_llm.plan.weights import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
 
 CONTEXT_GB = 1.0
 """GPU memory of the driver's context and of NCCL, beside what torch reserves. An assumption."""

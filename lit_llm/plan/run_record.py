@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.core.errors import UserError
+from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.memory import Layout, PipelineLayout
+from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.settings import DataFacts, RunSettings, Schedule
+from lit_llm.plan.settings import RunSettings, Schedule
 from lit_llm.runs.run_folder import CONFIG
 
 PLAN = "plan.json"

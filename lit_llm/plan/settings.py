@@ -3,62 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
-from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
+from lit_llm.core.mesh_sizes import MeshSizes
 from lit_llm.distributed.convolution_problems import convolution_problems
-from lit_llm.distributed.keep_rule import keep
-from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 from lit_llm.models.attention_kernel import AttentionKernel
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.memory import BYTES, Layout
-from lit_llm.plan.micro_batch import Step
-from lit_llm.plan.mixture import Phases
+from lit_llm.plan.data_facts import DataFacts, Stages, sequences_before, steps_for
+from lit_llm.plan.layout import Layout, class_of, devices_of, layout_from_strategy
 from lit_llm.plan.optimizer import TORCH_MUON, Optimizer
-from lit_llm.plan.ramp import Stages, sequences_before, steps_for
 
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
 
-STRATEGIES = (
-    "single",
-    "ddp",
-    "zero1",
-    "zero2",
-    "fsdp",
-    "fsdp2",
-    "hsdp",
-    "tp",
-    "fsdp2-tp",
-    "cp",
-    "fsdp2-cp",
-    "pp",
-    "fsdp2-pp",
-    "3d",
-    "4d",
-)
+BYTES = {  # Trainer precision -> bytes per weight, bytes per operand of a matrix product
+    "32-true": (4, 4),
+    "bf16-mixed": (4, 2),
+    "16-mixed": (4, 2),
+    "bf16-true": (2, 2),
+    "16-true": (2, 2),
+}
 CHECKPOINTING = ("none", "cheap", "attention", "full")
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None).
-
-    `phases`: what a mixture draws from its sources. `sequences`: of one epoch of packed documents; None: unknown, or not
-    packed. `packing`: what packing does to the documents.
-    """
-
-    train_tokens: int | None = None
-    val_tokens: int | None = None
-    origin: str = "unknown"
-    bytes_per_token: int = 2
-    phases: Phases = ()
-    sequences: int | None = None
-    packing: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,25 +116,6 @@ class RunSettings:
         """The stages of the ramp; a constant batch has one stage."""
         return self.ramp or ((0, self.global_batch),)
 
-    def step(self, *, cuda: bool) -> Step:
-        """A micro-batch of one rank whose gradients are not sharded."""
-        weight_bytes, compute_bytes = BYTES[self.precision]
-        return Step(
-            self.model,
-            self.sequences,
-            weight_bytes,
-            compute_bytes,
-            self.chunk_size,
-            z_loss=self.z_loss,
-            checkpointing=self.checkpointing,
-            cuda=cuda,
-            tensor_parallel=self.layout.tensor_parallel,
-            lora=self.lora,
-            length=self.length,
-            context=self.layout.context,
-            gathers_keys=self.layout.context_attention == "gather",
-        )
-
     def tokens_before(self, step: int) -> int:
         """Tokens in the first `step` steps."""
         return sequences_before(self.stages, step) * self.sequence_length
@@ -197,10 +147,10 @@ class RunSettings:
         sizes = MeshSizes(pipeline.ranks, layout.replicate, layout.shard, layout.context, layout.tensor_parallel)
         architecture = None
         if isinstance(model, CustomConfig):
-            from lit_llm.plan import custom  # imports torch
+            from lit_llm.plan import custom_model  # imports torch
 
             architecture = model.architecture
-            found += custom.problems(self)
+            found += custom_model.problems(self)
         else:
             found += convolution_problems(model, {"tensor_parallel": tp})
             if sizes.context > 1:
@@ -294,11 +244,6 @@ def from_recipe(
     )
 
 
-def class_of(group: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """(class name without its module, arguments) of a group with class_path and init_args."""
-    return str(group.get("class_path", "")).rpartition(".")[2], group.get("init_args") or {}
-
-
 def optimizer_of(group: Mapping[str, Any]) -> Optimizer:
     name, options = class_of(group)
     if group.get("class_path") == TORCH_MUON:
@@ -323,92 +268,3 @@ def canonical_precision(value: Any) -> str:
     if precision not in BYTES:
         raise UserError(f"Cannot plan for precision {value}: use {', '.join(BYTES)} (--trainer.precision).")
     return precision
-
-
-def devices_of(devices: Any, nodes: int) -> int:
-    """The number of devices in trainer.devices. A list counts its entries; "auto", -1 and None count as one device."""
-    if isinstance(devices, list):
-        return len(devices) * nodes
-    try:
-        count = int(devices)
-    except (TypeError, ValueError):
-        count = len(str(devices).split(",")) if "," in str(devices) else 1
-    return max(1, count) * nodes
-
-
-def layout_from_strategy(strategy: Any, devices: int, devices_per_node: int) -> Layout:
-    """The layout of a Trainer strategy: a name, a name in STRATEGIES, or class_path and init_args.
-
-    Raises:
-        UserError: the strategy is unknown, or its mesh does not fit the number of devices.
-    """
-    if devices < 1:
-        raise UserError(f"devices must be at least 1, not {devices} (--devices).")
-    options: Mapping[str, Any] = {}
-    name = strategy
-    if isinstance(strategy, Mapping):
-        name, options = class_of(strategy)
-    name = str(name)
-    aliases = {"auto": "ddp", "DDPStrategy": "ddp", "FSDPStrategy": "fsdp", "SingleDeviceStrategy": "single"}
-    name = aliases.get(name, "ddp" if name.startswith("ddp") else name)
-    if name == "MeshStrategy":
-        return _mesh(options, devices)
-    if name not in STRATEGIES:
-        raise UserError(f"Cannot plan for strategy {name!r}: use {', '.join(STRATEGIES)} or MeshStrategy (--trainer.strategy).")
-    if name == "single" and devices > 1:
-        raise UserError(f"Strategy single uses one device, not {devices}: set --devices 1 or another --trainer.strategy.")
-    if devices == 1:
-        return Layout(name if name != "ddp" else "single", cpu_offload=bool(options.get("cpu_offload")))
-    if name == "ddp":
-        return Layout("ddp", replicate=devices, bucket_copies=not options.get("gradient_as_bucket_view"))
-    if name in ("zero1", "zero2"):
-        return Layout(name, shard=devices, shards="optimizer" if name == "zero1" else "gradients")
-    if name in ("fsdp", "fsdp2"):
-        options = {**options, "reshard_after_forward": True} if name == "fsdp" else options  # as `from_fsdp1` translates it
-        return replace(_mesh(options, devices), strategy=name)
-    inside = min(devices, devices_per_node)
-    mesh = {
-        "hsdp": {"replicate": devices // inside, "shard": inside},
-        "tp": {"tensor_parallel": devices, "shard": 1},
-        "fsdp2-tp": {"tensor_parallel": min(2, devices)},
-        "cp": {"context": devices, "shard": 1},
-        "fsdp2-cp": {"context": 2},
-        "pp": {"pipeline": devices, "shard": 1},
-        "fsdp2-pp": {"pipeline": 2},
-        "3d": {"pipeline": 2, "tensor_parallel": 2},
-        "4d": {"pipeline": 2, "context": 2, "tensor_parallel": 2},
-    }[name]
-    return replace(_mesh(mesh, devices), strategy=name)
-
-
-def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
-    """The layout of a `MeshStrategy` with these arguments."""
-    given = {name: options.get(name) or 1 for name in MeshSizes._fields} | {"shard": options.get("shard", "auto")}
-    sizes = mesh_sizes(devices, **given)
-    asked = {
-        "weights": options.get("reshard_after_forward", "auto"),
-        "gradients": options.get("reduce_each_micro_batch", "auto"),
-    }
-    schedule: Any = options.get("schedule") or "1f1b"
-    in_pipeline = sizes.pipeline > 1
-    kept = keep(asked["weights"], asked["gradients"], pipeline=in_pipeline, weight_bytes=1, gradient_bytes=1, memory=0)
-    settled = (("gradients", "weights") if KINDS[schedule].splits_backward else ("gradients",)) if in_pipeline else ()
-    return Layout(
-        "mesh",
-        sizes.replicate,
-        sizes.shard,
-        sizes.tensor_parallel,
-        shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
-        reshard=not kept.weights,
-        reduce_once=kept.gradients,
-        auto=tuple(name for name, value in asked.items() if value == "auto" and name not in settled),  # type: ignore[misc]
-        prefetch=options.get("prefetch", 1),
-        cpu_offload=bool(options.get("cpu_offload")),
-        context=sizes.context,
-        context_attention=options.get("context_attention") or "gather",
-        pipeline=PipelineLayout(
-            sizes.pipeline,
-            schedule,
-            *(options.get(name) for name in ("stages_per_rank", "layers_first", "layers_last")),
-        ),
-    )

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.kept_whole import resolved
-from lit_llm.plan.peak import peak_memory, usable_bytes
-from lit_llm.plan.settings import RunSettings, layout_from_strategy
+from lit_llm.plan.layout import layout_from_strategy
+from lit_llm.plan.memory import peak_memory, resolved, usable_bytes
+from lit_llm.plan.settings import RunSettings
 
 CPU_GB = 2.0
 """Memory that any computer has free. A recipe that needs no more, unchanged, runs on a CPU."""

@@ -10,9 +10,10 @@ from typing import Any
 from lit_llm.core.errors import UserError
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.layout import STRATEGIES, layout_from_strategy
 from lit_llm.plan.numbers import duration, money_range, two_digits
 from lit_llm.plan.plan import Options, Plan, make_plan
-from lit_llm.plan.settings import CHECKPOINTING, STRATEGIES, RunSettings, canonical_precision, layout_from_strategy
+from lit_llm.plan.settings import CHECKPOINTING, RunSettings, canonical_precision
 
 MOST = 10_000_000
 """Of devices, sequences and tokens."""

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lit_llm.plan import muon
-from lit_llm.plan.memory import BYTES
-from lit_llm.plan.micro_batch import micro_batch
+from lit_llm.plan.micro_batch import one_micro_batch
 from lit_llm.plan.optimizer import matrix_shapes, state_bytes
-from lit_llm.plan.parameters import stored_bytes, weights_of
-from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.parameters import weights_of
+from lit_llm.plan.settings import BYTES, RunSettings
+from lit_llm.plan.weights import stored_bytes
 
 WORK = ("matmul FLOPs", "attention FLOPs", "bytes written", "logits", "optimizer bytes", "operations")
 OPERATIONS_PER_BLOCK = 150
@@ -29,7 +29,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> tuple[float, ...]:
     model, accumulation = settings.model, settings.accumulation
     weight_bytes, _ = BYTES[settings.precision]
     tokens = settings.sequences * settings.sequence_length * accumulation
-    made, weights = micro_batch(settings.step(cuda=cuda)), weights_of(model, settings.lora)
+    made, weights = one_micro_batch(settings, cuda=cuda), weights_of(model, settings.lora)
     matmul = float(made.matmul_flops * accumulation)
     if settings.optimizer.is_muon:
         matmul += muon.flops(matrix_shapes(weights))

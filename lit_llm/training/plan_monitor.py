@@ -26,15 +26,16 @@ from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import custom_config
+from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.layout import Layout
 from lit_llm.plan.measure import this_machine
-from lit_llm.plan.memory import Layout
+from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import total_parameters
-from lit_llm.plan.peak import peak_memory
 from lit_llm.plan.plan import Options, step_times
 from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
-from lit_llm.plan.settings import DataFacts, RunSettings, canonical_precision
+from lit_llm.plan.settings import RunSettings, canonical_precision
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.ending import how_it_ended
 from lit_llm.training.language_model import LanguageModel

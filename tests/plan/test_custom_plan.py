@@ -12,7 +12,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.optim import Lion, MuonAdamW, parameter_groups
 from lit_llm.plan import Optimizer, find, make_plan
-from lit_llm.plan import custom as planner
+from lit_llm.plan import custom_trace as planner
 from lit_llm.plan import micro_batch as traces
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import CustomConfig
@@ -107,7 +107,7 @@ def nothing_cached():
 
 def test_a_loop_too_long_to_trace_is_planned_from_short_sequences(monkeypatch, nothing_cached):
     run = settings("LoopGRU", sequences=3, length=40, width=32)
-    exact, kernels = predict(run, cuda=False), traces.micro_batch(run.step(cuda=False)).kernels
+    exact, kernels = predict(run, cuda=False), traces.one_micro_batch(run, cuda=False).kernels
     assert kernels > 40 * 20  # a cell has about 10 operations in each direction
     monkeypatch.setattr(planner, "MOST_OPERATIONS", 2_000)
     planner._trace.cache_clear()
@@ -115,7 +115,7 @@ def test_a_loop_too_long_to_trace_is_planned_from_short_sequences(monkeypatch, n
     extended = predict(run, cuda=False)
     assert extended[0] == exact[0] and extended[2] == exact[2]
     assert extended[1] == pytest.approx(exact[1], rel=0.01)
-    assert traces.micro_batch(run.step(cuda=False)).kernels == pytest.approx(kernels, rel=0.01)
+    assert traces.one_micro_batch(run, cuda=False).kernels == pytest.approx(kernels, rel=0.01)
     (note,) = make_plan(run, CPU).memory.notes
     assert "memory and FLOPs follow from sequences of" in note
 

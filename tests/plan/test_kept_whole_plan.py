@@ -7,12 +7,11 @@ import pytest
 from lit_llm.core.buffer_sizes import KEPT_WHOLE_SHARE
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, find, make_plan
-from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.layout import layout_from_strategy
+from lit_llm.plan.memory import peak_memory, resolved
 from lit_llm.plan.parameters import weights_of
-from lit_llm.plan.peak import peak_memory
 from lit_llm.plan.rank_traffic import communicated_bytes
 from lit_llm.plan.report import markdown
-from lit_llm.plan.settings import layout_from_strategy
 
 D, LAYERS, ROWS = 64, 2, 512
 MODEL = GPTConfig(

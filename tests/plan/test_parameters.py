@@ -15,7 +15,8 @@ from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import parameter_groups
 from lit_llm.plan import parameters, table, total_parameters
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.parameters import parameters_by_group, weights_of
+from lit_llm.plan.parameters import weights_of
+from lit_llm.plan.weights import parameters_by_group
 
 CONFIGS = {
     "defaults": {},

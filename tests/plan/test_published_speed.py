@@ -7,7 +7,7 @@ from published_runs import Run, runs
 
 from lit_llm.plan import Options, find
 from lit_llm.plan.efficiency import Constants, Work, work_of
-from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.memory import resolved
 from lit_llm.plan.plan import planned_mfu, step_times
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, make_plan, table, total_parameters
-from lit_llm.plan.settings import layout_from_strategy
+from lit_llm.plan.layout import layout_from_strategy
 from lit_llm.plan.smallest import smallest
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy
+from planned_steps import peak_of
 
 from lit_llm.callbacks import Throughput
 from lit_llm.data import TextFiles
@@ -15,7 +16,7 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
-from lit_llm.plan import Optimizer, memory_per_rank
+from lit_llm.plan import Optimizer
 from lit_llm.plan.run_record import measured_run
 from lit_llm.training import plan_monitor
 from lit_llm.training.language_model import LanguageModel
@@ -68,7 +69,7 @@ def test_the_planned_peak_is_that_of_the_run_and_in_every_row_from_the_second_st
     watch = PlanMonitor()
     module = LanguageModel(GPTConfig(**CONFIG), partial(torch.optim.AdamW, fused=True), LossConfig(chunk_size=chunk_size))
     rows = fit(watch, module, tmp_path).rows
-    expected = memory_per_rank(
+    expected = peak_of(
         GPTConfig(**CONFIG, vocab_size=257),
         sequences=2,
         length=16,
@@ -116,7 +117,7 @@ def test_muon_is_planned_by_its_class(tmp_path):
     watch = PlanMonitor()
     fit(watch, LanguageModel(GPTConfig(**CONFIG), MuonAdamW), tmp_path, steps=2)
     assert watch.predicted_bytes is not None
-    adamw = memory_per_rank(
+    adamw = peak_of(
         GPTConfig(**CONFIG, vocab_size=257),
         sequences=2,
         length=16,
