@@ -15,8 +15,9 @@ from lit_llm.plan.layout import Layout
 from lit_llm.plan.memory import Memory, peak_memory
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import parameters, total_parameters
-from lit_llm.plan.plan import Options, Plan, make_plan
+from lit_llm.plan.plan import Plan, make_plan
 from lit_llm.plan.settings import RunSettings, Schedule
+from lit_llm.plan.step_time import Options
 
 __all__ = [
     "DataFacts",

@@ -99,7 +99,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "peak_tflops": plan.peak_tflops,
             "mfu": plan.mfu,
             "mfu_origin": plan.mfu_origin,
-            "from_run": None if plan.options.carried is None else plan.options.carried.sentence(plan.hardware),
+            "from_run": None if plan.options.measured is None else plan.options.measured.sentence(plan.hardware),
         },
         "time": {
             "step_seconds": times.step,

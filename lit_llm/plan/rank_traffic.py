@@ -21,7 +21,8 @@ def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
 
 def weights_of_rank(settings: RunSettings, rank: int, tensor_parallel: int = 1) -> tuple[Weight, ...]:
     """The weights of a rank of the pipeline, whole, or a tensor-parallel rank's part of them."""
-    return weights_of_stages(weights_of(settings.model, settings.lora, tensor_parallel), stages_of_rank(settings, rank))
+    weights = weights_of(settings.model, settings.lora, tensor_parallel)
+    return weights if settings.layout.pipeline.ranks == 1 else weights_of_stages(weights, stages_of_rank(settings, rank))
 
 
 def fullest_stage(settings: RunSettings, tensor_parallel: int = 1) -> tuple[Weight, ...]:

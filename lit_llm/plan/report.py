@@ -260,13 +260,13 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
         ("FLOPs per token", per_token),
         ("FLOPs", f"{flops.total * settings.tokens_per_step:.4g} per step, {flops.total * settings.tokens:.4g} in total"),
     ]
-    carried = plan.options.carried
-    if carried is not None:
-        rows.append(("measured", carried.sentence(plan.hardware)))
+    measured = plan.options.measured
+    if measured is not None:
+        rows.append(("measured", measured.sentence(plan.hardware)))
     if times.step is None:
         return rows
     again = f", {times.recomputation:.2f} x for recomputation" if times.recomputation > 1.001 else ""
-    origin = plan.mfu_origin if carried is None else carried.origin(plan.mfu_origin, plan.hardware)
+    origin = plan.mfu_origin if measured is None else measured.origin(plan.mfu_origin, plan.hardware)
     reached = "as measured, for the work of this step; the dense peak is unknown"
     if plan.peak_tflops is not None and plan.mfu is not None:
         reached = f"MFU {percent(plan.mfu)} ({origin}) of {plan.peak_tflops:g} TFLOP/s dense"

@@ -39,7 +39,7 @@ from lit_llm.plan.optimizer import matrix_shapes
 from lit_llm.plan.parameters import total_parameters, weights_of
 from lit_llm.plan.recorder import FLOPS
 from lit_llm.plan.settings import RunSettings
-from lit_llm.plan.timing import fit_speeds, work_of
+from lit_llm.plan.speed import fit_speeds, work_of
 
 
 @dataclass(frozen=True)

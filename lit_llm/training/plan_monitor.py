@@ -33,9 +33,9 @@ from lit_llm.plan.measure import this_machine
 from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import total_parameters
-from lit_llm.plan.plan import Options, step_times
 from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
 from lit_llm.plan.settings import RunSettings, canonical_precision
+from lit_llm.plan.step_time import Options, step_times
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.ending import how_it_ended
 from lit_llm.training.language_model import LanguageModel

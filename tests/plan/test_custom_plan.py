@@ -11,11 +11,12 @@ from torch import nn
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.optim import Lion, MuonAdamW, parameter_groups
-from lit_llm.plan import Optimizer, find, make_plan
+from lit_llm.plan import Layout, Optimizer, find, make_plan, total_parameters
 from lit_llm.plan import custom_trace as planner
 from lit_llm.plan import micro_batch as traces
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.rank_traffic import communicated_bytes
 from lit_llm.plan.report import markdown
 from lit_llm.training.calibration import predict
 
@@ -191,3 +192,8 @@ def test_a_broken_module_is_reported_in_a_sentence():
         make_plan(replace(run, model=config("Breaks")), CPU)
     (note,) = make_plan(replace(run, model=config("Breaks", how="shapes")), CPU).memory.notes
     assert "it fails on tensors without data: RuntimeError:" in note and "(test_custom_plan.py, line" in note
+
+
+def test_the_gradients_of_a_module_with_blocks_are_sent_once():
+    run = replace(settings("Hybrid", sequences=2, length=32), layout=Layout("ddp", replicate=2), global_batch=4)
+    assert communicated_bytes(run, cuda=False) == {"gradients all-reduced": 4 * total_parameters(run.model)}  # 2 (n - 1) / n

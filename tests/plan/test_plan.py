@@ -13,10 +13,10 @@ from lit_llm.plan.data_facts import PlannedPhase, PlannedSource
 from lit_llm.plan.layout import devices_of, layout_from_strategy
 from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.numbers import count, duration, money, money_range, percent, size, two_digits
-from lit_llm.plan.plan import planned_mfu
 from lit_llm.plan.report import markdown, render, sections, table_rows
 from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.settings import Schedule, canonical_precision, from_recipe
+from lit_llm.plan.step_time import planned_mfu
 
 MODEL = GPTConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257, mlp="gelu", tie_embeddings=True)
 
