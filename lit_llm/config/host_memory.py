@@ -13,7 +13,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lit_llm.core.device_memory import memory_bytes
 from lit_llm.core.errors import UserError
 from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
-from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import Architecture
@@ -62,7 +61,7 @@ def memory_problem(
         rank_zero_warn(f"plan: whether the run fits into memory is not known: {type(error).__name__}: {error}")
         return None
     if device.type == "cuda" and isinstance(trainer.strategy, MeshStrategy) and not settings.layout.auto:  # decided
-        trainer.strategy.chosen = KeptWhole(not settings.layout.reshard, settings.layout.reduce_once)
+        trainer.strategy.chosen = settings.layout.kept
     return _problem(ranks, trainer, settings)
 
 

@@ -120,8 +120,8 @@ def _play(step: Step, amounts: Tensor, of: Trace) -> MicroBatch:
 
 def _change(step: Step, kinds: Tensor, amounts: Tensor) -> tuple[Any, ...]:
     """What a segment does: bytes by kind at its end and at its peak, all bytes that it writes, and FLOPs."""
-    stays = torch.zeros_like(amounts) if step.gradients_exist else amounts // step.shard_gradients
-    sizes = torch.where(kinds == GRADIENTS, stays, amounts).where(kinds < len(KINDS), 0)
+    gradients = torch.zeros_like(amounts) if step.gradients_exist else amounts // step.shard_gradients
+    sizes = torch.where(kinds == GRADIENTS, gradients, amounts).where(kinds < len(KINDS), 0)
     live = torch.cat((sizes.new_zeros(1), sizes.cumsum(0)))
     highest = int(live.argmax())
 

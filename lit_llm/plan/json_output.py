@@ -69,8 +69,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "context": settings.layout.context,
             "tensor_parallel": settings.layout.tensor_parallel,
             "pipeline": settings.layout.pipeline.ranks,
-            "keeps_whole_weights": not settings.layout.reshard,
-            "keeps_whole_gradients": settings.layout.reduce_once,
+            "keeps_whole_weights": settings.layout.kept.weights,
+            "keeps_whole_gradients": settings.layout.kept.gradients,
             "schedule": settings.layout.pipeline.schedule if settings.layout.pipeline.ranks > 1 else None,
         },
         "optimizer": {

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lit_llm.core.errors import UserError
 from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
-from lit_llm.distributed.keep_rule import keep
+from lit_llm.distributed.keep_rule import KeptWhole, keep
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 
 STRATEGIES = (
@@ -29,6 +29,7 @@ STRATEGIES = (
     "4d",
 )
 _NO_PIPELINE = PipelineLayout(1)
+NOTHING_KEPT = KeptWhole(weights=False, gradients=False)
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Layout:
     Attributes:
         shards: what the ranks of a shard group split: "nothing", "optimizer" (ZeRO-1), "gradients" (ZeRO-2: gradients and
             optimizer state), or "parameters" (ZeRO-3 and FSDP: all three).
-        reshard: gathered weights are freed between forward and backward, and between micro-batches.
-        reduce_once: gradients are reduced over shards once a step, not after each micro-batch.
-        auto: of the last two, those that depend on the hardware (`lit_llm.plan.memory.resolved`): "weights", "gradients".
+        kept: what FSDP2 keeps whole. Otherwise gathered weights are freed between forward and backward, and between
+            micro-batches, and gradients are reduced over shards after each micro-batch.
+        auto: of these two, those that depend on the hardware (`lit_llm.plan.memory.resolved`): "weights", "gradients".
         prefetch: number of blocks whose weights are gathered ahead.
         bucket_copies: DDP keeps its buckets in addition to the gradients (no gradient_as_bucket_view).
         context: ranks that share each sequence. They shard parameters too.
@@ -52,8 +53,7 @@ class Layout:
     shard: int = 1
     tensor_parallel: int = 1
     shards: str = "nothing"
-    reshard: bool = True
-    reduce_once: bool = False
+    kept: KeptWhole = NOTHING_KEPT
     auto: tuple[Literal["weights", "gradients"], ...] = ()
     prefetch: int = 1
     cpu_offload: bool = False
@@ -173,22 +173,34 @@ def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
     in_pipeline = sizes.pipeline > 1
     kept = keep(asked["weights"], asked["gradients"], pipeline=in_pipeline, weight_bytes=1, gradient_bytes=1, memory=0)
     settled = (("gradients", "weights") if KINDS[schedule].splits_backward else ("gradients",)) if in_pipeline else ()
-    return Layout(
-        "mesh",
-        sizes.replicate,
-        sizes.shard,
-        sizes.tensor_parallel,
-        shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
-        reshard=not kept.weights,
-        reduce_once=kept.gradients,
-        auto=tuple(name for name, value in asked.items() if value == "auto" and name not in settled),  # type: ignore[misc]
+    return mesh_layout(
+        sizes,
+        kept,
+        auto=tuple(name for name, value in asked.items() if value == "auto" and name not in settled),
         prefetch=options.get("prefetch", 1),
         cpu_offload=bool(options.get("cpu_offload")),
-        context=sizes.context,
         context_attention=options.get("context_attention") or "gather",
         pipeline=PipelineLayout(
             sizes.pipeline,
             schedule,
             *(options.get(name) for name in ("stages_per_rank", "layers_first", "layers_last")),
         ),
+    )
+
+
+def mesh_layout(sizes: MeshSizes, kept: KeptWhole, **options: Any) -> Layout:
+    """The layout of a mesh of these sizes.
+
+    Args:
+        options: further attributes of `Layout`.
+    """
+    return Layout(
+        "mesh",
+        sizes.replicate,
+        sizes.shard,
+        sizes.tensor_parallel,
+        shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
+        kept=kept,
+        context=sizes.context,
+        **options,
     )

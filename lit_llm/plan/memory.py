@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from lit_llm.distributed.keep_rule import keep
+from lit_llm.distributed.keep_rule import KeptWhole, keep
 from lit_llm.plan import muon
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware
@@ -156,8 +156,8 @@ def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
     memory = (hardware.memory_gb or 0) * 1e9  # unknown: nothing is kept
     weights = weights_of(settings.model, settings.lora, layout.tensor_parallel)
     kept = keep(
-        "auto" if "weights" in layout.auto else layout.reshard,
-        "auto" if "gradients" in layout.auto else not layout.reduce_once,
+        "auto" if "weights" in layout.auto else not layout.kept.weights,
+        "auto" if "gradients" in layout.auto else not layout.kept.gradients,
         pipeline=layout.pipeline.ranks > 1,
         weight_bytes=sum(gathered_bytes(weights, *BYTES[settings.precision])),
         gradient_bytes=reduced_bytes(weights),
@@ -165,10 +165,13 @@ def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
     )
 
     choices = dict.fromkeys(
-        (kept.weights and (w or "weights" not in layout.auto), kept.gradients and (g or "gradients" not in layout.auto))
-        for w, g in ((True, True), (False, True), (True, False), (False, False))
+        KeptWhole(
+            kept.weights and (weights_too or "weights" not in layout.auto),
+            kept.gradients and (gradients_too or "gradients" not in layout.auto),
+        )
+        for weights_too, gradients_too in ((True, True), (False, True), (True, False), (False, False))
     )
-    tried = [replace(settings, layout=replace(layout, reshard=not w, reduce_once=g, auto=())) for w, g in choices]
+    tried = [replace(settings, layout=replace(layout, kept=choice, auto=())) for choice in choices]
     if len(tried) == 1 or not (hardware.is_gpu and memory):
         return tried[0]
     capacity = usable_bytes(hardware)

@@ -75,11 +75,11 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
     moved = step.tokens // step.tensor_parallel * step.model.n_embd * step.parameter_bytes
     whole = {}  # weights that FSDP2 has gathered for all of the step
     for number, stage in stages.items():
-        holding = passes[1].holding(stage)
-        whole[number] = holding.forward(0).own if holding.exist else 0
+        gathered = passes[1].gathered(stage)
+        whole[number] = gathered.forward(0).own if gathered.already else 0
 
-    def stays(task: Task) -> int:
-        """Buffers behind an action that the trace does not have."""
+    def buffers_after(task: Task) -> int:
+        """Buffers left by an action that the trace does not have."""
         stage = stages[task.stage]
         before_is_here, next_is_here = (task.stage + i in stages for i in (-1, 1))
         if task.kind == "forward":
@@ -119,7 +119,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
     run, done = Run(), set[int]()
     run.live[ACTIVATIONS] = step.micro_batches * 2 * step.sequences * step.whole_length * 8  # ids and targets
     run.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in step.stages)
-    of_one = sum(stays(task) for task in order if task.micro_batch == 0)
+    of_one = sum(buffers_after(task) for task in order if task.micro_batch == 0)
     run.live[ACTIVATIONS] += (step.micro_batches - count) * moved * of_one
     for task in order:
         kind = "backward" if task.kind == "gradients of weights" and task[1:] not in split else task.kind
@@ -130,7 +130,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
             sent = action.on_other_streams[phase]  # a part of `peak`
             run.compare(phase, live, Bytes(others - sent, sent), sum(action.flops))
         run.live = [a + b for a, b in zip(run.live, action.live, strict=True)]
-        run.live[ACTIVATIONS] += moved * stays(task)
+        run.live[ACTIVATIONS] += moved * buffers_after(task)
         if kind in ("backward", "gradients of weights"):
             done.add(task.stage)
             run.live[GRADIENTS] = run.live[BUFFERS] = 0

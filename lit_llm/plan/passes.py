@@ -16,7 +16,7 @@ from lit_llm.distributed.pipeline_layers import KINDS as SCHEDULES
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.gathering import FSDP2, Bytes, Holding
+from lit_llm.plan.gathering import FSDP2, Bytes, GatheredWeights
 from lit_llm.plan.parameters import weights_of
 from lit_llm.plan.pipeline import StageShare, weights_of_stages
 from lit_llm.plan.settings import BYTES, RunSettings
@@ -99,7 +99,7 @@ class Step:
         layout = self.settings.layout
         if self.alone or not layout.fsdp2:
             return None
-        return FSDP2(layout.divisor("parameters"), layout.reshard, layout.reduce_once, layout.prefetch)
+        return FSDP2(layout.divisor("parameters"), layout.kept, layout.prefetch)
 
     @property
     def whole_length(self) -> int:
@@ -131,7 +131,7 @@ class Step:
 
 
 class Operation(NamedTuple):
-    """A block, the embedding, the last norm or the loss, forward or backward."""
+    """Forward or backward of a block, the embedding, the last norm or the loss."""
 
     phase: str
     live: dict[str, int]
@@ -190,17 +190,17 @@ class Passes:
         traced, kinds = representatives(_kinds_of_blocks(step))
         body = _body(step, traced)
         self.step, shard = step, step.shard_gradients
-        self.whole = step.fsdp is not None and step.fsdp.reduce_once and step.gradients_exist
+        self.whole = step.fsdp is not None and step.fsdp.kept.gradients and step.gradients_exist
 
-        def stays(gradient: int) -> tuple[int, int]:
-            """Of a gradient: what is left at the end, and what is freed when it has been reduced."""
+        def split_gradient(gradient: int) -> tuple[int, int]:
+            """Bytes of a gradient that are left at the end, and bytes that are freed when it has been reduced."""
             kept = 0 if step.gradients_exist else gradient // shard
             return kept, 0 if step.fsdp is None or self.whole else gradient - kept
 
         def changes(segments: list[Segment]) -> list[_Change]:
-            return [_change(segment, stays, step.narrow_weights) for segment in segments]
+            return [_change(segment, split_gradient, step.narrow_weights) for segment in segments]
 
-        gathered = _gathered_keys(step)
+        other_keys = _gathered_keys(step)
 
         def of_blocks(found: list[_Change], more: int) -> list[_Change]:
             return [_with_activations(found[i], more, step.context) for i in kinds]
@@ -208,9 +208,9 @@ class Passes:
         forward, backward = changes(body.forward), changes(body.backward)
         if step.pipeline is not None:  # the loss's gradient of a tied matrix is on another rank
             [backward[-1]] = changes([[event for event in body.backward[-1] if event[0] != LOSS_HEAD]])
-        self.embedding, self.blocks, self.norm = forward[0], of_blocks(forward[1:-1], gathered), forward[-1]
+        self.embedding, self.blocks, self.norm = forward[0], of_blocks(forward[1:-1], other_keys), forward[-1]
         self.norm_back, self.embedding_back = backward[0], backward[-1]
-        self.blocks_back = of_blocks(backward[-2:0:-1], -gathered)
+        self.blocks_back = of_blocks(backward[-2:0:-1], -other_keys)
         self.head = _head(step, body)
         self.weights = weights_of(step.model, step.settings.lora, step.tensor_parallel)
         if step.pipeline is not None and SCHEDULES[step.pipeline.schedule].splits_backward:
@@ -219,48 +219,48 @@ class Passes:
             self.head_inputs = _head(step, body, split=True)[1:]
 
     def gradients(self, stages: Sequence[StageShare]) -> tuple[int, int]:
-        """Of weights between two backward passes: their kind, and their bytes."""
+        """Gradients between two backward passes: their kind, and their bytes."""
         step, own = self.step, weights_of_stages(self.weights, stages)
         if self.whole:
             return BUFFERS, reduced_bytes(own)
         split = step.tensor_parallel if step.fsdp is None else 1
         return GRADIENTS, gradient_bytes(own, step.parameter_bytes, split) // step.shard_gradients
 
-    def holding(self, stage: StageShare) -> Holding:
+    def gathered(self, stage: StageShare) -> GatheredWeights:
         step, in_pipeline = self.step, self.step.pipeline is not None
-        return Holding(
+        return GatheredWeights(
             step.fsdp,
             weights_of_stages(self.weights, (stage,)),
             (step.parameter_bytes, step.compute_bytes),
-            exist=in_pipeline or step.gradients_exist,
+            already_gathered=in_pipeline or step.gradients_exist,
             last=not in_pipeline and (step.gradients_exist or step.micro_batches == 1),
         )
 
     def forward_pass(self, run: Run, stage: StageShare) -> None:
-        count, holding = stage.stop - stage.start, self.holding(stage)
-        run.play("forward", [self.embedding] * stage.first, holding.forward(-1))
+        count, gathered = stage.stop - stage.start, self.gathered(stage)
+        run.play("forward", [self.embedding] * stage.first, gathered.forward(-1))
         for i, change in enumerate(self.blocks[stage.start : stage.stop]):
-            run.play("forward", [change], holding.forward(i))
-        run.play("forward", [self.norm] * stage.last, holding.forward(count))
-        run.play("loss head", self.head[:1] * stage.last, holding.forward(count))
+            run.play("forward", [change], gathered.forward(i))
+        run.play("forward", [self.norm] * stage.last, gathered.forward(count))
+        run.play("loss head", self.head[:1] * stage.last, gathered.forward(count))
 
     def backward_pass(self, run: Run, stage: StageShare) -> None:
-        count, holding, exist = stage.stop - stage.start, self.holding(stage), self.step.gradients_exist
-        run.play("loss head", [*self.head[1:], self.norm_back] * stage.last, holding.backward(count))
+        count, gathered, exist = stage.stop - stage.start, self.gathered(stage), self.step.gradients_exist
+        run.play("loss head", [*self.head[1:], self.norm_back] * stage.last, gathered.backward(count))
         for i, change in reversed(list(enumerate(self.blocks_back[stage.start : stage.stop]))):
-            run.play("backward", [change], holding.backward(i))
-            if holding.sent:
-                left = holding.gradients // self.step.shard_gradients
-                run.compare("backward", run.live, holding.reduction(i))
+            run.play("backward", [change], gathered.backward(i))
+            if gathered.sent:
+                left = gathered.gradients // self.step.shard_gradients
+                run.compare("backward", run.live, gathered.reduction(i))
                 run.live[GRADIENTS] += left if self.whole else 0
-                run.live[BUFFERS] -= holding.sent if self.whole else holding.gradients - (0 if exist else left)
-        run.play("backward", [self.embedding_back] * stage.first, holding.backward(-1))
+                run.live[BUFFERS] -= gathered.sent if self.whole else gathered.gradients - (0 if exist else left)
+        run.play("backward", [self.embedding_back] * stage.first, gathered.backward(-1))
 
     def inputs_pass(self, run: Run, stage: StageShare) -> None:
         """The gradients of inputs."""
-        holding, (head, release) = self.holding(stage), self.head_inputs
-        run.play("loss head", [head, self.norm_inputs] * stage.last, holding.forward(0))
-        run.play("backward", self.blocks_inputs[stage.start : stage.stop][::-1] + [release] * stage.last, holding.forward(0))
+        gathered, (head, release) = self.gathered(stage), self.head_inputs
+        run.play("loss head", [head, self.norm_inputs] * stage.last, gathered.forward(0))
+        run.play("backward", self.blocks_inputs[stage.start : stage.stop][::-1] + [release] * stage.last, gathered.forward(0))
 
 
 def played(step: Step, phases: Sequence[tuple[str, tuple[Any, ...]]]) -> MicroBatch:
@@ -270,18 +270,18 @@ def played(step: Step, phases: Sequence[tuple[str, tuple[Any, ...]]]) -> MicroBa
     """
     weights = weights_of(step.model)
     sizes = step.parameter_bytes, step.compute_bytes
-    holding = Holding(step.fsdp, weights, sizes, exist=step.gradients_exist, last=step.gradients_exist)
-    gradients = holding.gradients + holding.of_root + holding.sent
+    gathered = GatheredWeights(step.fsdp, weights, sizes, already_gathered=step.gradients_exist, last=step.gradients_exist)
+    gradients = gathered.gradients + gathered.root_gradients + gathered.sent
     beside = {
-        "forward": holding.forward(0),
-        "loss head": holding.forward(holding.blocks),
-        "backward": Bytes(holding.forward(0).own + gradients, holding.forward(0).sent),
+        "forward": gathered.forward(0),
+        "loss head": gathered.forward(gathered.blocks),
+        "backward": Bytes(gathered.forward(0).own + gradients, gathered.forward(0).sent),
     }
     held = stored_bytes(weights, step.parameter_bytes, trainable=True) // step.shard_gradients
     run = Run()
     run.live[ACTIVATIONS] = 2 * step.tokens * 8  # ids and targets
     run.live[GRADIENTS] = held
-    if step.gradients_exist and step.fsdp is not None and step.fsdp.reduce_once:
+    if step.gradients_exist and step.fsdp is not None and step.fsdp.kept.gradients:
         run.live[GRADIENTS], run.live[BUFFERS] = 0, reduced_bytes(weights)
     for i, (phase, change) in enumerate(phases):
         if i == len(phases) // 2 and not step.gradients_exist:  # zero_grad, between forward and backward
@@ -340,7 +340,7 @@ class Run:
             self.peaks[phase], self.on_other_streams[phase] = found, held.sent
 
 
-def _change(segment: Segment, stays: Callable[[int], tuple[int, int]], narrow_weights: bool) -> _Change:
+def _change(segment: Segment, split_gradient: Callable[[int], tuple[int, int]], narrow_weights: bool) -> _Change:
     live, total, most, written, flops = [0] * len(KINDS), 0, 0, 0, [0, 0]
     peak = tuple(live)
     for kind, amount in segment:
@@ -350,7 +350,7 @@ def _change(segment: Segment, stays: Callable[[int], tuple[int, int]], narrow_we
         if narrow_weights and kind == WEIGHT_COPIES:
             continue
         if kind == GRADIENTS:
-            amount, passing = stays(amount)
+            amount, passing = split_gradient(amount)
             live[BUFFERS] += passing
             total += passing
         elif amount > 0:

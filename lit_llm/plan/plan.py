@@ -222,12 +222,12 @@ def next_steps(
     if layout.shards != "parameters" and layout.replicate > 1:
         tried.append((_FSDP2, replace(settings, layout=_sharded(layout))))
     if layout.shards == "parameters":
-        kept, flag = resolved(settings, hardware).layout, "--trainer.strategy.{} true"
-        if not kept.reshard:
-            freed = replace(kept, reshard=True)
+        chosen, flag = resolved(settings, hardware).layout, "--trainer.strategy.{} true"
+        if chosen.kept.weights:
+            freed = replace(chosen, kept=chosen.kept._replace(weights=False))
             tried.append((flag.format("reshard_after_forward"), replace(settings, layout=freed)))
-        if kept.reduce_once and layout.pipeline.ranks == 1:
-            reduced = replace(kept, reduce_once=False)
+        if chosen.kept.gradients and layout.pipeline.ranks == 1:
+            reduced = replace(chosen, kept=chosen.kept._replace(gradients=False))
             tried.append((flag.format("reduce_each_micro_batch"), replace(settings, layout=reduced)))
     half = replace(settings, micro_batch=max(1, settings.sequences // 2))
     if 0 not in half.micro_batches:

@@ -109,8 +109,8 @@ def bytes_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> dict[str, 
             reduced_bytes(local),
             sharing,
             micro_batches=settings.accumulation,
-            keep_weights=not layout.reshard,
-            reduce_once=layout.reduce_once,
+            keep_weights=layout.kept.weights,
+            reduce_once=layout.kept.gradients,
         )
     if layout.replicate > 1:
         whole = reduced_bytes(local) if layout.shards == "parameters" else gradients

@@ -162,8 +162,8 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
     }
     mesh = [f"{name} {n}" for name, n in dimensions.items() if n > 1]
     if layout.divisor("parameters") > 1:
-        mesh.append(f"gathers weights {'twice a micro-batch' if layout.reshard else 'once a step'}")
-        mesh.append(f"reduces gradients {'once a step' if layout.reduce_once else 'after each micro-batch'}")
+        mesh.append(f"gathers weights {'once a step' if layout.kept.weights else 'twice a micro-batch'}")
+        mesh.append(f"reduces gradients {'once a step' if layout.kept.gradients else 'after each micro-batch'}")
     mesh += [f"schedule {layout.pipeline.schedule}"] if layout.pipeline.ranks > 1 else []
     of_length = f" of {settings.sequence_length:,}" if settings.sequence_length != settings.model.block_size else ""
     accumulated = f" x {settings.accumulation} accumulated" if settings.accumulation > 1 else ""

@@ -164,7 +164,7 @@ class RunSettings:
                 *pipeline.problems(),
                 *pipeline_problems(
                     *(pipeline, sizes, model, architecture, None, self.precision, self.chunk_size),
-                    reshards=layout.reshard and sizes.data_parallel * sizes.context > 1,
+                    reshards=not layout.kept.weights and sizes.data_parallel * sizes.context > 1,
                 ),
             ]
         length = self.sequence_length

@@ -187,8 +187,9 @@ def exchange_of(settings: RunSettings, hardware: Hardware) -> communication.Exch
     if sharing > 1:
         whole = (*gathered_bytes(local, weight_bytes, compute_bytes), reduced_bytes(local))
         blocks, others, scatter = (communication.gather_seconds(size, sharing, links, stride=tp) for size in whole)
-        each = (2 * blocks + others if layout.reshard else 0) + (0 if layout.reduce_once else scatter)
-        once = (0 if layout.reshard else blocks + others) + (scatter if layout.reduce_once else 0)
+        kept = layout.kept
+        each = (0 if kept.weights else 2 * blocks + others) + (0 if kept.gradients else scatter)
+        once = (blocks + others if kept.weights else 0) + (scatter if kept.gradients else 0)
         behind = [(each, accumulation, 1.0), (once, 1, 1.0)]
     if layout.replicate > 1 or layout.shards in ("optimizer", "gradients"):
         ranks = layout.replicate if layout.shards == "parameters" else layout.data_parallel

@@ -28,7 +28,7 @@ from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import custom_config
 from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.layout import Layout
+from lit_llm.plan.layout import Layout, mesh_layout
 from lit_llm.plan.measure import this_machine
 from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.optimizer import Optimizer
@@ -298,18 +298,11 @@ def layout_of_trainer(trainer: Trainer) -> Layout:
     """
     strategy, world_size = trainer.strategy, trainer.world_size
     if isinstance(strategy, MeshStrategy):
-        sizes = strategy.sizes(world_size)
-        return Layout(
-            "mesh",
-            sizes.replicate,
-            sizes.shard,
-            sizes.tensor_parallel,
-            shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
-            reshard=not strategy.kept.weights,
-            reduce_once=strategy.kept.gradients,
+        return mesh_layout(
+            strategy.sizes(world_size),
+            strategy.kept,
             prefetch=strategy.prefetch,
             cpu_offload=strategy.cpu_offload,
-            context=sizes.context,
             context_attention=strategy.context_attention,
             pipeline=strategy.pipeline_layout,
         )

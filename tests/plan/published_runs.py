@@ -9,6 +9,7 @@ from typing import Any
 
 import lit_llm.plan
 from lit_llm.core.yaml_reading import read_yaml_file
+from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Hardware, Layout, Optimizer, RunSettings, find
@@ -91,4 +92,4 @@ def _layout(mesh: dict[str, int], shards: str, schedule: str) -> Layout:
     name = "single" if not mesh else "ddp" if split == "nothing" else "zero1" if split == "optimizer" else "mesh"
     in_pipeline = ranks > 1
     pipeline = PipelineLayout(ranks, schedule if in_pipeline else "1f1b")
-    return Layout(name, shards=split, reshard=not in_pipeline, reduce_once=in_pipeline, pipeline=pipeline, **sizes)
+    return Layout(name, shards=split, kept=KeptWhole(in_pipeline, in_pipeline), pipeline=pipeline, **sizes)

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from smallest_hardware import smallest
 
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, make_plan, table, total_parameters
 from lit_llm.plan.layout import layout_from_strategy
-from lit_llm.plan.smallest import smallest
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
 XL = GPTConfig(n_layer=48, n_head=25, n_embd=1600, block_size=1024, vocab_size=50257, **GPT2)

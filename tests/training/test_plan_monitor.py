@@ -179,6 +179,6 @@ def test_the_layout_of_a_trainer_follows_its_strategy():
         strategy = MeshStrategy(replicate=2, shard="auto", tensor_parallel=2, reshard_after_forward=False)
 
     found = layout_of_trainer(Fake())
-    assert (found.replicate, found.shard, found.tensor_parallel, found.reshard) == (2, 2, 2, False)
+    assert (found.replicate, found.shard, found.tensor_parallel, found.kept.weights) == (2, 2, 2, True)
     Fake.strategy = DDPStrategy(gradient_as_bucket_view=True)
     assert layout_of_trainer(Fake()).bucket_copies is False and layout_of_trainer(Fake()).replicate == 8
