@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lit_llm.callbacks import Throughput
+from lit_llm.callbacks import EMA, Throughput
 from lit_llm.callbacks._lightning import accumulates
 from lit_llm.checkpoint.manifest import versions
 from lit_llm.core._lightning import ddp_option
@@ -24,6 +24,7 @@ from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.optim.torch_muon import TorchMuon
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import custom_config
 from lit_llm.plan.data_facts import DataFacts
@@ -31,7 +32,7 @@ from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import Layout, mesh_layout
 from lit_llm.plan.measure import this_machine
 from lit_llm.plan.memory import peak_memory
-from lit_llm.plan.optimizer import Optimizer
+from lit_llm.plan.optimizer import TORCH_MUON, Optimizer
 from lit_llm.plan.parameters import total_parameters
 from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
 from lit_llm.plan.settings import RunSettings, canonical_precision
@@ -260,12 +261,13 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
     assert isinstance(module, LanguageModel)
     compute, loss = module.compute_config, module.loss_config
     assert data.block_size is not None
-    group = trainer.optimizers[0].param_groups
+    optimizer = trainer.optimizers[0]
+    group = optimizer.param_groups
     ramp = () if data.ramp is None else data.ramp.sequences(data.block_size)
     return RunSettings(
         custom_config(module.config, module.architecture),
         Optimizer(
-            type(trainer.optimizers[0]).__name__,
+            TORCH_MUON if isinstance(optimizer, TorchMuon) else type(optimizer).__name__,
             momentum=bool(group[0].get("momentum")),
             fused=all(g.get("fused") for g in group),
             ns_dtype=next((g["ns_dtype"] for g in group if "ns_dtype" in g), "auto"),
@@ -287,6 +289,7 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
         lora=module.lora,
         length=data.block_size,
         attention=compute.attention,
+        ema=any(isinstance(callback, EMA) for callback in trainer.callbacks),  # type: ignore[attr-defined]
     )
 
 

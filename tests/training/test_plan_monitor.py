@@ -10,12 +10,13 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from planned_steps import peak_of
 
-from lit_llm.callbacks import Throughput
+from lit_llm.callbacks import EMA, Throughput
 from lit_llm.data import TextFiles
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
+from lit_llm.optim.torch_muon import TorchMuon
 from lit_llm.plan import Optimizer
 from lit_llm.plan.run_record import measured_run
 from lit_llm.training import plan_monitor
@@ -113,19 +114,26 @@ def test_a_disk_that_refuses_does_not_end_the_run_and_other_folders_stay_as_they
         fit(PlanMonitor(), module, tmp_path, steps=1)
 
 
-def test_muon_is_planned_by_its_class(tmp_path):
+@pytest.mark.parametrize(
+    ("optimizer", "planned"),
+    [(MuonAdamW, Optimizer("MuonAdamW")), (TorchMuon, Optimizer("torch.optim.Muon", ns_dtype="bfloat16"))],
+)
+def test_muon_is_planned_by_its_class(tmp_path, optimizer, planned):
     watch = PlanMonitor()
-    fit(watch, LanguageModel(GPTConfig(**CONFIG), MuonAdamW), tmp_path, steps=2)
-    assert watch.predicted_bytes is not None
-    adamw = peak_of(
-        GPTConfig(**CONFIG, vocab_size=257),
-        sequences=2,
-        length=16,
-        accumulation=2,
-        optimizer=Optimizer("AdamW"),
-        cuda=False,
+    fit(watch, LanguageModel(GPTConfig(**CONFIG), optimizer), tmp_path, steps=2)
+    sizes = {"sequences": 2, "length": 16, "accumulation": 2, "cuda": False}
+    muon, adamw = (
+        peak_of(GPTConfig(**CONFIG, vocab_size=257), optimizer=each, **sizes) for each in (planned, Optimizer("AdamW"))
     )
-    assert watch.predicted_bytes != adamw.total
+    assert watch.predicted_bytes == muon.total != adamw.total
+
+
+def test_an_average_of_the_weights_is_planned(tmp_path):
+    module = LanguageModel(GPTConfig(**CONFIG), partial(torch.optim.AdamW, fused=True))
+    plain, averaged = PlanMonitor(), PlanMonitor()
+    fit(plain, module, tmp_path, steps=1)
+    fit(averaged, module, tmp_path, steps=1, more=(EMA(),))
+    assert averaged.predicted_bytes - plain.predicted_bytes == 4 * sum(p.numel() for p in module.parameters())
 
 
 def test_a_run_the_planner_does_not_support_gets_no_prediction(tmp_path):
