@@ -74,7 +74,7 @@ class Case:
             micro_batch=self.sequences,
             precision=self.precision,
             chunk_size=self.chunk_size,
-            checkpointing=str(self.checkpointing),
+            compute=ComputeConfig(self.checkpointing),
             lora=self.lora,
         )
 

@@ -82,10 +82,10 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
     block = sum(weight.total // weight.times for weight in weights if weight.times)
     root = sum(weight.total for weight in weights if not weight.times)
 
-    selective = program.every_second and settings.checkpointing == "2"
-    recomputed = "cheap" if selective else settings.checkpointing
+    selective = program.every_second and settings.compute.activation_checkpointing == 2
+    recomputed = "cheap" if selective else settings.compute.activation_checkpointing
     whole = replace(layout, strategy="single", shards="nothing")  # what is sharded is counted below
-    traced = replace(settings, precision="bf16-true", checkpointing=recomputed, layout=whole)
+    traced = replace(settings, precision="bf16-true", layout=whole).with_checkpointing(recomputed)
     step = Step(traced, settings.sequences, settings.accumulation, stages, cuda=True, gradients_exist=True)
     peaks = {moment: peak | {"gradients": 0} for moment, peak in micro_batch(step).peaks.items()}
     if selective:  # the second, fourth and sixth products are computed again: keys, the projection, and up

@@ -79,11 +79,11 @@ def _fewest(alone: RunSettings, hardware: Hardware) -> Smallest | None:
 def _variants(settings: RunSettings) -> Iterator[tuple[tuple[str, ...], RunSettings]]:
     """(flags, settings): unchanged, then with each flag that changes something, then with both."""
     one = ("--data.micro_batch_size 1",) if settings.sequences > 1 else ()
-    full = ("--compute.activation_checkpointing full",) if settings.checkpointing != "full" else ()
+    full = ("--compute.activation_checkpointing full",) if settings.compute.activation_checkpointing != "full" else ()
     yield (), settings
     if one:
         yield one, replace(settings, micro_batch=1)
     if full:
-        yield full, replace(settings, checkpointing="full")
+        yield full, settings.with_checkpointing("full")
     if one and full:
-        yield one + full, replace(settings, micro_batch=1, checkpointing="full")
+        yield one + full, replace(settings, micro_batch=1).with_checkpointing("full")

@@ -105,7 +105,7 @@ def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> st
         sizes = "--model.n_layer, --model.n_embd, --model.mlp_width, --model.head_dim, --model.vocab_size"
         flags = f"{'--architecture' if isinstance(settings.model, CustomConfig) else sizes} or --trainer.devices"
         return f"weights, gradients and optimizer state take {stored / 1e9:,.1f} GB{share}, but {has} (lower {flags})"
-    if on_cpu and not settings.compile and peak > TOLERANCE * capacity:
+    if on_cpu and not settings.compute.compile and peak > TOLERANCE * capacity:
         flags = "--data.micro_batch_size, --data.global_batch_size, --data.block_size or a size of the model"
         return f"a training step takes about {peak / 1e9:,.1f} GB{share}, but {has} (lower {flags})"
     return None

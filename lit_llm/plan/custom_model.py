@@ -77,7 +77,7 @@ def problems(settings: RunSettings) -> list[str]:
     Raises:
         UserError: the module cannot be built.
     """
-    config, layout, checkpointing = settings.model, settings.layout, settings.checkpointing
+    config, layout, checkpointing = settings.model, settings.layout, settings.compute.activation_checkpointing
     assert isinstance(config, CustomConfig)
     path = config.architecture.class_path
     found = layout_problems(path, layout.tensor_parallel, layout.context)

@@ -164,7 +164,7 @@ def trace(step: Step, sequences: int) -> Trace:
         UserError: the module breaks the contract.
     """
     settings, sizes = step.settings, (step.parameter_bytes, step.compute_bytes)
-    options = {"checkpointing": settings.checkpointing, "z_loss": bool(settings.z_loss), "cuda": step.cuda}
+    options = {"mode": settings.compute.activation_checkpointing, "z_loss": bool(settings.z_loss), "cuda": step.cuda}
     found = _trace(Key(step.model), sequences, step.whole_length, sizes, **options)
     if isinstance(found, Exception):
         raise found
@@ -173,14 +173,13 @@ def trace(step: Step, sequences: int) -> Trace:
 
 @lru_cache(maxsize=256)
 def _trace(
-    key: Key, sequences: int, length: int, sizes: tuple[int, int], *, checkpointing: str, z_loss: bool, cuda: bool
+    key: Key, sequences: int, length: int, sizes: tuple[int, int], *, mode: str | int, z_loss: bool, cuda: bool
 ) -> Trace | Exception:
     """A trace, or why there is none. `sizes`: bytes of an element of the weights, and in matrix products."""
     config: CustomConfig = key.value
     weights, products = (_DTYPES[size] for size in sizes)
     model = build(config)
     recorder = Recorder(cuda=cuda, most=MOST_OPERATIONS)
-    mode = int(checkpointing) if checkpointing.isdigit() else checkpointing
     for i, block in enumerate(model.blocks):
         if recomputes(mode, i):
             if cuda:

@@ -99,7 +99,7 @@ def measured_speed(source: MeasuredRun) -> MeasuredSpeed:
 
 
 def _peak(settings: RunSettings, hardware: Hardware) -> float | None:
-    return hardware.peak_for(settings.precision, settings.matmul_precision)
+    return hardware.peak_for(settings.precision, settings.compute.matmul_precision)
 
 
 def differences(measured: RunSettings, planned: RunSettings) -> list[str]:
@@ -110,8 +110,10 @@ def differences(measured: RunSettings, planned: RunSettings) -> list[str]:
         for field in fields(measured.model)
         if field.name not in ("init_std", "zero_init_projections", "base_width", "base_depth", "eos_id")
     ]
-    for name in ("sequence_length", "sequences", "precision", "checkpointing", "chunk_size", "float8", "compile"):
+    for name in ("sequence_length", "sequences", "precision", "chunk_size"):
         pairs.append((name, getattr(measured, name), getattr(planned, name)))
+    for name in ("activation_checkpointing", "float8", "compile"):
+        pairs.append((name, getattr(measured.compute, name), getattr(planned.compute, name)))
     pairs.append(("optimizer", measured.optimizer.name, planned.optimizer.name))
     for name, before, now in pairs:
         if before != now:

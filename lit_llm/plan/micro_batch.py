@@ -136,5 +136,5 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
             run.live[GRADIENTS] = run.live[BUFFERS] = 0
             kept, held = passes[1].gradients([stages[number] for number in sorted(done)])
             run.live[kept] = held
-    notes = (_RECOMPUTED.format(layout.schedule),) if split and step.settings.checkpointing != "none" else ()
+    notes = (_RECOMPUTED.format(layout.schedule),) if split and step.settings.compute.activation_checkpointing != "none" else ()
     return MicroBatch(run.peaks, 0, 0, 0, tuple(run.timeline) if step.timeline else (), run.on_other_streams, notes)

@@ -293,7 +293,7 @@ def played(step: Step, phases: Sequence[tuple[str, tuple[Any, ...]]]) -> MicroBa
 
 def _gathered_keys(step: Step) -> int:
     """Bytes of the keys and values of other ranks that a block keeps for its backward pass."""
-    recomputed = step.settings.checkpointing in ("full", "attention")
+    recomputed = step.settings.compute.activation_checkpointing in ("full", "attention")
     if step.context == 1 or not step.gathers_keys or recomputed:
         return 0
     heads = step.model.kv_heads // step.tensor_parallel
@@ -371,9 +371,9 @@ def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 def _kinds_of_blocks(step: Step) -> list[Any]:
-    every = step.settings.checkpointing
+    every = step.settings.compute.activation_checkpointing
     return [
-        (repr(step.model.layer(i)), every.isdigit() and i % int(every) == 0)  # its settings, and whether it is recomputed
+        (repr(step.model.layer(i)), isinstance(every, int) and i % every == 0)  # its settings, and whether it is recomputed
         for i in range(step.model.n_layer)
     ]
 
@@ -394,12 +394,12 @@ def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
     """The body's trace, from those of two numbers of sequences if these do the same operations. `split`: see `trace_body`."""
     from lit_llm.plan.trace import Body
 
-    mode = int(step.settings.checkpointing) if step.settings.checkpointing.isdigit() else step.settings.checkpointing
+    mode = step.settings.compute.activation_checkpointing
     model, lora, length = Key(step.model), Key(step.settings.lora), step.traced_length
     numerics = _numerics(step.parameter_bytes, step.compute_bytes, step.cuda)
 
     def at(sequences: int) -> Body:
-        options = (step.tensor_parallel, step.settings.compile and not step.alone, split)
+        options = (step.tensor_parallel, step.settings.compute.compile and not step.alone, split)
         return _traced_body(model, lora, tuple(layers), mode, numerics, sequences, length, *options)
 
     few, more = (at(sequences) for sequences in _TRACED_SEQUENCES)

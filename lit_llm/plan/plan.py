@@ -16,7 +16,7 @@ from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
 from lit_llm.plan.parameters import parameters, weights_of
 from lit_llm.plan.schedule import Phase, phases
-from lit_llm.plan.settings import BYTES, RunSettings
+from lit_llm.plan.settings import BYTES, CHECKPOINTING, RunSettings
 from lit_llm.plan.step_time import Options, Times, fitted_mfu, step_times
 from lit_llm.plan.weights import average_bytes, stored_bytes
 
@@ -156,7 +156,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     fits = None if capacity is None else memory.needed <= capacity
     if fits and not memory.is_known:
         fits = None
-    peak = hardware.peak_for(settings.precision, settings.matmul_precision)
+    peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
     schedule = settings.schedule
     return Plan(
         settings,
@@ -180,7 +180,7 @@ def _attention_problem(settings: RunSettings, hardware: Hardware) -> str | None:
 
     device_type = "cuda" if hardware.is_gpu else "cpu"
     return unsupported_attention(
-        settings.model, settings.attention, device_type, capability=hardware.compute_capability, name=hardware.name
+        settings.model, settings.compute.attention, device_type, capability=hardware.compute_capability, name=hardware.name
     )
 
 
@@ -232,10 +232,10 @@ def next_steps(
     half = replace(settings, micro_batch=max(1, settings.sequences // 2))
     if 0 not in half.micro_batches:
         tried.append((f"--data.micro_batch_size {half.sequences}", half))
-    order = ("none", "cheap", "attention", "full")
-    if settings.checkpointing in order:
-        for mode in order[order.index(settings.checkpointing) + 1 :]:
-            tried.append((f"--compute.activation_checkpointing {mode}", replace(settings, checkpointing=mode)))
+    order: tuple[str | int, ...] = CHECKPOINTING
+    if (now := settings.compute.activation_checkpointing) in order:
+        for mode in order[order.index(now) + 1 :]:
+            tried.append((f"--compute.activation_checkpointing {mode}", settings.with_checkpointing(mode)))
     if layout.shards == "parameters" and not layout.cpu_offload:
         offloaded = replace(layout, cpu_offload=True)
         tried.append(("--trainer.strategy.cpu_offload true", replace(settings, layout=offloaded)))

@@ -45,7 +45,7 @@ def tensor_parallel_sizes(settings: RunSettings, rank: int) -> list[float]:
         first=any(stage.first for stage in stages),
         last=any(stage.last for stage in stages),
         positions=step.local_length if settings.model.position == "learned" else 0,
-        recompute=settings.checkpointing == "full",
+        recompute=settings.compute.activation_checkpointing == "full",
     )
 
 
@@ -60,7 +60,7 @@ def sequence_bytes(settings: RunSettings, rank: int) -> float:
     else:
         values = positions * 2 * (model.n_head + model.kv_heads)  # queries, keys and values there, the result back
     size = values * model.resolved_head_dim / layout.tensor_parallel * BYTES[settings.precision][1]
-    passes = 3 if settings.checkpointing in ("full", "attention") else 2
+    passes = 3 if settings.compute.activation_checkpointing in ("full", "attention") else 2
     return passes * (n - 1) / n * size * _layers(stages_of_rank(settings, rank)) * settings.accumulation
 
 

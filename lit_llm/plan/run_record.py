@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.core.errors import UserError
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
@@ -143,6 +144,7 @@ def _settings(values: dict[str, Any]) -> RunSettings:
     parts = {
         "model": GPTConfig(**model) if architecture is None else CustomConfig(**model),
         "optimizer": Optimizer(**values["optimizer"]),
+        "compute": ComputeConfig(**values["compute"]),
         "layout": Layout(
             **{
                 **layout,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.core.mesh_sizes import MeshSizes
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.convolution_problems import convolution_problems
-from lit_llm.models.attention_kernel import AttentionKernel
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.data_facts import DataFacts, Stages, sequences_before, steps_for
@@ -56,13 +56,10 @@ class RunSettings:
     global_batch: int
     micro_batch: int | None = None
     precision: str = "32-true"
-    matmul_precision: str = "highest"
-    float8: bool = False
-    compile: bool = False
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
     layout: Layout = field(default_factory=Layout)
     chunk_size: int | None = None
     z_loss: bool = False
-    checkpointing: str = "none"
     schedule: Schedule = field(default_factory=Schedule)
     validate_every: int | None = None
     save_every: int | None = None
@@ -72,7 +69,6 @@ class RunSettings:
     ramp: Stages = ()
     lora: LoRAConfig | None = None
     length: int | None = None
-    attention: AttentionKernel = "auto"
     ema: bool = False
 
     @property
@@ -115,6 +111,10 @@ class RunSettings:
     def stages(self) -> Stages:
         """The stages of the ramp; a constant batch has one stage."""
         return self.ramp or ((0, self.global_batch),)
+
+    def with_checkpointing(self, mode: Any) -> RunSettings:
+        """The same run with another `compute.activation_checkpointing`."""
+        return replace(self, compute=replace(self.compute, activation_checkpointing=mode))
 
     def tokens_before(self, step: int) -> int:
         """Tokens in the first `step` steps."""
@@ -198,7 +198,7 @@ def from_recipe(
     Raises:
         UserError: the precision, the strategy or the number of devices cannot be planned.
     """
-    trainer, compute = config["trainer"], config.get("compute") or {}
+    trainer = config["trainer"]
     precision = canonical_precision(trainer.get("precision"))
     if devices is None:
         devices = devices_of(trainer.get("devices"), trainer.get("num_nodes") or 1)
@@ -223,13 +223,10 @@ def from_recipe(
         global_batch=global_batch,
         micro_batch=micro_batch,
         precision=precision,
-        matmul_precision=compute.get("matmul_precision") or "highest",
-        float8=bool(compute.get("float8")),
-        compile=bool(compute.get("compile")),
+        compute=ComputeConfig(**config.get("compute") or {}),
         layout=layout,
         chunk_size=loss.get("chunk_size"),
         z_loss=bool(loss.get("z_loss")),
-        checkpointing=str(compute.get("activation_checkpointing") or "none"),
         schedule=Schedule(kind or "Constant"),
         validate_every=validation.get("every_n_steps"),
         save_every=checkpoint.get("every_n_steps"),
@@ -239,7 +236,6 @@ def from_recipe(
         ramp=ramp,
         lora=lora,
         length=length,
-        attention=compute.get("attention") or "auto",
         ema=config.get("ema") is not None,
     )
 

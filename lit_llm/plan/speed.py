@@ -101,7 +101,7 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
 
 
 def _is_compiled(settings: RunSettings) -> bool:
-    return settings.compile and not isinstance(settings.model, CustomConfig)
+    return settings.compute.compile and not isinstance(settings.model, CustomConfig)
 
 
 def _matrices(weights: tuple[Weight, ...]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -187,16 +187,16 @@ class Gpu:
 
 def gpu_of(settings: RunSettings, hardware: Hardware) -> Gpu | None:
     """The GPU that a run uses. None: its peak or its memory bandwidth is unknown, or the hardware is no GPU."""
-    peak = hardware.peak_for(settings.precision, settings.matmul_precision)
+    peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
     if peak is None or hardware.memory_gbps is None or not hardware.is_gpu:
         return None
-    float8 = hardware.peak_tflops["fp8"] if settings.float8 else None
+    float8 = hardware.peak_tflops["fp8"] if settings.compute.float8 else None
     return Gpu(
         peak * 1e12,
         (float8 or peak) * 1e12,
         hardware.memory_gbps * 1e9,
         hardware.compute_capability is not None and hardware.compute_capability < 9,
-        settings.attention in ("flash3", "flash4"),
+        settings.compute.attention in ("flash3", "flash4"),
         _is_compiled(settings),
         float8 is not None,
     )

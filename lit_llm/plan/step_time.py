@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lit_llm.plan import communication, compute
@@ -117,7 +117,7 @@ def _useful_flops(settings: RunSettings) -> float:
 def _recomputation(settings: RunSettings, hardware: Hardware) -> float:
     """Executed FLOPs over those without activation checkpointing."""
     executed, plain = (
-        one_micro_batch(run, cuda=hardware.is_gpu).flops for run in (settings, replace(settings, checkpointing="none"))
+        one_micro_batch(run, cuda=hardware.is_gpu).flops for run in (settings, settings.with_checkpointing("none"))
     )
     return executed / plain if plain else 1.0  # unknown of some custom models
 

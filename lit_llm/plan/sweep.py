@@ -149,8 +149,10 @@ def _changed(base: RunSettings, values: dict[str, str], strategy: Any, hardware:
     fields: dict[str, tuple[str, Callable[[str], Any]]] = {
         "precision": ("precision", canonical_precision),
         "micro_batch_size": ("micro_batch", int),
-        "activation_checkpointing": ("checkpointing", str),
         "chunk_size": ("chunk_size", int),
     }
     changes |= {name: convert(values[key]) for key, (name, convert) in fields.items() if key in values}
-    return replace(base, **changes)
+    changed = replace(base, **changes)
+    if (mode := values.get("activation_checkpointing")) is not None:
+        changed = changed.with_checkpointing(int(mode) if mode.isdecimal() else mode)
+    return changed

@@ -276,7 +276,7 @@ def compare(
         del probe
     expected = fit_speeds(works, seconds).seconds(work_of(settings, cuda=cuda))
     result = measure(step(settings), steps)
-    peak = hardware.peak_for(settings.precision, settings.matmul_precision)
+    peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
     useful = flops_per_token(settings.model, settings.lora, settings.length).total * settings.tokens_per_step
     return Comparison(
         (parameters, peak_bytes, flops, expected),

@@ -115,13 +115,13 @@ class PlanMonitor(Callback):
         hardware = _hardware(trainer)
         options = Options(mfu=self.mfu)
         self._final_batch_from = settings.stages[-1][0]
-        if settings.float8:
+        if settings.compute.float8:
             rank_zero_info("plan: peak memory is not predicted with compute.float8.")
         elif (memory := peak_memory(settings, cuda=hardware.is_gpu)).is_known:
             self.predicted_bytes = memory.total
         else:
             rank_zero_info(f"plan: peak memory is not predicted for this run ({'; '.join(memory.notes)}).")
-        peak = hardware.peak_for(settings.precision, settings.matmul_precision)
+        peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
         step = step_times(settings, hardware, options, peak).step
         flops = flops_per_token(settings.model, settings.lora, settings.length).total
         if peak and step:
@@ -259,7 +259,7 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
         if not isinstance(part, supported):
             raise UserError(f"the planner supports {supported.__name__}, not {type(part).__name__}")
     assert isinstance(module, LanguageModel)
-    compute, loss = module.compute_config, module.loss_config
+    loss = module.loss_config
     assert data.block_size is not None
     optimizer = trainer.optimizers[0]
     group = optimizer.param_groups
@@ -277,18 +277,14 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
         global_batch=data.global_batch_size,
         micro_batch=data.micro_batch_size,
         precision=canonical_precision(trainer.precision),
-        matmul_precision=compute.matmul_precision,
-        float8=bool(compute.float8),
-        compile=bool(compute.compile),
+        compute=replace(module.compute_config),
         layout=layout_of_trainer(trainer),
         chunk_size=loss.chunk_size,
         z_loss=bool(loss.z_loss),
-        checkpointing=str(compute.activation_checkpointing),
         data=DataFacts(data.train_tokens, data.val_tokens, "counted"),
         ramp=ramp,
         lora=module.lora,
         length=data.block_size,
-        attention=compute.attention,
         ema=any(isinstance(callback, EMA) for callback in trainer.callbacks),  # type: ignore[attr-defined]
     )
 

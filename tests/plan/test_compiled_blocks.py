@@ -7,6 +7,7 @@ import torch
 from planned_steps import step_of
 
 from lit_llm.distributed.activation_checkpointing import recompute_block
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.plan.micro_batch import micro_batch
 
@@ -19,7 +20,9 @@ def kept_by_a_block(model: dict, mode: str, precision: str = "bf16-true", *, cud
     """Planned: what one layer more keeps until the loss."""
 
     def until_the_loss(n_layer: int) -> int:
-        step = step_of(GPTConfig(n_layer=n_layer, **model), 2, precision=precision, checkpointing=mode, cuda=cuda, compile=True)
+        step = step_of(
+            GPTConfig(n_layer=n_layer, **model), 2, precision=precision, cuda=cuda, compute=ComputeConfig(mode, compile=True)
+        )
         return micro_batch(step).peaks["loss head"]["activations"]
 
     return until_the_loss(4) - until_the_loss(3)

@@ -158,7 +158,7 @@ def test_a_step_takes_the_memory_and_makes_the_flops_that_were_planned(name, no_
         precision=options.get("precision", "32-true"),
         chunk_size=loss.chunk_size,
         z_loss=bool(loss.z_loss),
-        checkpointing=str(compute.activation_checkpointing),
+        compute=compute,
         lora=options.get("lora"),
         length=options.get("length"),
     )
@@ -168,11 +168,11 @@ def test_a_step_takes_the_memory_and_makes_the_flops_that_were_planned(name, no_
     assert flops / step.flops() == pytest.approx(1, abs=0.01)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full", "attention", "cheap", "3"])
+@pytest.mark.parametrize("checkpointing", ["none", "full", "attention", "cheap", 3])
 def test_a_few_blocks_and_sequences_tell_the_memory_of_many(checkpointing, monkeypatch):
     model = GPTConfig(n_layer=11, n_head=4, n_embd=64, block_size=128, vocab_size=1000)
     steps = [
-        step_of(model, n, precision="bf16-mixed", checkpointing=checkpointing, gradients_exist=accumulated)
+        step_of(model, n, precision="bf16-mixed", compute=ComputeConfig(checkpointing), gradients_exist=accumulated)
         for n in (1, 7)
         for accumulated in (True, False)
     ]
@@ -240,7 +240,7 @@ def test_memory_falls_with_every_step_of_checkpointing_and_with_precision():
         settings = {"sequences": 8, "optimizer": Optimizer("AdamW", fused=True), "chunk_size": 1024, **changes}
         return peak_of(model, **settings).total
 
-    order = [total(checkpointing=mode) for mode in ("none", "cheap", "full")]
+    order = [total(compute=ComputeConfig(mode)) for mode in ("none", "cheap", "full")]
     assert order == sorted(order, reverse=True)
     assert total(precision="bf16-true") < total(precision="bf16-mixed") < total()
     assert total(chunk_size=1024) < total(chunk_size=None)
@@ -251,7 +251,9 @@ def test_cheap_recomputation_keeps_what_tensor_parallel_ranks_exchange():
         model = GPTConfig(
             n_layer=n_layer, n_embd=64, n_head=4, n_kv_head=2, mlp_width=160, vocab_size=256, block_size=128, **LLAMA
         )
-        step = step_of(model, 2, precision="bf16-true", checkpointing="cheap", layout=Layout("mesh", tensor_parallel=2))
+        step = step_of(
+            model, 2, precision="bf16-true", compute=ComputeConfig("cheap"), layout=Layout("mesh", tensor_parallel=2)
+        )
         return micro_batch(step).peaks["loss head"]["activations"]
 
     d, kv, hidden, heads, tokens = 64, 32, 160, 4, 2 * 128

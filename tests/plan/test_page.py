@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Layout, Optimizer, Options, RunSettings, find, make_plan, sweep
@@ -84,7 +85,9 @@ LAYOUTS = {
     "one": run(),
     "one micro-batch": run(micro_batch=16),
     "ddp": run(layout=layout_from_strategy("ddp", 4, 8)),
-    "fsdp2": run(layout=layout_from_strategy("fsdp2", 4, 8), precision="bf16-mixed", checkpointing="full", chunk_size=64),
+    "fsdp2": run(
+        layout=layout_from_strategy("fsdp2", 4, 8), precision="bf16-mixed", compute=ComputeConfig("full"), chunk_size=64
+    ),
     "1f1b": run(layout=Layout("mesh", pipeline=PipelineLayout(4)), micro_batch=1),
     "interleaved": run(layout=Layout("mesh", pipeline=PipelineLayout(2, "interleaved1f1b"))),
 }

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from planned_steps import peak_of
 
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan import Layout, Optimizer, RunSettings, make_plan
 from lit_llm.plan.hardware import table
@@ -42,7 +43,7 @@ def test_sixteen_times_the_gpus_save_what_torchtitan_published():
             precision="bf16-mixed",
             optimizer=Optimizer("AdamW", fused=True),
             layout=layout,
-            checkpointing="cheap",
+            compute=ComputeConfig("cheap"),
         )
         assert memory.reserved is not None and memory.needed == memory.reserved > memory.total
         return memory.reserved / 2**30

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from smallest_hardware import smallest
 
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, make_plan, table, total_parameters
 from lit_llm.plan.layout import layout_from_strategy
@@ -78,5 +79,7 @@ def test_nothing_that_fits_has_less_memory(model):
         for n in (1, 2, 4, 8, 16):
             if n * hardware.memory_gb < least:
                 for mode in ("none", "full"):
-                    tried = run(model, checkpointing=mode, layout=layout_from_strategy("fsdp2", n, hardware.devices_per_node))
+                    tried = run(
+                        model, compute=ComputeConfig(mode), layout=layout_from_strategy("fsdp2", n, hardware.devices_per_node)
+                    )
                     assert make_plan(tried, hardware).fits is False, (hardware.name, n, mode)

@@ -6,6 +6,7 @@ import pytest
 from planned_steps import peak_of, step_of
 
 from lit_llm.callbacks.schedule import cosine, wsd
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import (
@@ -157,7 +158,7 @@ def test_a_window_cuts_attention():
 
 
 def test_full_recomputation_costs_about_a_third():
-    plain, full = (micro_batch(step_of(GPT2_XL, 1, checkpointing=mode, cuda=True)).flops for mode in ("none", "full"))
+    plain, full = (micro_batch(step_of(GPT2_XL, 1, compute=ComputeConfig(mode), cuda=True)).flops for mode in ("none", "full"))
     assert full / plain == pytest.approx(4 / 3, rel=0.1)
 
 
