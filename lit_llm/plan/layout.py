@@ -63,6 +63,11 @@ class Layout:
     pipeline: PipelineLayout = _NO_PIPELINE
 
     @property
+    def sizes(self) -> MeshSizes:
+        """Ranks in each dimension."""
+        return MeshSizes(self.pipeline.ranks, self.replicate, self.shard, self.context, self.tensor_parallel)
+
+    @property
     def devices(self) -> int:
         return self.stage_ranks * self.pipeline.ranks
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
-from lit_llm.core.mesh_sizes import MeshSizes
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.convolution_problems import convolution_problems
 from lit_llm.models.config import GPTConfig
@@ -126,37 +125,14 @@ class RunSettings:
         Raises:
             UserError: a custom model cannot be built.
         """
-        found = []
-        model, tp, dp = self.model, self.layout.tensor_parallel, self.layout.data_parallel
-        split = {
-            "n_head": model.n_head,
-            "key/value heads": model.kv_heads,
-            "MLP width": model.hidden_width,
-            "block_size": model.block_size,
-            "padded vocabulary": model.padded_vocab_size,
-        }
-        if isinstance(model, CustomConfig):
-            split = {}
-        for name, value in split.items():
-            if value % tp:
-                found.append(
-                    f"tensor_parallel {tp} does not divide {name} {value} of the model (--trainer.strategy, --devices)."
-                )
-        pipeline = self.layout.pipeline
-        layout = self.layout
-        sizes = MeshSizes(pipeline.ranks, layout.replicate, layout.shard, layout.context, layout.tensor_parallel)
-        architecture = None
+        model, layout, pipeline = self.model, self.layout, self.layout.pipeline
+        sizes = layout.sizes
         if isinstance(model, CustomConfig):
             from lit_llm.plan import custom_model  # imports torch
 
-            architecture = model.architecture
-            found += custom_model.problems(self)
+            architecture, found = model.architecture, custom_model.problems(self)
         else:
-            found += convolution_problems(model, {"tensor_parallel": tp})
-            if sizes.context > 1:
-                from lit_llm.distributed.context_parallel import context_problems  # imports torch
-
-                found += context_problems(model, sizes, layout.context_attention)
+            architecture, found = None, _split_problems(model, layout)
         if pipeline.ranks > 1:
             from lit_llm.distributed.pipeline_problems import pipeline_problems
 
@@ -170,10 +146,33 @@ class RunSettings:
         length = self.sequence_length
         ramp: dict[int, int | None] = {size * length: length for _, size in self.ramp}
         shared = (
-            batch_problem(size, self.micro_batch, dp, pipeline, length=unit)
+            batch_problem(size, self.micro_batch, layout.data_parallel, pipeline, length=unit)
             for size, unit in (ramp or {self.global_batch: None}).items()
         )
         return [*found, *filter(None, shared)]
+
+
+def _split_problems(model: GPTConfig, layout: Layout) -> list[str]:
+    """What the ranks of the dimensions that split a model cannot split."""
+    tp = layout.tensor_parallel
+    split = {
+        "n_head": model.n_head,
+        "key/value heads": model.kv_heads,
+        "MLP width": model.hidden_width,
+        "block_size": model.block_size,
+        "padded vocabulary": model.padded_vocab_size,
+    }
+    found = [
+        f"tensor_parallel {tp} does not divide {name} {value} of the model (--trainer.strategy, --devices)."
+        for name, value in split.items()
+        if value % tp
+    ]
+    found += convolution_problems(model, {"tensor_parallel": tp})
+    if layout.context > 1:
+        from lit_llm.distributed.context_parallel import context_problems  # imports torch
+
+        found += context_problems(model, layout.sizes, layout.context_attention)
+    return found
 
 
 def from_recipe(
