@@ -24,7 +24,7 @@ from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
 from lit_llm.plan import Optimizer, RunSettings
-from lit_llm.plan.timing import fit_speeds, work_of
+from lit_llm.plan.speed import fit_speeds, work_of
 from lit_llm.training.calibration import TrainingStep, predict
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-4, fused=True)
@@ -74,7 +74,7 @@ class Case:
             micro_batch=self.sequences,
             precision=self.precision,
             chunk_size=self.chunk_size,
-            checkpointing=str(self.checkpointing),
+            compute=ComputeConfig(self.checkpointing),
             lora=self.lora,
         )
 

@@ -37,7 +37,7 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
-from lit_llm.plan.peak import peak_memory
+from lit_llm.plan.memory import peak_memory
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.plan_monitor import settings_of_trainer
 

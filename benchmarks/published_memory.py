@@ -13,11 +13,11 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.memory import peak_memory, resolved
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
 from lit_llm.plan.parameters import weights_of
-from lit_llm.plan.peak import peak_memory
+from lit_llm.plan.passes import Step
 from lit_llm.plan.pipeline import shares, weights_of_stages
 from lit_llm.plan.reserved import SLACK, Pools, reserved_bytes
 
@@ -82,18 +82,11 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
     block = sum(weight.total // weight.times for weight in weights if weight.times)
     root = sum(weight.total for weight in weights if not weight.times)
 
-    selective = program.every_second and settings.checkpointing == "2"
-    step = replace(
-        settings.step(cuda=True),
-        parameter_bytes=2,
-        compute_bytes=2,
-        checkpointing="cheap" if selective else settings.checkpointing,
-        compiled=settings.compile,
-        pipeline=layout.pipeline if stages else None,
-        stages=stages,
-        micro_batches=settings.accumulation,
-        gradients_exist=True,
-    )
+    selective = program.every_second and settings.compute.activation_checkpointing == 2
+    recomputed = "cheap" if selective else settings.compute.activation_checkpointing
+    whole = replace(layout, strategy="single", shards="nothing")  # what is sharded is counted below
+    traced = replace(settings, precision="bf16-true", layout=whole).with_checkpointing(recomputed)
+    step = Step(traced, settings.sequences, settings.accumulation, stages, cuda=True, gradients_exist=True)
     peaks = {moment: peak | {"gradients": 0} for moment, peak in micro_batch(step).peaks.items()}
     if selective:  # the second, fourth and sixth products are computed again: keys, the projection, and up
         again = 2 * step.tokens * (model.kv_heads * model.resolved_head_dim + model.n_embd + model.hidden_width) * model.n_layer

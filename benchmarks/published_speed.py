@@ -1,6 +1,6 @@
 """Predicted against published tokens per second, for each run of lit_llm/plan/published.yaml.
 
-    python benchmarks/published_speed.py          # with the constants of lit_llm/plan/efficiency.py
+    python benchmarks/published_speed.py          # with the constants of lit_llm/plan/speed.py
     python benchmarks/published_speed.py --fit    # fits them again by least squares of the relative error, and prints them
 
 Each run is also predicted with constants fitted to all others, and to all runs of other sources.
@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from lit_llm.plan.communication import Exchange
-from lit_llm.plan.efficiency import FITTED, Constants, Work, work_of
-from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.memory import resolved
 from lit_llm.plan.pipeline import bubble
-from lit_llm.plan.plan import exchange_of
+from lit_llm.plan.speed import FITTED, Constants, Gpu, Work, gpu_of, work_of
+from lit_llm.plan.step_time import exchange_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))
 from published_runs import Run, runs
@@ -35,20 +35,21 @@ class Known:
     """What does not depend on the constants."""
 
     run: Run
+    gpu: Gpu
     work: Work
     exchange: Exchange
 
     @classmethod
     def of(cls, run: Run) -> Known:
         settings = resolved(run.settings, run.hardware)
-        work, exchange = work_of(settings, run.hardware), exchange_of(settings, run.hardware)
-        assert work is not None and exchange is not None
-        return cls(run, work, exchange)
+        gpu, exchange = gpu_of(settings, run.hardware), exchange_of(settings, run.hardware)
+        assert gpu is not None and exchange is not None
+        return cls(run, gpu, work_of(settings, cuda=True), exchange)
 
     def ratio(self, constants: Constants) -> float:
-        """Predicted over published tokens per second. As `lit_llm.plan.plan.step_times`."""
+        """Predicted over published tokens per second. As `lit_llm.plan.step_time.step_times`."""
         settings = self.run.settings
-        computing, count = self.work.seconds(constants), settings.accumulation
+        computing, count = self.gpu.seconds(self.work, constants), settings.accumulation
         exposed = self.exchange.exposed(computing / count, constants.exposed, constants.waiting)
         step = (computing + exposed) / (1 - bubble(settings.layout.pipeline, count))
         return settings.tokens_per_step / settings.layout.devices / step / self.run.tokens_per_second

@@ -36,7 +36,7 @@ def _run(arguments: Arguments, *, full_batch: bool) -> int:
     from lit_llm.config.build import build, strategy_of
     from lit_llm.config.parse import parse
     from lit_llm.config.planned_recipe import PlannedRecipe
-    from lit_llm.plan.settings import class_of
+    from lit_llm.plan.layout import class_of
     from lit_llm.training.checklist import CheckedRun, checklist
 
     strategy = strategy_of(parse("fit", arguments).config)

@@ -23,10 +23,10 @@ from lit_llm.config.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
 from lit_llm.core.garbage_collection import without_garbage_collection
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
-from lit_llm.plan.carried import carried, differences
 from lit_llm.plan.hardware import Hardware, table
-from lit_llm.plan.plan import SAVE_GBPS
+from lit_llm.plan.measured_speed import differences, measured_speed
 from lit_llm.plan.run_record import MeasuredRun, measured_run
+from lit_llm.plan.step_time import SAVE_GBPS
 from lit_llm.runs.run_folder import CONFIG, expanded
 
 if TYPE_CHECKING:  # imports torch and Lightning
@@ -125,7 +125,7 @@ def main(words: list[str]) -> int:
 
 
 def _source(own: argparse.Namespace) -> MeasuredRun:
-    """The run whose speed is carried.
+    """The run whose speed is used.
 
     Raises:
         UserError: It has measured none, or another flag sets the speed.
@@ -154,7 +154,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     hardware: Hardware | None = None
     speed, devices = None, own.devices
     if source is not None:
-        speed = carried(source)
+        speed = measured_speed(source)
         if devices is None and arguments.value_of("trainer.devices") in (None, "auto", -1, "-1"):
             devices = source.settings.layout.devices
     try:
@@ -187,7 +187,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         save_gbps=own.save_gbps,
         slowest_rank=own.slowest_rank,
         served_tokens=own.serve_tokens,
-        carried=speed,
+        measured=speed,
     )
     notes = [*planned.notes, *_overridden(own, axes)]
     if speed is not None and (changed := differences(speed.source.settings, settings)):

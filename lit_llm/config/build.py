@@ -60,7 +60,7 @@ from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import scale_rates
 from lit_llm.optim.torch_muon import REPLACED
-from lit_llm.plan.settings import devices_of, layout_from_strategy
+from lit_llm.plan.layout import devices_of, layout_from_strategy
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights, named_base
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit

@@ -15,11 +15,11 @@ from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.trainer import trainer_settings
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.mesh_sizes import MeshSizes
-from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.plan.hardware import find
-from lit_llm.plan.kept_whole import resolved
-from lit_llm.plan.settings import RunSettings, devices_of
+from lit_llm.plan.layout import devices_of
+from lit_llm.plan.memory import resolved
+from lit_llm.plan.settings import RunSettings
 from lit_llm.training.dry_run import Batch, Cluster, DryRun, RankRun
 
 _TAKE_PART = ("gradient_norm", "spike_guard", "ema")
@@ -107,7 +107,7 @@ def _dry_run(planned: PlannedRecipe) -> DryRun:
     if isinstance(strategy, MeshStrategy):
         layout = resolved(settings, find(_ACCELERATOR)).layout
         if for_accelerator and not layout.auto:  # decided
-            strategy.chosen = KeptWhole(not layout.reshard, layout.reduce_once)
+            strategy.chosen = layout.kept
     elif cluster.world == 1:
         strategy = "auto"
     else:

@@ -13,18 +13,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lit_llm.core.device_memory import memory_bytes
 from lit_llm.core.errors import UserError
 from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
-from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.custom import Architecture
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.plan.custom_config import CustomConfig, custom_config
-from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.measure import this_machine
-from lit_llm.plan.memory import Memory
+from lit_llm.plan.memory import Memory, peaks_of_ranks, resolved
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.peak import peaks_of_ranks
-from lit_llm.plan.settings import DataFacts, RunSettings, from_recipe
+from lit_llm.plan.settings import RunSettings, from_recipe
 from lit_llm.tokenizers import Learned
 
 TOLERANCE = 1.25
@@ -63,7 +61,7 @@ def memory_problem(
         rank_zero_warn(f"plan: whether the run fits into memory is not known: {type(error).__name__}: {error}")
         return None
     if device.type == "cuda" and isinstance(trainer.strategy, MeshStrategy) and not settings.layout.auto:  # decided
-        trainer.strategy.chosen = KeptWhole(not settings.layout.reshard, settings.layout.reduce_once)
+        trainer.strategy.chosen = settings.layout.kept
     return _problem(ranks, trainer, settings)
 
 
@@ -107,7 +105,7 @@ def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> st
         sizes = "--model.n_layer, --model.n_embd, --model.mlp_width, --model.head_dim, --model.vocab_size"
         flags = f"{'--architecture' if isinstance(settings.model, CustomConfig) else sizes} or --trainer.devices"
         return f"weights, gradients and optimizer state take {stored / 1e9:,.1f} GB{share}, but {has} (lower {flags})"
-    if on_cpu and not settings.compile and peak > TOLERANCE * capacity:
+    if on_cpu and not settings.compute.compile and peak > TOLERANCE * capacity:
         flags = "--data.micro_batch_size, --data.global_batch_size, --data.block_size or a size of the model"
         return f"a training step takes about {peak / 1e9:,.1f} GB{share}, but {has} (lower {flags})"
     return None

@@ -8,7 +8,7 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from lit_llm.plan.settings import devices_of
+from lit_llm.plan.layout import devices_of
 
 
 def processes_of(trainer: Namespace) -> int:

@@ -18,7 +18,7 @@ from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import Built, build
 from lit_llm.config.parse import parse
 from lit_llm.core.errors import UserError
-from lit_llm.plan.settings import devices_of
+from lit_llm.plan.layout import devices_of
 from lit_llm.training.language_model import LanguageModel
 
 _QUIET: dict[str, Any] = {

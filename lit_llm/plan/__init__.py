@@ -8,13 +8,16 @@ Memory and executed FLOPs are traced from the model, which imports torch when th
 4197120
 """
 
+from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.hardware import Hardware, find, table
 from lit_llm.plan.json_output import as_dict
-from lit_llm.plan.memory import Layout, Memory, memory_per_rank
+from lit_llm.plan.layout import Layout
+from lit_llm.plan.memory import Memory, peak_memory
 from lit_llm.plan.optimizer import Optimizer
 from lit_llm.plan.parameters import parameters, total_parameters
-from lit_llm.plan.plan import Options, Plan, make_plan
-from lit_llm.plan.settings import DataFacts, RunSettings, Schedule
+from lit_llm.plan.plan import Plan, make_plan
+from lit_llm.plan.settings import RunSettings, Schedule
+from lit_llm.plan.step_time import Options
 
 __all__ = [
     "DataFacts",
@@ -29,8 +32,8 @@ __all__ = [
     "as_dict",
     "find",
     "make_plan",
-    "memory_per_rank",
     "parameters",
+    "peak_memory",
     "table",
     "total_parameters",
 ]

@@ -1,7 +1,8 @@
-"""Useful FLOPs, time, cost, and the Chinchilla estimates of loss."""
+"""Useful FLOPs, time, cost, the best checkpoint interval, and the Chinchilla estimates of loss."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,9 +55,9 @@ def flops_per_token(model: GPTConfig, lora: LoRAConfig | None = None, length: in
     Of a custom model: those that its kernels execute, counted in a trace. What a causal mask leaves is unknown.
     """
     if isinstance(model, CustomConfig):
-        from lit_llm.plan import custom
+        from lit_llm.plan import custom_trace  # imports torch
 
-        matmul, attention = custom.flops_per_token(model, length)
+        matmul, attention = custom_trace.flops_per_token(model, length)
         return FlopsPerToken(matmul, attention, attention)
     length = length or model.block_size
     matmul = model.flops_per_token(0)
@@ -98,3 +99,18 @@ def chinchilla_loss(parameters: float, tokens: float) -> float:
 def lifetime_flops(parameters: float, train_tokens: float, served_tokens: float) -> float:
     """6·N·D for training plus 2·N per served token (Sardana & Frankle 2023)."""
     return 6 * parameters * train_tokens + 2 * parameters * served_tokens
+
+
+def young_interval_seconds(save_seconds: float, mtbf_seconds: float) -> float:
+    """Best interval between two checkpoints: √(2 · T_save · MTBF) (Young 1974)."""
+    return math.sqrt(2 * save_seconds * mtbf_seconds)
+
+
+def overhead_fraction(save_seconds: float, interval_seconds: float, mtbf_seconds: float) -> float:
+    """Fraction of time lost: T_save/interval to saving, plus interval/(2 · MTBF) to redoing work after failures."""
+    return save_seconds / interval_seconds + interval_seconds / (2 * mtbf_seconds)
+
+
+def cluster_mtbf_hours(device_mtbf_hours: float, devices: int) -> float:
+    """Mean time between failures of a run that stops when any device fails."""
+    return device_mtbf_hours / devices

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lit_llm.plan.parameters import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
+from lit_llm.distributed.keep_rule import KeptWhole
+from lit_llm.plan.weights import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
 
 
 class Bytes(NamedTuple):
@@ -28,37 +29,39 @@ class Bytes(NamedTuple):
 
 @dataclass(frozen=True)
 class FSDP2:
-    """Its settings. `reshard`, `reduce_once`, `prefetch`: as in `lit_llm.plan.memory.Layout`."""
+    """Its settings. `ranks` share the parameters; `kept`, `prefetch`: as in `lit_llm.plan.layout.Layout`."""
 
     ranks: int
-    reshard: bool
-    reduce_once: bool
+    kept: KeptWhole
     prefetch: int
 
 
-class Holding:
-    """What a stage holds in each part of a micro-batch, in bytes: nothing without FSDP2.
+class GatheredWeights:
+    """Bytes that FSDP2 holds of a stage in each part of a micro-batch; without FSDP2 none.
 
     Parts of the stage are -1 for the embedding, 0 to L - 1 for its blocks, and L for norm, head and loss.
 
     Attributes:
-        gradients, of_root: of the largest block and of norm and head, as the backward pass makes them.
-        sent: the buffer of a block's gradients, in fp32. 0: they are not reduced behind this micro-batch.
+        blocks: number of blocks of the stage.
+        gradients: bytes of the largest block's gradients.
+        root_gradients: bytes of the gradients of norm and head.
+        sent: bytes of the buffer from which a block's gradients are reduced, in fp32. 0: not behind this micro-batch.
+        already: the weights were gathered by an earlier micro-batch, and kept.
 
     Args:
-        weights: of the stage.
+        weights: parameters of this pipeline stage.
         sizes: bytes of an element of the weights, and in matrix products.
-        exist: earlier micro-batches of the step have left kept weights.
+        already_gathered: an earlier micro-batch of the step has gathered weights, if they are kept.
         last: this micro-batch frees kept weights, and reduces kept gradients.
     """
 
     def __init__(
-        self, fsdp: FSDP2 | None, weights: tuple[Weight, ...], sizes: tuple[int, int], *, exist: bool, last: bool
+        self, fsdp: FSDP2 | None, weights: tuple[Weight, ...], sizes: tuple[int, int], *, already_gathered: bool, last: bool
     ) -> None:
         if fsdp is None:
-            fsdp, weights = FSDP2(1, reshard=False, reduce_once=False, prefetch=0), ()
-        self.fsdp, self.exist = fsdp, exist and not fsdp.reshard
-        self.frees, reduces = last or fsdp.reshard, last or not fsdp.reduce_once
+            fsdp, weights = FSDP2(1, KeptWhole(weights=True, gradients=False), prefetch=0), ()
+        self.fsdp, self.already = fsdp, already_gathered and fsdp.kept.weights
+        self.frees, reduces = last or not fsdp.kept.weights, last or not fsdp.kept.gradients
         tied = not any(weight.part == "output head" for weight in weights)
         embedding = tuple(weight for weight in weights if weight.part == "token embedding" and not tied and not weight.times)
         root = tuple(weight for weight in weights if not weight.times and weight not in embedding)
@@ -67,16 +70,16 @@ class Holding:
         block = max(apart, key=lambda each: stored_bytes(each, 4), default=())
         self.blocks = max([1, len(apart), *(weight.times for weight in inside)])
         self.gradients = stored_bytes(block, sizes[0], trainable=True)
-        self.of_root = stored_bytes(tuple(w for w in root if w.part != "token embedding"), sizes[0], trainable=True)
+        self.root_gradients = stored_bytes(tuple(w for w in root if w.part != "token embedding"), sizes[0], trainable=True)
         self.sent = reduced_bytes(block) if reduces else 0
         self._block, self._inside, self._embedding, self._root = (
             sum(gathered_bytes(part, *sizes)) for part in (block, inside, embedding, root)
         )
 
     def forward(self, part: int) -> Bytes:
-        if self.exist:
+        if self.already:
             return Bytes(self._kept(self.blocks))
-        held = self._root if self.fsdp.reshard else self._kept(part)
+        held = self._kept(part) if self.fsdp.kept.weights else self._root
         if part < 0:
             return Bytes(held + self._embedding, self._copied(self._embedding or self._root))
         if part == self.blocks:
@@ -86,7 +89,7 @@ class Holding:
 
     def backward(self, part: int) -> Bytes:
         sent = self.sent if part < self.blocks - 1 else 0
-        if not self.fsdp.reshard:
+        if self.fsdp.kept.weights:
             return Bytes(self._kept(part + 1 if self.frees else self.blocks), sent)
         if part < 0:
             return Bytes(self._root, sent)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_llm.plan import checkpoints, compute
-from lit_llm.plan.memory import BYTES
+from lit_llm.plan import compute
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.plan import Plan
 from lit_llm.plan.rank_traffic import communicated_bytes
+from lit_llm.plan.settings import BYTES
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
     """All figures of a plan as nested dicts of numbers, strings and None."""
     settings, times, memory = plan.settings, plan.times, plan.memory
-    interval = checkpoints.young_interval_seconds(plan.save_seconds, plan.mtbf_seconds)
+    interval = compute.young_interval_seconds(plan.save_seconds, plan.mtbf_seconds)
     known_loss = settings.tokens > 0
     return {
         "parameters": {"total": plan.parameters, "by_part": plan.parts, "trained": plan.trained_parameters},
@@ -69,8 +69,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "context": settings.layout.context,
             "tensor_parallel": settings.layout.tensor_parallel,
             "pipeline": settings.layout.pipeline.ranks,
-            "keeps_whole_weights": not settings.layout.reshard,
-            "keeps_whole_gradients": settings.layout.reduce_once,
+            "keeps_whole_weights": settings.layout.kept.weights,
+            "keeps_whole_gradients": settings.layout.kept.gradients,
             "schedule": settings.layout.pipeline.schedule if settings.layout.pipeline.ranks > 1 else None,
         },
         "optimizer": {
@@ -99,7 +99,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "peak_tflops": plan.peak_tflops,
             "mfu": plan.mfu,
             "mfu_origin": plan.mfu_origin,
-            "from_run": None if plan.options.carried is None else plan.options.carried.sentence(plan.hardware),
+            "from_run": None if plan.options.measured is None else plan.options.measured.sentence(plan.hardware),
         },
         "time": {
             "step_seconds": times.step,
@@ -127,7 +127,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "save_seconds": plan.save_seconds,
             "mtbf_hours": plan.mtbf_seconds / 3600,
             "young_interval_seconds": interval,
-            "overhead_fraction": checkpoints.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds),
+            "overhead_fraction": compute.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds),
             "every_n_steps": settings.save_every,
         },
         "validation": {

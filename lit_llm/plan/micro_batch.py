@@ -1,166 +1,36 @@
-"""The memory and FLOPs of one micro-batch, from traces of the model.
+"""The memory and FLOPs of a micro-batch: of a whole model, or of the stages of a pipeline over an optimizer step.
 
-Blocks of one kind allocate the same, so one of each kind is traced, besides the first and the last. Sizes are linear in the
-number of sequences, so two numbers are traced, and any other follows.
+A rank of a pipeline plays its actions in torch's order. The traces of the passes release the output of a stage, its input and
+the gradients of both when no operation needs them. In a step, some of them stay:
+
+- A stage has a buffer for each input and for each gradient of an output. Between stages of one rank nothing is copied: what the
+  one has computed takes the place of the other's buffer.
+- With several stages on a rank, torch waits only at the end of the step for what it has sent, and gloo keeps it until then.
+  NCCL lets it go when it has been sent.
+- The gradient of an input that is computed before those of weights stays with its input to the end of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lit_llm.core.buffer_sizes import SOFTMAX_NUMEL
-from lit_llm.distributed.pipeline_layers import KINDS as SCHEDULES
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.models.config import GPTConfig
 from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.gathering import FSDP2, Bytes, Holding
-from lit_llm.plan.parameters import Key, gradient_bytes, reduced_bytes, stored_bytes, weights_of
-from lit_llm.plan.pipeline import StageShare, weights_of_stages
+from lit_llm.plan.gathering import Bytes
+from lit_llm.plan.passes import ACTIVATIONS, BUFFERS, GRADIENTS, KINDS, LOSS_HEAD, MicroBatch, Passes, Run, Step
+from lit_llm.plan.pipeline import StageShare, Task, micro_batches_to_play, orders
+from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.weights import Key
 
-if TYPE_CHECKING:  # imports torch
-    from lit_llm.models.lora import LoRAConfig
-    from lit_llm.plan.trace import Body, Numerics, Segment
-
-KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
-ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS = range(len(KINDS))
-_TRACED_SEQUENCES = (2, 3)
-_MOST_BLOCKS = 16
-"""Blocks of the loss's softmax beyond which fewer rows are traced."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """The settings that determine the memory of a micro-batch on one rank.
-
-    Attributes:
-        sequences: B.
-        length: T, tokens of a sequence. None: `model.block_size`. Tables of positions have that size in any case.
-        parameter_bytes: bytes per element of the weights (4 = fp32 masters).
-        compute_bytes: bytes per element in matrix products; below `parameter_bytes` under autocast.
-        chunk_size: tokens whose logits exist at the same time. None: all.
-        checkpointing: "none", "full", "attention", "cheap", or a number k as a string: every k-th block.
-        cuda: use the kernels of a GPU, not of a CPU.
-        tensor_parallel: ranks that split heads, hidden width and vocabulary, and the positions between the matrices.
-        shard_gradients: ranks that share the gradients.
-        gradients_exist: gradients of an earlier micro-batch exist, and this one is accumulated into them.
-        context: ranks that share each sequence.
-        gathers_keys: these ranks gather keys and values. Otherwise they exchange positions for heads.
-        pipeline, stages: of which a rank has these stages. None: the whole model.
-        micro_batches: of an optimizer step.
-        fsdp: None: without FSDP2.
-        compiled: the blocks are compiled.
-        timeline: return all operations, not only the peaks.
-    """
-
-    model: GPTConfig
-    sequences: int
-    parameter_bytes: int = 4
-    compute_bytes: int = 4
-    chunk_size: int | None = None
-    z_loss: bool = False
-    checkpointing: str = "none"
-    cuda: bool = False
-    tensor_parallel: int = 1
-    shard_gradients: int = 1
-    gradients_exist: bool = False
-    lora: LoRAConfig | None = None
-    length: int | None = None
-    context: int = 1
-    gathers_keys: bool = True
-    pipeline: PipelineLayout | None = None
-    stages: tuple[StageShare, ...] = ()
-    micro_batches: int = 1
-    fsdp: FSDP2 | None = None
-    compiled: bool = False
-    timeline: bool = False
-
-    @property
-    def whole_length(self) -> int:
-        """Tokens of a sequence."""
-        return self.length or self.model.block_size
-
-    @property
-    def local_length(self) -> int:
-        """Tokens of a sequence on this rank, padded as `GPT.view` does: one chunk, or two if keys are gathered."""
-        multiple = (2 if self.gathers_keys and self.context > 1 else 1) * self.context * self.tensor_parallel
-        return -(-self.whole_length // multiple) * multiple // self.context
-
-    @property
-    def traced_length(self) -> int:
-        """Tokens of a sequence for which the loss is computed here. The model pads them for tensor parallelism itself."""
-        return self.whole_length if self.context == 1 else self.local_length
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch on this rank."""
-        return self.sequences * self.local_length
-
-    @property
-    def narrow_weights(self) -> bool:
-        """FSDP2 gathers linear layers in the compute dtype, so autocast makes no copies of them."""
-        if self.fsdp is None or isinstance(self.model, CustomConfig):
-            return False
-        return self.compute_bytes < self.parameter_bytes
-
-
-class Operation(NamedTuple):
-    """A block, the embedding, the last norm or the loss, forward or backward."""
-
-    phase: str
-    live: dict[str, int]
-    """Bytes by kind at its peak."""
-    flops: int
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Forward and backward of one micro-batch, without weights and optimizer state.
-
-    Earlier gradients are included: those being accumulated, or those of the previous step, which Lightning frees only after
-    the forward pass.
-
-    Attributes:
-        peaks: live bytes by kind at the peak of each phase: "forward"; "loss head", forward and backward, with the
-            backward of the last norm; "backward".
-        written: all bytes that operations allocate, which is the write traffic to memory.
-        matmul_flops, attention_flops: that kernels execute, as torch's FlopCounterMode counts them.
-        timeline: of each operation, if they are wanted.
-        notes: what is unknown or assumed, one sentence each. Only of custom models.
-        kernels: that write new memory, in a custom model; 0 for a GPT.
-        is_known: False: a custom model cannot be traced, so there are only gradients.
-        on_other_streams: part of each peak that a GPU allocates on streams that gather and reduce.
-    """
-
-    peaks: dict[str, dict[str, int]]
-    written: int
-    matmul_flops: int
-    attention_flops: int
-    timeline: tuple[Operation, ...] = ()
-    on_other_streams: dict[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    is_known: bool = True
-    kernels: int = 0
-
-    @property
-    def flops(self) -> int:
-        return self.matmul_flops + self.attention_flops
-
-
-@dataclass(frozen=True)
-class _Change:
-    """What a segment does: live bytes by kind at its end and at its peak, relative to its begin."""
-
-    end: tuple[int, ...]
-    peak: tuple[int, ...]
-    written: int
-    flops: tuple[int, int]
+_RECOMPUTED = (
+    "recomputation with schedule {}: torch recomputes a block for each of its weights, which may take twice the memory that is "
+    "planned"
+)
 
 
 def micro_batch(step: Step) -> MicroBatch:
-    """Memory and FLOPs of a micro-batch. The first call for a model takes tenths of a second."""
+    """Memory and FLOPs of a micro-batch; in a pipeline of a whole step. The first call for a model takes tenths of a second."""
     return _micro_batch(Key(step))
 
 
@@ -168,13 +38,18 @@ def micro_batch(step: Step) -> MicroBatch:
 def _micro_batch(key: Key) -> MicroBatch:
     step: Step = key.value
     if isinstance(step.model, CustomConfig):
-        from lit_llm.plan import custom
+        from lit_llm.plan import custom_trace  # imports torch
 
-        return custom.micro_batch(step)
-    if step.pipeline is not None:
-        from lit_llm.plan.pipeline_step import step_of_pipeline
+        return custom_trace.micro_batch(step)
+    return _of_whole_model(step) if step.pipeline is None else _of_pipeline(step, step.pipeline)
 
-        return step_of_pipeline(step, step.pipeline)
+
+def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
+    """The work of a micro-batch by itself: its FLOPs and what it writes."""
+    return micro_batch(Step(settings, settings.sequences, cuda=cuda, alone=True))
+
+
+def _of_whole_model(step: Step) -> MicroBatch:
     passes, run = Passes(step), Run()
     run.live[ACTIVATIONS] = 2 * step.sequences * step.whole_length * 8  # ids and targets
     stage = StageShare(0, step.model.n_layer, first=True, last=True)
@@ -189,344 +64,77 @@ def _micro_batch(key: Key) -> MicroBatch:
     return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline, run.on_other_streams)
 
 
-class Passes:
-    """What the passes of stages do. `step.gradients_exist`: of an earlier micro-batch."""
+def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
+    """The peaks of a rank of a pipeline. A step of many micro-batches repeats its middle, so that fewer are played."""
+    stages = {stage.number: stage for stage in step.stages}
+    count = micro_batches_to_play(layout, step.micro_batches)
+    order = [task for group in orders(layout, count)[layout.rank_of(step.stages[0].number)] for task in group]
+    order = [task for task in order if not (task.kind == "gradients of inputs" and stages[task.stage].first)]  # nothing to do
+    split = {task[1:] for task in order if task.kind == "gradients of inputs"}
+    passes = [Passes(replace(step, gradients_exist=exist)) for exist in (False, True)]
+    moved = step.tokens // step.tensor_parallel * step.model.n_embd * step.parameter_bytes
+    whole = {}  # weights that FSDP2 has gathered for all of the step
+    for number, stage in stages.items():
+        gathered = passes[1].gathered(stage)
+        whole[number] = gathered.forward(0).own if gathered.already else 0
 
-    def __init__(self, step: Step) -> None:
-        traced, kinds = representatives(_kinds_of_blocks(step))
-        body = _body(step, traced)
-        self.step, shard = step, step.shard_gradients
-        self.whole = step.fsdp is not None and step.fsdp.reduce_once and step.gradients_exist
+    def buffers_after(task: Task) -> int:
+        """Buffers left by an action that the trace does not have."""
+        stage = stages[task.stage]
+        before_is_here, next_is_here = (task.stage + i in stages for i in (-1, 1))
+        if task.kind == "forward":
+            return -next_is_here
+        if task.kind == "gradients of inputs":
+            return -before_is_here
+        kept_by_gloo = len(stages) > 1 and not step.cuda
+        output = not stage.last and (next_is_here or kept_by_gloo)
+        gradient = not stage.first and (task[1:] in split or (kept_by_gloo and not before_is_here))
+        return output + gradient
 
-        def stays(gradient: int) -> tuple[int, int]:
-            """Of a gradient: what is left at the end, and what is freed when it has been reduced."""
-            kept = 0 if step.gradients_exist else gradient // shard
-            return kept, 0 if step.fsdp is None or self.whole else gradient - kept
+    known: dict[tuple[str, int, bool], Run] = {}
 
-        def changes(segments: list[Segment]) -> list[_Change]:
-            return [_change(segment, stays, step.narrow_weights) for segment in segments]
+    def played(kind: str, number: int, exist: bool) -> Run:
+        """An action by itself."""
+        key, stage = (kind, number, exist), stages[number]
+        if key not in known:
+            run = known[key] = Run()
+            if kind == "forward":
+                passes[exist].forward_pass(run, stage)
+            elif kind == "gradients of inputs":
+                passes[exist].inputs_pass(run, stage)
+            else:
+                received = 0 if stage.last else moved  # the trace releases it
+                run.live[ACTIVATIONS] += received
+                passes[exist].backward_pass(run, stage)
+                run.live[ACTIVATIONS] -= received
+                if stage.last:  # also a tied matrix's gradient, which the trace adds to the embedding's
+                    run.live[LOSS_HEAD] = -played("forward", number, exist).live[LOSS_HEAD]
+            if kind == "gradients of weights":  # releases all that is kept
+                inputs = played("gradients of inputs", number, exist).live
+                run.live = [a - b for a, b in zip(run.live, inputs, strict=True)]
+                run.peaks = {"backward": {name: max(0, size) for name, size in zip(KINDS, run.live, strict=True)}}
+                run.on_other_streams = {"backward": 0}
+        return known[key]
 
-        gathered = _gathered_keys(step)
-
-        def of_blocks(found: list[_Change], more: int) -> list[_Change]:
-            return [_with_activations(found[i], more, step.context) for i in kinds]
-
-        forward, backward = changes(body.forward), changes(body.backward)
-        if step.pipeline is not None:  # the loss's gradient of a tied matrix is on another rank
-            [backward[-1]] = changes([[event for event in body.backward[-1] if event[0] != LOSS_HEAD]])
-        self.embedding, self.blocks, self.norm = forward[0], of_blocks(forward[1:-1], gathered), forward[-1]
-        self.norm_back, self.embedding_back = backward[0], backward[-1]
-        self.blocks_back = of_blocks(backward[-2:0:-1], -gathered)
-        self.head = _head(step, body)
-        self.weights = weights_of(step.model, step.lora, step.tensor_parallel)
-        if step.pipeline is not None and SCHEDULES[step.pipeline.schedule].splits_backward:
-            split = changes(_body(step, traced, split=True).backward)
-            self.norm_inputs, self.blocks_inputs = split[0], of_blocks(split[-2:0:-1], 0)
-            self.head_inputs = _head(step, body, split=True)[1:]
-
-    def gradients(self, stages: Sequence[StageShare]) -> tuple[int, int]:
-        """Of weights between two backward passes: their kind, and their bytes."""
-        step, own = self.step, weights_of_stages(self.weights, stages)
-        if self.whole:
-            return BUFFERS, reduced_bytes(own)
-        split = step.tensor_parallel if step.fsdp is None else 1
-        return GRADIENTS, gradient_bytes(own, step.parameter_bytes, split) // step.shard_gradients
-
-    def holding(self, stage: StageShare) -> Holding:
-        step, in_pipeline = self.step, self.step.pipeline is not None
-        return Holding(
-            step.fsdp,
-            weights_of_stages(self.weights, (stage,)),
-            (step.parameter_bytes, step.compute_bytes),
-            exist=in_pipeline or step.gradients_exist,
-            last=not in_pipeline and (step.gradients_exist or step.micro_batches == 1),
-        )
-
-    def forward_pass(self, run: Run, stage: StageShare) -> None:
-        count, holding = stage.stop - stage.start, self.holding(stage)
-        run.play("forward", [self.embedding] * stage.first, holding.forward(-1))
-        for i, change in enumerate(self.blocks[stage.start : stage.stop]):
-            run.play("forward", [change], holding.forward(i))
-        run.play("forward", [self.norm] * stage.last, holding.forward(count))
-        run.play("loss head", self.head[:1] * stage.last, holding.forward(count))
-
-    def backward_pass(self, run: Run, stage: StageShare) -> None:
-        count, holding, exist = stage.stop - stage.start, self.holding(stage), self.step.gradients_exist
-        run.play("loss head", [*self.head[1:], self.norm_back] * stage.last, holding.backward(count))
-        for i, change in reversed(list(enumerate(self.blocks_back[stage.start : stage.stop]))):
-            run.play("backward", [change], holding.backward(i))
-            if holding.sent:
-                left = holding.gradients // self.step.shard_gradients
-                run.compare("backward", run.live, holding.reduction(i))
-                run.live[GRADIENTS] += left if self.whole else 0
-                run.live[BUFFERS] -= holding.sent if self.whole else holding.gradients - (0 if exist else left)
-        run.play("backward", [self.embedding_back] * stage.first, holding.backward(-1))
-
-    def inputs_pass(self, run: Run, stage: StageShare) -> None:
-        """The gradients of inputs."""
-        holding, (head, release) = self.holding(stage), self.head_inputs
-        run.play("loss head", [head, self.norm_inputs] * stage.last, holding.forward(0))
-        run.play("backward", self.blocks_inputs[stage.start : stage.stop][::-1] + [release] * stage.last, holding.forward(0))
-
-
-def played(step: Step, phases: Sequence[tuple[str, tuple[Any, ...]]]) -> MicroBatch:
-    """A micro-batch of a model that was traced as a whole: its phases, and what each does (the fields of `_Change`).
-
-    FSDP2 has the largest block whole all the time, and its gradients all the time of the backward pass.
-    """
-    weights = weights_of(step.model)
-    sizes = step.parameter_bytes, step.compute_bytes
-    holding = Holding(step.fsdp, weights, sizes, exist=step.gradients_exist, last=step.gradients_exist)
-    gradients = holding.gradients + holding.of_root + holding.sent
-    beside = {
-        "forward": holding.forward(0),
-        "loss head": holding.forward(holding.blocks),
-        "backward": Bytes(holding.forward(0).own + gradients, holding.forward(0).sent),
-    }
-    held = stored_bytes(weights, step.parameter_bytes, trainable=True) // step.shard_gradients
-    run = Run()
-    run.live[ACTIVATIONS] = 2 * step.tokens * 8  # ids and targets
-    run.live[GRADIENTS] = held
-    if step.gradients_exist and step.fsdp is not None and step.fsdp.reduce_once:
-        run.live[GRADIENTS], run.live[BUFFERS] = 0, reduced_bytes(weights)
-    for i, (phase, change) in enumerate(phases):
-        if i == len(phases) // 2 and not step.gradients_exist:  # zero_grad, between forward and backward
-            run.live[GRADIENTS] -= held
-        run.play(phase, [_Change(*change)], beside[phase])
-    timeline = tuple(run.timeline) if step.timeline else ()
-    return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline, run.on_other_streams)
-
-
-def _gathered_keys(step: Step) -> int:
-    """Bytes of the keys and values of other ranks that a block keeps for its backward pass."""
-    recomputed = step.checkpointing in ("full", "attention")
-    if step.context == 1 or not step.gathers_keys or recomputed:
-        return 0
-    heads = step.model.kv_heads // step.tensor_parallel
-    others = step.local_length * (step.context - 1)
-    return 2 * step.sequences * others * heads * step.model.resolved_head_dim * step.compute_bytes
-
-
-def _with_activations(change: _Change, more: int, context: int) -> _Change:
-    """A block's change with gathered keys, whose attention sees `context` times the traced positions."""
-    if context == 1:
-        return change
-
-    def moved(live: tuple[int, ...], by: int) -> tuple[int, ...]:
-        return tuple(size + (by if kind == ACTIVATIONS else 0) for kind, size in enumerate(live))
-
-    flops = change.flops[0], change.flops[1] * context
-    return _Change(moved(change.end, more), moved(change.peak, max(more, 0)), change.written, flops)
-
-
-class Run:
-    """Plays changes one after the other."""
-
-    def __init__(self) -> None:
-        self.live = [0] * len(KINDS)
-        self.peaks: dict[str, dict[str, int]] = {}
-        self.on_other_streams: dict[str, int] = {}
-        self.timeline: list[Operation] = []
-        self.written = 0
-        self.flops = [0, 0]
-
-    def play(self, phase: str, changes: Sequence[_Change], held: Bytes) -> None:
-        """One after the other, beside what FSDP2 has `held`."""
-        for change in changes:
-            self.compare(phase, [a + b for a, b in zip(self.live, change.peak, strict=True)], held, sum(change.flops))
-            self.live = [a + b for a, b in zip(self.live, change.end, strict=True)]
-            self.written += change.written
-            self.flops = [a + b for a, b in zip(self.flops, change.flops, strict=True)]
-
-    def compare(self, phase: str, live: list[int], held: Bytes, flops: int = 0) -> None:
-        found = dict(zip(KINDS, live, strict=True))
-        found[KINDS[BUFFERS]] += sum(held)
-        self.timeline.append(Operation(phase, found, flops))
-        if phase not in self.peaks or sum(found.values()) > sum(self.peaks[phase].values()):
-            self.peaks[phase], self.on_other_streams[phase] = found, held.sent
-
-
-def _change(segment: Segment, stays: Callable[[int], tuple[int, int]], narrow_weights: bool) -> _Change:
-    live, total, most, written, flops = [0] * len(KINDS), 0, 0, 0, [0, 0]
-    peak = tuple(live)
-    for kind, amount in segment:
-        if kind >= len(KINDS):
-            flops[kind - len(KINDS)] += amount
-            continue
-        if narrow_weights and kind == WEIGHT_COPIES:
-            continue
-        if kind == GRADIENTS:
-            amount, passing = stays(amount)
-            live[BUFFERS] += passing
-            total += passing
-        elif amount > 0:
-            written += amount
-        live[kind] += amount
-        total += amount
-        if total > most:
-            most, peak = total, tuple(live)
-    return _Change(tuple(live), peak, written, (flops[0], flops[1]))
-
-
-def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """(layers to trace, for each layer the place in them): the first, the last, and one of each kind in between."""
-    last = len(kinds) - 1
-    between = {kind: i for i, kind in reversed(list(enumerate(kinds))) if 0 < i < last}
-    traced = sorted({0, last, *between.values()})
-    return traced, [traced.index(i if i in (0, last) else between[kind]) for i, kind in enumerate(kinds)]
-
-
-def _kinds_of_blocks(step: Step) -> list[Any]:
-    every = step.checkpointing
-    return [
-        (repr(step.model.layer(i)), every.isdigit() and i % int(every) == 0)  # its settings, and whether it is recomputed
-        for i in range(step.model.n_layer)
-    ]
-
-
-# -- traces, cached ---------------------------------------------------------------------------------------------------
-
-
-def _numerics(parameter_bytes: int, compute_bytes: int, cuda: bool) -> Numerics:
-    import torch
-
-    from lit_llm.plan.trace import Numerics
-
-    dtypes = {4: torch.float32, 2: torch.bfloat16}
-    return Numerics(dtypes[parameter_bytes], dtypes[compute_bytes], cuda)
-
-
-def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
-    """The body's trace, from those of two numbers of sequences if these do the same operations. `split`: see `trace_body`."""
-    from lit_llm.plan.trace import Body
-
-    mode = int(step.checkpointing) if step.checkpointing.isdigit() else step.checkpointing
-    model, lora, length = Key(step.model), Key(step.lora), step.traced_length
-    numerics = _numerics(step.parameter_bytes, step.compute_bytes, step.cuda)
-
-    def at(sequences: int) -> Body:
-        options = (step.tensor_parallel, step.compiled, split)
-        return _traced_body(model, lora, tuple(layers), mode, numerics, sequences, length, *options)
-
-    few, more = (at(sequences) for sequences in _TRACED_SEQUENCES)
-    if step.sequences in _TRACED_SEQUENCES or not few.does_the_same(more):
-        return at(step.sequences)
-    further = step.sequences - _TRACED_SEQUENCES[0]
-
-    def extended(first: list[Segment], second: list[Segment]) -> list[Segment]:
-        return [
-            [(kind, a + further * (b - a)) for (kind, a), (_, b) in zip(one, two, strict=True)]
-            for one, two in zip(first, second, strict=True)
-        ]
-
-    forward, backward = extended(few.forward, more.forward), extended(few.backward, more.backward)
-    return Body(forward, backward, few.hidden_dtype, few.head_is_trainable)
-
-
-@lru_cache(maxsize=256)
-def _traced_body(
-    model: Key,
-    lora: Key,
-    layers: tuple[int, ...],
-    checkpointing: Any,
-    numerics: Any,
-    sequences: int,
-    length: int,
-    tensor_parallel: int,
-    compiled: bool,
-    split: bool,
-) -> Body:
-    from lit_llm.plan.trace import trace_body
-
-    return trace_body(
-        model.value,
-        lora.value,
-        layers,
-        checkpointing,
-        numerics,
-        sequences=sequences,
-        length=length,
-        tensor_parallel=tensor_parallel,
-        compiled=compiled,
-        split=split,
-    )
-
-
-def _head(step: Step, body: Body, *, split: bool = False) -> list[_Change]:
-    """Forward and backward of the loss, see `trace_head`. The chunked loss is linear in its rows and in those of a chunk."""
-    from lit_llm.plan.model import local_config
-
-    model = local_config(step.model, step.tensor_parallel)
-    rows = step.sequences * step.traced_length
-    # A split vocabulary always uses the chunked loss, with one chunk if no size is set.
-    chunk = step.chunk_size if step.tensor_parallel == 1 else step.chunk_size or rows
-    numerics = _numerics(step.parameter_bytes, step.compute_bytes, step.cuda)
-    block = max(1, SOFTMAX_NUMEL // model.padded_vocab_size)  # rows of its softmax
-
-    def at(rows: int, chunk: int | None) -> list[_Change]:
-        # A tied matrix is gathered as the embedding needs it.
-        narrow = step.narrow_weights and not model.tie_embeddings
-        options = (step.z_loss, body.hidden_dtype, body.head_is_trainable, narrow, split)
-        return _traced_head(Key(model), numerics, rows, chunk, *options)
-
-    if chunk is None or rows <= _MOST_BLOCKS * block:
-        return at(rows, chunk)
-    chunk = min(chunk, rows)
-    if chunk <= 2 * block:  # many chunks: linear in the whole chunks, besides the rows of the last one
-        rest = rows % chunk
-        few, more = at(2 * chunk + rest, chunk), at(3 * chunk + rest, chunk)
-        return [_extended(a, b, rows // chunk - 2) for a, b in zip(few, more, strict=True)]
-    few, of_rows, of_chunk = at(4 * block, 2 * block), at(6 * block, 2 * block), at(6 * block, 3 * block)
-    found = []
-    for a, b, c in zip(few, of_rows, of_chunk, strict=True):
-        more_rows = _extended(a, b, (rows / block - 4) / 2)
-        more_chunk = _extended(b, c, chunk / block - 2)
-        found.append(_added(more_rows, more_chunk, b))
-    return found
-
-
-@lru_cache(maxsize=1024)
-def _traced_head(
-    model: Key,
-    numerics: Any,
-    rows: int,
-    chunk_size: int | None,
-    z_loss: bool,
-    hidden_dtype: Any,
-    trainable: bool,
-    narrow: bool,
-    split: bool,
-) -> list[_Change]:
-    from lit_llm.plan.trace import trace_head
-
-    segments = trace_head(
-        model.value,
-        numerics,
-        rows=rows,
-        chunk_size=chunk_size,
-        z_loss=z_loss,
-        hidden_dtype=hidden_dtype,
-        trainable=trainable,
-        split=split,
-    )
-    return [_change(segment, lambda gradient: (gradient, 0), narrow) for segment in segments]
-
-
-def _numbers(change: _Change) -> list[int]:
-    return [*change.end, *change.peak, change.written, *change.flops]
-
-
-def _change_of(numbers: Sequence[float]) -> _Change:
-    n, whole = len(KINDS), [round(number) for number in numbers]
-    return _Change(tuple(whole[:n]), tuple(whole[n : 2 * n]), whole[2 * n], (whole[-2], whole[-1]))
-
-
-def _extended(first: _Change, second: _Change, times: float) -> _Change:
-    """`first` plus `times` the difference to `second`."""
-    return _change_of([a + times * (b - a) for a, b in zip(_numbers(first), _numbers(second), strict=True)])
-
-
-def _added(first: _Change, second: _Change, shared: _Change) -> _Change:
-    """first + second - shared."""
-    numbers = zip(_numbers(first), _numbers(second), _numbers(shared), strict=True)
-    return _change_of([a + b - c for a, b, c in numbers])
+    run, done = Run(), set[int]()
+    run.live[ACTIVATIONS] = step.micro_batches * 2 * step.sequences * step.whole_length * 8  # ids and targets
+    run.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in step.stages)
+    of_one = sum(buffers_after(task) for task in order if task.micro_batch == 0)
+    run.live[ACTIVATIONS] += (step.micro_batches - count) * moved * of_one
+    for task in order:
+        kind = "backward" if task.kind == "gradients of weights" and task[1:] not in split else task.kind
+        action = played(kind, task.stage, task.stage in done)
+        others = sum(whole.values()) - whole[task.stage]
+        for phase, peak in action.peaks.items():
+            live = [a + peak[name] for a, name in zip(run.live, KINDS, strict=True)]
+            sent = action.on_other_streams[phase]  # a part of `peak`
+            run.compare(phase, live, Bytes(others - sent, sent), sum(action.flops))
+        run.live = [a + b for a, b in zip(run.live, action.live, strict=True)]
+        run.live[ACTIVATIONS] += moved * buffers_after(task)
+        if kind in ("backward", "gradients of weights"):
+            done.add(task.stage)
+            run.live[GRADIENTS] = run.live[BUFFERS] = 0
+            kept, held = passes[1].gradients([stages[number] for number in sorted(done)])
+            run.live[kept] = held
+    notes = (_RECOMPUTED.format(layout.schedule),) if split and step.settings.compute.activation_checkpointing != "none" else ()
+    return MicroBatch(run.peaks, 0, 0, 0, tuple(run.timeline) if step.timeline else (), run.on_other_streams, notes)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
-from lit_llm.plan.parameters import Weight
+from lit_llm.plan.weights import Weight
 
 _OF_TORCH = {
     "FORWARD": "forward",

@@ -5,97 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lit_llm.core.errors import UserError
-from lit_llm.plan import checkpoints, communication, compute
+from lit_llm.plan import compute
 from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.efficiency import FITTED, UNFITTED_MFU, work_of
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.kept_whole import resolved
-from lit_llm.plan.memory import BYTES, Layout, Memory
-from lit_llm.plan.micro_batch import micro_batch
-from lit_llm.plan.optimizer import matrix_shapes, row_state_bytes, state_bytes
-from lit_llm.plan.parameters import average_bytes, gathered_bytes, parameters, reduced_bytes, stored_bytes, weights_of
-from lit_llm.plan.peak import peak_memory, usable_bytes
-from lit_llm.plan.pipeline import bubble
-from lit_llm.plan.rank_traffic import (
-    bytes_of_rank,
-    fullest_stage,
-    sequence_bytes,
-    stage_bytes,
-    tensor_parallel_sizes,
-    weights_of_rank,
-)
+from lit_llm.plan.layout import Layout
+from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
+from lit_llm.plan.optimizer import row_state_bytes, state_bytes
+from lit_llm.plan.parameters import parameters, weights_of
 from lit_llm.plan.schedule import Phase, phases
-from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.settings import BYTES, CHECKPOINTING, RunSettings
+from lit_llm.plan.step_time import Options, Times, fitted_mfu, step_times
+from lit_llm.plan.weights import average_bytes, stored_bytes
 
-if TYPE_CHECKING:
-    from lit_llm.plan.carried import Carried
 
-SAVE_GBPS = 0.65
-"""Speed of writing a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/evidence/measurements.md)."""
 DEVICE_MTBF_HOURS = 50_000.0
 """Device-hours between failures: 419 unexpected ones in 54 days on 16,384 GPUs (Llama 3, arXiv 2407.21783, section 3.3.4)."""
-DISK_GBPS = 1.0
-"""Speed of reading tokens, GB/s. An assumption."""
-WRITES_AND_READS = 3.0
-"""Memory traffic per byte that an operation writes: it is written once and read about twice."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Assumptions of a plan that are not settings of the run.
-
-    Attributes:
-        mfu: useful FLOP/s over the dense peak while a rank computes, without recomputation. None: `planned_mfu`.
-        mfu_origin: where `mfu` comes from ("given", "calibrated" …); printed next to it.
-        price_usd_hour: price per device-hour. None: the range in the hardware table.
-        mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
-        save_gbps: speed of writing checkpoints.
-        slowest_rank: step time of the slowest rank over the mean.
-        served_tokens: tokens the trained model will generate, for the lifetime FLOPs.
-        carried: the measured speed of a run (`plan --from_run`).
-    """
-
-    mfu: float | None = None
-    mfu_origin: str = "given"
-    price_usd_hour: float | None = None
-    mtbf_hours: float | None = None
-    save_gbps: float = SAVE_GBPS
-    slowest_rank: float = 1.0
-    served_tokens: float | None = None
-    carried: Carried | None = None
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one optimizer step on one rank. None where the figures of the hardware are unknown.
-
-    Attributes:
-        compute: with recomputation and the optimizer.
-        memory: memory traffic at full bandwidth.
-        communication: all communication, overlapped or not.
-        exposed: communication that computation waits for.
-        data: reading the tokens.
-        step: compute plus exposed communication, lengthened by the pipeline bubble and the slowest rank.
-        recomputation: executed FLOPs over those without activation checkpointing.
-    """
-
-    compute: float | None
-    memory: float | None
-    communication: float | None
-    exposed: float
-    data: float
-    step: float | None
-    recomputation: float = 1.0
-
-    @property
-    def limit(self) -> str | None:
-        """The longest of compute, memory, communication and data."""
-        known = {name: getattr(self, name) for name in ("compute", "memory", "communication", "data")}
-        known = {name: seconds for name, seconds in known.items() if seconds is not None}
-        return max(known, key=lambda name: known[name]) if self.compute is not None else None
 
 
 @dataclass(frozen=True)
@@ -149,7 +76,7 @@ class Plan:
         """How the planner knows the speed."""
         if self.options.mfu is not None:
             return self.options.mfu_origin
-        return "assumed" if _fitted_mfu(self.settings, self.hardware) is None else "fitted to published runs"
+        return "assumed" if fitted_mfu(self.settings, self.hardware) is None else "fitted to published runs"
 
     @property
     def efficiency(self) -> float | None:
@@ -196,7 +123,7 @@ class Plan:
     @property
     def mtbf_seconds(self) -> float:
         devices = self.settings.layout.devices
-        return 3600 * (self.options.mtbf_hours or checkpoints.cluster_mtbf_hours(DEVICE_MTBF_HOURS, devices))
+        return 3600 * (self.options.mtbf_hours or compute.cluster_mtbf_hours(DEVICE_MTBF_HOURS, devices))
 
     @property
     def validation_seconds(self) -> float | None:
@@ -230,7 +157,7 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     fits = None if capacity is None else memory.needed <= capacity
     if fits and not memory.is_known:
         fits = None
-    peak = hardware.peak_for(settings.precision, settings.matmul_precision)
+    peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
     schedule = settings.schedule
     return Plan(
         settings,
@@ -254,7 +181,7 @@ def _attention_problem(settings: RunSettings, hardware: Hardware) -> str | None:
 
     device_type = "cuda" if hardware.is_gpu else "cpu"
     return unsupported_attention(
-        settings.model, settings.attention, device_type, capability=hardware.compute_capability, name=hardware.name
+        settings.model, settings.compute.attention, device_type, capability=hardware.compute_capability, name=hardware.name
     )
 
 
@@ -296,20 +223,20 @@ def next_steps(
     if layout.shards != "parameters" and layout.replicate > 1:
         tried.append((_FSDP2, replace(settings, layout=_sharded(layout))))
     if layout.shards == "parameters":
-        kept, flag = resolved(settings, hardware).layout, "--trainer.strategy.{} true"
-        if not kept.reshard:
-            freed = replace(kept, reshard=True)
+        chosen, flag = resolved(settings, hardware).layout, "--trainer.strategy.{} true"
+        if chosen.kept.weights:
+            freed = replace(chosen, kept=chosen.kept._replace(weights=False))
             tried.append((flag.format("reshard_after_forward"), replace(settings, layout=freed)))
-        if kept.reduce_once and layout.pipeline.ranks == 1:
-            reduced = replace(kept, reduce_once=False)
+        if chosen.kept.gradients and layout.pipeline.ranks == 1:
+            reduced = replace(chosen, kept=chosen.kept._replace(gradients=False))
             tried.append((flag.format("reduce_each_micro_batch"), replace(settings, layout=reduced)))
     half = replace(settings, micro_batch=max(1, settings.sequences // 2))
     if 0 not in half.micro_batches:
         tried.append((f"--data.micro_batch_size {half.sequences}", half))
-    order = ("none", "cheap", "attention", "full")
-    if settings.checkpointing in order:
-        for mode in order[order.index(settings.checkpointing) + 1 :]:
-            tried.append((f"--compute.activation_checkpointing {mode}", replace(settings, checkpointing=mode)))
+    order: tuple[str | int, ...] = CHECKPOINTING
+    if (now := settings.compute.activation_checkpointing) in order:
+        for mode in order[order.index(now) + 1 :]:
+            tried.append((f"--compute.activation_checkpointing {mode}", settings.with_checkpointing(mode)))
     if layout.shards == "parameters" and not layout.cpu_offload:
         offloaded = replace(layout, cpu_offload=True)
         tried.append(("--trainer.strategy.cpu_offload true", replace(settings, layout=offloaded)))
@@ -348,130 +275,3 @@ def _meshes(layout: Layout, hardware: Hardware) -> Iterator[tuple[str, Layout]]:
             smaller = replace(smaller, shards="parameters" if smaller.shard * smaller.context > 1 else "nothing")
             yield f"{words}{flag}{name} {size * times} {flag}shard auto", smaller
             times *= 2
-
-
-def planned_mfu(settings: RunSettings, hardware: Hardware, options: Options) -> float:
-    """Useful FLOP/s over the dense peak while a rank computes, without recomputation and communication.
-
-    Of a GPU from speeds fitted to published runs (`efficiency`), of other hardware UNFITTED_MFU. A measured run corrects it.
-    """
-    mfu = options.mfu or _fitted_mfu(settings, hardware) or UNFITTED_MFU
-    return mfu if options.carried is None else options.carried.mfu(mfu, hardware)
-
-
-def _fitted_mfu(settings: RunSettings, hardware: Hardware) -> float | None:
-    work, peak = work_of(settings, hardware), hardware.peak_for(settings.precision, settings.matmul_precision)
-    if work is None or peak is None or not work.matmul:
-        return None
-    return _useful_flops(settings) * _recomputation(settings, hardware) / (work.seconds() * peak * 1e12)
-
-
-def _useful_flops(settings: RunSettings) -> float:
-    """Of a rank and a step."""
-    layout = settings.layout
-    tokens = settings.sequences * settings.sequence_length * settings.accumulation  # of the ranks that share samples
-    flops = compute.flops_per_token(settings.model, settings.lora, settings.length).total * tokens
-    return flops / (layout.tensor_parallel * layout.context * layout.pipeline.ranks)
-
-
-def _recomputation(settings: RunSettings, hardware: Hardware) -> float:
-    """Executed FLOPs over those without activation checkpointing."""
-    executed, plain = (
-        micro_batch(run.step(cuda=hardware.is_gpu)).flops for run in (settings, replace(settings, checkpointing="none"))
-    )
-    return executed / plain if plain else 1.0  # unknown of some custom models
-
-
-def step_times(settings: RunSettings, hardware: Hardware, options: Options, peak_tflops: float | None) -> Times:
-    """Seconds per step by cause.
-
-    Overlap: DDP communicates during the last backward pass, FSDP during all computation. A share of that, and of other
-    communication, computation waits for (`efficiency.Constants`).
-    """
-    layout, again = settings.layout, _recomputation(settings, hardware)
-    computing = None if options.carried is None else options.carried.computing(settings, hardware)
-    if computing is None and peak_tflops is not None:
-        mfu = planned_mfu(settings, hardware, options)
-        computing = compute.seconds_at_mfu(_useful_flops(settings), peak_tflops, mfu) * again
-    moving = None
-    if hardware.memory_gbps is not None:
-        moving = _traffic_bytes(settings, hardware) / (hardware.memory_gbps * 1e9)
-    exchange = exchange_of(settings, hardware)
-    tokens = settings.sequences * settings.sequence_length * settings.accumulation
-    reading = tokens * settings.data.bytes_per_token / (DISK_GBPS * 1e9)
-    step, exposed = None, 0.0
-    if exchange is not None:
-        micro_batch_seconds = math.inf if computing is None else computing / settings.accumulation
-        exposed = exchange.exposed(micro_batch_seconds, FITTED.exposed, FITTED.waiting)
-    if computing is not None:
-        step = (computing + exposed) / (1 - bubble(layout.pipeline, settings.accumulation)) * options.slowest_rank
-    return Times(computing, moving, None if exchange is None else exchange.total, exposed, reading, step, again)
-
-
-def _traffic_bytes(settings: RunSettings, hardware: Hardware) -> float:
-    """Memory traffic of one rank and step: activations, plus the optimizer's pass over weights and state."""
-    layout, tp = settings.layout, settings.layout.tensor_parallel
-    weight_bytes, _ = BYTES[settings.precision]
-    made = micro_batch(settings.step(cuda=hardware.is_gpu))
-    local = fullest_stage(settings, tp)
-    weights = stored_bytes(local, weight_bytes, trainable=True)
-    state = state_bytes(settings.optimizer, local, weight_bytes) / layout.divisor("optimizer")
-    # The optimizer reads and writes weights and state and reads gradients; clipping reads and writes gradients.
-    written = made.written / layout.pipeline.ranks
-    return written * WRITES_AND_READS * settings.accumulation + 5 * weights / layout.divisor("optimizer") + 2 * state
-
-
-def exchange_of(settings: RunSettings, hardware: Hardware) -> communication.Exchange | None:
-    """The communication of a step; with a pipeline, of the rank that sends most. None: the bandwidth is unknown."""
-    layout = settings.layout
-    if layout.devices == 1:
-        return communication.Exchange()
-    if hardware.node_gbps is None or hardware.network_gbps is None:
-        return None
-    links = communication.Links(hardware.node_gbps, hardware.network_gbps, hardware.devices_per_node)
-    weight_bytes, compute_bytes = BYTES[settings.precision]
-    accumulation, tp = settings.accumulation, layout.tensor_parallel
-    of_pipeline = range(layout.pipeline.ranks)
-    rank = max(of_pipeline, key=lambda each: sum(bytes_of_rank(settings, each, cuda=hardware.is_gpu).values()))
-    local = weights_of_rank(settings, rank, tp)
-    gradients, sharing = stored_bytes(local, weight_bytes, trainable=True), layout.divisor("parameters")
-    waiting = 0.0
-    if tp > 1:
-        sizes = tensor_parallel_sizes(settings, rank)
-        waiting = sum(communication.gather_seconds(size, tp, links) for size in sizes) * accumulation
-    # Attention waits for what ranks of a sequence exchange. A stage waits for what the stage before sends.
-    waiting += sequence_bytes(settings, rank) / (links.node_gbps * 1e9) + stage_bytes(settings, rank) / (
-        links.network_gbps * 1e9
-    )
-    behind = []
-    if sharing > 1:
-        whole = (*gathered_bytes(local, weight_bytes, compute_bytes), reduced_bytes(local))
-        blocks, others, scatter = (communication.gather_seconds(size, sharing, links, stride=tp) for size in whole)
-        each = (2 * blocks + others if layout.reshard else 0) + (0 if layout.reduce_once else scatter)
-        once = (0 if layout.reshard else blocks + others) + (scatter if layout.reduce_once else 0)
-        behind = [(each, accumulation, 1.0), (once, 1, 1.0)]
-    if layout.replicate > 1 or layout.shards in ("optimizer", "gradients"):
-        ranks = layout.replicate if layout.shards == "parameters" else layout.data_parallel
-        stride = layout.data_parallel * layout.context // ranks * tp
-        reduce = communication.all_reduce_seconds(gradients / layout.divisor("parameters"), ranks, links, stride=stride)
-        behind.append((reduce, 1, 2 / 3))
-    updates = _muon_seconds(settings, rank, links, cuda=hardware.is_gpu)
-    return communication.Exchange(waiting, tuple(behind), updates)
-
-
-def _muon_seconds(settings: RunSettings, rank: int, links: communication.Links, *, cuda: bool) -> float:
-    """Seconds in which Muon's matrices travel to their owners and back, and to the replicas."""
-    dimensions, rows = settings.layout.owners
-    if not settings.optimizer.is_muon or not dimensions:
-        return 0.0
-    iterate = settings.optimizer.newton_schulz_bytes(cuda=cuda)
-    size = iterate * sum(math.prod(shape) for shape in matrix_shapes(weights_of_rank(settings, rank)))
-    seconds, stride = 0.0, 1
-    for n in dimensions:
-        if n > 1:
-            seconds += 2 * communication.exchange_seconds(size / (math.prod(dimensions) * rows), n, links, stride=stride)
-        stride *= n
-    if rows > 1:
-        inside = links.devices_per_node >= stride * rows
-        seconds += size / math.prod(dimensions) / ((links.node_gbps if inside else links.network_gbps) * 1e9)
-    return seconds

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from lit_llm.plan import communication, muon
-from lit_llm.plan.memory import BYTES
 from lit_llm.plan.optimizer import matrix_shapes
-from lit_llm.plan.parameters import Weight, gathered_bytes, reduced_bytes, stored_bytes, weights_of
+from lit_llm.plan.parameters import weights_of
+from lit_llm.plan.passes import Step
 from lit_llm.plan.pipeline import StageShare, shares, weights_of_stages
-from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.settings import BYTES, RunSettings
+from lit_llm.plan.weights import Weight, gathered_bytes, reduced_bytes, stored_bytes
 
 
 def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
@@ -20,7 +21,8 @@ def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
 
 def weights_of_rank(settings: RunSettings, rank: int, tensor_parallel: int = 1) -> tuple[Weight, ...]:
     """The weights of a rank of the pipeline, whole, or a tensor-parallel rank's part of them."""
-    return weights_of_stages(weights_of(settings.model, settings.lora, tensor_parallel), stages_of_rank(settings, rank))
+    weights = weights_of(settings.model, settings.lora, tensor_parallel)
+    return weights if settings.layout.pipeline.ranks == 1 else weights_of_stages(weights, stages_of_rank(settings, rank))
 
 
 def fullest_stage(settings: RunSettings, tensor_parallel: int = 1) -> tuple[Weight, ...]:
@@ -32,7 +34,7 @@ def fullest_stage(settings: RunSettings, tensor_parallel: int = 1) -> tuple[Weig
 def tensor_parallel_sizes(settings: RunSettings, rank: int) -> list[float]:
     """Bytes of what tensor-parallel ranks gather or scatter in a micro-batch, one for each collective."""
     stages, (stored, computed) = stages_of_rank(settings, rank), BYTES[settings.precision]
-    step = settings.step(cuda=False)
+    step = Step(settings, settings.sequences)
     return communication.tensor_parallel_sizes(
         step.tokens,
         settings.model.n_embd,
@@ -43,7 +45,7 @@ def tensor_parallel_sizes(settings: RunSettings, rank: int) -> list[float]:
         first=any(stage.first for stage in stages),
         last=any(stage.last for stage in stages),
         positions=step.local_length if settings.model.position == "learned" else 0,
-        recompute=settings.checkpointing == "full",
+        recompute=settings.compute.activation_checkpointing == "full",
     )
 
 
@@ -52,13 +54,13 @@ def sequence_bytes(settings: RunSettings, rank: int) -> float:
     model, layout, n = settings.model, settings.layout, settings.layout.context
     if n == 1:
         return 0.0
-    positions = settings.step(cuda=False).tokens
+    positions = Step(settings, settings.sequences).tokens
     if layout.context_attention == "gather":
         values = 2 * positions * n * model.kv_heads  # keys and values of the whole sequence
     else:
         values = positions * 2 * (model.n_head + model.kv_heads)  # queries, keys and values there, the result back
     size = values * model.resolved_head_dim / layout.tensor_parallel * BYTES[settings.precision][1]
-    passes = 3 if settings.checkpointing in ("full", "attention") else 2
+    passes = 3 if settings.compute.activation_checkpointing in ("full", "attention") else 2
     return passes * (n - 1) / n * size * _layers(stages_of_rank(settings, rank)) * settings.accumulation
 
 
@@ -67,7 +69,7 @@ def stage_bytes(settings: RunSettings, rank: int) -> float:
     layout, weight_bytes = settings.layout.pipeline, BYTES[settings.precision][0]
     if layout.ranks == 1:
         return 0.0
-    tokens = settings.step(cuda=False).tokens / settings.layout.tensor_parallel
+    tokens = Step(settings, settings.sequences).tokens / settings.layout.tensor_parallel
     moved = tokens * settings.model.n_embd * weight_bytes * settings.accumulation
     stages, last = layout.stages_of(rank), layout.stages - 1
     onward = sum(stage < last and layout.rank_of(stage + 1) != rank for stage in stages)
@@ -107,8 +109,8 @@ def bytes_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> dict[str, 
             reduced_bytes(local),
             sharing,
             micro_batches=settings.accumulation,
-            keep_weights=not layout.reshard,
-            reduce_once=layout.reduce_once,
+            keep_weights=layout.kept.weights,
+            reduce_once=layout.kept.gradients,
         )
     if layout.replicate > 1:
         whole = reduced_bytes(local) if layout.shards == "parameters" else gradients

@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lit_llm.plan import checkpoints, compute, mixture
+from lit_llm.plan import compute, data_facts
 from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.memory import BYTES
+from lit_llm.plan.memory import usable_bytes
 from lit_llm.plan.numbers import count, duration, money_range, percent, size, two_digits
-from lit_llm.plan.peak import usable_bytes
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.plan import Plan
 from lit_llm.plan.rank_traffic import communicated_bytes
 from lit_llm.plan.reserved import CONTEXT_GB
 from lit_llm.plan.schedule import sparkline
+from lit_llm.plan.settings import BYTES
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 
-_REPEATED = f": beyond about {mixture.MANY_EPOCHS}, repeated data help less (Muennighoff et al. 2023)"
+_REPEATED = f": beyond about {data_facts.MANY_EPOCHS}, repeated data help less (Muennighoff et al. 2023)"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def sections(plan: Plan) -> list[Section]:
         Section("", _short(plan)),
         Section("Model", _model(plan)),
         Section("Run", _run(plan)),
-        Section("Mixture", _mixture(plan), mixture.HEADER),
+        Section("Mixture", _mixture(plan), data_facts.HEADER),
         Section(f"Memory per rank, peak ({plan.memory.moment})", _memory(plan)),
         Section("Compute and time", _time(plan)),
         Section("Communication", _communication(plan)),
@@ -162,8 +162,8 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
     }
     mesh = [f"{name} {n}" for name, n in dimensions.items() if n > 1]
     if layout.divisor("parameters") > 1:
-        mesh.append(f"gathers weights {'twice a micro-batch' if layout.reshard else 'once a step'}")
-        mesh.append(f"reduces gradients {'once a step' if layout.reduce_once else 'after each micro-batch'}")
+        mesh.append(f"gathers weights {'once a step' if layout.kept.weights else 'twice a micro-batch'}")
+        mesh.append(f"reduces gradients {'once a step' if layout.kept.gradients else 'after each micro-batch'}")
     mesh += [f"schedule {layout.pipeline.schedule}"] if layout.pipeline.ranks > 1 else []
     of_length = f" of {settings.sequence_length:,}" if settings.sequence_length != settings.model.block_size else ""
     accumulated = f" x {settings.accumulation} accumulated" if settings.accumulation > 1 else ""
@@ -176,7 +176,7 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
         *([("batch ramp", _ramp(plan))] if settings.ramp else []),
         ("tokens", f"{settings.steps:,} steps = {count(settings.tokens)} ({settings.tokens:,})"),
         ("data", _data(plan)),
-        *([("mixture", uneven)] if (uneven := mixture.uneven(settings.data.phases, settings.global_batch)) else []),
+        *([("mixture", uneven)] if (uneven := data_facts.uneven(settings.data.phases, settings.global_batch)) else []),
         *([("packing", settings.data.packing)] if settings.data.packing else []),
         ("precision", f"{settings.precision}: weights, gradients, state {weight} bytes, matrix products {operand} bytes"),
         ("parallelism", f"{layout.strategy}, {devices(plan)}" + (f": {', '.join(mesh)}" if mesh else "")),
@@ -212,11 +212,11 @@ def _data(plan: Plan) -> str:
         return f"dataset size: {data.origin}"
     tokens, often = f"{count(data.train_tokens)} tokens ({data.origin})", ""
     if data.phases:
-        if many := mixture.repeated(data.phases):
+        if many := data_facts.repeated(data.phases):
             often = f": {', '.join(many)}{_REPEATED}"
         return f"{tokens}, a mixture{often}"
     epochs = plan.settings.tokens / data.train_tokens
-    if epochs > mixture.MANY_EPOCHS:
+    if epochs > data_facts.MANY_EPOCHS:
         often = _REPEATED
     return f"{tokens}: {epochs:.3g} epochs{often}"
 
@@ -224,7 +224,7 @@ def _data(plan: Plan) -> str:
 def _mixture(plan: Plan) -> list[tuple[str, ...]]:
     settings = plan.settings
     total = settings.tokens // settings.sequence_length
-    return mixture.rows(settings.data.phases, settings.stages, settings.sequence_length, total)
+    return data_facts.rows(settings.data.phases, settings.stages, settings.sequence_length, total)
 
 
 def _memory(plan: Plan) -> list[tuple[str, str]]:
@@ -260,13 +260,13 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
         ("FLOPs per token", per_token),
         ("FLOPs", f"{flops.total * settings.tokens_per_step:.4g} per step, {flops.total * settings.tokens:.4g} in total"),
     ]
-    carried = plan.options.carried
-    if carried is not None:
-        rows.append(("measured", carried.sentence(plan.hardware)))
+    measured = plan.options.measured
+    if measured is not None:
+        rows.append(("measured", measured.sentence(plan.hardware)))
     if times.step is None:
         return rows
     again = f", {times.recomputation:.2f} x for recomputation" if times.recomputation > 1.001 else ""
-    origin = plan.mfu_origin if carried is None else carried.origin(plan.mfu_origin, plan.hardware)
+    origin = plan.mfu_origin if measured is None else measured.origin(plan.mfu_origin, plan.hardware)
     reached = "as measured, for the work of this step; the dense peak is unknown"
     if plan.peak_tflops is not None and plan.mfu is not None:
         reached = f"MFU {percent(plan.mfu)} ({origin}) of {plan.peak_tflops:g} TFLOP/s dense"
@@ -308,9 +308,9 @@ def _communication(plan: Plan) -> list[tuple[str, str]]:
 
 def _upkeep(plan: Plan) -> list[tuple[str, str]]:
     settings = plan.settings
-    interval = checkpoints.young_interval_seconds(plan.save_seconds, plan.mtbf_seconds)
+    interval = compute.young_interval_seconds(plan.save_seconds, plan.mtbf_seconds)
     between = two_digits(plan.mtbf_seconds / 3600)
-    lost = checkpoints.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds)
+    lost = compute.overhead_fraction(plan.save_seconds, interval, plan.mtbf_seconds)
     steps = f" = {two_digits(max(1.0, interval / plan.times.step), whole=True)} steps" if plan.times.step else ""
     given = "" if plan.options.mtbf_hours else ", assuming 50,000 device-hours"
     saved = "weights, their average and optimizer state" if settings.ema else "weights and optimizer state"
@@ -326,7 +326,7 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
         every = f"every {settings.save_every:,} steps"
         if plan.times.step:
             seconds = settings.save_every * plan.times.step
-            share = checkpoints.overhead_fraction(plan.save_seconds, seconds, plan.mtbf_seconds)
+            share = compute.overhead_fraction(plan.save_seconds, seconds, plan.mtbf_seconds)
             every += f" = {duration(seconds)}: {percent(share)} lost"
         kept = min(settings.keep_last + 1, -(-settings.steps // settings.save_every))
         rows.append(("configured", f"{every}; keeps up to {kept} = {size(kept * plan.checkpoint_bytes)}"))

@@ -8,12 +8,9 @@ parts of what was reduced.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from lit_llm.plan.parameters import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
-
-if TYPE_CHECKING:
-    from lit_llm.plan.memory import Layout
+from lit_llm.plan.layout import Layout
+from lit_llm.plan.weights import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
 
 CONTEXT_GB = 1.0
 """GPU memory of the driver's context and of NCCL, beside what torch reserves. An assumption."""
@@ -62,13 +59,13 @@ def groups(weights: tuple[Weight, ...], layout: Layout) -> list[tuple[Weight, ..
     return [block, tuple(root), tuple(others)]
 
 
-def reserved_bytes(stays: int, moments: list[tuple[dict[str, int], int]], pools: Pools) -> int:
+def reserved_bytes(resident: int, moments: list[tuple[dict[str, int], int]], pools: Pools) -> int:
     """What CUDA's allocator reserves: the peak of the stream that computes, and the pools of the others.
 
     Args:
-        stays: weights and optimizer state.
+        resident: bytes of weights and optimizer state.
         moments: of each phase of the step, what it adds by kind, and what else the computing stream holds.
     """
     pooled = "gradients" if pools.gradients else ""
     computing = max(sum(n for kind, n in added.items() if kind != pooled) + own for added, own in moments)
-    return round(SLACK * (stays + computing + pools.gathers + pools.gradients + pools.reductions))
+    return round(SLACK * (resident + computing + pools.gathers + pools.gradients + pools.reductions))

@@ -9,16 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.core.errors import UserError
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.keep_rule import KeptWhole
+from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.memory import Layout, PipelineLayout
+from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.settings import DataFacts, RunSettings, Schedule
+from lit_llm.plan.settings import RunSettings, Schedule
 from lit_llm.runs.run_folder import CONFIG
 
 PLAN = "plan.json"
 _FORMAT = 1
+_TUPLES = {"auto": tuple, "kept": KeptWhole._make, "pipeline": PipelineLayout._make}
+"""Fields of a layout that JSON has as lists."""
 _KEPT = 50
 """Launches that a file keeps, the newest."""
 
@@ -138,7 +144,15 @@ def _settings(values: dict[str, Any]) -> RunSettings:
     parts = {
         "model": GPTConfig(**model) if architecture is None else CustomConfig(**model),
         "optimizer": Optimizer(**values["optimizer"]),
-        "layout": Layout(**{**layout, "auto": tuple(layout["auto"]), "pipeline": PipelineLayout(*layout["pipeline"])}),
+        "compute": ComputeConfig(**values["compute"]),
+        "layout": Layout(
+            **{
+                **layout,
+                "auto": tuple(layout["auto"]),
+                "kept": KeptWhole(*layout["kept"]),
+                "pipeline": PipelineLayout(*layout["pipeline"]),
+            }
+        ),
         "schedule": Schedule(**values["schedule"]),
         "data": DataFacts(bytes_per_token=values["data"]["bytes_per_token"]),
         "ramp": tuple((first, size) for first, size in values["ramp"]),

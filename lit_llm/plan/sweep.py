@@ -10,9 +10,10 @@ from typing import Any
 from lit_llm.core.errors import UserError
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.layout import STRATEGIES, layout_from_strategy
 from lit_llm.plan.numbers import duration, money_range, two_digits
 from lit_llm.plan.plan import Options, Plan, make_plan
-from lit_llm.plan.settings import CHECKPOINTING, STRATEGIES, RunSettings, canonical_precision, layout_from_strategy
+from lit_llm.plan.settings import CHECKPOINTING, RunSettings, canonical_precision
 
 MOST = 10_000_000
 """Of devices, sequences and tokens."""
@@ -148,8 +149,10 @@ def _changed(base: RunSettings, values: dict[str, str], strategy: Any, hardware:
     fields: dict[str, tuple[str, Callable[[str], Any]]] = {
         "precision": ("precision", canonical_precision),
         "micro_batch_size": ("micro_batch", int),
-        "activation_checkpointing": ("checkpointing", str),
         "chunk_size": ("chunk_size", int),
     }
     changes |= {name: convert(values[key]) for key, (name, convert) in fields.items() if key in values}
-    return replace(base, **changes)
+    changed = replace(base, **changes)
+    if (mode := values.get("activation_checkpointing")) is not None:
+        changed = changed.with_checkpointing(int(mode) if mode.isdecimal() else mode)
+    return changed

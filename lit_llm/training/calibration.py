@@ -31,15 +31,15 @@ from lit_llm.plan import muon
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.memory import Layout
-from lit_llm.plan.micro_batch import micro_batch
+from lit_llm.plan.layout import Layout
+from lit_llm.plan.memory import peak_memory
+from lit_llm.plan.micro_batch import one_micro_batch
 from lit_llm.plan.model import with_layers
 from lit_llm.plan.optimizer import matrix_shapes
 from lit_llm.plan.parameters import total_parameters, weights_of
-from lit_llm.plan.peak import peak_memory
 from lit_llm.plan.recorder import FLOPS
 from lit_llm.plan.settings import RunSettings
-from lit_llm.plan.timing import fit_speeds, work_of
+from lit_llm.plan.speed import fit_speeds, work_of
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def single_device(settings: RunSettings) -> RunSettings:
 def predict(settings: RunSettings, *, cuda: bool) -> tuple[int, int, float]:
     """Parameters, peak bytes and executed FLOPs of a step on one device."""
     memory = peak_memory(settings, cuda=cuda)
-    flops = float(micro_batch(settings.step(cuda=cuda)).flops * settings.accumulation)
+    flops = float(one_micro_batch(settings, cuda=cuda).flops * settings.accumulation)
     if settings.optimizer.is_muon:
         flops += muon.flops(matrix_shapes(weights_of(settings.model, settings.lora)))
     return total_parameters(settings.model, settings.lora), memory.total, flops
@@ -276,7 +276,7 @@ def compare(
         del probe
     expected = fit_speeds(works, seconds).seconds(work_of(settings, cuda=cuda))
     result = measure(step(settings), steps)
-    peak = hardware.peak_for(settings.precision, settings.matmul_precision)
+    peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
     useful = flops_per_token(settings.model, settings.lora, settings.length).total * settings.tokens_per_step
     return Comparison(
         (parameters, peak_bytes, flops, expected),

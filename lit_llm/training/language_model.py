@@ -258,7 +258,7 @@ class LanguageModel(L.LightningModule):
     def flops_per_token(self) -> float | None:
         """Training FLOPs per token of the data's sequences, see `GPTConfig.flops_per_token` and `flops_saved`.
 
-        Of a custom architecture, those of its kernels, or six per parameter (`lit_llm.plan.custom`).
+        Of a custom architecture, those of its kernels, or six per parameter (`lit_llm.plan.custom_trace`).
         """
         length = getattr(getattr(self.trainer, "datamodule", None), "block_size", None)
         if self.architecture is not None:

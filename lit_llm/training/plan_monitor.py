@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lit_llm.callbacks import Throughput
+from lit_llm.callbacks import EMA, Throughput
 from lit_llm.callbacks._lightning import accumulates
 from lit_llm.checkpoint.manifest import versions
 from lit_llm.core._lightning import ddp_option
@@ -24,17 +24,19 @@ from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.optim.torch_muon import TorchMuon
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import custom_config
+from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.layout import Layout, mesh_layout
 from lit_llm.plan.measure import this_machine
-from lit_llm.plan.memory import Layout
-from lit_llm.plan.optimizer import Optimizer
+from lit_llm.plan.memory import peak_memory
+from lit_llm.plan.optimizer import TORCH_MUON, Optimizer
 from lit_llm.plan.parameters import total_parameters
-from lit_llm.plan.peak import peak_memory
-from lit_llm.plan.plan import Options, step_times
 from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
-from lit_llm.plan.settings import DataFacts, RunSettings, canonical_precision
+from lit_llm.plan.settings import RunSettings, canonical_precision
+from lit_llm.plan.step_time import Options, step_times
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.ending import how_it_ended
 from lit_llm.training.language_model import LanguageModel
@@ -113,13 +115,13 @@ class PlanMonitor(Callback):
         hardware = _hardware(trainer)
         options = Options(mfu=self.mfu)
         self._final_batch_from = settings.stages[-1][0]
-        if settings.float8:
+        if settings.compute.float8:
             rank_zero_info("plan: peak memory is not predicted with compute.float8.")
         elif (memory := peak_memory(settings, cuda=hardware.is_gpu)).is_known:
             self.predicted_bytes = memory.total
         else:
             rank_zero_info(f"plan: peak memory is not predicted for this run ({'; '.join(memory.notes)}).")
-        peak = hardware.peak_for(settings.precision, settings.matmul_precision)
+        peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
         step = step_times(settings, hardware, options, peak).step
         flops = flops_per_token(settings.model, settings.lora, settings.length).total
         if peak and step:
@@ -257,14 +259,15 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
         if not isinstance(part, supported):
             raise UserError(f"the planner supports {supported.__name__}, not {type(part).__name__}")
     assert isinstance(module, LanguageModel)
-    compute, loss = module.compute_config, module.loss_config
+    loss = module.loss_config
     assert data.block_size is not None
-    group = trainer.optimizers[0].param_groups
+    optimizer = trainer.optimizers[0]
+    group = optimizer.param_groups
     ramp = () if data.ramp is None else data.ramp.sequences(data.block_size)
     return RunSettings(
         custom_config(module.config, module.architecture),
         Optimizer(
-            type(trainer.optimizers[0]).__name__,
+            TORCH_MUON if isinstance(optimizer, TorchMuon) else type(optimizer).__name__,
             momentum=bool(group[0].get("momentum")),
             fused=all(g.get("fused") for g in group),
             ns_dtype=next((g["ns_dtype"] for g in group if "ns_dtype" in g), "auto"),
@@ -274,18 +277,15 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
         global_batch=data.global_batch_size,
         micro_batch=data.micro_batch_size,
         precision=canonical_precision(trainer.precision),
-        matmul_precision=compute.matmul_precision,
-        float8=bool(compute.float8),
-        compile=bool(compute.compile),
+        compute=replace(module.compute_config),
         layout=layout_of_trainer(trainer),
         chunk_size=loss.chunk_size,
         z_loss=bool(loss.z_loss),
-        checkpointing=str(compute.activation_checkpointing),
         data=DataFacts(data.train_tokens, data.val_tokens, "counted"),
         ramp=ramp,
         lora=module.lora,
         length=data.block_size,
-        attention=compute.attention,
+        ema=any(isinstance(callback, EMA) for callback in trainer.callbacks),  # type: ignore[attr-defined]
     )
 
 
@@ -297,18 +297,11 @@ def layout_of_trainer(trainer: Trainer) -> Layout:
     """
     strategy, world_size = trainer.strategy, trainer.world_size
     if isinstance(strategy, MeshStrategy):
-        sizes = strategy.sizes(world_size)
-        return Layout(
-            "mesh",
-            sizes.replicate,
-            sizes.shard,
-            sizes.tensor_parallel,
-            shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
-            reshard=not strategy.kept.weights,
-            reduce_once=strategy.kept.gradients,
+        return mesh_layout(
+            strategy.sizes(world_size),
+            strategy.kept,
             prefetch=strategy.prefetch,
             cpu_offload=strategy.cpu_offload,
-            context=sizes.context,
             context_attention=strategy.context_attention,
             pipeline=strategy.pipeline_layout,
         )

@@ -17,9 +17,9 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
 from lit_llm.plan import Optimizer, RunSettings, find
-from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.layout import layout_from_strategy
+from lit_llm.plan.memory import resolved
 from lit_llm.plan.rank_traffic import bytes_of_rank
-from lit_llm.plan.settings import layout_from_strategy
 from lit_llm.training.dry_run import Batch, Cluster, DryRun
 from lit_llm.training.language_model import LanguageModel
 

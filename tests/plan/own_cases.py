@@ -44,7 +44,7 @@ def settings(name: str, *, sequences: int, length: int, **arguments: Any) -> Run
         global_batch=sequences * accumulation,
         micro_batch=sequences,
         precision=options.get("precision", "32-true"),
-        checkpointing=options.get("checkpointing", "none"),
+        compute=ComputeConfig(options.get("checkpointing", "none")),
     )
 
 
@@ -56,5 +56,5 @@ def step_of(run: RunSettings) -> TrainingStep:
         sequences=run.sequences,
         accumulation=run.accumulation,
         precision=run.precision,
-        compute=ComputeConfig(activation_checkpointing=run.checkpointing),
+        compute=run.compute,
     )

@@ -9,6 +9,8 @@ from typing import Any
 
 import lit_llm.plan
 from lit_llm.core.yaml_reading import read_yaml_file
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Hardware, Layout, Optimizer, RunSettings, find
@@ -37,7 +39,7 @@ class Run:
 
     def __str__(self) -> str:
         run = self.settings
-        kernels = "float8" if run.float8 else "compiled" if run.compile else "eager"
+        kernels = "float8" if run.compute.float8 else "compiled" if run.compute.compile else "eager"
         return f"{self.group}: {self.name}, {run.layout.devices} x {self.hardware.name}, T {run.sequence_length}, {kernels}"
 
 
@@ -64,12 +66,14 @@ def _run(models: dict[str, dict[str, Any]], row: dict[str, Any], group: str) -> 
         global_batch=micro_batch * accumulation * layout.data_parallel,
         micro_batch=micro_batch,
         precision=row["precision"],
-        float8=row.get("float8", False),
-        compile=row.get("compile", False),
+        compute=ComputeConfig(
+            row.get("checkpointing", "none"),
+            compile=row.get("compile", False),
+            attention=row.get("attention", "auto"),
+            float8=row.get("float8", False),
+        ),
         layout=layout,
         chunk_size=8192 if row.get("loss") == "chunked" else None,
-        checkpointing=row.get("checkpointing", "none"),
-        attention=row.get("attention", "auto"),
     )
     return Run(
         group,
@@ -91,4 +95,4 @@ def _layout(mesh: dict[str, int], shards: str, schedule: str) -> Layout:
     name = "single" if not mesh else "ddp" if split == "nothing" else "zero1" if split == "optimizer" else "mesh"
     in_pipeline = ranks > 1
     pipeline = PipelineLayout(ranks, schedule if in_pipeline else "1f1b")
-    return Layout(name, shards=split, reshard=not in_pipeline, reduce_once=in_pipeline, pipeline=pipeline, **sizes)
+    return Layout(name, shards=split, kept=KeptWhole(in_pipeline, in_pipeline), pipeline=pipeline, **sizes)

@@ -4,22 +4,25 @@ import contextlib
 
 import pytest
 import torch
+from planned_steps import step_of
 
 from lit_llm.distributed.activation_checkpointing import recompute_block
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPT, GPTConfig
-from lit_llm.plan.micro_batch import Step, micro_batch
+from lit_llm.plan.micro_batch import micro_batch
 
 SIZES = {"n_embd": 64, "n_head": 4, "n_kv_head": 2, "mlp_width": 160, "vocab_size": 256, "block_size": 128}
 LLAMA = {**SIZES, "mlp": "swiglu", "qk_norm": False}
 GPT2 = {**SIZES, "mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "qk_norm": False}
-BYTES = {"32-true": (4, 4), "bf16-true": (2, 2)}
 
 
 def kept_by_a_block(model: dict, mode: str, precision: str = "bf16-true", *, cuda: bool = False) -> int:
     """Planned: what one layer more keeps until the loss."""
 
     def until_the_loss(n_layer: int) -> int:
-        step = Step(GPTConfig(n_layer=n_layer, **model), 2, *BYTES[precision], checkpointing=mode, cuda=cuda, compiled=True)
+        step = step_of(
+            GPTConfig(n_layer=n_layer, **model), 2, precision=precision, cuda=cuda, compute=ComputeConfig(mode, compile=True)
+        )
         return micro_batch(step).peaks["loss head"]["activations"]
 
     return until_the_loss(4) - until_the_loss(3)

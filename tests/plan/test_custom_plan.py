@@ -11,11 +11,12 @@ from torch import nn
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.optim import Lion, MuonAdamW, parameter_groups
-from lit_llm.plan import Optimizer, find, make_plan
-from lit_llm.plan import custom as planner
+from lit_llm.plan import Layout, Optimizer, find, make_plan, total_parameters
+from lit_llm.plan import custom_trace as planner
 from lit_llm.plan import micro_batch as traces
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.rank_traffic import communicated_bytes
 from lit_llm.plan.report import markdown
 from lit_llm.training.calibration import predict
 
@@ -107,7 +108,7 @@ def nothing_cached():
 
 def test_a_loop_too_long_to_trace_is_planned_from_short_sequences(monkeypatch, nothing_cached):
     run = settings("LoopGRU", sequences=3, length=40, width=32)
-    exact, kernels = predict(run, cuda=False), traces.micro_batch(run.step(cuda=False)).kernels
+    exact, kernels = predict(run, cuda=False), traces.one_micro_batch(run, cuda=False).kernels
     assert kernels > 40 * 20  # a cell has about 10 operations in each direction
     monkeypatch.setattr(planner, "MOST_OPERATIONS", 2_000)
     planner._trace.cache_clear()
@@ -115,7 +116,7 @@ def test_a_loop_too_long_to_trace_is_planned_from_short_sequences(monkeypatch, n
     extended = predict(run, cuda=False)
     assert extended[0] == exact[0] and extended[2] == exact[2]
     assert extended[1] == pytest.approx(exact[1], rel=0.01)
-    assert traces.micro_batch(run.step(cuda=False)).kernels == pytest.approx(kernels, rel=0.01)
+    assert traces.one_micro_batch(run, cuda=False).kernels == pytest.approx(kernels, rel=0.01)
     (note,) = make_plan(run, CPU).memory.notes
     assert "memory and FLOPs follow from sequences of" in note
 
@@ -191,3 +192,8 @@ def test_a_broken_module_is_reported_in_a_sentence():
         make_plan(replace(run, model=config("Breaks")), CPU)
     (note,) = make_plan(replace(run, model=config("Breaks", how="shapes")), CPU).memory.notes
     assert "it fails on tensors without data: RuntimeError:" in note and "(test_custom_plan.py, line" in note
+
+
+def test_the_gradients_of_a_module_with_blocks_are_sent_once():
+    run = replace(settings("Hybrid", sequences=2, length=32), layout=Layout("ddp", replicate=2), global_batch=4)
+    assert communicated_bytes(run, cuda=False) == {"gradients all-reduced": 4 * total_parameters(run.model)}  # 2 (n - 1) / n

@@ -7,12 +7,11 @@ import pytest
 from lit_llm.core.buffer_sizes import KEPT_WHOLE_SHARE
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, find, make_plan
-from lit_llm.plan.kept_whole import resolved
+from lit_llm.plan.layout import layout_from_strategy
+from lit_llm.plan.memory import peak_memory, resolved
 from lit_llm.plan.parameters import weights_of
-from lit_llm.plan.peak import peak_memory
 from lit_llm.plan.rank_traffic import communicated_bytes
 from lit_llm.plan.report import markdown
-from lit_llm.plan.settings import layout_from_strategy
 
 D, LAYERS, ROWS = 64, 2, 512
 MODEL = GPTConfig(
@@ -36,7 +35,7 @@ def hardware(device_bytes):
 def kept(settings, device_bytes):
     """On a processor, whose memory the ranks share."""
     layout = resolved(settings, replace(find("cpu"), memory_gb=device_bytes / 1e9 * settings.layout.devices)).layout
-    return not layout.reshard, layout.reduce_once
+    return tuple(layout.kept)
 
 
 def test_auto_keeps_what_takes_at_most_an_eighth_of_the_memory():
@@ -48,7 +47,7 @@ def test_auto_keeps_what_takes_at_most_an_eighth_of_the_memory():
     assert kept(run(reshard_after_forward=True, reduce_each_micro_batch=False), 1e12) == (False, True)
     assert kept(run(pipeline=2), 1) == (True, True)
     unknown = resolved(run(), find("cpu")).layout
-    assert unknown.reshard and not unknown.reduce_once
+    assert unknown.kept == (False, False)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_on_a_gpu_auto_keeps_what_fits(strategy):
         chosen = {"reshard_after_forward": reshard, "reduce_each_micro_batch": each}
         chosen |= {name: value for name, value in asked.items() if value != "auto"}
         whole = replace(settings, layout=run(8, **chosen).layout)
-        return not whole.layout.reshard, whole.layout.reduce_once, peak_memory(whole, cuda=True).needed
+        return *whole.layout.kept, peak_memory(whole, cuda=True).needed
 
     in_pipeline = "pipeline" in strategy
     order = [(False, False), (True, False), *([] if in_pipeline else [(False, True), (True, True)])]
@@ -75,7 +74,7 @@ def test_on_a_gpu_auto_keeps_what_fits(strategy):
             device = bytes_needed + spare + 1e9  # the driver's
             fits = [each for each in fastest_first if each[2] <= device - 1e9]
             layout = resolved(settings, hardware(device)).layout
-            found = (not layout.reshard, layout.reduce_once)
+            found = tuple(layout.kept)
             if in_pipeline or device * KEPT_WHOLE_SHARE >= 4 * sum(w.total for w in weights_of(model)):
                 assert found == (fits or fastest_first[-1:])[0][:2]
 

@@ -5,15 +5,16 @@ from functools import partial
 
 import pytest
 import torch
+from planned_steps import peak_of, step_of
 
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import Lion, MuonAdamW
-from lit_llm.plan import Layout, Optimizer, RunSettings, memory_per_rank
+from lit_llm.plan import Layout, Optimizer, RunSettings, passes
 from lit_llm.plan import micro_batch as traces
-from lit_llm.plan.micro_batch import Step, micro_batch
+from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import work_bytes
 from lit_llm.plan.parameters import weights_of
 from lit_llm.training.calibration import TrainingStep, predict
@@ -157,7 +158,7 @@ def test_a_step_takes_the_memory_and_makes_the_flops_that_were_planned(name, no_
         precision=options.get("precision", "32-true"),
         chunk_size=loss.chunk_size,
         z_loss=bool(loss.z_loss),
-        checkpointing=str(compute.activation_checkpointing),
+        compute=compute,
         lora=options.get("lora"),
         length=options.get("length"),
     )
@@ -167,17 +168,17 @@ def test_a_step_takes_the_memory_and_makes_the_flops_that_were_planned(name, no_
     assert flops / step.flops() == pytest.approx(1, abs=0.01)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full", "attention", "cheap", "3"])
+@pytest.mark.parametrize("checkpointing", ["none", "full", "attention", "cheap", 3])
 def test_a_few_blocks_and_sequences_tell_the_memory_of_many(checkpointing, monkeypatch):
     model = GPTConfig(n_layer=11, n_head=4, n_embd=64, block_size=128, vocab_size=1000)
     steps = [
-        Step(model, n, 4, 2, checkpointing=checkpointing, gradients_exist=accumulated)
+        step_of(model, n, precision="bf16-mixed", compute=ComputeConfig(checkpointing), gradients_exist=accumulated)
         for n in (1, 7)
         for accumulated in (True, False)
     ]
     told = [micro_batch(step) for step in steps]
-    monkeypatch.setattr(traces, "representatives", lambda kinds: (list(range(len(kinds))), list(range(len(kinds)))))
-    monkeypatch.setattr(traces, "_TRACED_SEQUENCES", (7, 1))
+    monkeypatch.setattr(passes, "representatives", lambda kinds: (list(range(len(kinds))), list(range(len(kinds)))))
+    monkeypatch.setattr(passes, "_TRACED_SEQUENCES", (7, 1))
     traces._micro_batch.cache_clear()
     for step, few in zip(steps, told, strict=True):
         assert micro_batch(step) == few
@@ -199,7 +200,7 @@ def test_an_average_of_the_weights_takes_four_bytes_a_trained_parameter_in_every
     trained = sum(weight.total for weight in weights_of(model))
 
     def added(layout: Layout, **options) -> int:
-        planned = partial(memory_per_rank, model, sequences=1, optimizer=Optimizer("AdamW", fused=True), layout=layout)
+        planned = partial(peak_of, model, sequences=1, optimizer=Optimizer("AdamW", fused=True), layout=layout)
         return planned(ema=True, **options).total - planned(ema=False, **options).total
 
     for precision in ("32-true", "bf16-mixed", "bf16-true"):
@@ -214,7 +215,7 @@ def test_sharding_divides_what_it_should():
     adamw = Optimizer("AdamW", fused=True)
 
     def parts(layout: Layout) -> dict[str, int]:
-        return memory_per_rank(model, sequences=1, optimizer=adamw, layout=layout).parts
+        return peak_of(model, sequences=1, optimizer=adamw, layout=layout).parts
 
     whole, sharded = parts(Layout()), parts(Layout("mesh", shard=4, shards="parameters"))
     assert sharded["weights"] == whole["weights"] // 4
@@ -237,9 +238,9 @@ def test_memory_falls_with_every_step_of_checkpointing_and_with_precision():
 
     def total(**changes) -> int:
         settings = {"sequences": 8, "optimizer": Optimizer("AdamW", fused=True), "chunk_size": 1024, **changes}
-        return memory_per_rank(model, **settings).total
+        return peak_of(model, **settings).total
 
-    order = [total(checkpointing=mode) for mode in ("none", "cheap", "full")]
+    order = [total(compute=ComputeConfig(mode)) for mode in ("none", "cheap", "full")]
     assert order == sorted(order, reverse=True)
     assert total(precision="bf16-true") < total(precision="bf16-mixed") < total()
     assert total(chunk_size=1024) < total(chunk_size=None)
@@ -250,7 +251,9 @@ def test_cheap_recomputation_keeps_what_tensor_parallel_ranks_exchange():
         model = GPTConfig(
             n_layer=n_layer, n_embd=64, n_head=4, n_kv_head=2, mlp_width=160, vocab_size=256, block_size=128, **LLAMA
         )
-        step = Step(model, 2, 2, 2, checkpointing="cheap", tensor_parallel=2)
+        step = step_of(
+            model, 2, precision="bf16-true", compute=ComputeConfig("cheap"), layout=Layout("mesh", tensor_parallel=2)
+        )
         return micro_batch(step).peaks["loss head"]["activations"]
 
     d, kv, hidden, heads, tokens = 64, 32, 160, 4, 2 * 128

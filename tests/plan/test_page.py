@@ -7,15 +7,17 @@ from html.parser import HTMLParser
 
 import pytest
 
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Layout, Optimizer, Options, RunSettings, find, make_plan, sweep
+from lit_llm.plan.layout import layout_from_strategy
 from lit_llm.plan.page import plan_page, sweep_page
 from lit_llm.plan.page.memory import timeline
 from lit_llm.plan.page.schedule import DURATION, idle_share, played
 from lit_llm.plan.page.step import parts_of_step
 from lit_llm.plan.page.sweep import Point, log_scale, pareto_front
-from lit_llm.plan.settings import Schedule, layout_from_strategy
+from lit_llm.plan.settings import Schedule
 
 MODEL = GPTConfig(n_layer=8, n_head=4, n_embd=64, block_size=64, vocab_size=512)
 ADAMW = Optimizer("AdamW", fused=True)
@@ -83,7 +85,9 @@ LAYOUTS = {
     "one": run(),
     "one micro-batch": run(micro_batch=16),
     "ddp": run(layout=layout_from_strategy("ddp", 4, 8)),
-    "fsdp2": run(layout=layout_from_strategy("fsdp2", 4, 8), precision="bf16-mixed", checkpointing="full", chunk_size=64),
+    "fsdp2": run(
+        layout=layout_from_strategy("fsdp2", 4, 8), precision="bf16-mixed", compute=ComputeConfig("full"), chunk_size=64
+    ),
     "1f1b": run(layout=Layout("mesh", pipeline=PipelineLayout(4)), micro_batch=1),
     "interleaved": run(layout=Layout("mesh", pipeline=PipelineLayout(2, "interleaved1f1b"))),
 }

@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from planned_steps import peak_of
 from torch.profiler import ProfilerActivity, profile
 
 from lit_llm.core._torch import gradients_of_inputs
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.gpt import GPT
-from lit_llm.plan import Layout, Optimizer, RunSettings, find, make_plan, memory_per_rank, total_parameters
+from lit_llm.plan import Layout, Optimizer, RunSettings, find, make_plan, total_parameters
+from lit_llm.plan.layout import STRATEGIES, layout_from_strategy
 from lit_llm.plan.micro_batch import _micro_batch as micro_batch_cache
 from lit_llm.plan.parameters import weights_of
 from lit_llm.plan.pipeline import orders, shares, weights_of_stages
 from lit_llm.plan.rank_traffic import communicated_bytes
-from lit_llm.plan.settings import STRATEGIES, layout_from_strategy
 
 MODEL = GPTConfig(n_layer=8, n_head=4, n_embd=64, block_size=64, vocab_size=512)
 DEEP = GPTConfig(n_head=4, n_embd=64, block_size=64, vocab_size=64)
@@ -90,7 +91,7 @@ def held_most(order, blocks, forward, inputs):
 def test_activations_are_those_that_the_order_keeps(of_a_block, schedule):
     layout = Layout("mesh", pipeline=PipelineLayout(2, schedule))
     deep = replace(DEEP, n_layer=8 * layout.pipeline.stages)
-    memory = memory_per_rank(deep, sequences=2, accumulation=4, optimizer=ADAMW, layout=layout, precision="32-true", cuda=False)
+    memory = peak_of(deep, sequences=2, accumulation=4, optimizer=ADAMW, layout=layout, precision="32-true", cuda=False)
     blocks = [len(layers) for layers in layout.pipeline.layers(deep.n_layer)]
     kept = max(held_most(order, blocks, *of_a_block) for order in ORDERS[schedule])
     buffers = 4 * 2 * 64 * 64 * 4 * (1 if layout.pipeline.stages == 2 else 4)
@@ -113,11 +114,11 @@ def test_a_step_of_many_micro_batches_takes_what_one_of_fewer_does(schedule, ran
     def activations(cuda):
         layout = Layout("mesh", pipeline=PipelineLayout(ranks, schedule))
         model = replace(DEEP, n_layer=2 * layout.pipeline.stages)
-        of_ranks = memory_per_rank(model, sequences=1, accumulation=40, optimizer=ADAMW, layout=layout, cuda=cuda)
+        of_ranks = peak_of(model, sequences=1, accumulation=40, optimizer=ADAMW, layout=layout, cuda=cuda)
         return of_ranks.parts["activations"]
 
     short = [activations(cuda) for cuda in (True, False)]
-    monkeypatch.setattr("lit_llm.plan.pipeline_step.micro_batches_to_play", lambda layout, micro_batches: micro_batches)
+    monkeypatch.setattr("lit_llm.plan.micro_batch.micro_batches_to_play", lambda layout, micro_batches: micro_batches)
     micro_batch_cache.cache_clear()
     assert short == pytest.approx([activations(cuda) for cuda in (True, False)], rel=0.01)
 
@@ -125,10 +126,10 @@ def test_a_step_of_many_micro_batches_takes_what_one_of_fewer_does(schedule, ran
 def test_memory_of_a_pipeline_grows_with_what_is_in_flight():
     def total(schedule, micro_batches, ranks=4):
         layout = Layout("mesh", pipeline=PipelineLayout(ranks, schedule))
-        return memory_per_rank(MODEL, sequences=4, accumulation=micro_batches, optimizer=ADAMW, layout=layout)
+        return peak_of(MODEL, sequences=4, accumulation=micro_batches, optimizer=ADAMW, layout=layout)
 
     assert total("1f1b", 16).total < total("gpipe", 16).total
-    whole = memory_per_rank(MODEL, sequences=4, accumulation=16, optimizer=ADAMW)
+    whole = peak_of(MODEL, sequences=4, accumulation=16, optimizer=ADAMW)
     half = total("1f1b", 16, ranks=2)
     assert half.parts["weights"] < 0.6 * whole.parts["weights"]
     # GPipe holds each further micro-batch: activations, ids, and torch's two buffers of 4 · 64 · 64 fp32 values.
@@ -139,7 +140,7 @@ def test_memory_of_a_pipeline_grows_with_what_is_in_flight():
 def test_the_first_rank_of_a_tied_pipeline_has_nothing_of_the_loss():
     tied = replace(MODEL, tie_embeddings=True)
     layout = Layout("mesh", pipeline=PipelineLayout(2, "interleaved1f1b"))
-    memory = memory_per_rank(tied, sequences=4, accumulation=8, optimizer=ADAMW, layout=layout)  # most is on rank 0
+    memory = peak_of(tied, sequences=4, accumulation=8, optimizer=ADAMW, layout=layout)  # most is on rank 0
     assert memory.moment == "backward" and "loss head" not in memory.parts and min(memory.parts.values()) > 0
 
 

@@ -6,16 +6,18 @@ from dataclasses import replace
 import pytest
 
 from lit_llm.data.mixture_order import Phase, smallest_quotas
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.mixture import PlannedPhase, PlannedSource
+from lit_llm.plan.data_facts import PlannedPhase, PlannedSource
+from lit_llm.plan.layout import devices_of, layout_from_strategy
+from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.numbers import count, duration, money, money_range, percent, size, two_digits
-from lit_llm.plan.peak import peak_memory
-from lit_llm.plan.plan import planned_mfu
 from lit_llm.plan.report import markdown, render, sections, table_rows
 from lit_llm.plan.reserved import CONTEXT_GB
-from lit_llm.plan.settings import Schedule, canonical_precision, devices_of, from_recipe, layout_from_strategy
+from lit_llm.plan.settings import Schedule, canonical_precision, from_recipe
+from lit_llm.plan.step_time import planned_mfu
 
 MODEL = GPTConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257, mlp="gelu", tie_embeddings=True)
 
@@ -106,7 +108,7 @@ def test_a_recipe_becomes_settings():
     found = from_recipe(recipe(), MODEL, devices=None, **options)
     assert (found.steps, found.accumulation, found.layout.replicate) == (100, 2, 2)
     assert found.schedule.kind == "WSD"
-    assert (found.chunk_size, found.checkpointing, found.matmul_precision) == (100, "2", "high")
+    assert (found.chunk_size, found.compute) == (100, ComputeConfig(2, matmul_precision="high"))
     assert (found.validate_every, found.save_every, found.keep_last) == (None, 50, 3)
     assert found.optimizer == Optimizer("AdamW", fused=True)
     on_two = {"max_steps": 100, "devices": 2, "precision": "bf16-mixed"}
@@ -214,7 +216,7 @@ def test_the_memory_is_that_of_the_stage_with_the_largest_micro_batches():
 
 
 def test_a_ramp_that_leads_down_needs_the_memory_of_its_largest_batch():
-    full = {"precision": "32-true", "checkpointing": "full", "chunk_size": 1024}
+    full = {"precision": "32-true", "compute": ComputeConfig("full"), "chunk_size": 1024}
     one, many = (make_plan(run(global_batch=n, **full), find("h200")).memory for n in (8, 64))
     down = make_plan(run(global_batch=8, ramp=((0, 64), (10, 8)), **full), find("h200")).memory
     assert down == many and one.total < many.total
@@ -233,7 +235,7 @@ def test_devices_share_the_work_and_waiting_shows():
 
 
 def test_recomputation_costs_time_and_not_mfu():
-    plain, full = (make_plan(run(checkpointing=mode), find("h100-sxm"), Options(mfu=0.5)) for mode in ("none", "full"))
+    plain, full = (make_plan(run(compute=ComputeConfig(mode)), find("h100-sxm"), Options(mfu=0.5)) for mode in ("none", "full"))
     d, f, length = 768, 3072, 1024
     plain_flops = 6 * (12 * (4 * d * d + 2 * d * f) + 50304 * d) + 12 * 14 * d * length
     again = 12 * (2 * (4 * d * d + d * f) + 4 * d * length)  # all of a block but its last product
@@ -312,7 +314,7 @@ def test_the_advice_names_a_mesh_if_nothing_else_fits():
     """FSDP2 gathers embedding and head whole, 0.5e9 parameters each; tensor parallelism splits them."""
     model = replace(MODEL, vocab_size=2**18, n_embd=2048, n_head=16, n_layer=4, block_size=512)
     layout = layout_from_strategy({"class_path": "MeshStrategy", "init_args": {}}, 4, 8)
-    settings = run(layout=layout, micro_batch=1, checkpointing="full", chunk_size=1024)
+    settings = run(layout=layout, micro_batch=1, compute=ComputeConfig("full"), chunk_size=1024)
     settings = replace(settings, model=model)
     card = replace(find("h100-sxm"), memory_gb=12)
     plan = make_plan(settings, card)

@@ -1,4 +1,4 @@
-"""Planned tokens per second against published runs (lit_llm/plan/published.yaml), and the formula of `efficiency` by hand."""
+"""Planned tokens per second against published runs (lit_llm/plan/published.yaml), and the formula of `speed` by hand."""
 
 from dataclasses import replace
 
@@ -6,9 +6,9 @@ import pytest
 from published_runs import Run, runs
 
 from lit_llm.plan import Options, find
-from lit_llm.plan.efficiency import Constants, Work, work_of
-from lit_llm.plan.kept_whole import resolved
-from lit_llm.plan.plan import planned_mfu, step_times
+from lit_llm.plan.memory import resolved
+from lit_llm.plan.speed import Constants, Gpu, Work, gpu_of
+from lit_llm.plan.step_time import planned_mfu, step_times
 
 
 def tokens_per_second(run: Run) -> float:
@@ -29,20 +29,26 @@ def named(group: str, name: str) -> list[Run]:
 def test_work_takes_the_time_of_its_parts():
     constants = Constants(0.5, 0.8, 100.0, 0.2, 0.4, 3.0, 1.0, 2.0, 0.0, 0.0)
     # 10 s of products at width 400 and half the peak, 1 s of attention, 2 s of writing
-    work = Work(10.0, 1 / 400, 2.0, 1 / 100, 1.0, 2.0, 0.5, 1.0, False, False, False, False)
+    gpu = Gpu(peak=10.0, body_peak=20.0, bandwidth=100.0)
+    work = Work(200.0, 1 / 400, 20.0, 1 / 100, 20.0, 0.5, 200.0, 7.0, 40.0, 1.0, 1.0)
     eager = 10 * 1.25 / 0.5 + 2 * 2 / 0.5 + 1 / 0.2 + 2 * 3 + 0.5
-    assert work.seconds(constants) == pytest.approx(eager)
-    assert replace(work, is_compiled=True).seconds(constants) == pytest.approx(eager - 2 * 2)
-    assert replace(work, is_compiled=True, is_float8=True).seconds(constants) == pytest.approx(eager - 2)
-    assert replace(work, is_flash3=True).seconds(constants) == pytest.approx(eager - 1 / 0.2 + 1 / 0.4)
+    assert gpu.seconds(work, constants) == pytest.approx(eager)
+    assert replace(gpu, is_compiled=True).seconds(work, constants) == pytest.approx(eager - 2 * 2)
+    assert replace(gpu, is_compiled=True, is_float8=True).seconds(work, constants) == pytest.approx(eager - 2)
+    assert replace(gpu, is_flash3=True).seconds(work, constants) == pytest.approx(eager - 1 / 0.2 + 1 / 0.4)
     ampere = 10 * 1.25 / 0.8 + 2 * 2 / 0.8 + 1 / 0.4 + 2 * 3 + 0.5
-    assert replace(work, is_ampere=True).seconds(constants) == pytest.approx(ampere)
-    assert replace(work, launches=100.0).seconds(constants) == pytest.approx(100.5)  # kernels are started too late
+    assert replace(gpu, is_ampere=True).seconds(work, constants) == pytest.approx(ampere)
+    assert gpu.seconds(replace(work, kernels=2e7), constants) == pytest.approx(100.5)  # kernels are started too late
 
 
 def test_eager_compiled_and_float8_reach_what_was_published_on_8_and_128_gpus():
     eight, many = named("torchtitan, 96", "table 1"), named("torchtitan, 96", "table 3")
-    assert [(run.settings.compile, run.settings.float8) for run in eight] == [(False, False), (True, False), (True, True)]
+    computes = [run.settings.compute for run in eight]
+    assert [(compute.compile, compute.float8) for compute in computes] == [
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
     for run in eight + many:
         assert ratio(run) == pytest.approx(1, abs=0.15), str(run)
     # 97.3 %, 97.7 % and 98.2 % of the speed of eight
@@ -59,9 +65,9 @@ def test_narrow_models_reach_less_of_the_peak():
 
 def test_hardware_without_figures_has_no_fitted_speed():
     run, h100 = runs()[0], find("h100-sxm")
-    assert work_of(run.settings, replace(h100, memory_gbps=None)) is None
+    assert gpu_of(run.settings, replace(h100, memory_gbps=None)) is None
     assert planned_mfu(run.settings, replace(h100, memory_gbps=None), Options()) == 0.4
-    assert work_of(run.settings, find("t4")) is None  # has no bf16
+    assert gpu_of(run.settings, find("t4")) is None  # has no bf16
 
 
 @pytest.mark.slow

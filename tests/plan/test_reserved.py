@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from planned_steps import peak_of
 
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.plan import Layout, Optimizer, RunSettings, make_plan, memory_per_rank
+from lit_llm.plan import Layout, Optimizer, RunSettings, make_plan
 from lit_llm.plan.hardware import table
 from lit_llm.plan.parameters import total_parameters
 from lit_llm.plan.reserved import Pools, reserved_bytes
@@ -35,13 +37,13 @@ def test_streams_add_up():
 def test_sixteen_times_the_gpus_save_what_torchtitan_published():
     def gib(shard: int) -> float:
         layout = Layout("mesh", shard=shard, shards="parameters")
-        memory = memory_per_rank(
+        memory = peak_of(
             LLAMA_8B,
             sequences=2,
             precision="bf16-mixed",
             optimizer=Optimizer("AdamW", fused=True),
             layout=layout,
-            checkpointing="cheap",
+            compute=ComputeConfig("cheap"),
         )
         assert memory.reserved is not None and memory.needed == memory.reserved > memory.total
         return memory.reserved / 2**30
@@ -62,5 +64,5 @@ def test_a_run_fits_if_what_it_reserves_does():
 
 
 def test_a_cpu_reserves_nothing():
-    memory = memory_per_rank(SMALL, sequences=2, optimizer=Optimizer("AdamW"), cuda=False)
+    memory = peak_of(SMALL, sequences=2, optimizer=Optimizer("AdamW"), cuda=False)
     assert memory.reserved is None and memory.needed == memory.total

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lit_llm.callbacks import WSD, BatchRamp, Constant, Cosine, InverseSquareRoot, Linear
-from lit_llm.plan.ramp import sequences_before, steps_for
+from lit_llm.plan.data_facts import sequences_before, steps_for
 from lit_llm.plan.schedule import phases
 
 STEPS = 40

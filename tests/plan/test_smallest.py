@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from smallest_hardware import smallest
 
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, make_plan, table, total_parameters
-from lit_llm.plan.settings import layout_from_strategy
-from lit_llm.plan.smallest import smallest
+from lit_llm.plan.layout import layout_from_strategy
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
 XL = GPTConfig(n_layer=48, n_head=25, n_embd=1600, block_size=1024, vocab_size=50257, **GPT2)
@@ -78,5 +79,7 @@ def test_nothing_that_fits_has_less_memory(model):
         for n in (1, 2, 4, 8, 16):
             if n * hardware.memory_gb < least:
                 for mode in ("none", "full"):
-                    tried = run(model, checkpointing=mode, layout=layout_from_strategy("fsdp2", n, hardware.devices_per_node))
+                    tried = run(
+                        model, compute=ComputeConfig(mode), layout=layout_from_strategy("fsdp2", n, hardware.devices_per_node)
+                    )
                     assert make_plan(tried, hardware).fits is False, (hardware.name, n, mode)

@@ -3,8 +3,10 @@
 from functools import partial
 
 import pytest
+from planned_steps import peak_of, step_of
 
 from lit_llm.callbacks.schedule import cosine, wsd
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import (
@@ -12,15 +14,13 @@ from lit_llm.plan import (
     Optimizer,
     Options,
     RunSettings,
-    checkpoints,
     communication,
     compute,
     find,
     make_plan,
-    memory_per_rank,
     total_parameters,
 )
-from lit_llm.plan.micro_batch import Step, micro_batch
+from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
 from lit_llm.plan.parameters import weights_of
 from lit_llm.plan.pipeline import bubble
@@ -97,7 +97,7 @@ def test_llama2_70b_has_its_published_number_of_parameters():
 def test_gpt2_xl_takes_less_than_the_15_31_gb_per_sequence_of_naive_attention():
     # Naive attention in fp32 holds L(16·BTd + 2·B·H·T²) + BTd + BTV values: 15.31 GB per sequence, so 3 fit in 80 GB.
     fixed, naive = 24.88e9, 15.31e9
-    one, three = (memory_per_rank(GPT2_XL, sequences=n, optimizer=Optimizer("AdamW", fused=True)).total for n in (1, 3))
+    one, three = (peak_of(GPT2_XL, sequences=n, optimizer=Optimizer("AdamW", fused=True)).total for n in (1, 3))
     assert fixed < one < fixed + naive and three < fixed + 3 * naive < 80e9
 
 
@@ -108,11 +108,10 @@ def test_a_bf16_block_with_fused_attention_keeps_32_bytes_per_value():
     gpt2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "qk_norm": False}
     six, five = (
         micro_batch(
-            Step(
+            step_of(
                 GPTConfig(n_layer=layers, n_head=8, n_embd=512, block_size=128, vocab_size=1000, **gpt2),
                 4,
-                parameter_bytes=2,
-                compute_bytes=2,
+                precision="bf16-true",
             )
         ).peaks
         for layers in (6, 5)
@@ -128,7 +127,7 @@ def test_a_bf16_block_with_fused_attention_keeps_32_bytes_per_value():
 def test_zero_divides_16_bytes_per_parameter_over_8_ranks(shards, weights, gradients, state):
     # Rajbhandari et al. 2020, figure 1. For 70e9 parameters: 1,120 GB per rank, and 140 GB with everything sharded.
     layout = Layout(replicate=8) if shards == "nothing" else Layout(shard=8, shards=shards)
-    parts = memory_per_rank(LLAMA2_70B, sequences=1, optimizer=Optimizer("AdamW", fused=True), layout=layout).parts
+    parts = peak_of(LLAMA2_70B, sequences=1, optimizer=Optimizer("AdamW", fused=True), layout=layout).parts
     found = {name: parts[name] / 68_976_648_192 for name in ("weights", "gradients", "optimizer state")}
     assert found == pytest.approx({"weights": weights, "gradients": gradients, "optimizer state": state})
 
@@ -159,7 +158,7 @@ def test_a_window_cuts_attention():
 
 
 def test_full_recomputation_costs_about_a_third():
-    plain, full = (micro_batch(Step(GPT2_XL, 1, checkpointing=mode, cuda=True)).flops for mode in ("none", "full"))
+    plain, full = (micro_batch(step_of(GPT2_XL, 1, compute=ComputeConfig(mode), cuda=True)).flops for mode in ("none", "full"))
     assert full / plain == pytest.approx(4 / 3, rel=0.1)
 
 
@@ -228,12 +227,12 @@ def test_the_slowest_rank_sets_the_time_of_a_step():
 
 def test_youngs_interval():
     # 60 s to save and one failure per day: save every 54 minutes. 3.73 % are lost, half to each cause.
-    interval = checkpoints.young_interval_seconds(60, 86400)
+    interval = compute.young_interval_seconds(60, 86400)
     assert interval == pytest.approx(3219.94, abs=0.01)
-    assert checkpoints.overhead_fraction(60, interval, 86400) == pytest.approx(0.037268, abs=1e-6)
+    assert compute.overhead_fraction(60, interval, 86400) == pytest.approx(0.037268, abs=1e-6)
     for other in (0.8, 1.25):
-        assert checkpoints.overhead_fraction(60, interval * other, 86400) > checkpoints.overhead_fraction(60, interval, 86400)
-    assert checkpoints.cluster_mtbf_hours(50_000, 1000) == 50
+        assert compute.overhead_fraction(60, interval * other, 86400) > compute.overhead_fraction(60, interval, 86400)
+    assert compute.cluster_mtbf_hours(50_000, 1000) == 50
 
 
 @pytest.mark.parametrize(
@@ -270,6 +269,6 @@ def test_phases_of_wsd_and_a_sparkline():
 
 def test_full_sharding_divides_weights_and_optimizer_state_of_gpt2_xl():
     layout = Layout("mesh", shard=8, shards="parameters")
-    sharded = memory_per_rank(GPT2_XL, sequences=1, optimizer=Optimizer("AdamW", fused=True), layout=layout)
+    sharded = peak_of(GPT2_XL, sequences=1, optimizer=Optimizer("AdamW", fused=True), layout=layout)
     assert sharded.parts["weights"] == 4 * 1_555_126_400 // 8
     assert sharded.parts["optimizer state"] == 8 * 1_555_126_400 // 8

@@ -12,7 +12,7 @@ import yaml
 from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.recipe_files import SHIPPED, shipped
 from lit_llm.core.errors import UserError
-from lit_llm.plan.settings import layout_from_strategy
+from lit_llm.plan.layout import layout_from_strategy
 
 RECIPES = [name for name, header in shipped().items() if not header.is_overlay and name not in ("finetune", "cpt", "sft")]
 OVERLAYS = {

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from smallest_hardware import smallest
 
 from lit_llm.__main__ import main
 from lit_llm.commands.plan import split
@@ -21,7 +22,6 @@ from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.plan import Plan, find, make_plan
 from lit_llm.plan.numbers import duration, percent
-from lit_llm.plan.smallest import smallest
 from lit_llm.runs.run_folder import default_run_dir
 
 NAMES = [name for name, header in shipped().items() if not header.is_overlay]

@@ -8,14 +8,16 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy
+from planned_steps import peak_of
 
-from lit_llm.callbacks import Throughput
+from lit_llm.callbacks import EMA, Throughput
 from lit_llm.data import TextFiles
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
-from lit_llm.plan import Optimizer, memory_per_rank
+from lit_llm.optim.torch_muon import TorchMuon
+from lit_llm.plan import Optimizer
 from lit_llm.plan.run_record import measured_run
 from lit_llm.training import plan_monitor
 from lit_llm.training.language_model import LanguageModel
@@ -68,7 +70,7 @@ def test_the_planned_peak_is_that_of_the_run_and_in_every_row_from_the_second_st
     watch = PlanMonitor()
     module = LanguageModel(GPTConfig(**CONFIG), partial(torch.optim.AdamW, fused=True), LossConfig(chunk_size=chunk_size))
     rows = fit(watch, module, tmp_path).rows
-    expected = memory_per_rank(
+    expected = peak_of(
         GPTConfig(**CONFIG, vocab_size=257),
         sequences=2,
         length=16,
@@ -112,19 +114,26 @@ def test_a_disk_that_refuses_does_not_end_the_run_and_other_folders_stay_as_they
         fit(PlanMonitor(), module, tmp_path, steps=1)
 
 
-def test_muon_is_planned_by_its_class(tmp_path):
+@pytest.mark.parametrize(
+    ("optimizer", "planned"),
+    [(MuonAdamW, Optimizer("MuonAdamW")), (TorchMuon, Optimizer("torch.optim.Muon", ns_dtype="bfloat16"))],
+)
+def test_muon_is_planned_by_its_class(tmp_path, optimizer, planned):
     watch = PlanMonitor()
-    fit(watch, LanguageModel(GPTConfig(**CONFIG), MuonAdamW), tmp_path, steps=2)
-    assert watch.predicted_bytes is not None
-    adamw = memory_per_rank(
-        GPTConfig(**CONFIG, vocab_size=257),
-        sequences=2,
-        length=16,
-        accumulation=2,
-        optimizer=Optimizer("AdamW"),
-        cuda=False,
+    fit(watch, LanguageModel(GPTConfig(**CONFIG), optimizer), tmp_path, steps=2)
+    sizes = {"sequences": 2, "length": 16, "accumulation": 2, "cuda": False}
+    muon, adamw = (
+        peak_of(GPTConfig(**CONFIG, vocab_size=257), optimizer=each, **sizes) for each in (planned, Optimizer("AdamW"))
     )
-    assert watch.predicted_bytes != adamw.total
+    assert watch.predicted_bytes == muon.total != adamw.total
+
+
+def test_an_average_of_the_weights_is_planned(tmp_path):
+    module = LanguageModel(GPTConfig(**CONFIG), partial(torch.optim.AdamW, fused=True))
+    plain, averaged = PlanMonitor(), PlanMonitor()
+    fit(plain, module, tmp_path, steps=1)
+    fit(averaged, module, tmp_path, steps=1, more=(EMA(),))
+    assert averaged.predicted_bytes - plain.predicted_bytes == 4 * sum(p.numel() for p in module.parameters())
 
 
 def test_a_run_the_planner_does_not_support_gets_no_prediction(tmp_path):
@@ -178,6 +187,6 @@ def test_the_layout_of_a_trainer_follows_its_strategy():
         strategy = MeshStrategy(replicate=2, shard="auto", tensor_parallel=2, reshard_after_forward=False)
 
     found = layout_of_trainer(Fake())
-    assert (found.replicate, found.shard, found.tensor_parallel, found.reshard) == (2, 2, 2, False)
+    assert (found.replicate, found.shard, found.tensor_parallel, found.kept.weights) == (2, 2, 2, True)
     Fake.strategy = DDPStrategy(gradient_as_bucket_view=True)
     assert layout_of_trainer(Fake()).bucket_copies is False and layout_of_trainer(Fake()).replicate == 8

@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import replace
 
 from lit_llm.core import html_page as html
-from lit_llm.plan.memory import Memory
-from lit_llm.plan.micro_batch import Operation, micro_batch
+from lit_llm.plan.memory import Memory, usable_bytes
+from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.numbers import size
-from lit_llm.plan.peak import usable_bytes
+from lit_llm.plan.passes import Operation
 from lit_llm.plan.plan import Plan
 
 PARTS = (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from lit_llm.core import html_page as html
 from lit_llm.core.html_page import Bar
-from lit_llm.plan.memory import BYTES
 from lit_llm.plan.numbers import duration, percent
 from lit_llm.plan.optimizer import state_bytes
 from lit_llm.plan.page.schedule import DURATION, idle_share, played
-from lit_llm.plan.parameters import stored_bytes
 from lit_llm.plan.pipeline import bubble
 from lit_llm.plan.plan import Plan
 from lit_llm.plan.rank_traffic import fullest_stage
+from lit_llm.plan.settings import BYTES
+from lit_llm.plan.weights import stored_bytes
 
 COLORS = {
     "forward": 0, "recomputation": 1, "backward": 2, "gradients of inputs": 2, "gradients of weights": 3, "optimizer": 5,

@@ -1,11 +1,14 @@
-"""What a mixture draws from each source, by phase: plain numbers, and their table."""
+"""What a plan knows of the data: its size, the stages of a batch ramp, and what a mixture draws from each source.
+
+A stage of a batch ramp is (number of its first step, from 0; sequences per step).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
-from lit_llm.plan.ramp import Stages, steps_for
-
+Stages = tuple[tuple[int, int], ...]
 HEADER = ("phase", "source", "share", "tokens", "epochs by its end", "max_epochs")
 MANY_EPOCHS = 4
 
@@ -35,6 +38,40 @@ class PlannedPhase:
 
 
 Phases = tuple[PlannedPhase, ...]
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None).
+
+    `phases`: what a mixture draws from its sources. `sequences`: of one epoch of packed documents; None: unknown, or not
+    packed. `packing`: what packing does to the documents.
+    """
+
+    train_tokens: int | None = None
+    val_tokens: int | None = None
+    origin: str = "unknown"
+    bytes_per_token: int = 2
+    phases: Phases = ()
+    sequences: int | None = None
+    packing: str = ""
+
+
+def sequences_before(stages: Stages, step: int) -> int:
+    """Sequences in the first `step` steps."""
+    ends = [first for first, _ in stages[1:]] + [step]
+    return sum(max(0, min(end, step) - first) * size for (first, size), end in zip(stages, ends, strict=True))
+
+
+def steps_for(stages: Stages, sequences: int) -> int:
+    """The fewest steps that consume at least `sequences` sequences."""
+    remaining = sequences
+    for (first, size), (end, _) in pairwise(stages):
+        if remaining <= (end - first) * size:
+            return first - (-remaining // size)
+        remaining -= (end - first) * size
+    first, size = stages[-1]
+    return first - (-remaining // size)
 
 
 def rows(phases: Phases, stages: Stages, length: int, total: int) -> list[tuple[str, ...]]:

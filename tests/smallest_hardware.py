@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.kept_whole import resolved
-from lit_llm.plan.peak import peak_memory, usable_bytes
-from lit_llm.plan.settings import RunSettings, layout_from_strategy
+from lit_llm.plan.layout import layout_from_strategy
+from lit_llm.plan.memory import peak_memory, resolved, usable_bytes
+from lit_llm.plan.settings import RunSettings
 
 CPU_GB = 2.0
 """Memory that any computer has free. A recipe that needs no more, unchanged, runs on a CPU."""
@@ -79,11 +79,11 @@ def _fewest(alone: RunSettings, hardware: Hardware) -> Smallest | None:
 def _variants(settings: RunSettings) -> Iterator[tuple[tuple[str, ...], RunSettings]]:
     """(flags, settings): unchanged, then with each flag that changes something, then with both."""
     one = ("--data.micro_batch_size 1",) if settings.sequences > 1 else ()
-    full = ("--compute.activation_checkpointing full",) if settings.checkpointing != "full" else ()
+    full = ("--compute.activation_checkpointing full",) if settings.compute.activation_checkpointing != "full" else ()
     yield (), settings
     if one:
         yield one, replace(settings, micro_batch=1)
     if full:
-        yield full, replace(settings, checkpointing="full")
+        yield full, settings.with_checkpointing("full")
     if one and full:
-        yield one + full, replace(settings, micro_batch=1, checkpointing="full")
+        yield one + full, replace(settings, micro_batch=1).with_checkpointing("full")

@@ -4,7 +4,7 @@ import pytest
 
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings
-from lit_llm.plan.timing import WORK, Speeds, fit_speeds, work_of
+from lit_llm.plan.speed import CpuSpeeds, Work, fit_speeds, work_of
 
 SHAPES = [
     (4, 256, 128, 1000),
@@ -27,7 +27,7 @@ def settings(layers: int, width: int, length: int, vocabulary: int) -> RunSettin
 
 
 def test_true_speeds_are_found_and_predict_another_shape():
-    true = Speeds((1e-11, 2e-11, 3e-10, 5e-9, 4e-10, 2e-6))
+    true = CpuSpeeds((1e-11, 2e-11, 3e-10, 5e-9, 4e-10, 2e-6))
     works = [work_of(settings(*shape), cuda=False) for shape in SHAPES]
     found = fit_speeds(works, [true.seconds(work) for work in works])
     other = work_of(settings(7, 200, 200, 12345), cuda=False)
@@ -35,14 +35,14 @@ def test_true_speeds_are_found_and_predict_another_shape():
 
 
 def test_no_speed_is_negative_although_the_best_fit_would_be():
-    works = [[1.0, 0, 0, 0, 0, 1.0], [2.0, 0, 0, 0, 0, 1.0], [3.0, 0, 0, 0, 0, 1.0]]
+    works = [Work(flops, 0, 0, 0, 0, 0, 0, 0, 0, 0, kernels=1.0) for flops in (1.0, 2.0, 3.0)]
     found = fit_speeds(works, [0.9, 1.9, 2.9])  # t = matmul - 0.1
-    assert min(found.seconds_per_unit) >= 0 and len(found.seconds_per_unit) == len(WORK)
-    assert found.seconds([2.0, 0, 0, 0, 0, 1.0]) == pytest.approx(1.9, rel=0.1)
+    assert min(found.seconds_per_unit) >= 0 and len(found.seconds_per_unit) == 6
+    assert found.seconds(works[1]) == pytest.approx(1.9, rel=0.1)
 
 
 def test_work_grows_as_it_should():
     one, two = (work_of(settings(*shape), cuda=False) for shape in ((4, 256, 128, 1000), (4, 256, 256, 1000)))
-    assert two[0] == 2 * one[0]  # twice the tokens through the same matrices
-    assert two[1] == 4 * one[1]  # attention is quadratic
-    assert two[4] == one[4]  # the optimizer does not see the tokens
+    assert two.body + two.head == 2 * (one.body + one.head)  # twice the tokens through the same matrices
+    assert two.attention == 4 * one.attention  # attention is quadratic
+    assert two.optimizer == one.optimizer  # the optimizer does not see the tokens

@@ -1,4 +1,4 @@
-"""A user's module in the planner: its weights, and the memory and FLOPs of a micro-batch, traced as a whole.
+"""The memory and FLOPs of a micro-batch of a user's module, traced as a whole.
 
 Nothing is assumed about its structure: forward, the loss of training and backward run once, on tensors without data. Sizes are
 linear in the number of sequences, so two numbers are traced, and any other follows. A module that takes too many operations,
@@ -11,26 +11,24 @@ from __future__ import annotations
 
 import itertools
 import sys
-import traceback
 from collections.abc import Sequence, Set
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-import lit_llm
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
-from lit_llm.models.custom import CustomModel, attention_checkpointing_problem, blocks_problem, chunk_problem, layout_problems
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
 from lit_llm.plan.cuda import CudaKernels
 from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.micro_batch import KINDS, MicroBatch, Operation, Step, played
-from lit_llm.plan.parameters import Key, Weight, stored_bytes, weights_of
+from lit_llm.plan.custom_model import build, place, said
+from lit_llm.plan.optimizer import Optimizer
+from lit_llm.plan.parameters import weights_of
+from lit_llm.plan.passes import KINDS, MicroBatch, Operation, Step, played
 from lit_llm.plan.recorder import (
     ACTIVATIONS,
     ATTENTION,
@@ -42,10 +40,9 @@ from lit_llm.plan.recorder import (
     Undetermined,
     sized,
 )
+from lit_llm.plan.settings import RunSettings
 from lit_llm.plan.trace import Numerics, without_data
-
-if TYPE_CHECKING:
-    from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.weights import Key, stored_bytes
 
 PHASES = ("forward", "loss head", "loss head", "backward")
 MOST_OPERATIONS = 25_000
@@ -57,87 +54,6 @@ _ON_GPU = {  # operators whose kernels of a GPU need memory that is not known he
     "mkldnn_rnn_layer": "LSTM layers are counted as on a CPU: what cuDNN's keep for the backward pass is not known",
     "convolution": "work memory of cuDNN's convolutions is not counted",
 }
-
-
-def build(config: CustomConfig) -> CustomModel:
-    """The module on the meta device; on the CPU if its `__init__` needs values.
-
-    Raises:
-        UserError: it cannot be built.
-    """
-    try:
-        return _build(config, "meta")
-    except UserError:
-        raise
-    except Exception:
-        pass
-    try:
-        return _build(config, "cpu")
-    except UserError:
-        raise
-    except Exception as error:  # of the user's code
-        path = config.architecture.class_path
-        raise UserError(f"architecture {path} cannot be built: {_said(error)} (--architecture)") from error
-
-
-def _build(config: CustomConfig, device: str) -> CustomModel:
-    with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr):
-        return CustomModel(config, config.architecture, device)
-
-
-def weights(config: CustomConfig) -> tuple[Weight, ...]:
-    """The parameters, by child of the module. A tied one exists once."""
-    from lit_llm.optim import parameter_groups
-
-    model = build(config)
-    groups = {id(p): str(group["name"]) for group in parameter_groups(model) for p in group["params"]}
-    return tuple(
-        Weight(
-            name,
-            tuple(p.shape),
-            ".".join(name.split(".")[:2]),
-            groups.get(id(p)),
-            times=1 if name.startswith("network.blocks.") else 0,
-            own_bytes=p.element_size(),
-        )
-        for name, p in model.named_parameters()
-    )
-
-
-def problems(settings: RunSettings) -> list[str]:
-    """Why a run cannot train its module, one sentence each, as `fit` says them. Not those of a pipeline.
-
-    Raises:
-        UserError: the module cannot be built.
-    """
-    config, layout, checkpointing = settings.model, settings.layout, settings.checkpointing
-    assert isinstance(config, CustomConfig)
-    path = config.architecture.class_path
-    found = layout_problems(path, layout.tensor_parallel, layout.context)
-    if settings.chunk_size is not None:
-        found.append(chunk_problem(path, settings.chunk_size))
-    if checkpointing != "none" and not has_blocks(config):
-        found.append(blocks_problem(path, ["compute.activation_checkpointing"]))
-    elif checkpointing == "attention":
-        found.append(attention_checkpointing_problem(path))
-    return found
-
-
-def has_blocks(config: CustomConfig) -> bool:
-    """Whether the module has `blocks` with parameters."""
-    return any(weight.times for weight in weights_of(config))
-
-
-def buffer_bytes(config: CustomConfig, parameter_bytes: int) -> int:
-    """Bytes of the module's buffers."""
-    return _buffer_bytes(Key(config), parameter_bytes)
-
-
-@lru_cache(maxsize=64)
-def _buffer_bytes(key: Key, parameter_bytes: int) -> int:
-    buffers = list(build(key.value).buffers())
-    narrow = parameter_bytes < 4  # floating-point buffers get the type of the weights
-    return sum(b.numel() * (parameter_bytes if narrow and b.is_floating_point() else b.element_size()) for b in buffers)
 
 
 def micro_batch(step: Step) -> MicroBatch:
@@ -157,7 +73,7 @@ def flops_per_token(config: CustomConfig, length: int | None) -> tuple[float, fl
 
     Six per parameter, and none, where the module cannot be traced.
     """
-    step = Step(config, 2, length=length)
+    step = Step(RunSettings(config, Optimizer("SGD"), steps=1, global_batch=2, length=length), 2)
     made = micro_batch(step)
     if not made.is_known:
         return 6.0 * sum(weight.total for weight in weights_of(config)), 0.0
@@ -187,7 +103,7 @@ def _played(step: Step) -> tuple[MicroBatch, Trace]:
 
 def _extended(step: Step, sequences: float, length: int) -> tuple[MicroBatch, Trace] | None:
     """`sequences` of `length` tokens, from two and three of them; None if these do other operations."""
-    step = replace(step, length=length)
+    step = _of_length(step, length)
     few, more = trace(step, 2), trace(step, 3)
     if few.ends != more.ends or not torch.equal(few.kinds, more.kinds):
         return None
@@ -204,8 +120,8 @@ def _play(step: Step, amounts: Tensor, of: Trace) -> MicroBatch:
 
 def _change(step: Step, kinds: Tensor, amounts: Tensor) -> tuple[Any, ...]:
     """What a segment does: bytes by kind at its end and at its peak, all bytes that it writes, and FLOPs."""
-    stays = torch.zeros_like(amounts) if step.gradients_exist else amounts // step.shard_gradients
-    sizes = torch.where(kinds == GRADIENTS, stays, amounts).where(kinds < len(KINDS), 0)
+    gradients = torch.zeros_like(amounts) if step.gradients_exist else amounts // step.shard_gradients
+    sizes = torch.where(kinds == GRADIENTS, gradients, amounts).where(kinds < len(KINDS), 0)
     live = torch.cat((sizes.new_zeros(1), sizes.cumsum(0)))
     highest = int(live.argmax())
 
@@ -247,31 +163,30 @@ def trace(step: Step, sequences: int) -> Trace:
         TooManyOperations: a trace would take long.
         UserError: the module breaks the contract.
     """
-    found = _trace(
-        Key(replace(step, sequences=0, gradients_exist=False, shard_gradients=1, timeline=False, compiled=False)), sequences
-    )
+    settings, sizes = step.settings, (step.parameter_bytes, step.compute_bytes)
+    options = {"mode": settings.compute.activation_checkpointing, "z_loss": bool(settings.z_loss), "cuda": step.cuda}
+    found = _trace(Key(step.model), sequences, step.whole_length, sizes, **options)
     if isinstance(found, Exception):
         raise found
     return found
 
 
 @lru_cache(maxsize=256)
-def _trace(key: Key, sequences: int) -> Trace | Exception:
-    """A trace, or why there is none."""
-    step: Step = key.value
-    config = step.model
-    assert isinstance(config, CustomConfig)
-    weights, products = _DTYPES[step.parameter_bytes], _DTYPES[step.compute_bytes]
+def _trace(
+    key: Key, sequences: int, length: int, sizes: tuple[int, int], *, mode: str | int, z_loss: bool, cuda: bool
+) -> Trace | Exception:
+    """A trace, or why there is none. `sizes`: bytes of an element of the weights, and in matrix products."""
+    config: CustomConfig = key.value
+    weights, products = (_DTYPES[size] for size in sizes)
     model = build(config)
-    recorder = Recorder(cuda=step.cuda, most=MOST_OPERATIONS)
-    mode = int(step.checkpointing) if step.checkpointing.isdigit() else step.checkpointing
+    recorder = Recorder(cuda=cuda, most=MOST_OPERATIONS)
     for i, block in enumerate(model.blocks):
         if recomputes(mode, i):
-            if step.cuda:
+            if cuda:
                 CudaKernels.around(block)
             recompute_block(block, mode, preserve_rng_state=False)
     without_data(model, weights, recorder)
-    ids, targets = (sized(sequences, step.whole_length, dtype=torch.int64) for _ in range(2))
+    ids, targets = (sized(sequences, length, dtype=torch.int64) for _ in range(2))
     recorder.exclude((ids, targets))
 
     def loss(z: Tensor, targets: Tensor) -> LossSums:
@@ -280,11 +195,11 @@ def _trace(key: Key, sequences: int) -> Trace | Exception:
         recorder.begin()
         recorder.kind = LOSS_HEAD
         z.register_hook(lambda gradient: _begin_backward(recorder))
-        return cross_entropy_of_logits(z, targets, z_loss=1.0 if step.z_loss else 0.0)
+        return cross_entropy_of_logits(z, targets, z_loss=1.0 if z_loss else 0.0)
 
     default = torch.get_default_dtype()
     try:
-        with redirect_stdout(sys.stderr), Numerics(weights, products, step.cuda).record(recorder):
+        with redirect_stdout(sys.stderr), Numerics(weights, products, cuda).record(recorder):
             torch.set_default_dtype(weights)  # as Lightning does
             total = model(ids, targets, loss=loss).loss
             recorder.begin()
@@ -293,9 +208,9 @@ def _trace(key: Key, sequences: int) -> Trace | Exception:
     except (TooManyOperations, UserError) as error:
         return error.with_traceback(None)
     except Undetermined as reason:
-        return Undetermined(f"{reason}{_place(reason)}")
+        return Undetermined(f"{reason}{place(reason)}")
     except Exception as error:  # of the user's code, of any kind
-        return Undetermined(f"it fails on tensors without data: {_said(error)}")
+        return Undetermined(f"it fails on tensors without data: {said(error)}")
     finally:
         torch.set_default_dtype(default)
     kinds, amounts = torch.tensor([event for segment in recorder.segments for event in segment]).T
@@ -306,6 +221,10 @@ def _trace(key: Key, sequences: int) -> Trace | Exception:
 def _begin_backward(recorder: Recorder) -> None:
     recorder.begin()
     recorder.kind = ACTIVATIONS
+
+
+def _of_length(step: Step, length: int) -> Step:
+    return replace(step, settings=replace(step.settings, length=length))
 
 
 # -- short sequences --------------------------------------------------------------------------------------------------
@@ -319,7 +238,7 @@ def _from_short_sequences(step: Step) -> MicroBatch:
     """
     many = f"it takes more than {MOST_OPERATIONS:,} operations"
     try:
-        per_token = (trace(replace(step, length=16), 2).operations - trace(replace(step, length=8), 2).operations) / 8
+        per_token = (trace(_of_length(step, 16), 2).operations - trace(_of_length(step, 8), 2).operations) / 8
         unit = min(step.whole_length // 8, max(4, int(MOST_OPERATIONS / 20 / max(per_token, 1))))
         found = [_extended(step, step.tokens / (i * unit), i * unit) for i in (1, 2, 3, 4)]
     except TooManyOperations:
@@ -366,18 +285,3 @@ def _at(length: int, lengths: Sequence[int], known: Sequence[MicroBatch]) -> Mic
         ),
         kernels=figure([made.kernels for made in known]),
     )
-
-
-# -- sentences --------------------------------------------------------------------------------------------------------
-
-
-def _said(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}{': ' + lines[0] if lines else ''}{_place(error)}"
-
-
-def _place(error: BaseException) -> str:
-    """The last line of the user's code in a traceback."""
-    others = tuple(str(Path(module.__file__).parent) for module in (torch, lit_llm) if module.__file__)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
-    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -1,4 +1,4 @@
-"""The speed that a run measured, carried to other hardware and settings."""
+"""The speed that a run measured, used for other hardware and settings."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, fields
 from lit_llm.core.errors import UserError
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.numbers import duration, two_digits
-from lit_llm.plan.plan import Options, step_times
 from lit_llm.plan.run_record import MeasuredRun
 from lit_llm.plan.settings import RunSettings
-from lit_llm.plan.timing import CPU, work_of
+from lit_llm.plan.speed import CPU, work_of
+from lit_llm.plan.step_time import Options, step_times
 
 
 @dataclass(frozen=True)
-class Carried:
+class MeasuredSpeed:
     """A measured speed as a correction of the planned one.
 
     Attributes:
         factor: if the dense peak of the run's hardware is known: measured over planned MFU. Otherwise measured seconds of
-            computing over those that `Speeds` of a CPU core give; this holds for the same hardware only.
+            computing over those that the speeds of a CPU core give; this holds for the same hardware only.
     """
 
     source: MeasuredRun
@@ -45,10 +45,10 @@ class Carried:
         """Seconds of computing in a step, from the work of the step; None with a known peak, or on other hardware."""
         if self.has_peak or not self.holds_for(hardware):
             return None
-        return self.factor * CPU.seconds(work_of(settings, cuda=hardware.is_gpu)) / settings.layout.pipeline.ranks
+        return self.factor * CPU.seconds(work_of(settings, cuda=hardware.is_gpu))
 
     def sentence(self, hardware: Hardware) -> str:
-        """What is carried, from what."""
+        """The measured speed and where it is used, for the page."""
         source, name = self.source, self.source.hardware.name
         rows = "1 row" if source.rows == 1 else f"{source.rows:,} rows"
         where = f"{source.settings.layout.devices} x {name}"
@@ -69,7 +69,7 @@ class Carried:
         return f"{planned}, x {two_digits(self.factor)} as in {self.source.run}"
 
 
-def carried(source: MeasuredRun) -> Carried:
+def measured_speed(source: MeasuredRun) -> MeasuredSpeed:
     """The speed of a run as a correction of the plan for its own settings and hardware.
 
     Raises:
@@ -79,8 +79,8 @@ def carried(source: MeasuredRun) -> Carried:
     peak = _peak(settings, hardware)
 
     def step(slowness: float) -> float:
-        speed = Carried(source, slowness if peak is None else 1 / slowness)
-        seconds = step_times(settings, hardware, Options(carried=speed), peak).step
+        speed = MeasuredSpeed(source, slowness if peak is None else 1 / slowness)
+        seconds = step_times(settings, hardware, Options(measured=speed), peak).step
         assert seconds is not None
         return seconds
 
@@ -95,11 +95,11 @@ def carried(source: MeasuredRun) -> Carried:
     for _ in range(64):  # slower computing makes no step shorter
         middle = math.sqrt(slow * fast)
         fast, slow = (fast, middle) if step(middle) > source.step_seconds else (middle, slow)
-    return Carried(source, slow if peak is None else 1 / slow)
+    return MeasuredSpeed(source, slow if peak is None else 1 / slow)
 
 
 def _peak(settings: RunSettings, hardware: Hardware) -> float | None:
-    return hardware.peak_for(settings.precision, settings.matmul_precision)
+    return hardware.peak_for(settings.precision, settings.compute.matmul_precision)
 
 
 def differences(measured: RunSettings, planned: RunSettings) -> list[str]:
@@ -110,8 +110,10 @@ def differences(measured: RunSettings, planned: RunSettings) -> list[str]:
         for field in fields(measured.model)
         if field.name not in ("init_std", "zero_init_projections", "base_width", "base_depth", "eos_id")
     ]
-    for name in ("sequence_length", "sequences", "precision", "checkpointing", "chunk_size", "float8", "compile"):
+    for name in ("sequence_length", "sequences", "precision", "chunk_size"):
         pairs.append((name, getattr(measured, name), getattr(planned, name)))
+    for name in ("activation_checkpointing", "float8", "compile"):
+        pairs.append((name, getattr(measured.compute, name), getattr(planned.compute, name)))
     pairs.append(("optimizer", measured.optimizer.name, planned.optimizer.name))
     for name, before, now in pairs:
         if before != now:

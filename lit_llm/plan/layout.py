@@ -1,0 +1,211 @@
+"""The parallel layout of a run, and the layout that a Trainer strategy makes of a number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from lit_llm.core.errors import UserError
+from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
+from lit_llm.distributed.keep_rule import KeptWhole, keep
+from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
+
+STRATEGIES = (
+    "single",
+    "ddp",
+    "zero1",
+    "zero2",
+    "fsdp",
+    "fsdp2",
+    "hsdp",
+    "tp",
+    "fsdp2-tp",
+    "cp",
+    "fsdp2-cp",
+    "pp",
+    "fsdp2-pp",
+    "3d",
+    "4d",
+)
+_NO_PIPELINE = PipelineLayout(1)
+NOTHING_KEPT = KeptWhole(weights=False, gradients=False)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parallel layout: pipeline · replicate · shard · context · tensor_parallel ranks.
+
+    Attributes:
+        shards: what the ranks of a shard group split: "nothing", "optimizer" (ZeRO-1), "gradients" (ZeRO-2: gradients and
+            optimizer state), or "parameters" (ZeRO-3 and FSDP: all three).
+        kept: what FSDP2 keeps whole. Otherwise gathered weights are freed between forward and backward, and between
+            micro-batches, and gradients are reduced over shards after each micro-batch.
+        auto: of these two, those that depend on the hardware (`lit_llm.plan.memory.resolved`): "weights", "gradients".
+        prefetch: number of blocks whose weights are gathered ahead.
+        bucket_copies: DDP keeps its buckets in addition to the gradients (no gradient_as_bucket_view).
+        context: ranks that share each sequence. They shard parameters too.
+        context_attention: what these exchange, "gather" (keys and values) or "heads".
+    """
+
+    strategy: str = "single"
+    replicate: int = 1
+    shard: int = 1
+    tensor_parallel: int = 1
+    shards: str = "nothing"
+    kept: KeptWhole = NOTHING_KEPT
+    auto: tuple[Literal["weights", "gradients"], ...] = ()
+    prefetch: int = 1
+    cpu_offload: bool = False
+    bucket_copies: bool = False
+    context: int = 1
+    context_attention: Literal["gather", "heads"] = "gather"
+    pipeline: PipelineLayout = _NO_PIPELINE
+
+    @property
+    def sizes(self) -> MeshSizes:
+        """Ranks in each dimension."""
+        return MeshSizes(self.pipeline.ranks, self.replicate, self.shard, self.context, self.tensor_parallel)
+
+    @property
+    def devices(self) -> int:
+        return self.stage_ranks * self.pipeline.ranks
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks that share a stage of the pipeline; without one, all."""
+        return self.replicate * self.shard * self.context * self.tensor_parallel
+
+    @property
+    def data_parallel(self) -> int:
+        return self.replicate * self.shard
+
+    @property
+    def fsdp2(self) -> bool:
+        """Whether FSDP2 gathers the weights, or only adds the gradients of replicas."""
+        is_mesh = self.strategy not in ("single", "ddp", "zero1", "zero2")
+        return self.shards == "parameters" or (is_mesh and self.data_parallel * self.context > 1)
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether ranks hold different parts of the weights: then each saves its own part by default."""
+        split = self.shards == "parameters" or self.tensor_parallel > 1 or self.pipeline.ranks > 1
+        return self.devices > self.replicate and split
+
+    @property
+    def owners(self) -> tuple[tuple[int, ...], int]:
+        """Of the ranks that share Muon's work: (sizes of the dimensions that split a matrix, replicas); no mesh: ((), 1)."""
+        if self.strategy in ("single", "ddp", "zero1", "zero2"):
+            return (), 1
+        return (self.tensor_parallel, self.divisor("parameters")), self.replicate
+
+    def divisor(self, what: str) -> int:
+        """Number of ranks that share `what`: "parameters", "gradients" or "optimizer" (state)."""
+        order = ("nothing", "optimizer", "gradients", "parameters")
+        return self.shard * self.context if order.index(self.shards) >= order.index(what) else 1
+
+
+def class_of(group: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """(class name without its module, arguments) of a group with class_path and init_args."""
+    return str(group.get("class_path", "")).rpartition(".")[2], group.get("init_args") or {}
+
+
+def devices_of(devices: Any, nodes: int) -> int:
+    """The number of devices in trainer.devices. A list counts its entries; "auto", -1 and None count as one device."""
+    if isinstance(devices, list):
+        return len(devices) * nodes
+    try:
+        count = int(devices)
+    except (TypeError, ValueError):
+        count = len(str(devices).split(",")) if "," in str(devices) else 1
+    return max(1, count) * nodes
+
+
+def layout_from_strategy(strategy: Any, devices: int, devices_per_node: int) -> Layout:
+    """The layout of a Trainer strategy: a name, a name in STRATEGIES, or class_path and init_args.
+
+    Raises:
+        UserError: the strategy is unknown, or its mesh does not fit the number of devices.
+    """
+    if devices < 1:
+        raise UserError(f"devices must be at least 1, not {devices} (--devices).")
+    options: Mapping[str, Any] = {}
+    name = strategy
+    if isinstance(strategy, Mapping):
+        name, options = class_of(strategy)
+    name = str(name)
+    aliases = {"auto": "ddp", "DDPStrategy": "ddp", "FSDPStrategy": "fsdp", "SingleDeviceStrategy": "single"}
+    name = aliases.get(name, "ddp" if name.startswith("ddp") else name)
+    if name == "MeshStrategy":
+        return _mesh(options, devices)
+    if name not in STRATEGIES:
+        raise UserError(f"Cannot plan for strategy {name!r}: use {', '.join(STRATEGIES)} or MeshStrategy (--trainer.strategy).")
+    if name == "single" and devices > 1:
+        raise UserError(f"Strategy single uses one device, not {devices}: set --devices 1 or another --trainer.strategy.")
+    if devices == 1:
+        return Layout(name if name != "ddp" else "single", cpu_offload=bool(options.get("cpu_offload")))
+    if name == "ddp":
+        return Layout("ddp", replicate=devices, bucket_copies=not options.get("gradient_as_bucket_view"))
+    if name in ("zero1", "zero2"):
+        return Layout(name, shard=devices, shards="optimizer" if name == "zero1" else "gradients")
+    if name in ("fsdp", "fsdp2"):
+        options = {**options, "reshard_after_forward": True} if name == "fsdp" else options  # as `from_fsdp1` translates it
+        return replace(_mesh(options, devices), strategy=name)
+    inside = min(devices, devices_per_node)
+    mesh = {
+        "hsdp": {"replicate": devices // inside, "shard": inside},
+        "tp": {"tensor_parallel": devices, "shard": 1},
+        "fsdp2-tp": {"tensor_parallel": min(2, devices)},
+        "cp": {"context": devices, "shard": 1},
+        "fsdp2-cp": {"context": 2},
+        "pp": {"pipeline": devices, "shard": 1},
+        "fsdp2-pp": {"pipeline": 2},
+        "3d": {"pipeline": 2, "tensor_parallel": 2},
+        "4d": {"pipeline": 2, "context": 2, "tensor_parallel": 2},
+    }[name]
+    return replace(_mesh(mesh, devices), strategy=name)
+
+
+def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
+    """The layout of a `MeshStrategy` with these arguments."""
+    given = {name: options.get(name) or 1 for name in MeshSizes._fields} | {"shard": options.get("shard", "auto")}
+    sizes = mesh_sizes(devices, **given)
+    asked = {
+        "weights": options.get("reshard_after_forward", "auto"),
+        "gradients": options.get("reduce_each_micro_batch", "auto"),
+    }
+    schedule: Any = options.get("schedule") or "1f1b"
+    in_pipeline = sizes.pipeline > 1
+    kept = keep(asked["weights"], asked["gradients"], pipeline=in_pipeline, weight_bytes=1, gradient_bytes=1, memory=0)
+    settled = (("gradients", "weights") if KINDS[schedule].splits_backward else ("gradients",)) if in_pipeline else ()
+    return mesh_layout(
+        sizes,
+        kept,
+        auto=tuple(name for name, value in asked.items() if value == "auto" and name not in settled),
+        prefetch=options.get("prefetch", 1),
+        cpu_offload=bool(options.get("cpu_offload")),
+        context_attention=options.get("context_attention") or "gather",
+        pipeline=PipelineLayout(
+            sizes.pipeline,
+            schedule,
+            *(options.get(name) for name in ("stages_per_rank", "layers_first", "layers_last")),
+        ),
+    )
+
+
+def mesh_layout(sizes: MeshSizes, kept: KeptWhole, **options: Any) -> Layout:
+    """The layout of a mesh of these sizes.
+
+    Args:
+        options: further attributes of `Layout`.
+    """
+    return Layout(
+        "mesh",
+        sizes.replicate,
+        sizes.shard,
+        sizes.tensor_parallel,
+        shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
+        kept=kept,
+        context=sizes.context,
+        **options,
+    )

@@ -1,0 +1,249 @@
+"""Seconds of computation in a step, from the work of a rank and the speeds of its device.
+
+On a GPU, with speeds fitted to the runs of `published.yaml` (`python benchmarks/published_speed.py --fit`):
+
+    t = matrix FLOPs · (1 + narrow / width) / (peak · matmul) + causal attention FLOPs / (peak · attention)
+        + bytes written · passes / memory bandwidth + the optimizer's bytes / memory bandwidth
+
+On a CPU, with speeds of one device, precision and number of threads, fitted to a few measured steps:
+
+    t = matmul FLOPs / r1 + attention FLOPs / r2 + bytes written / r3 + logits / r4 + optimizer bytes / r5 + operations · r6
+
+The logits term covers the exponentials and logarithms of the loss, which cost far more than writing them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lit_llm.plan import muon
+from lit_llm.plan.compute import flops_per_token
+from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.micro_batch import one_micro_batch
+from lit_llm.plan.optimizer import matrix_shapes, state_bytes
+from lit_llm.plan.parameters import weights_of
+from lit_llm.plan.rank_traffic import fullest_stage
+from lit_llm.plan.settings import BYTES, RunSettings
+from lit_llm.plan.weights import Weight, stored_bytes
+
+UNFITTED_MFU = 0.4
+"""MFU of what no run of the file covers: processors, and GPUs of unknown memory bandwidth."""
+KERNELS_PER_BLOCK = 150
+"""Kernels of a block, forward and backward, when it is not compiled; a third of them when it is. An assumption."""
+LAUNCH_SECONDS = 5e-6
+"""Time in which a processor starts a kernel. An assumption."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank does in an optimizer step; with a pipeline, the mean rank.
+
+    Attributes:
+        body, head: FLOPs of matrix products of the blocks and of the head.
+        narrowness, head_narrowness: the mean of 1 / width of these matrices.
+        attention: FLOPs of attention without a mask. `causal`: the share of them that a causal mask leaves.
+        written: bytes that operations of eager PyTorch write.
+        logits: numbers that the loss reads.
+        optimizer: bytes of weights, gradients and state that clipping and the update read and write.
+        muon: FLOPs of Muon's products.
+        kernels: that are started.
+    """
+
+    body: float
+    narrowness: float
+    head: float
+    head_narrowness: float
+    attention: float
+    causal: float
+    written: float
+    logits: float
+    optimizer: float
+    muon: float
+    kernels: float
+
+
+def work_of(settings: RunSettings, *, cuda: bool) -> Work:
+    """The work of a rank."""
+    layout, model, optimizer = settings.layout, settings.model, settings.optimizer
+    made = one_micro_batch(settings, cuda=cuda)
+    micro_batches = settings.accumulation / layout.pipeline.ranks
+    tokens = settings.sequences * settings.sequence_length / layout.context
+    flops = flops_per_token(model, settings.lora, settings.length)
+    head, body = _matrices(weights_of(model, settings.lora, layout.tensor_parallel))
+    head_flops = min(6.0 * tokens * sum(math.prod(shape) for shape in head), made.matmul_flops)
+    weight_bytes, _ = BYTES[settings.precision]
+    local = fullest_stage(settings, layout.tensor_parallel)
+    # Clipping reads and writes gradients. The update reads gradients and reads and writes weights and state.
+    updated = 5 * stored_bytes(local, weight_bytes, trainable=True) / layout.divisor("optimizer")
+    updated += 2 * state_bytes(optimizer, local, weight_bytes) / layout.divisor("optimizer")
+    iterations = 0.0
+    if optimizer.is_muon:
+        owners = math.prod(layout.owners[0]) * layout.owners[1]
+        iterations = muon.flops(matrix_shapes(weights_of(model, settings.lora))) / owners / layout.pipeline.ranks
+    kernels = made.kernels or model.n_layer * KERNELS_PER_BLOCK / (3 if _is_compiled(settings) else 1)
+    return Work(
+        (made.matmul_flops - head_flops) * micro_batches,
+        _narrowness(body),
+        head_flops * micro_batches,
+        _narrowness(head),
+        made.attention_flops * micro_batches,
+        flops.attention_causal / flops.attention if flops.attention else 1.0,
+        made.written * micro_batches,
+        tokens * model.padded_vocab_size * micro_batches,
+        updated,
+        iterations,
+        kernels * micro_batches,
+    )
+
+
+def _is_compiled(settings: RunSettings) -> bool:
+    return settings.compute.compile and not isinstance(settings.model, CustomConfig)
+
+
+def _matrices(weights: tuple[Weight, ...]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Shapes of the head's and of all other matrices. A tied embedding is the head."""
+    shapes: dict[bool, list[tuple[int, ...]]] = {True: [], False: []}
+    tied = not any(weight.part == "output head" for weight in weights)
+    for weight in weights:
+        is_head = weight.part == "output head" or (tied and weight.part == "token embedding")
+        if weight.total and len(weight.shape) > 1 and (is_head or "embedding" not in weight.part):
+            shapes[is_head] += [weight.shape] * weight.copies
+    return shapes[True], shapes[False]
+
+
+def _narrowness(shapes: list[tuple[int, ...]]) -> float:
+    """The mean of 1 / width over the elements of matrices, whose width is their shorter side."""
+    elements = sum(math.prod(shape) for shape in shapes)
+    return sum(math.prod(shape) / min(shape[-2:]) for shape in shapes) / elements if elements else 0.0
+
+
+# -- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Fitted. Fractions are of the dense peak.
+
+    Attributes:
+        matmul, matmul_ampere: of matrix products of infinite width, and the same before Hopper.
+        narrow: width at which they are half as fast.
+        attention, attention_ampere: of FlashAttention 2, and the same before Hopper, which FlashAttention 3 reaches on Hopper.
+        eager, compiled: passes over memory for each byte that an operation of eager PyTorch writes.
+        float8: the factor of these passes that casts to float8 add.
+        exposed: the least share of FSDP's and DDP's communication that does not overlap with computation.
+        waiting: the share of other communication that computation waits for.
+    """
+
+    matmul: float = 0.713
+    matmul_ampere: float = 0.863
+    narrow: float = 422.0
+    attention: float = 0.214
+    attention_ampere: float = 0.382
+    eager: float = 2.58
+    compiled: float = 0.483
+    float8: float = 2.24
+    exposed: float = 0.566
+    waiting: float = 0.301
+
+
+FITTED = Constants()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as a run uses it.
+
+    Attributes:
+        peak, body_peak: dense FLOP/s, and the same of the blocks' products, which may be in float8.
+        bandwidth: of the memory, bytes/s.
+    """
+
+    peak: float
+    body_peak: float
+    bandwidth: float
+    is_ampere: bool = False
+    is_flash3: bool = False
+    is_compiled: bool = False
+    is_float8: bool = False
+
+    def seconds(self, work: Work, constants: Constants = FITTED) -> float:
+        """The time that the work takes."""
+        matmul = constants.matmul_ampere if self.is_ampere else constants.matmul
+        attention = constants.attention_ampere if self.is_ampere or self.is_flash3 else constants.attention
+        passes = constants.compiled if self.is_compiled else constants.eager
+        if self.is_float8:
+            passes *= constants.float8
+        products = work.body / self.body_peak * (1 + constants.narrow * work.narrowness)
+        products += work.head / self.peak * (1 + constants.narrow * work.head_narrowness)
+        attending = work.attention * work.causal / self.peak / attention
+        kernels = products / matmul + attending + work.written / self.bandwidth * passes
+        updating = work.optimizer / self.bandwidth + work.muon / self.peak
+        return max(kernels, work.kernels * LAUNCH_SECONDS) + updating
+
+
+def gpu_of(settings: RunSettings, hardware: Hardware) -> Gpu | None:
+    """The GPU that a run uses. None: its peak or its memory bandwidth is unknown, or the hardware is no GPU."""
+    peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
+    if peak is None or hardware.memory_gbps is None or not hardware.is_gpu:
+        return None
+    float8 = hardware.peak_tflops["fp8"] if settings.compute.float8 else None
+    return Gpu(
+        peak * 1e12,
+        (float8 or peak) * 1e12,
+        hardware.memory_gbps * 1e9,
+        hardware.compute_capability is not None and hardware.compute_capability < 9,
+        settings.compute.attention in ("flash3", "flash4"),
+        _is_compiled(settings),
+        float8 is not None,
+    )
+
+
+# -- CPUs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CpuSpeeds:
+    """Seconds per FLOP of a product and of attention, byte written, logit, byte of the optimizer, and operation."""
+
+    seconds_per_unit: tuple[float, ...]
+
+    def seconds(self, work: Work) -> float:
+        """The time that the work takes."""
+        return sum(rate * amount for rate, amount in zip(self.seconds_per_unit, _amounts(work), strict=True))
+
+
+def _amounts(work: Work) -> tuple[float, ...]:
+    return work.body + work.head + work.muon, work.attention, work.written, work.logits, work.optimizer, work.kernels
+
+
+CPU = CpuSpeeds((1.06e-11, 7.4e-12, 2.27e-10, 6.8e-9, 5.2e-11, 0.0))
+"""Of one core, fitted to the ten configurations that are timed in docs/evidence/plan-speed.md.
+On another CPU, only ratios mean something."""
+
+
+def fit_speeds(works: Sequence[Work], seconds: Sequence[float]) -> CpuSpeeds:
+    """Fit non-negative speeds by least squares of the relative error, trying every subset of non-zero speeds.
+
+    Args:
+        works: the work of each measured step.
+        seconds: the measured time of each step.
+    """
+    import numpy as np
+
+    rows = np.array([_amounts(work) for work in works]) / np.array(seconds)[:, None]  # (n, 6): each row should sum to 1
+    scale = rows.max(axis=0)
+    done = [i for i in range(len(scale)) if scale[i] > 0]
+    best, best_error = np.zeros(len(scale)), float("inf")
+    for count in range(1, min(len(done), len(works)) + 1):
+        for used in itertools.combinations(done, count):
+            columns = list(used)
+            found, *_ = np.linalg.lstsq(rows[:, columns] / scale[columns], np.ones(len(rows)), rcond=None)
+            error = float(((rows[:, columns] / scale[columns] @ found - 1) ** 2).sum())
+            if (found >= 0).all() and error < best_error - 1e-9:
+                best, best_error = np.zeros(len(scale)), error
+                best[columns] = found / scale[columns]
+    return CpuSpeeds(tuple(float(value) for value in best))

@@ -1,0 +1,24 @@
+"""Runs of one step for the planner, from the sizes that a test varies."""
+
+from lit_llm.models.config import GPTConfig
+from lit_llm.plan import Layout, Memory, Optimizer, RunSettings, peak_memory
+from lit_llm.plan.passes import Step
+
+
+def settings_of(model: GPTConfig, *, sequences: int, accumulation: int = 1, **settings) -> RunSettings:
+    """A run of one step with `accumulation` micro-batches of `sequences` on each rank."""
+    layout = settings.setdefault("layout", Layout())
+    settings.setdefault("optimizer", Optimizer("AdamW", fused=True))
+    batch = sequences * accumulation * layout.data_parallel
+    return RunSettings(model, steps=1, global_batch=batch, micro_batch=sequences, **settings)
+
+
+def step_of(model: GPTConfig, sequences: int, *, cuda: bool = False, gradients_exist: bool = False, **settings) -> Step:
+    """A micro-batch of that run."""
+    run = settings_of(model, sequences=sequences, **settings)
+    return Step(run, sequences, cuda=cuda, gradients_exist=gradients_exist)
+
+
+def peak_of(model: GPTConfig, *, cuda: bool = True, **settings) -> Memory:
+    """The peak memory of that run."""
+    return peak_memory(settings_of(model, **settings), cuda=cuda)
