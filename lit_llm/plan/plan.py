@@ -20,7 +20,6 @@ from lit_llm.plan.settings import BYTES, CHECKPOINTING, RunSettings
 from lit_llm.plan.step_time import Options, Times, fitted_mfu, step_times
 from lit_llm.plan.weights import average_bytes, stored_bytes
 
-
 DEVICE_MTBF_HOURS = 50_000.0
 """Device-hours between failures: 419 unexpected ones in 54 days on 16,384 GPUs (Llama 3, arXiv 2407.21783, section 3.3.4)."""
 
