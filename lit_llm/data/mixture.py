@@ -347,6 +347,10 @@ class Mixture(TokenDataModule):
             start = phase.end
         return found
 
+    def epochs_by_source(self, steps: int) -> dict[str, float]:
+        """Of the whole run, whose length is known."""
+        return {name: drawn.epochs for name, drawn in self.draws()[-1].sources.items() if drawn.epochs}
+
     def describe_phases(self) -> str:
         """The phases from here on by their last steps: "until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
         to_come = [phase for phase in self._phases() if phase.end > self._base_samples]

@@ -25,6 +25,7 @@ from lit_llm.data.batches import GlobalOrder
 from lit_llm.data.blocks import Blocks
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.mixture_blocks import MixtureBlocks
+from lit_llm.data.run_length import phases, run_length
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import reset_adapters
@@ -33,7 +34,6 @@ from lit_llm.optim import optimizer_of
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.training.coordinate_check import LARGEST_POWER, width_powers
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.run_length import phases, run_length
 
 Say = Callable[[str], None]
 STEPS = 3
