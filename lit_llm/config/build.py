@@ -64,7 +64,8 @@ from lit_llm.plan.settings import devices_of, layout_from_strategy
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights, named_base
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
-from lit_llm.training.language_model import LanguageModel, class_name
+from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.saved_state import class_name
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import lit_llm.data
+from lit_llm.callbacks._lightning import write_row
 from lit_llm.core.disk import delete, is_disk_error, naming, write_bytes, write_text
 from lit_llm.core.errors import UserError, is_user_error, report
 from lit_llm.core.ranks import is_rank_zero
@@ -199,7 +200,7 @@ def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule,
     trainer.loggers = loggers
     if trainer.global_step != start.step:  # otherwise it was logged before
         for metrics in evaluated:  # empty with limit_val_batches 0
-            model.log_row(dict(metrics), trainer.global_step)
+            write_row(trainer, metrics, trainer.global_step)
         for logger in trainer.loggers:
             logger.save()  # training has finalized them
 

@@ -17,7 +17,8 @@ from lit_llm import callbacks
 from lit_llm.callbacks._lightning import is_logged
 from lit_llm.callbacks.progress_bar import format_line
 from lit_llm.core.errors import report
-from lit_llm.training.language_model import LanguageModel, safe_exp
+from lit_llm.training.evaluation import safe_exp
+from lit_llm.training.language_model import LanguageModel
 
 FAILED = 1
 INTERRUPTED = 75
