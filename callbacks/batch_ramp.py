@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ._lightning import data_parallel, micro_batches_begun, set_accumulation_window
+from .contracts import HasMicroBatches, offered, offered_by_data
 from .errors import ConfigurationError
 
 
@@ -152,16 +153,16 @@ class BatchRamp(Callback):
             problems.append(
                 f"{type(pl_module).__name__} uses manual optimization, which BatchRamp does not support: remove --batch_ramp."
             )
-        sources: tuple[Any, ...] = (getattr(trainer, "datamodule", None), pl_module)
-        micro_batch_tokens = next((s.micro_batch_tokens for s in sources if hasattr(s, "micro_batch_tokens")), None)
+        source = offered_by_data(trainer, HasMicroBatches) or offered(pl_module, HasMicroBatches)
         ranks = data_parallel(trainer)[1]
-        if micro_batch_tokens is None:
+        if source is None:
             problems.append(
                 "BatchRamp needs an attribute micro_batch_tokens (tokens of one micro-batch on one rank): add it to the"
                 f" data module or to {type(pl_module).__name__}."
             )
         else:
-            tokens = micro_batch_tokens if callable(micro_batch_tokens) else lambda step: micro_batch_tokens
+            given = source.micro_batch_tokens
+            tokens = given if callable(given) else lambda step: given
             problems += self.size_problems(tokens, ranks)
             self._micro_step_tokens = lambda step: tokens(step) * ranks
         if problems:

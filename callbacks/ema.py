@@ -13,9 +13,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ._lightning import reshard
 from ._torch import lerp_, local_box, local_part
 from .errors import ConfigurationError
-from .evaluation_mode import reshard
 
 AVERAGE = "ema_state_dict"
 """Key of a checkpoint: the average by the names of `state_dict`, in fp32. Trainable parameters only."""

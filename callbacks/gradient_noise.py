@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ._lightning import is_logged, write_row
 from .batch_ramp import BatchRamp
+from .contracts import ScalesFirstGradient, ScalesLoss, offered
 from .errors import ConfigurationError
 from .gradient_norm_and_clipping import GradientNorm, gradient_norm
 
@@ -86,7 +87,7 @@ class GradientNoise(Callback):
                 f"GradientNoise needs the gradient of one rank, which {type(trainer.strategy).__name__} does not keep: use "
                 "--trainer.strategy ddp, or turn it off with --gradient_noise null."
             )
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        if offered(trainer.precision_plugin, ScalesLoss):
             raise ConfigurationError(
                 "GradientNoise does not work with the scaled gradients of 16-mixed: use --trainer.precision bf16-mixed, or "
                 "turn it off with --gradient_noise null."
@@ -100,8 +101,8 @@ class GradientNoise(Callback):
         self._micro_batches += 1
         if self._micro_batches > 1 or not self._is_sampled(trainer) or trainer.accumulate_grad_batches < 2:
             return
-        own = getattr(pl_module, "first_gradient_scale", None)
-        scale = trainer.accumulate_grad_batches if own is None else own()
+        own = offered(pl_module, ScalesFirstGradient)
+        scale = trainer.accumulate_grad_batches if own is None else own.first_gradient_scale()
         self._small = _square(gradient_norm(trainer, trainer.optimizers[0]) * scale)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:

@@ -15,6 +15,7 @@ from torch.nn.utils import get_total_norm
 
 from ._lightning import is_logged, write_row
 from ._torch import local_part, multiply_, unscales_by_itself
+from .contracts import ScalesLoss, SplitsLayers, offered
 from .errors import ConfigurationError
 
 
@@ -46,18 +47,18 @@ def total_norm(grads: Iterable[Tensor]) -> Tensor:
 def gradient_norm(trainer: Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
     """`total_norm` of an optimizer's gradients, on all ranks that hold parts of the model. All of them call it.
 
-    With pipeline stages, the ranks of `strategy.pipeline_mesh` hold different parameters: their squares are added. A parameter
-    in `strategy.repeated_parameters` counts on another rank of the pipeline.
+    With pipeline stages (`SplitsLayers`), ranks hold different parameters: their squares are added. A parameter that an earlier
+    rank has, too, counts there.
     """
-    repeated = getattr(trainer.strategy, "repeated_parameters", ())
+    pipeline = offered(trainer.strategy, SplitsLayers)
+    repeated = () if pipeline is None else pipeline.repeated_parameters
     norm = total_norm(
         p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None and p not in repeated
     )
-    pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
     if pipeline is None:
         return norm
     square = norm.to(optimizer_device(optimizer), torch.float64).square()
-    dist.all_reduce(square, group=pipeline.get_group())
+    dist.all_reduce(square, group=pipeline.pipeline_mesh.get_group())
     return square.sqrt().to(norm.dtype)
 
 
@@ -119,7 +120,7 @@ class GradientNorm(Callback):
                 f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) and GradientNorm(clip={self.clip}) would both"
                 " clip: remove --trainer.gradient_clip_val."
             )
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        if offered(trainer.precision_plugin, ScalesLoss):
             for optimizer in trainer.optimizers:
                 if unscales_by_itself(optimizer):
                     raise ConfigurationError(

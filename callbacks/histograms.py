@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from ._lightning import write_row
 from ._torch import local_part, process_count, unscales_by_itself
+from .contracts import ScalesLoss, SplitsLayers, offered
 from .errors import ConfigurationError
 from .health_layers import copies
 from .metrics_file import MetricsFile
@@ -78,16 +79,16 @@ class Histograms(Callback):
             return
         if len(trainer.optimizers) != 1 or isinstance(trainer.strategy, FSDPStrategy):
             raise ConfigurationError("Histograms works with one optimizer, and not with FSDP1: use --histograms null.")
-        if getattr(trainer.precision_plugin, "scaler", None) is not None and unscales_by_itself(trainer.optimizers[0]):
+        if offered(trainer.precision_plugin, ScalesLoss) and unscales_by_itself(trainer.optimizers[0]):
             raise ConfigurationError(
                 "Histograms would show scaled gradients, because the fused optimizer unscales those of 16-mixed itself: use "
                 "--trainer.precision bf16-mixed, or an optimizer with fused=False."
             )
-        pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
-        repeated = getattr(trainer.strategy, "repeated_parameters", ())  # count on another rank of the pipeline
+        pipeline = offered(trainer.strategy, SplitsLayers)
+        repeated = () if pipeline is None else pipeline.repeated_parameters  # count on another rank of the pipeline
         trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
         self._held = {name: p for name, p in pl_module.named_parameters() if p in trained and self._pattern.search(name)}
-        ranks = trainer.world_size // (1 if pipeline is None else pipeline.size())
+        ranks = trainer.world_size // (1 if pipeline is None else pipeline.pipeline_mesh.size())
         self._copies = {name: copies(parameter, ranks) for name, parameter in self._held.items()}
         if pipeline is not None:
             stages: list[dict[str, float]] = [{}] * trainer.world_size

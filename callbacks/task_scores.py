@@ -12,16 +12,14 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from ._lightning import TASKS, write_row
+from ._lightning import TASKS, evaluation_mode, write_row
+from .contracts import ScoresText, offered
 from .ema import EMA
 from .errors import ConfigurationError
-from .evaluation_mode import evaluation_mode
 from .log_likelihoods import LogLikelihoods
 from .multiple_choice import Question, read_questions, scores
 from .progress_bar import format_duration
 from .stop_on_signal import StopOnSignal
-
-_NEEDS = ("tokenizer", "context_length")
 
 
 class TaskScores(Callback):
@@ -124,11 +122,10 @@ class TaskScores(Callback):
         self._check(pl_module)
 
     def _check(self, pl_module: LightningModule) -> None:
-        missing = [name for name in _NEEDS if getattr(pl_module, name, None) is None]
-        if missing:
+        if offered(pl_module, ScoresText) is None:
             raise ConfigurationError(
-                f"TaskScores needs a {' and a '.join(missing)} of the module, which {type(pl_module).__name__} does not have:"
-                " remove the callback (`tasks: null`)."
+                f"TaskScores needs a tokenizer and a context_length of the module, which {type(pl_module).__name__} does not"
+                " have: remove the callback (`tasks: null`)."
             )
         problem = None if self._lm_eval is None else self._lm_eval.problem(pl_module.context_length)
         if problem is not None:

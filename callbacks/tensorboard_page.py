@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from .contracts import HasSources, offered_by_data
 from .task_scores import TaskScores
 
 # TensorBoard matches tags as regular expressions at the beginning: without the anchors "lr" also matches "lr/embedding".
@@ -49,7 +50,8 @@ class TensorBoardPage(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        sources = getattr(getattr(trainer, "datamodule", None), "source_names", ())
+        data = offered_by_data(trainer, HasSources)
+        sources = () if data is None else data.source_names
         scored = any(isinstance(callback, TaskScores) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         quality = QUALITY | (BY_SOURCE if sources else {}) | (BY_TASK if scored else {})
         for logger in trainer.loggers:

@@ -25,6 +25,7 @@ from ._lightning import (
     listen,
     write_row,
 )
+from .contracts import SaysFlops, offered
 from .errors import ConfigurationError
 
 try:
@@ -185,9 +186,9 @@ class Throughput(Callback):
                     " (set --throughput.peak_tflops)."
                 )
             return
-        own = getattr(pl_module, "flops_per_token", None)
+        own = offered(pl_module, SaysFlops)
         parameters = sum(p.numel() for p in pl_module.parameters())
-        self._flops_per_token = float(own) if own is not None else 6.0 * parameters
+        self._flops_per_token = 6.0 * parameters if own is None else float(own.flops_per_token)
         self._peak = tflops * 1e12 * trainer.world_size
         convention = f"{type(pl_module).__name__}.flops_per_token" if own is not None else f"6 x {parameters:,} parameters"
         rank_zero_info(
