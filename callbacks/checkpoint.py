@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ._lightning import accumulates, validation_follows
 from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, offered
-from .errors import ConfigurationError
+from .errors import UserError
 
 _LOSSES = ("val/loss", "val_loss", "valid/loss", "valid_loss", "validation/loss", "validation_loss", "eval/loss", "eval_loss")
 """Usual names of the loss of a validation."""
@@ -92,7 +92,7 @@ class StepCheckpoint(Checkpoint):
         keep_every_n_steps: optimizer steps between two files that are never deleted; null = none.
 
     Raises:
-        ConfigurationError: numbers out of range; a remote folder.
+        UserError: numbers out of range; a remote folder.
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class StepCheckpoint(Checkpoint):
             ("keep_every_n_steps", keep_every_n_steps),
         ):
             if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value} but must be >= 1 (--checkpoint.{name}).")
+                raise UserError(f"{name} is {value} but must be >= 1 (--checkpoint.{name}).")
         if every_n_minutes is not None and not every_n_minutes > 0:
-            raise ConfigurationError(
+            raise UserError(
                 f"every_n_minutes is {every_n_minutes} but must be > 0 (--checkpoint.every_n_minutes, null for none)."
             )
         if mode not in ("min", "max"):
-            raise ConfigurationError(f"mode is {mode!r} but must be 'min' or 'max' (--checkpoint.mode).")
+            raise UserError(f"mode is {mode!r} but must be 'min' or 'max' (--checkpoint.mode).")
         if dirpath is not None and "://" in str(dirpath):
-            raise ConfigurationError(f"dirpath is {dirpath} but links need a local folder (--checkpoint.dirpath).")
+            raise UserError(f"dirpath is {dirpath} but links need a local folder (--checkpoint.dirpath).")
         self.every_n_steps = every_n_steps
         self.keep_last = keep_last
         self.monitor = monitor

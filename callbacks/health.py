@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ._lightning import is_logged, write_row
 from ._torch import process_count
 from .contracts import HasVocabulary, MeanOfMicroBatches, SaysWhetherTargetsCount, SplitsLayers, offered, offered_by_data
-from .errors import ConfigurationError
+from .errors import UserError
 from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
 from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square
 from .health_probe import Probe
@@ -96,12 +96,12 @@ class HealthSignals(Callback):
         every_n_steps: optimizer steps between two rows.
 
     Raises:
-        ConfigurationError: every_n_steps < 1.
+        UserError: every_n_steps < 1.
     """
 
     def __init__(self, every_n_steps: int = 100) -> None:
         if every_n_steps < 1:
-            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--health.every_n_steps).")
+            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--health.every_n_steps).")
         self.every_n_steps = every_n_steps
         self._layers: dict[str, list[Tensor]] = {}  # of this rank
         self._names: list[str] = []  # of the layers of all ranks

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from ._lightning import SAMPLES, evaluation_mode
 from .contracts import WritesText, offered
-from .errors import ConfigurationError
+from .errors import UserError
 
 
 def tags_of(prompts: Sequence[str]) -> list[str]:
@@ -54,7 +54,7 @@ class TextSamples(Callback):
         seed: of the sampling generator.
 
     Raises:
-        ConfigurationError: numbers out of range; the module has no `generate_text`.
+        UserError: numbers out of range; the module has no `generate_text`.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class TextSamples(Callback):
         seed: int = 0,
     ) -> None:
         if every_n_steps < 1:
-            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--samples.every_n_steps).")
+            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--samples.every_n_steps).")
         if max_new_tokens < 1:
-            raise ConfigurationError(f"max_new_tokens is {max_new_tokens} but must be >= 1 (--samples.max_new_tokens).")
+            raise UserError(f"max_new_tokens is {max_new_tokens} but must be >= 1 (--samples.max_new_tokens).")
         if not temperature >= 0:
-            raise ConfigurationError(f"temperature is {temperature} but must be >= 0 (--samples.temperature).")
+            raise UserError(f"temperature is {temperature} but must be >= 0 (--samples.temperature).")
         if top_k is not None and top_k < 1:
-            raise ConfigurationError(f"top_k is {top_k} but must be >= 1, or null for no limit (--samples.top_k).")
+            raise UserError(f"top_k is {top_k} but must be >= 1, or null for no limit (--samples.top_k).")
         self.prompts = prompts
         self.every_n_steps = every_n_steps
         self.max_new_tokens = max_new_tokens
@@ -84,7 +84,7 @@ class TextSamples(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if offered(pl_module, WritesText) is None:
-            raise ConfigurationError(
+            raise UserError(
                 f"TextSamples needs a method generate_text, which {type(pl_module).__name__} does not have:"
                 " remove the callback (`samples: null`)."
             )

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from ._lightning import is_logged, wrap, write_row
 from ._torch import process_count, unscales_by_itself
 from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, SaysStepLoss, ScalesLoss, offered, offered_by_data
-from .errors import ConfigurationError
+from .errors import UserError
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device
 
 _UNREAD_AT_MOST = 128
@@ -62,21 +62,19 @@ class SpikeGuard(Callback):
         max_consecutive: skipped steps in a row after which training stops.
 
     Raises:
-        ConfigurationError: numbers out of range; several optimizers; LBFGS, which evaluates a step several times; fp16 loss
+        UserError: numbers out of range; several optimizers; LBFGS, which evaluates a step several times; fp16 loss
             scaling with a fused optimizer, which unscales the gradients only after this callback reads them.
     """
 
     def __init__(self, window: int = 128, sigma: float = 6.0, min_steps: int = 32, max_consecutive: int = 10) -> None:
         if window < 2:
-            raise ConfigurationError(f"window is {window} but must be >= 2 (--spike_guard.window).")
+            raise UserError(f"window is {window} but must be >= 2 (--spike_guard.window).")
         if not sigma > 0:
-            raise ConfigurationError(f"sigma is {sigma} but must be above 0 (--spike_guard.sigma).")
+            raise UserError(f"sigma is {sigma} but must be above 0 (--spike_guard.sigma).")
         if not 2 <= min_steps <= window:
-            raise ConfigurationError(
-                f"min_steps is {min_steps} but must be in [2, window = {window}] (--spike_guard.min_steps)."
-            )
+            raise UserError(f"min_steps is {min_steps} but must be in [2, window = {window}] (--spike_guard.min_steps).")
         if max_consecutive < 1:
-            raise ConfigurationError(f"max_consecutive is {max_consecutive} but must be >= 1 (--spike_guard.max_consecutive).")
+            raise UserError(f"max_consecutive is {max_consecutive} but must be >= 1 (--spike_guard.max_consecutive).")
         self.window = window
         self.sigma = sigma
         self.min_steps = min_steps
@@ -96,19 +94,17 @@ class SpikeGuard(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
-            raise ConfigurationError(
+            raise UserError(
                 f"SpikeGuard needs exactly one optimizer, but {type(pl_module).__name__} has {len(trainer.optimizers)}:"
                 " remove --spike_guard."
             )
         optimizer = trainer.optimizers[0]
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ConfigurationError(
-                "SpikeGuard tests a step once, but LBFGS evaluates it several times: remove --spike_guard."
-            )
+            raise UserError("SpikeGuard tests a step once, but LBFGS evaluates it several times: remove --spike_guard.")
         scaling = offered(trainer.precision_plugin, ScalesLoss)
         self._scaler = None if scaling is None else scaling.scaler
         if self._scaler is not None and unscales_by_itself(optimizer):
-            raise ConfigurationError(
+            raise UserError(
                 f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after SpikeGuard reads them:"
                 " use --trainer.precision bf16-mixed, or an optimizer with fused=False."
             )

@@ -20,7 +20,7 @@ from rich.table import Table
 import lit_llm.data
 from lit_llm.callbacks._lightning import write_row
 from lit_llm.core.disk import delete, is_disk_error, naming, write_bytes, write_text
-from lit_llm.core.errors import UserError, is_user_error, report
+from lit_llm.core.errors import UserError, report
 from lit_llm.core.ranks import is_rank_zero
 from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.plan.run_record import PLAN
@@ -163,7 +163,7 @@ def _train(
         if isinstance(error, FileNotFoundError) and not run_dir.exists():
             report(f"run folder {run_dir} was deleted while its run was writing: {error.strerror} (--run_dir)")
             return exit_code(trainer)
-        if is_user_error(error) and folder is not None and trainer.global_step in (0, start.step):
+        if isinstance(error, UserError) and folder is not None and trainer.global_step in (0, start.step):
             folder.restore()
         if isinstance(error, OSError) and folder is not None and not folder.training_began and folder.is_where(error):
             folder.restore()
