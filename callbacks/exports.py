@@ -19,7 +19,7 @@ from .step_seed import StepSeed
 from .stop_on_signal import StopOnSignal, ignore_signals
 from .stragglers import Stragglers
 from .task_scores import TaskScores
-from .tensorboard_page import TensorBoardPage
+from .tensorboard_setup import TensorBoardPage
 from .throughput import Throughput
 from .time_breakdown import TimeBreakdown
 from .validation import ValidateEvery

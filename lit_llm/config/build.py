@@ -47,9 +47,9 @@ from lit_llm.config.reference_curve import reference_curve
 from lit_llm.config.resolved_config import settings_of
 from lit_llm.config.trainer import make_trainer, trainer_settings
 from lit_llm.config.trainer_names import name_problems
+from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.batch_sizes import small_note
 from lit_llm.core.errors import UserError
-from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy

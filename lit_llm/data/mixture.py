@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError
-from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data.blocks import Blocks
 from lit_llm.data.corpus import Corpus, combined_hash
 from lit_llm.data.datamodule import TokenDataModule

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -36,9 +37,9 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.kept_whole import set_last_micro_batch
+from lit_llm.distributed.layout_problems import clip_problem, loss_scale_problem
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout, Schedule
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT, pipelined_part
-from lit_llm.distributed.pipeline_problems import clip_problem, loss_scale_problem
 from lit_llm.models.sequence_shard import ContextAttention
 
 _RESHARD = {  # FSDP1's sharding strategies: whether weights are freed between forward and backward
@@ -421,3 +422,12 @@ def _part_of(value: Any, parameter: Tensor) -> Any:
     part = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)  # a copy, because the value may be a mapped file
     fill_(part, value)
     return part
+
+
+def loss_scaling(device_type: str) -> MixedPrecision:
+    """Precision 16-mixed on CPUs and under MeshStrategy, which Lightning does not support.
+
+    It is fp16 autocast with dynamic loss scaling (Micikevicius et al. 2018, arXiv 1710.03740).
+    torch's GradScaler supports distributed gradients: an overflow on one rank skips the step on all ranks of the tensor.
+    """
+    return MixedPrecision("16-mixed", device_type, scaler=torch.amp.GradScaler(device_type))

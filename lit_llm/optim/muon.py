@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from lit_llm.core._torch import foreach_lerp, lerp_
-from lit_llm.core.buffer_sizes import MUON_BATCH_NUMEL
 from lit_llm.core.dtensor import local_gradients, local_part
 from lit_llm.core.errors import UserError
+from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.optim.exchange import Matrix, Turn, turns_of
 from lit_llm.optim.found_inf import to_device, undone_if
 from lit_llm.optim.newton_schulz import NS_DTYPES, NS_METHODS, newton_schulz, newton_schulz_dtype

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
-from lit_llm.distributed.convolution_problems import convolution_problems
 from lit_llm.distributed.keep_rule import keep
+from lit_llm.distributed.layout_problems import convolution_problems
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 from lit_llm.models.attention_kernel import AttentionKernel
 from lit_llm.models.config import GPTConfig
@@ -208,7 +208,7 @@ class RunSettings:
 
                 found += context_problems(model, sizes, layout.context_attention)
         if pipeline.ranks > 1:
-            from lit_llm.distributed.pipeline_problems import pipeline_problems
+            from lit_llm.distributed.layout_problems import pipeline_problems
 
             found += [
                 *pipeline.problems(),

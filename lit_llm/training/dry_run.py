@@ -27,11 +27,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lit_llm.callbacks import EMA
 from lit_llm.core.dtensor import local_part
-from lit_llm.core.garbage_collection import without_garbage_collection
+from lit_llm.core.memory import without_garbage_collection
 from lit_llm.core.mesh_sizes import MeshSizes
 from lit_llm.distributed.fake_cluster import FakeEnvironment, fake_cluster
-from lit_llm.distributed.loss_scaling import loss_scaling
-from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.traffic import Collectives, Traffic
 from lit_llm.training.language_model import LanguageModel

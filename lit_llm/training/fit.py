@@ -19,9 +19,9 @@ from rich.table import Table
 
 import lit_llm.data
 from lit_llm.callbacks._lightning import write_row
+from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.disk import delete, is_disk_error, naming, write_bytes, write_text
 from lit_llm.core.errors import UserError, report
-from lit_llm.core.ranks import is_rank_zero
 from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.plan.run_record import PLAN
 from lit_llm.runs.curve_follower import CurveFollower

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from lit_llm.callbacks import GradientNoise, GradientNorm
 from lit_llm.callbacks.errors import UserError
 from lit_llm.callbacks.gradient_noise import noise_and_signal
-from lit_llm.distributed.loss_scaling import loss_scaling
+from lit_llm.distributed.mesh_strategy import loss_scaling
 
 
 def test_the_estimates_are_unbiased_for_a_known_covariance():

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lit_llm.callbacks import GradientNorm, Histograms
 from lit_llm.callbacks.errors import UserError
 from lit_llm.callbacks.histograms import count_values
-from lit_llm.distributed.loss_scaling import loss_scaling
+from lit_llm.distributed.mesh_strategy import loss_scaling
 
 
 class Seen(Callback):

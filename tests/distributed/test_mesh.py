@@ -233,7 +233,7 @@ model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long),
 
 # fp16: an overflow in one rank's part skips the step of all.
 from torch.distributed.tensor import distribute_tensor, Shard
-from lit_llm.distributed.loss_scaling import loss_scaling
+from lit_llm.distributed.mesh_strategy import loss_scaling
 
 weight = torch.nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Shard(0)]))
 optimizer, scaler = torch.optim.SGD([weight], lr=1.0), loss_scaling("cpu").scaler
