@@ -22,7 +22,7 @@ import torch
 
 from lit_llm.config.build import build
 from lit_llm.config.parse import parse
-from lit_llm.distributed.compile_blocks import compile_blocks
+from lit_llm.distributed.block_kernels import compile_blocks
 from lit_llm.models.gpt import GPT
 from lit_llm.optim import parameter_groups
 

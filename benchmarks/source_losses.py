@@ -18,7 +18,7 @@ import torch
 
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
-from lit_llm.training.source_losses import SourceLosses
+from lit_llm.training.accumulation import SourceLosses
 
 SEQUENCES, LENGTH, SOURCES = 8, 256, 8
 

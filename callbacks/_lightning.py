@@ -7,15 +7,20 @@ another version lacks an internal, :class:`LightningChanged` is raised instead o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loops.evaluation_loop import RestartStage
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import nn
+
+from .contracts import HearsOfInterruption, offered
 
 
 class LightningChanged(RuntimeError):
@@ -259,8 +264,8 @@ def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
             trainer._logger_connector.reset_results()
             epoch_loop._batches_that_stepped += 1  # as in a checkpoint saved later; required by `validate_when_resuming`
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if hasattr(callback, "on_validation_interrupted"):
-                    callback.on_validation_interrupted(trainer, module)
+                if hears := offered(callback, HearsOfInterruption):
+                    hears.on_validation_interrupted(trainer, module)
             epoch_loop._batches_that_stepped -= 1
             return []
 
@@ -273,6 +278,37 @@ def check_after_validation(callback: Callback) -> bool:
         callback._check_on_train_epoch_end = False
         return True
     return False
+
+
+# -- the model between two steps ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def evaluation_mode(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
+    """Eval mode, no gradients, and the autocast context of validation. Afterwards random state and modes are as before.
+
+    FSDP2 leaves some weights gathered after a forward pass without a backward pass. They are sharded again.
+    """
+    modes = [(module, module.training) for module in pl_module.modules()]
+    try:
+        pl_module.eval()
+        with isolate_rng(), torch.no_grad(), trainer.precision_plugin.forward_context():
+            yield
+    finally:
+        for module, training in modes:  # per module: some may have been in eval mode before
+            module.training = training
+        reshard(pl_module)
+
+
+def reshard(module: nn.Module) -> None:
+    """Free the whole weights that FSDP2 keeps after a forward pass without a backward pass.
+
+    A module whose FSDP2 modules are not its submodules, such as the stages of a pipeline, has a method `reshard`, too.
+    """
+    for unit in module.modules():
+        free = getattr(unit, "reshard", None)
+        if callable(free):
+            free()
 
 
 # -- stopping and signals -----------------------------------------------------------------------------------------------

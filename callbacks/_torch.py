@@ -15,12 +15,18 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.profiler import profile
-from torch.utils._pytree import tree_leaves
 
 
-def tensors_in(tree: Any) -> Iterator[Tensor]:
+def tensors_in(nested: Any) -> Iterator[Tensor]:
     """The tensors in nested tuples, lists and dicts, depth first."""
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, list | tuple):
+        for each in nested:
+            yield from tensors_in(each)
+    elif isinstance(nested, dict):
+        for each in nested.values():
+            yield from tensors_in(each)
 
 
 def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
@@ -48,7 +54,10 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def local_box(tensor: DTensor) -> tuple[slice, ...]:
-    """Where this rank's shard lies in the whole tensor."""
+    """Where this rank's shard lies in the whole tensor: one slice per dimension, empty if the rank holds nothing.
+
+    Sharding in contiguous chunks, once (FSDP2 or tensor parallelism) or twice (both), always gives one box.
+    """
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ._lightning import data_parallel, micro_batches_begun, set_accumulation_window
-from .errors import ConfigurationError
+from .contracts import HasMicroBatches, offered, offered_by_data
+from .errors import UserError
 
 
 class Stage(NamedTuple):
@@ -64,7 +65,7 @@ class BatchRamp(Callback):
             0 tokens: [[0, 65536], [10000000, 131072]].
 
     Raises:
-        ConfigurationError: pairs out of order or not above 0; a size that is not a multiple of the tokens in one micro-batch
+        UserError: pairs out of order or not above 0; a size that is not a multiple of the tokens in one micro-batch
             of every rank; `micro_batch_tokens` is missing; `Trainer(accumulate_grad_batches)` is set; the strategy handles
             accumulation itself; manual optimization.
     """
@@ -72,19 +73,13 @@ class BatchRamp(Callback):
     def __init__(self, tokens_per_batch: list[tuple[int, int]]) -> None:
         flag = "(--batch_ramp.tokens_per_batch)"
         if not tokens_per_batch or tokens_per_batch[0][0] != 0:
-            raise ConfigurationError(
-                f"tokens_per_batch is {tokens_per_batch} but its first pair must begin at 0 tokens {flag}."
-            )
+            raise UserError(f"tokens_per_batch is {tokens_per_batch} but its first pair must begin at 0 tokens {flag}.")
         for (before, _), (after, _) in pairwise(tokens_per_batch):
             if after <= before:
-                raise ConfigurationError(
-                    f"tokens_per_batch has threshold {after} after {before} but thresholds must increase {flag}."
-                )
+                raise UserError(f"tokens_per_batch has threshold {after} after {before} but thresholds must increase {flag}.")
         for _, size in tokens_per_batch:
             if size < 1:
-                raise ConfigurationError(
-                    f"tokens_per_batch has a batch of {size} tokens but a batch must have at least 1 {flag}."
-                )
+                raise UserError(f"tokens_per_batch has a batch of {size} tokens but a batch must have at least 1 {flag}.")
         self.tokens_per_batch = [(threshold, size) for threshold, size in tokens_per_batch]
         self.stages = stages(tokens_per_batch)
         self._micro_step_tokens: Callable[[int], int]  # of one micro-batch on every rank together, in the step after n steps
@@ -152,20 +147,20 @@ class BatchRamp(Callback):
             problems.append(
                 f"{type(pl_module).__name__} uses manual optimization, which BatchRamp does not support: remove --batch_ramp."
             )
-        sources: tuple[Any, ...] = (getattr(trainer, "datamodule", None), pl_module)
-        micro_batch_tokens = next((s.micro_batch_tokens for s in sources if hasattr(s, "micro_batch_tokens")), None)
+        source = offered_by_data(trainer, HasMicroBatches) or offered(pl_module, HasMicroBatches)
         ranks = data_parallel(trainer)[1]
-        if micro_batch_tokens is None:
+        if source is None:
             problems.append(
                 "BatchRamp needs an attribute micro_batch_tokens (tokens of one micro-batch on one rank): add it to the"
                 f" data module or to {type(pl_module).__name__}."
             )
         else:
-            tokens = micro_batch_tokens if callable(micro_batch_tokens) else lambda step: micro_batch_tokens
+            given = source.micro_batch_tokens
+            tokens = given if callable(given) else lambda step: given
             problems += self.size_problems(tokens, ranks)
             self._micro_step_tokens = lambda step: tokens(step) * ranks
         if problems:
-            raise ConfigurationError("\n".join(problems))
+            raise UserError("\n".join(problems))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._undo()

@@ -16,7 +16,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ._lightning import accumulates, validation_follows
-from .errors import ConfigurationError
+from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, offered
+from .errors import UserError
 
 _LOSSES = ("val/loss", "val_loss", "valid/loss", "valid_loss", "validation/loss", "validation_loss", "eval/loss", "eval_loss")
 """Usual names of the loss of a validation."""
@@ -91,7 +92,7 @@ class StepCheckpoint(Checkpoint):
         keep_every_n_steps: optimizer steps between two files that are never deleted; null = none.
 
     Raises:
-        ConfigurationError: numbers out of range; a remote folder.
+        UserError: numbers out of range; a remote folder.
     """
 
     def __init__(
@@ -110,15 +111,15 @@ class StepCheckpoint(Checkpoint):
             ("keep_every_n_steps", keep_every_n_steps),
         ):
             if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value} but must be >= 1 (--checkpoint.{name}).")
+                raise UserError(f"{name} is {value} but must be >= 1 (--checkpoint.{name}).")
         if every_n_minutes is not None and not every_n_minutes > 0:
-            raise ConfigurationError(
+            raise UserError(
                 f"every_n_minutes is {every_n_minutes} but must be > 0 (--checkpoint.every_n_minutes, null for none)."
             )
         if mode not in ("min", "max"):
-            raise ConfigurationError(f"mode is {mode!r} but must be 'min' or 'max' (--checkpoint.mode).")
+            raise UserError(f"mode is {mode!r} but must be 'min' or 'max' (--checkpoint.mode).")
         if dirpath is not None and "://" in str(dirpath):
-            raise ConfigurationError(f"dirpath is {dirpath} but links need a local folder (--checkpoint.dirpath).")
+            raise UserError(f"dirpath is {dirpath} but links need a local folder (--checkpoint.dirpath).")
         self.every_n_steps = every_n_steps
         self.keep_last = keep_last
         self.monitor = monitor
@@ -160,8 +161,8 @@ class StepCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saving, self.last_save_failed = None, False
-        known = (getattr(callback, "stable_until", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        self._stable_step = next((step for step in known if step), 0)
+        known = (offered(callback, KnowsStableStep) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        self._stable_step = next((schedule.stable_until for schedule in known if schedule), 0)
         leaving = self._files.leaving
         # Broadcast: on a network file system, other ranks may see the folder later.
         self._files = trainer.strategy.broadcast(self._present())
@@ -186,7 +187,8 @@ class StepCheckpoint(Checkpoint):
         if step == self._seen_step:
             return
         self._seen_step = step
-        at_once = any(getattr(callback, "save_now", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        asking = (offered(callback, AsksToSave) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        at_once = any(callback.save_now for callback in asking if callback)
         if at_once or self._is_due(trainer, step):
             # If an immediate save is followed by validation, the step is saved again, which replaces the first file.
             self._due = validation_follows(trainer)
@@ -312,8 +314,8 @@ class StepCheckpoint(Checkpoint):
         """If the save in progress has ended, update links and files. Called on rank 0."""
         if self._saving is None:
             return
-        finished = getattr(trainer.strategy.checkpoint_io, "finished", None)
-        saved = True if finished is None else finished(self._folder / self._saving.name, wait=wait)
+        background = offered(trainer.strategy.checkpoint_io, SavesInBackground)
+        saved = True if background is None else background.finished(self._folder / self._saving.name, wait=wait)
         if saved is None:
             return
         (_, files), self._saving = self._saving, None

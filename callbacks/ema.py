@@ -13,9 +13,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ._lightning import reshard
 from ._torch import lerp_, local_box, local_part
-from .errors import ConfigurationError
-from .evaluation_mode import reshard
+from .errors import UserError
 
 AVERAGE = "ema_state_dict"
 """Key of a checkpoint: the average by the names of `state_dict`, in fp32. Trainable parameters only."""
@@ -57,18 +57,18 @@ class EMA(Callback):
         validate: whether validation measures the average instead of the weights.
 
     Raises:
-        ConfigurationError: numbers out of range; the checkpoint's average is of another model.
+        UserError: numbers out of range; the checkpoint's average is of another model.
     """
 
     def __init__(
         self, decay: float = 0.999, every_n_steps: int = 1, start_step: int = 0, warmup: bool = True, validate: bool = True
     ) -> None:
         if not 0 <= decay < 1:
-            raise ConfigurationError(f"decay is {decay} but must be in [0, 1) (--ema.decay).")
+            raise UserError(f"decay is {decay} but must be in [0, 1) (--ema.decay).")
         if every_n_steps < 1:
-            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--ema.every_n_steps).")
+            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--ema.every_n_steps).")
         if start_step < 0:
-            raise ConfigurationError(f"start_step is {start_step} but must be >= 0 (--ema.start_step).")
+            raise UserError(f"start_step is {start_step} but must be >= 0 (--ema.start_step).")
         self.decay = decay
         self.every_n_steps = every_n_steps
         self.start_step = start_step
@@ -172,9 +172,7 @@ class EMA(Callback):
         saved, self._saved = self._saved, None
         for name, parameter in _trainable(pl_module).items():
             if name not in saved or tuple(saved[name].shape) != tuple(parameter.shape):
-                raise ConfigurationError(
-                    f"the average in the checkpoint is of another model: {name} does not fit (--ema null)."
-                )
+                raise UserError(f"the average in the checkpoint is of another model: {name} does not fit (--ema null).")
             if parameter not in self._average:
                 average = self._average[parameter] = _empty_average(parameter)
                 local_part(average).copy_(saved[name][local_box(average) if isinstance(average, DTensor) else ...])

@@ -1,8 +1,10 @@
-"""The exception for invalid settings."""
+"""The exception for a user's mistake."""
 
 
-class ConfigurationError(ValueError):
-    """An argument of a callback is invalid, or a setting of the Trainer or the module conflicts with it.
+class UserError(ValueError):
+    """A mistake in the input: one sentence a line, each with the value, the rule, and the flag or key that mends it.
 
-    The message names the value, the rule, and the flag of `python -m lit_llm` to change.
+    A callback raises it for an argument that is invalid, or a setting of the Trainer or the module that conflicts with it.
+    `python -m lit_llm` prints it without a traceback and exits with code 2. Any other exception is a bug and keeps its
+    traceback.
     """

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ._lightning import is_logged, write_row
 from .batch_ramp import BatchRamp
-from .errors import ConfigurationError
+from .contracts import ScalesFirstGradient, ScalesLoss, offered
+from .errors import UserError
 from .gradient_norm_and_clipping import GradientNorm, gradient_norm
 
 
@@ -56,17 +57,15 @@ class GradientNoise(Callback):
         decay: weight of the past in the moving averages, for each sampled step.
 
     Raises:
-        ConfigurationError: numbers out of range; one micro-batch a step; fp16 loss scaling; a strategy other than DDP on
+        UserError: numbers out of range; one micro-batch a step; fp16 loss scaling; a strategy other than DDP on
             several ranks, which keeps no gradient of one rank.
     """
 
     def __init__(self, every_n_steps: int = 10, decay: float = 0.95) -> None:
         if every_n_steps < 1:
-            raise ConfigurationError(
-                f"every_n_steps is {every_n_steps} but must be at least 1 (--gradient_noise.every_n_steps)."
-            )
+            raise UserError(f"every_n_steps is {every_n_steps} but must be at least 1 (--gradient_noise.every_n_steps).")
         if not 0 <= decay < 1:
-            raise ConfigurationError(f"decay is {decay} but must lie in [0, 1) (--gradient_noise.decay).")
+            raise UserError(f"decay is {decay} but must lie in [0, 1) (--gradient_noise.decay).")
         self.every_n_steps, self.decay = every_n_steps, decay
         self.sums: Tensor | None = None  # (3,), on the device: of tr(Σ) and |G|², and of their weights
         self._micro_batches = 0  # of the current step, whose backward has ended
@@ -77,17 +76,17 @@ class GradientNoise(Callback):
         self._micro_batches, self._small = 0, None  # an interrupted fit may have left a part of a step
         ramps = any(isinstance(callback, BatchRamp) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         if trainer.accumulate_grad_batches < 2 and not ramps:
-            raise ConfigurationError(
+            raise UserError(
                 "GradientNoise compares the first micro-batch of a step with the whole step, but a step has one micro-batch: "
                 "lower --data.micro_batch_size, or turn it off with --gradient_noise null."
             )
         if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
-            raise ConfigurationError(
+            raise UserError(
                 f"GradientNoise needs the gradient of one rank, which {type(trainer.strategy).__name__} does not keep: use "
                 "--trainer.strategy ddp, or turn it off with --gradient_noise null."
             )
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            raise ConfigurationError(
+        if offered(trainer.precision_plugin, ScalesLoss):
+            raise UserError(
                 "GradientNoise does not work with the scaled gradients of 16-mixed: use --trainer.precision bf16-mixed, or "
                 "turn it off with --gradient_noise null."
             )
@@ -100,8 +99,8 @@ class GradientNoise(Callback):
         self._micro_batches += 1
         if self._micro_batches > 1 or not self._is_sampled(trainer) or trainer.accumulate_grad_batches < 2:
             return
-        own = getattr(pl_module, "first_gradient_scale", None)
-        scale = trainer.accumulate_grad_batches if own is None else own()
+        own = offered(pl_module, ScalesFirstGradient)
+        scale = trainer.accumulate_grad_batches if own is None else own.first_gradient_scale()
         self._small = _square(gradient_norm(trainer, trainer.optimizers[0]) * scale)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:

@@ -15,7 +15,8 @@ from torch.nn.utils import get_total_norm
 
 from ._lightning import is_logged, write_row
 from ._torch import local_part, multiply_, unscales_by_itself
-from .errors import ConfigurationError
+from .contracts import ScalesLoss, SplitsLayers, offered
+from .errors import UserError
 
 
 def total_norm(grads: Iterable[Tensor]) -> Tensor:
@@ -46,18 +47,18 @@ def total_norm(grads: Iterable[Tensor]) -> Tensor:
 def gradient_norm(trainer: Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
     """`total_norm` of an optimizer's gradients, on all ranks that hold parts of the model. All of them call it.
 
-    With pipeline stages, the ranks of `strategy.pipeline_mesh` hold different parameters: their squares are added. A parameter
-    in `strategy.repeated_parameters` counts on another rank of the pipeline.
+    With pipeline stages (`SplitsLayers`), ranks hold different parameters: their squares are added. A parameter that an earlier
+    rank has, too, counts there.
     """
-    repeated = getattr(trainer.strategy, "repeated_parameters", ())
+    pipeline = offered(trainer.strategy, SplitsLayers)
+    repeated = () if pipeline is None else pipeline.repeated_parameters
     norm = total_norm(
         p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None and p not in repeated
     )
-    pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
     if pipeline is None:
         return norm
     square = norm.to(optimizer_device(optimizer), torch.float64).square()
-    dist.all_reduce(square, group=pipeline.get_group())
+    dist.all_reduce(square, group=pipeline.pipeline_mesh.get_group())
     return square.sqrt().to(norm.dtype)
 
 
@@ -99,15 +100,13 @@ class GradientNorm(Callback):
         clip: largest norm after clipping; None = log only.
 
     Raises:
-        ConfigurationError: clip <= 0; `Trainer(gradient_clip_val)` is set; fp16 loss scaling with an optimizer that unscales by
+        UserError: clip <= 0; `Trainer(gradient_clip_val)` is set; fp16 loss scaling with an optimizer that unscales by
             itself (fused), whose gradients are still scaled when they would be clipped.
     """
 
     def __init__(self, clip: float | None = 1.0) -> None:
         if clip is not None and not clip > 0:
-            raise ConfigurationError(
-                f"clip is {clip} but must be above 0, or null to only log the norm (--gradient_norm.clip)."
-            )
+            raise UserError(f"clip is {clip} but must be above 0, or null to only log the norm (--gradient_norm.clip).")
         self.clip = clip
         self.latest_norm: Tensor | None = None  # 0-d, on the device
         self._steps = 0  # optimizer steps since the last row
@@ -115,14 +114,14 @@ class GradientNorm(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.gradient_clip_val:
-            raise ConfigurationError(
+            raise UserError(
                 f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) and GradientNorm(clip={self.clip}) would both"
                 " clip: remove --trainer.gradient_clip_val."
             )
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        if offered(trainer.precision_plugin, ScalesLoss):
             for optimizer in trainer.optimizers:
                 if unscales_by_itself(optimizer):
-                    raise ConfigurationError(
+                    raise UserError(
                         f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after they would"
                         " be clipped: use --trainer.precision bf16-mixed, or an optimizer with fused=False."
                     )

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from ._lightning import is_logged, write_row
 from ._torch import process_count
-from .errors import ConfigurationError
+from .contracts import HasVocabulary, MeanOfMicroBatches, SaysWhetherTargetsCount, SplitsLayers, offered, offered_by_data
+from .errors import UserError
 from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
 from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square
 from .health_probe import Probe
 from .health_readings import Readings
 from .health_setup import SETUP_DESCRIPTIONS, setup_facts
 from .health_spans import RepeatedSpans, ValidationOverlap
-from .step_loss import MeanOfMicroBatches
 
 DESCRIPTIONS = {
     "health/gradient_norm/LAYER": "L2 norm of a layer's gradient, before clipping",
@@ -96,12 +96,12 @@ class HealthSignals(Callback):
         every_n_steps: optimizer steps between two rows.
 
     Raises:
-        ConfigurationError: every_n_steps < 1.
+        UserError: every_n_steps < 1.
     """
 
     def __init__(self, every_n_steps: int = 100) -> None:
         if every_n_steps < 1:
-            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--health.every_n_steps).")
+            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--health.every_n_steps).")
         self.every_n_steps = every_n_steps
         self._layers: dict[str, list[Tensor]] = {}  # of this rank
         self._names: list[str] = []  # of the layers of all ranks
@@ -122,8 +122,8 @@ class HealthSignals(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not later: FSDP2 may have gathered weights by then, and named_parameters would give those.
         self._step, self._readings, self._update = 0, None, None
-        pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
-        self._ranks = trainer.world_size // (1 if pipeline is None else pipeline.size())
+        pipeline = offered(trainer.strategy, SplitsLayers)
+        self._ranks = trainer.world_size // (1 if pipeline is None else pipeline.pipeline_mesh.size())
         path, blocks = find_blocks(pl_module)
         base = path.rpartition(".")[2]
         self._probe = None
@@ -131,7 +131,7 @@ class HealthSignals(Callback):
             self._probe = Probe(pl_module, {f"{base}.{number}": block for number, block in blocks.items()})
         self._layers = {}
         if len(trainer.optimizers) == 1 and not _flattens(trainer):
-            repeated = getattr(trainer.strategy, "repeated_parameters", ())
+            repeated = () if pipeline is None else pipeline.repeated_parameters
             trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
             self._layers = layers_of([(name, p) for name, p in pl_module.named_parameters() if p in trained], path)
         self._names = list(self._layers)
@@ -188,10 +188,11 @@ class HealthSignals(Callback):
             self._tokens.add(ids)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
-        if self._readings is None or pipeline is not None or not getattr(pl_module, "every_target_counts", True):
+        if self._readings is None or offered(trainer.strategy, SplitsLayers) is not None:
             return
-        self._losses.add(trainer, loss)
+        says = offered(pl_module, SaysWhetherTargetsCount)
+        if says is None or says.every_target_counts:
+            self._losses.add(trainer, loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         if self._readings is None or not self._names:
@@ -229,7 +230,8 @@ class HealthSignals(Callback):
             self._sequences.add_to(readings)
         if self._tokens is not None:
             probed = None if self._probe is None else self._probe.vocabulary
-            self._tokens.add_to(readings, probed or getattr(getattr(trainer, "datamodule", None), "vocab_size", None))
+            data = offered_by_data(trainer, HasVocabulary)
+            self._tokens.add_to(readings, probed or (None if data is None else data.vocab_size))
         self._spans.add_to(readings)
         self._overlap.add_to(readings)
         if (loss := self._losses.take(trainer)) is not None:

@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from ._lightning import write_row
 from ._torch import local_part, process_count, unscales_by_itself
-from .errors import ConfigurationError
+from .contracts import ScalesLoss, SplitsLayers, offered
+from .errors import UserError
 from .health_layers import copies
 from .metrics_file import MetricsFile
 
@@ -48,17 +49,17 @@ class Histograms(Callback):
         parameters: regular expression; a parameter is logged if it occurs in its name. null = all trained parameters.
 
     Raises:
-        ConfigurationError: every_n_steps < 1; no valid regular expression, or no name has it; several optimizers; FSDP1, which
+        UserError: every_n_steps < 1; no valid regular expression, or no name has it; several optimizers; FSDP1, which
             flattens parameters; fp16 loss scaling with an optimizer that unscales by itself (fused).
     """
 
     def __init__(self, every_n_steps: int = 500, parameters: str | None = None) -> None:
         if every_n_steps < 1:
-            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--histograms.every_n_steps).")
+            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--histograms.every_n_steps).")
         try:
             self._pattern = re.compile(parameters or "")
         except re.error as error:
-            raise ConfigurationError(
+            raise UserError(
                 f"parameters is {parameters!r}, which is no regular expression: {error} (--histograms.parameters)."
             ) from None
         self.every_n_steps = every_n_steps
@@ -77,24 +78,24 @@ class Histograms(Callback):
             )
             return
         if len(trainer.optimizers) != 1 or isinstance(trainer.strategy, FSDPStrategy):
-            raise ConfigurationError("Histograms works with one optimizer, and not with FSDP1: use --histograms null.")
-        if getattr(trainer.precision_plugin, "scaler", None) is not None and unscales_by_itself(trainer.optimizers[0]):
-            raise ConfigurationError(
+            raise UserError("Histograms works with one optimizer, and not with FSDP1: use --histograms null.")
+        if offered(trainer.precision_plugin, ScalesLoss) and unscales_by_itself(trainer.optimizers[0]):
+            raise UserError(
                 "Histograms would show scaled gradients, because the fused optimizer unscales those of 16-mixed itself: use "
                 "--trainer.precision bf16-mixed, or an optimizer with fused=False."
             )
-        pipeline = getattr(trainer.strategy, "pipeline_mesh", None)
-        repeated = getattr(trainer.strategy, "repeated_parameters", ())  # count on another rank of the pipeline
+        pipeline = offered(trainer.strategy, SplitsLayers)
+        repeated = () if pipeline is None else pipeline.repeated_parameters  # count on another rank of the pipeline
         trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
         self._held = {name: p for name, p in pl_module.named_parameters() if p in trained and self._pattern.search(name)}
-        ranks = trainer.world_size // (1 if pipeline is None else pipeline.size())
+        ranks = trainer.world_size // (1 if pipeline is None else pipeline.pipeline_mesh.size())
         self._copies = {name: copies(parameter, ranks) for name, parameter in self._held.items()}
         if pipeline is not None:
             stages: list[dict[str, float]] = [{}] * trainer.world_size
             dist.all_gather_object(stages, self._copies)
             self._copies = {name: number for stage in stages for name, number in stage.items()}
         if not self._copies:
-            raise ConfigurationError(
+            raise UserError(
                 f"parameters is {self.parameters!r}, which occurs in no name of a trained parameter (--histograms.parameters)."
             )
 

@@ -22,7 +22,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from .errors import ConfigurationError
+from .errors import UserError
 from .log_likelihoods import LogLikelihoods
 
 _FEWSHOT_SEED = 1234  # of the command `lm_eval`
@@ -37,7 +37,7 @@ class LmEvalTasks:
         limit: only the first questions of each task.
 
     Raises:
-        ConfigurationError: a task or its data are not on this machine, or the task is of a kind that cannot run here.
+        UserError: a task or its data are not on this machine, or the task is of a kind that cannot run here.
     """
 
     def __init__(self, names: Sequence[str], limit: int | None) -> None:
@@ -48,14 +48,14 @@ class LmEvalTasks:
                 if task.get_config("num_fewshot") is None:
                     task.set_config(key="num_fewshot", value=0)
                 if _samples(task):
-                    raise ConfigurationError(
+                    raise UserError(
                         f"task {name} draws its answers at random, which training would not repeat: set do_sample: false in "
                         "its generation_kwargs (--tasks.tasks)."
                     )
             try:
                 self._evaluate(_Constant(), 1)
             except Exception as error:
-                raise ConfigurationError(
+                raise UserError(
                     f"the tasks {', '.join(names)} fail on their first question: {_described(error)} (--tasks.tasks)."
                 ) from error
 
@@ -98,18 +98,18 @@ def _load(names: Sequence[str]) -> Any:
     files = [name for name in names if name.endswith((".yaml", ".yml"))]
     for file in files:
         if not Path(file).is_file():
-            raise ConfigurationError(f"{file} does not exist (--tasks.tasks).")
+            raise UserError(f"{file} does not exist (--tasks.tasks).")
     manager = TaskManager(include_defaults=len(files) < len(names))  # reading all bundled tasks takes seconds
     for name in set(names) - set(files):
         if name not in manager.all_tasks:
-            raise ConfigurationError(
+            raise UserError(
                 f"{name} is neither a task of lm_eval nor a file that ends in .yaml or .jsonl (--tasks.tasks); the names are "
                 "printed by: lm_eval ls tasks"
             )
     try:
         return manager.load(list(names))
     except Exception as error:  # a missing file or package, YAML, the templates and functions of users
-        raise ConfigurationError(
+        raise UserError(
             f"the tasks {', '.join(names)} cannot be loaded from this machine, and nothing is downloaded during training: "
             f"{_described(error)} (--tasks.tasks); a data set of the hub must be in its cache before."
         ) from error

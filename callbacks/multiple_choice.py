@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .errors import ConfigurationError
+from .errors import UserError
 
 
 class Question(NamedTuple):
@@ -32,13 +32,13 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
         limit: only the first ones.
 
     Raises:
-        ConfigurationError: the file cannot be read, or a line is not a question.
+        UserError: the file cannot be read, or a line is not a question.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigurationError(f"{path} cannot be read: {reason} (--tasks.tasks).") from None
+        raise UserError(f"{path} cannot be read: {reason} (--tasks.tasks).") from None
     found = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -46,7 +46,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
         if len(found) == limit:
             break
     if not found:
-        raise ConfigurationError(f"{path} has no questions (--tasks.tasks).")
+        raise UserError(f"{path} has no questions (--tasks.tasks).")
     return found
 
 
@@ -54,17 +54,17 @@ def _question(line: str, place: str) -> Question:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ConfigurationError(f"{place} is not JSON: {error.msg} (--tasks.tasks).") from None
+        raise UserError(f"{place} is not JSON: {error.msg} (--tasks.tasks).") from None
     query, choices, gold = (value.get(name) for name in Question._fields) if isinstance(value, dict) else (None,) * 3
     if not (isinstance(query, str) and isinstance(choices, list) and type(gold) is int):
-        raise ConfigurationError(
+        raise UserError(
             f'{place} is not a question: it needs "query" (text), "choices" (a list of texts) and "gold" (the index of the '
             "right one) (--tasks.tasks)."
         )
     if len(choices) < 2 or not all(isinstance(choice, str) and choice for choice in choices):
-        raise ConfigurationError(f'{place}: "choices" must be at least two texts that are not empty (--tasks.tasks).')
+        raise UserError(f'{place}: "choices" must be at least two texts that are not empty (--tasks.tasks).')
     if not 0 <= gold < len(choices):
-        raise ConfigurationError(
+        raise UserError(
             f'{place}: "gold" is {gold}, but must be the index of a choice, from 0 to {len(choices) - 1} (--tasks.tasks).'
         )
     return Question(query, choices, gold)

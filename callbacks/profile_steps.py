@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ._torch import start_memory_history, stop_memory_history
-from .errors import ConfigurationError
+from .errors import UserError
 
 _SNAPSHOT_ENTRIES = 100_000  # allocations and frees in a memory snapshot, at most
 
@@ -42,7 +42,7 @@ class Profile(Callback):
         dirpath: folder of the files; null = `<trainer.default_root_dir>/profile`.
 
     Raises:
-        ConfigurationError: numbers out of range; `memory_snapshot` without CUDA; `Trainer(profiler="pytorch")`.
+        UserError: numbers out of range; `memory_snapshot` without CUDA; `Trainer(profiler="pytorch")`.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Profile(Callback):
         dirpath: str | None = None,
     ) -> None:
         if wait < 0:
-            raise ConfigurationError(f"wait is {wait} but must be >= 0 (--profile.wait).")
+            raise UserError(f"wait is {wait} but must be >= 0 (--profile.wait).")
         if steps < 1:
-            raise ConfigurationError(f"steps is {steps} but must be >= 1 (--profile.steps).")
+            raise UserError(f"steps is {steps} but must be >= 1 (--profile.steps).")
         self.wait = wait
         self.steps = steps
         self.all_ranks = all_ranks
@@ -81,7 +81,7 @@ class Profile(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if problems := self.trainer_problems(trainer):
-            raise ConfigurationError("\n".join(problems))
+            raise UserError("\n".join(problems))
         self._seen = trainer.global_step
         self._first = self._seen + self.wait + 1
         if self.wait == 0:

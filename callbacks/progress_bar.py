@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from ._lightning import is_logged
+from .contracts import SaysStepLoss, offered
 
 # Metrics in a line after the loss: name, label, format.
 _SHOWN = (
@@ -161,7 +162,8 @@ class TrainingProgress(ProgressBar):
                 self._draw(step, now, "" if is_last else None)  # at the last step, clear the metrics of an earlier one
             return
         metrics = _floats(trainer)
-        if not getattr(pl_module, "step_count", 1):  # without a target, the loss there is that of an earlier step
+        says = offered(pl_module, SaysStepLoss)
+        if says is not None and not says.step_count:  # without a target, the loss there is that of an earlier step
             metrics = {name: value for name, value in metrics.items() if name not in (self.loss, "train/perplexity")}
         eta = self._eta(step, trainer.max_steps, now)
         if self._bar is None:

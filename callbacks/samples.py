@@ -1,4 +1,4 @@
-"""Generated text during training."""
+"""Generated text during training, for the loggers that take text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_warn
 
-from ._lightning import SAMPLES
-from .errors import ConfigurationError
-from .evaluation_mode import evaluation_mode
-from .text_loggers import log_text, takes_text
+from ._lightning import SAMPLES, evaluation_mode
+from .contracts import WritesText, offered
+from .errors import UserError
 
 
 def tags_of(prompts: Sequence[str]) -> list[str]:
@@ -53,7 +54,7 @@ class TextSamples(Callback):
         seed: of the sampling generator.
 
     Raises:
-        ConfigurationError: numbers out of range; the module has no `generate_text`.
+        UserError: numbers out of range; the module has no `generate_text`.
     """
 
     def __init__(
@@ -66,13 +67,13 @@ class TextSamples(Callback):
         seed: int = 0,
     ) -> None:
         if every_n_steps < 1:
-            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--samples.every_n_steps).")
+            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--samples.every_n_steps).")
         if max_new_tokens < 1:
-            raise ConfigurationError(f"max_new_tokens is {max_new_tokens} but must be >= 1 (--samples.max_new_tokens).")
+            raise UserError(f"max_new_tokens is {max_new_tokens} but must be >= 1 (--samples.max_new_tokens).")
         if not temperature >= 0:
-            raise ConfigurationError(f"temperature is {temperature} but must be >= 0 (--samples.temperature).")
+            raise UserError(f"temperature is {temperature} but must be >= 0 (--samples.temperature).")
         if top_k is not None and top_k < 1:
-            raise ConfigurationError(f"top_k is {top_k} but must be >= 1, or null for no limit (--samples.top_k).")
+            raise UserError(f"top_k is {top_k} but must be >= 1, or null for no limit (--samples.top_k).")
         self.prompts = prompts
         self.every_n_steps = every_n_steps
         self.max_new_tokens = max_new_tokens
@@ -82,8 +83,8 @@ class TextSamples(Callback):
         self._seen = 0  # the last optimizer step handled: on_train_batch_end runs once per micro-batch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not callable(getattr(pl_module, "generate_text", None)):
-            raise ConfigurationError(
+        if offered(pl_module, WritesText) is None:
+            raise UserError(
                 f"TextSamples needs a method generate_text, which {type(pl_module).__name__} does not have:"
                 " remove the callback (`samples: null`)."
             )
@@ -129,3 +130,33 @@ class TextSamples(Callback):
                 )
                 texts.append(text if text.startswith(prompt) else prompt + text)
         return texts
+
+
+def takes_text(logger: Logger) -> bool:
+    """Whether `log_text` writes something: a logger of TensorBoard, W&B or MLflow."""
+    return isinstance(logger, TensorBoardLogger | WandbLogger | MLFlowLogger)
+
+
+def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
+    """Write a text at an optimizer step; other loggers get none. Call on rank 0.
+
+    TensorBoard has it under its tag, W&B as a table of one row, MLflow as an artifact, a file of that name.
+    """
+    if isinstance(logger, TensorBoardLogger):
+        logger.experiment.add_text(tag, markdown(text), global_step=step)
+    elif isinstance(logger, WandbLogger):
+        logger.log_text(tag, columns=["step", "text"], data=[[str(step), text]], step=step)
+    elif isinstance(logger, MLFlowLogger):
+        try:
+            logger.experiment.log_text(logger.run_id, text, f"{tag}/step-{step:08d}.txt")
+        except OSError as error:  # LoggerErrors does not see this call
+            rank_zero_warn(f"MLFlowLogger cannot write the text {tag} of step {step}: {error.strerror or error}.")
+
+
+def markdown(text: str) -> str:
+    """A Markdown code block of `text`.
+
+    TensorBoard renders text as Markdown, which would drop white space and `#`, `*`, `_`. The block is indented, not
+    fenced, because the text may contain a fence.
+    """
+    return "\n".join("    " + line for line in text.split("\n"))

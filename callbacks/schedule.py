@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ._lightning import is_logged, write_row
-from .errors import ConfigurationError
+from .errors import UserError
 
 DecayShape = Literal["linear", "cosine", "one_minus_sqrt", "exponential"]
 _SHAPES = ("linear", "cosine", "one_minus_sqrt", "exponential")
@@ -93,16 +93,16 @@ def decayed(x: float, *, peak: float, final: float, shape: DecayShape) -> float:
 
 def _check_final_ratio(final_ratio: float) -> None:
     if not 0 <= final_ratio <= 1:
-        raise ConfigurationError(
+        raise UserError(
             f"final_ratio (final rate / peak rate) is {final_ratio} but must lie in [0, 1] (--schedule.final_ratio)."
         )
 
 
 def _check_shape(shape: str, final_ratio: float) -> None:
     if shape not in _SHAPES:
-        raise ConfigurationError(f"shape is {shape!r} but must be one of {', '.join(_SHAPES)} (--schedule.shape).")
+        raise UserError(f"shape is {shape!r} but must be one of {', '.join(_SHAPES)} (--schedule.shape).")
     if shape == "exponential" and final_ratio == 0:
-        raise ConfigurationError("An exponential decay never reaches 0: set --schedule.final_ratio above 0.")
+        raise UserError("An exponential decay never reaches 0: set --schedule.final_ratio above 0.")
 
 
 class Schedule(Callback, ABC):
@@ -119,13 +119,13 @@ class Schedule(Callback, ABC):
         State: none.
 
     Raises:
-        ConfigurationError: numbers out of range; `total_steps` is None and `Trainer(max_steps=-1)`; several optimizers; the
+        UserError: numbers out of range; `total_steps` is None and `Trainer(max_steps=-1)`; several optimizers; the
             LightningModule also returns a learning-rate scheduler.
     """
 
     def __init__(self, warmup_steps: int = 0) -> None:
         if warmup_steps < 0:
-            raise ConfigurationError(f"warmup_steps is {warmup_steps} but must be >= 0 (--schedule.warmup_steps).")
+            raise UserError(f"warmup_steps is {warmup_steps} but must be >= 0 (--schedule.warmup_steps).")
         self.warmup_steps = warmup_steps
         self._peaks: list[float] = []  # one per parameter group
         self._set_for = 0  # the last update whose rates were set
@@ -140,12 +140,12 @@ class Schedule(Callback, ABC):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.lr_scheduler_configs:
             theirs = type(trainer.lr_scheduler_configs[0].scheduler).__name__
-            raise ConfigurationError(
+            raise UserError(
                 f"{type(self).__name__} and the {theirs} returned by {type(pl_module).__name__}.configure_optimizers"
                 " would both set the learning rate: return only the optimizer, or remove the callback (`schedule: null`)."
             )
         if len(trainer.optimizers) != 1:
-            raise ConfigurationError(f"{type(self).__name__} needs exactly one optimizer, not {len(trainer.optimizers)}.")
+            raise UserError(f"{type(self).__name__} needs exactly one optimizer, not {len(trainer.optimizers)}.")
         self.resolve(trainer)
         self._peaks = [float(group["lr"]) for group in trainer.optimizers[0].param_groups]
         self._set_for = 0
@@ -196,7 +196,7 @@ class _Horizon(Schedule):
         super().__init__(warmup_steps)
         _check_final_ratio(final_ratio)
         if total_steps is not None and total_steps < 1:
-            raise ConfigurationError(f"total_steps is {total_steps} but must be >= 1 (--schedule.total_steps).")
+            raise UserError(f"total_steps is {total_steps} but must be >= 1 (--schedule.total_steps).")
         self.final_ratio = final_ratio
         self.total_steps = total_steps
         self._total = 0  # set by resolve()
@@ -206,11 +206,11 @@ class _Horizon(Schedule):
         of_run = 10**9 if getattr(trainer, "fast_dev_run", False) else trainer.max_steps
         self._total = of_run if self.total_steps is None else self.total_steps
         if self._total == -1:
-            raise ConfigurationError(
+            raise UserError(
                 f"{type(self).__name__} needs a number of steps: set --trainer.max_steps or --schedule.total_steps."
             )
         if self.warmup_steps > self._total:
-            raise ConfigurationError(
+            raise UserError(
                 f"warmup_steps is {self.warmup_steps} but the schedule ends after {self._total} steps:"
                 " lower --schedule.warmup_steps or raise --trainer.max_steps."
             )
@@ -299,9 +299,9 @@ class WSD(_Horizon):
         super().__init__(warmup_steps, final_ratio, total_steps)
         _check_shape(shape, final_ratio)
         if decay_steps is not None and decay_steps < 1:
-            raise ConfigurationError(f"decay_steps is {decay_steps} but must be >= 1 (--schedule.decay_steps).")
+            raise UserError(f"decay_steps is {decay_steps} but must be >= 1 (--schedule.decay_steps).")
         if not 0 < decay_fraction <= 1:
-            raise ConfigurationError(f"decay_fraction is {decay_fraction} but must lie in (0, 1] (--schedule.decay_fraction).")
+            raise UserError(f"decay_fraction is {decay_fraction} but must lie in (0, 1] (--schedule.decay_fraction).")
         self.decay_steps = decay_steps
         self.decay_fraction = decay_fraction
         self.shape = shape
@@ -316,7 +316,7 @@ class WSD(_Horizon):
         super().resolve(trainer)
         self._decay = self.decay_steps or max(1, round(self.decay_fraction * self._total))
         if self.warmup_steps + self._decay > self._total:
-            raise ConfigurationError(
+            raise UserError(
                 f"Warmup ({self.warmup_steps} steps) and decay ({self._decay} steps) overlap in a schedule of"
                 f" {self._total} steps: lower --schedule.warmup_steps, --schedule.decay_steps or --schedule.decay_fraction."
             )
@@ -350,7 +350,7 @@ class Decay(Schedule):
         shape: of the decay.
 
     Raises:
-        ConfigurationError: numbers out of range; `Trainer(max_steps=-1)`; a checkpoint whose rates are all 0.
+        UserError: numbers out of range; `Trainer(max_steps=-1)`; a checkpoint whose rates are all 0.
     """
 
     def __init__(self, final_ratio: float = 0.0, shape: DecayShape = "one_minus_sqrt") -> None:
@@ -366,14 +366,14 @@ class Decay(Schedule):
     def resolve(self, trainer: Trainer) -> None:
         self._total = trainer.max_steps
         if self._total == -1:
-            raise ConfigurationError("Decay needs a number of steps: set --trainer.max_steps.")
+            raise UserError("Decay needs a number of steps: set --trainer.max_steps.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._began is None:
             self._began = trainer.global_step
             self._rates = [float(group["lr"]) for group in trainer.optimizers[0].param_groups]
             if not any(self._rates):
-                raise ConfigurationError(
+                raise UserError(
                     f"Decay begins at the checkpoint's learning rate, but that is 0 after step {self._began}: resume a"
                     " checkpoint from before the end of its schedule (--resume)."
                 )

@@ -15,9 +15,9 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ._lightning import is_logged, wrap, write_row
 from ._torch import process_count, unscales_by_itself
-from .errors import ConfigurationError
+from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, SaysStepLoss, ScalesLoss, offered, offered_by_data
+from .errors import UserError
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device
-from .step_loss import MeanOfMicroBatches
 
 _UNREAD_AT_MOST = 128
 _NAMED_AT_MOST = 3
@@ -62,21 +62,19 @@ class SpikeGuard(Callback):
         max_consecutive: skipped steps in a row after which training stops.
 
     Raises:
-        ConfigurationError: numbers out of range; several optimizers; LBFGS, which evaluates a step several times; fp16 loss
+        UserError: numbers out of range; several optimizers; LBFGS, which evaluates a step several times; fp16 loss
             scaling with a fused optimizer, which unscales the gradients only after this callback reads them.
     """
 
     def __init__(self, window: int = 128, sigma: float = 6.0, min_steps: int = 32, max_consecutive: int = 10) -> None:
         if window < 2:
-            raise ConfigurationError(f"window is {window} but must be >= 2 (--spike_guard.window).")
+            raise UserError(f"window is {window} but must be >= 2 (--spike_guard.window).")
         if not sigma > 0:
-            raise ConfigurationError(f"sigma is {sigma} but must be above 0 (--spike_guard.sigma).")
+            raise UserError(f"sigma is {sigma} but must be above 0 (--spike_guard.sigma).")
         if not 2 <= min_steps <= window:
-            raise ConfigurationError(
-                f"min_steps is {min_steps} but must be in [2, window = {window}] (--spike_guard.min_steps)."
-            )
+            raise UserError(f"min_steps is {min_steps} but must be in [2, window = {window}] (--spike_guard.min_steps).")
         if max_consecutive < 1:
-            raise ConfigurationError(f"max_consecutive is {max_consecutive} but must be >= 1 (--spike_guard.max_consecutive).")
+            raise UserError(f"max_consecutive is {max_consecutive} but must be >= 1 (--spike_guard.max_consecutive).")
         self.window = window
         self.sigma = sigma
         self.min_steps = min_steps
@@ -91,23 +89,22 @@ class SpikeGuard(Callback):
         self._skipped = 0  # since the last row
         self._consecutive = 0
         self._scaler: Any = None
-        self._norm_source: Any = None
+        self._norm_source: KnowsNorm | None = None
         self._unwrap: Callable[[], None] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
-            raise ConfigurationError(
+            raise UserError(
                 f"SpikeGuard needs exactly one optimizer, but {type(pl_module).__name__} has {len(trainer.optimizers)}:"
                 " remove --spike_guard."
             )
         optimizer = trainer.optimizers[0]
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ConfigurationError(
-                "SpikeGuard tests a step once, but LBFGS evaluates it several times: remove --spike_guard."
-            )
-        self._scaler = getattr(trainer.precision_plugin, "scaler", None)
+            raise UserError("SpikeGuard tests a step once, but LBFGS evaluates it several times: remove --spike_guard.")
+        scaling = offered(trainer.precision_plugin, ScalesLoss)
+        self._scaler = None if scaling is None else scaling.scaler
         if self._scaler is not None and unscales_by_itself(optimizer):
-            raise ConfigurationError(
+            raise UserError(
                 f"{type(optimizer).__name__}(fused=True) unscales 16-mixed gradients itself, after SpikeGuard reads them:"
                 " use --trainer.precision bf16-mixed, or an optimizer with fused=False."
             )
@@ -124,14 +121,16 @@ class SpikeGuard(Callback):
         self._skip = None
         mean = self._losses.take(trainer)
         if mean is not None:  # None: no backward pass ran
-            norm = getattr(self._norm_source, "latest_norm", None)
+            norm = None if self._norm_source is None else self._norm_source.latest_norm
             if norm is None:
                 norm = gradient_norm(trainer, optimizer)
-            loss, count = getattr(pl_module, "step_loss", mean), getattr(pl_module, "step_count", 1)
-            values = torch.stack([each.to(self._good.device, torch.float32) for each in (loss, norm)])
+            says, data = offered(pl_module, SaysStepLoss), offered_by_data(trainer, NumbersSamples)
+            values = torch.stack(
+                [each.to(self._good.device, torch.float32) for each in (mean if says is None else says.step_loss, norm)]
+            )
             # Not `as_tensor`: copying a number to a GPU would wait for it.
-            is_observed = count > 0 if isinstance(count, Tensor) else values.new_ones((), dtype=torch.bool)
-            self._judge(values, is_observed, step, getattr(getattr(trainer, "datamodule", None), "step_samples", None))
+            is_observed = values.new_ones((), dtype=torch.bool) if says is None else says.step_count > 0
+            self._judge(values, is_observed, step, None if data is None else data.step_samples)
         logged = is_logged(trainer, step)
         if logged or len(self._unread) >= _UNREAD_AT_MOST:
             self._read()

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -54,8 +53,8 @@ class StopOnSignal(Callback):
     resume it (unless `max_steps` ends training there), and one with loaders of unknown length on several ranks.
 
     For the calling program: `stopped_by` is the signal's name after an interrupted `fit` and None after a complete one.
-    After an interrupted `fit`, exit with `exit_code`. It is 75 (EX_TEMPFAIL of sysexits.h: try again), but 0 in processes
-    that Lightning launched, because rank 0 kills itself when one of those fails.
+    After an interrupted `fit`, exit with 75 (EX_TEMPFAIL of sysexits.h: try again), but with 0 in processes that Lightning
+    launched, because rank 0 kills itself when one of those fails.
     For callbacks that save: `save_now` is True from the stop on, which is set in on_train_batch_end (StepCheckpoint saves
     there, or at the end of training).
 
@@ -86,7 +85,6 @@ class StopOnSignal(Callback):
     def __init__(self) -> None:
         self.stopped_by: str | None = None
         self.save_now = False
-        self.exit_code = 75
         self._received = 0  # signal number of the last signal, 0 = none
         self._interrupted = False  # by a first SIGINT
         self._installed = False
@@ -123,9 +121,6 @@ class StopOnSignal(Callback):
         if take_sigterm(trainer):
             self._received = signal.SIGTERM
         self._undo.append(interruptible_validation(trainer))
-        environment = getattr(trainer.strategy, "cluster_environment", None)
-        started_by_lightning = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
-        self.exit_code = 0 if started_by_lightning else 75
         if process_count() > 1:
             # A separate CPU group: independent of the device, and of the order of other collectives.
             self._group = dist.new_group(backend="gloo")

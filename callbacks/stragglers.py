@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from ._lightning import accumulates, is_logged, write_row
 from ._torch import after_gradients, tensors_in
+from .contracts import SplitsLayers, offered
 
 
 class Stragglers(Callback):
@@ -67,7 +68,7 @@ class Stragglers(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hooks()
         self._several = trainer.world_size > 1
-        if getattr(trainer.strategy, "pipeline_mesh", None) is not None:
+        if offered(trainer.strategy, SplitsLayers):
             rank_zero_info("rank/straggler: not logged, because pipeline stages wait for each other in the middle of a step.")
             self._several = False
         self._first = trainer.global_step + 3  # in the second step DDP rebuilds its buckets, an unmeasured wait

@@ -12,16 +12,14 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from ._lightning import TASKS, write_row
+from ._lightning import TASKS, evaluation_mode, write_row
+from .contracts import ScoresText, offered
 from .ema import EMA
-from .errors import ConfigurationError
-from .evaluation_mode import evaluation_mode
+from .errors import UserError
 from .log_likelihoods import LogLikelihoods
 from .multiple_choice import Question, read_questions, scores
 from .progress_bar import format_duration
 from .stop_on_signal import StopOnSignal
-
-_NEEDS = ("tokenizer", "context_length")
 
 
 class TaskScores(Callback):
@@ -58,7 +56,7 @@ class TaskScores(Callback):
         batch_size: texts that a rank computes at once. Their logits are in memory: batch_size × longest text × vocabulary.
 
     Raises:
-        ConfigurationError: numbers out of range; a task that is not on this machine, or that this module cannot do.
+        UserError: numbers out of range; a task that is not on this machine, or that this module cannot do.
     """
 
     def __init__(
@@ -71,11 +69,11 @@ class TaskScores(Callback):
     ) -> None:
         for name, value in (("every_n_steps", every_n_steps), ("limit", limit), ("batch_size", batch_size)):
             if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value} but must be >= 1 (--tasks.{name}).")
+                raise UserError(f"{name} is {value} but must be >= 1 (--tasks.{name}).")
         if every_n_steps is None and not at_end:
-            raise ConfigurationError("tasks are never scored: set --tasks.every_n_steps, or --tasks.at_end true.")
+            raise UserError("tasks are never scored: set --tasks.every_n_steps, or --tasks.at_end true.")
         if not tasks:
-            raise ConfigurationError("tasks is empty: name a file or a task (--tasks.tasks '[\"questions.jsonl\"]').")
+            raise UserError("tasks is empty: name a file or a task (--tasks.tasks '[\"questions.jsonl\"]').")
         self.tasks = tasks
         self.every_n_steps = every_n_steps
         self.at_end = at_end
@@ -107,7 +105,7 @@ class TaskScores(Callback):
             except ModuleNotFoundError as error:
                 if error.name != "lm_eval":
                     raise
-                raise ConfigurationError(
+                raise UserError(
                     f"{', '.join(others)}: tasks other than .jsonl files need the package lm-eval: pip install lm-eval "
                     "(--tasks.tasks)."
                 ) from None
@@ -117,22 +115,21 @@ class TaskScores(Callback):
             names += self._lm_eval.names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigurationError(f"two tasks have the name {twice[0]}: rename one (--tasks.tasks).")
+            raise UserError(f"two tasks have the name {twice[0]}: rename one (--tasks.tasks).")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._seen = self._scored = trainer.global_step
         self._check(pl_module)
 
     def _check(self, pl_module: LightningModule) -> None:
-        missing = [name for name in _NEEDS if getattr(pl_module, name, None) is None]
-        if missing:
-            raise ConfigurationError(
-                f"TaskScores needs a {' and a '.join(missing)} of the module, which {type(pl_module).__name__} does not have:"
-                " remove the callback (`tasks: null`)."
+        if offered(pl_module, ScoresText) is None:
+            raise UserError(
+                f"TaskScores needs a tokenizer and a context_length of the module, which {type(pl_module).__name__} does not"
+                " have: remove the callback (`tasks: null`)."
             )
         problem = None if self._lm_eval is None else self._lm_eval.problem(pl_module.context_length)
         if problem is not None:
-            raise ConfigurationError(problem)
+            raise UserError(problem)
 
     # -- when -------------------------------------------------------------------------------------------------------------
 

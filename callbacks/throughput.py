@@ -25,7 +25,8 @@ from ._lightning import (
     listen,
     write_row,
 )
-from .errors import ConfigurationError
+from .contracts import SaysFlops, offered
+from .errors import UserError
 
 try:
     import resource
@@ -90,7 +91,7 @@ def count_tokens(batch: Any) -> int:
     """Tokens in a batch: elements of `batch["input_ids"]`, else of the first integer tensor in it (depth first).
 
     Raises:
-        ConfigurationError: the batch has no integer tensor.
+        UserError: the batch has no integer tensor.
     """
     if isinstance(batch, dict) and isinstance(batch.get("input_ids"), torch.Tensor):
         return batch["input_ids"].numel()
@@ -104,7 +105,7 @@ def count_tokens(batch: Any) -> int:
             todo.extend(reversed(item.values()))
         elif isinstance(item, (list, tuple)):
             todo.extend(reversed(item))
-    raise ConfigurationError(
+    raise UserError(
         f"Throughput counts tokens but a batch of type {type(batch).__name__} has no integer tensor:"
         ' yield {"input_ids": …} from the train_dataloader, or remove the callback.'
     )
@@ -139,12 +140,12 @@ class Throughput(Callback):
         peak_tflops: dense peak of one device in TFLOP/s, for hardware that is not in the table; null = use the table.
 
     Raises:
-        ConfigurationError: peak_tflops <= 0; a batch without an integer tensor.
+        UserError: peak_tflops <= 0; a batch without an integer tensor.
     """
 
     def __init__(self, peak_tflops: float | None = None) -> None:
         if peak_tflops is not None and not peak_tflops > 0:
-            raise ConfigurationError(f"peak_tflops is {peak_tflops} but must be above 0 (--throughput.peak_tflops).")
+            raise UserError(f"peak_tflops is {peak_tflops} but must be above 0 (--throughput.peak_tflops).")
         self.peak_tflops = peak_tflops
         self._tokens = 0  # consumed by all ranks
         self._world = 1  # data-parallel ranks
@@ -185,9 +186,9 @@ class Throughput(Callback):
                     " (set --throughput.peak_tflops)."
                 )
             return
-        own = getattr(pl_module, "flops_per_token", None)
+        own = offered(pl_module, SaysFlops)
         parameters = sum(p.numel() for p in pl_module.parameters())
-        self._flops_per_token = float(own) if own is not None else 6.0 * parameters
+        self._flops_per_token = 6.0 * parameters if own is None else float(own.flops_per_token)
         self._peak = tflops * 1e12 * trainer.world_size
         convention = f"{type(pl_module).__name__}.flops_per_token" if own is not None else f"6 x {parameters:,} parameters"
         rank_zero_info(

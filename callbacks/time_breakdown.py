@@ -24,7 +24,7 @@ from ._lightning import (
     write_row,
 )
 from ._torch import is_profiling, profiler_events
-from .errors import ConfigurationError
+from .errors import UserError
 
 PARTS = ("data_stall", "forward", "backward", "communication", "optimizer", "checkpoint", "validation", "other")
 _COMPUTING = ("forward", "backward", "optimizer")  # parts whose waits for collectives are counted as communication
@@ -78,12 +78,12 @@ class TimeBreakdown(Callback):
         communication_every_n_steps: sample communication in one of this many optimizer steps.
 
     Raises:
-        ConfigurationError: communication_every_n_steps < 1; manual optimization, whose parts the Trainer does not report.
+        UserError: communication_every_n_steps < 1; manual optimization, whose parts the Trainer does not report.
     """
 
     def __init__(self, communication_every_n_steps: int = 100) -> None:
         if communication_every_n_steps < 1:
-            raise ConfigurationError(
+            raise UserError(
                 f"communication_every_n_steps is {communication_every_n_steps} but must be >= 1"
                 " (--time_breakdown.communication_every_n_steps)."
             )
@@ -104,7 +104,7 @@ class TimeBreakdown(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
-            raise ConfigurationError(
+            raise UserError(
                 f"{type(pl_module).__name__} uses manual optimization, which TimeBreakdown cannot divide into parts: remove"
                 " --time_breakdown."
             )

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from ._lightning import accumulates, check_after_validation, resumed_before_validation, validate_when_resuming
-from .errors import ConfigurationError
+from .errors import UserError
 
 
 class ValidateEvery(Callback):
@@ -36,12 +36,12 @@ class ValidateEvery(Callback):
         every_n_steps: optimizer steps between two validations.
 
     Raises:
-        ConfigurationError: every_n_steps < 1; `Trainer(val_check_interval)` or `check_val_every_n_epoch` is set.
+        UserError: every_n_steps < 1; `Trainer(val_check_interval)` or `check_val_every_n_epoch` is set.
     """
 
     def __init__(self, every_n_steps: int) -> None:
         if every_n_steps < 1:
-            raise ConfigurationError(f"every_n_steps is {every_n_steps} but must be >= 1 (--validation.every_n_steps).")
+            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--validation.every_n_steps).")
         self.every_n_steps = every_n_steps
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -49,12 +49,12 @@ class ValidateEvery(Callback):
             return
         interval = getattr(trainer, "val_check_interval", "a time")  # Lightning does not set the attribute for a time interval
         if interval != 1.0:
-            raise ConfigurationError(
+            raise UserError(
                 f"Trainer(val_check_interval={interval}) conflicts with ValidateEvery({self.every_n_steps}):"
                 " remove --trainer.val_check_interval."
             )
         if trainer.check_val_every_n_epoch not in (1, None):
-            raise ConfigurationError(
+            raise UserError(
                 f"Trainer(check_val_every_n_epoch={trainer.check_val_every_n_epoch}) conflicts with"
                 f" ValidateEvery({self.every_n_steps}): remove --trainer.check_val_every_n_epoch."
             )

@@ -11,7 +11,7 @@ from typing import NoReturn
 from lit_llm.config.arguments import refuse_other_encodings, underscored
 from lit_llm.config.bounded_exit import run_and_end
 from lit_llm.core.disk import is_disk_error
-from lit_llm.core.errors import UserError, is_user_error, report
+from lit_llm.core.errors import UserError, report
 
 # Command → module with `main(arguments) -> exit code`, what it does, an example. A module is imported when its command runs:
 # Lightning takes seconds to import, and listing recipes needs none of it.
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         report(said)
         return 2
     except ValueError as error:
-        if not is_user_error(error):
+        if not isinstance(error, UserError):
             raise
         report(str(error))
         return 2

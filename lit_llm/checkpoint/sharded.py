@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from lit_llm.checkpoint.placeholders import Placeholder, placeholders_in, put_in, take_out
 from lit_llm.checkpoint.stages import STAGED, Stages
-from lit_llm.core.dtensor import holds_first_copy, local_slice
+from lit_llm.core.dtensor import holds_first_copy, local_box
 from lit_llm.core.errors import UserError
 
 
@@ -45,7 +45,7 @@ def split(checkpoint: dict[str, Any], stages: Stages | None = None) -> dict[str,
             if leads:
                 parts[name] = {"offset": [0] * tensor.ndim, "part": tensor.detach()}
             continue
-        where = local_slice(tensor)
+        where = local_box(tensor)
         if holds_first_copy(tensor) and all(s.stop > s.start for s in where):
             parts[name] = {"offset": [s.start for s in where], "part": tensor.to_local().detach()}
     return {"rest": rest, "parts": parts}

@@ -40,9 +40,9 @@ def _run(arguments: Arguments) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.parse import parse
     from lit_llm.config.rank_log import log_to
-    from lit_llm.distributed.nccl_environment import record_collectives
     from lit_llm.runs.run_folder import expanded
     from lit_llm.training.fit import fit
+    from lit_llm.training.lost_peer import record_collectives
 
     built = build(parse("fit", arguments))
     trainer, config = built.trainer, built.config

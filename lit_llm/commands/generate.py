@@ -14,9 +14,8 @@ from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.runs.initial_weights import BASE_HELP, named_base
-from lit_llm.runs.prompt_start import prompt_start
 from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
-from lit_llm.runs.tokenizer_file import require_tokenizer
+from lit_llm.runs.tokenizer_file import prompt_start, require_tokenizer
 from lit_llm.tokenizers import load_tokenizer
 
 

@@ -21,7 +21,7 @@ from lit_llm.config.new_output import REPLACE_HELP, new_file
 from lit_llm.config.number_domains import PLAN_FLAGS, flag_problems
 from lit_llm.config.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
-from lit_llm.core.garbage_collection import without_garbage_collection
+from lit_llm.core.memory import without_garbage_collection
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.hardware import Hardware, table
 from lit_llm.plan.measured_speed import differences, measured_speed

@@ -47,9 +47,9 @@ from lit_llm.config.reference_curve import reference_curve
 from lit_llm.config.resolved_config import settings_of
 from lit_llm.config.trainer import make_trainer, trainer_settings
 from lit_llm.config.trainer_names import name_problems
+from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.batch_sizes import small_note
 from lit_llm.core.errors import UserError
-from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
@@ -64,7 +64,8 @@ from lit_llm.plan.layout import devices_of, layout_from_strategy
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights, named_base
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
-from lit_llm.training.language_model import LanguageModel, class_name
+from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.saved_state import class_name
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_llm.core.errors import is_user_error
+from lit_llm.core.errors import UserError
 
 
 def is_mistake(error: Exception) -> bool:
@@ -14,7 +14,7 @@ def is_mistake(error: Exception) -> bool:
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:  # jsonargparse wraps errors of constructors
         chain.append(cause)
-    return any(is_user_error(each) for each in chain) or not any(_ran_lit_llm(each) for each in chain)
+    return any(isinstance(each, UserError) for each in chain) or not any(_ran_lit_llm(each) for each in chain)
 
 
 def _ran_lit_llm(error: BaseException) -> bool:

@@ -10,8 +10,8 @@ from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_llm.core.device_memory import memory_bytes
 from lit_llm.core.errors import UserError
+from lit_llm.core.memory import memory_bytes
 from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.config import GPTConfig

@@ -17,12 +17,12 @@ from lit_llm.core.batch_sizes import micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
 from lit_llm.distributed.attention_kernel import attention_problem
+from lit_llm.distributed.block_kernels import float8_problem
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.context_parallel import context_problems
-from lit_llm.distributed.float8 import float8_problem
+from lit_llm.distributed.layout_problems import clip_problem, pipeline_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.distributed.pipeline_problems import clip_problem, pipeline_problems
 from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
 from lit_llm.models.custom import Architecture, layout_problems
 from lit_llm.models.gpt import GPTConfig

@@ -11,12 +11,13 @@ from jsonargparse import Namespace
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm import callbacks
+from lit_llm.callbacks.tensorboard_setup import tensorboard_logger
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.config.bounded_exit import end_with_launcher, launches_ranks
 from lit_llm.config.constructor_errors import is_mistake
@@ -25,9 +26,7 @@ from lit_llm.config.parse_errors import reason
 from lit_llm.config.resolved_config import settings_of
 from lit_llm.core._lightning import keep_order_of_loaders
 from lit_llm.core.errors import UserError
-from lit_llm.distributed.loss_scaling import loss_scaling
-from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.runs.event_files import wait_for_later_name
+from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
 from lit_llm.runs.resume import RunStart
 from lit_llm.runs.run_folder import METRICS
 from lit_llm.runs.setting_changes import to_remember
@@ -113,11 +112,8 @@ def _loggers(logger: Any, run_dir: Path, start: RunStart) -> Any:
     """The recipe's loggers, or a TensorBoardLogger, and the metrics file of the run folder. With `logger: false`, none."""
     if logger is False or logger == []:
         return False
-    # Rows that an interrupted run wrote after its checkpoint are removed. Without a checkpoint, that is every row.
     if logger in (None, True):
-        wait_for_later_name(run_dir)
-        purge_step = 0 if start.step is None else start.step + 1
-        logger = TensorBoardLogger(save_dir=run_dir, name="", version="", purge_step=purge_step)
+        logger = tensorboard_logger(run_dir, start.step)
     return [*_as_list(logger), callbacks.MetricsFile(run_dir / METRICS, -1 if start.step is None else start.step)]
 
 

@@ -6,12 +6,14 @@ tests/contracts holds every function to what it promises.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.data import _is_dataloader_shuffled
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -83,3 +85,12 @@ def set_device_mesh(strategy: ModelParallelStrategy, mesh: DeviceMesh) -> None:
     strategy._device_mesh = mesh
     assert strategy.lightning_module is not None
     strategy.lightning_module._device_mesh = mesh
+
+
+def is_rank_zero() -> bool:
+    """Whether this process is global rank 0; also known before a process group exists.
+
+    Lightning reads the rank from RANK, LOCAL_RANK and SLURM_PROCID. The first process of a node that was started by hand has
+    none of these, only NODE_RANK.
+    """
+    return getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("NODE_RANK", "0") == "0"

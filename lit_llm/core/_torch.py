@@ -1,4 +1,4 @@
-"""Private names of torch that lit_llm needs. No other module of lit_llm names one; lit_llm.callbacks has its own module."""
+"""Private names of torch that callbacks do not need: those are in `lit_llm.callbacks._torch`. No other module names one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, ShardingStr
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward_input
-from torch.distributed.tensor import DTensor, Placement
-from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset, compute_local_shape_and_global_offset
+from torch.distributed.tensor import Placement
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 from torch.optim._muon import _zeropower_via_newtonschulz
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lit_llm.callbacks._torch import lerp_ as lerp_
+from lit_llm.callbacks._torch import tensors_in as tensors_in
+
 # In-place arithmetic on lists of tensors, one fused launch a list: what torch's own optimizers are made of.
 foreach_add_ = torch._foreach_add_
 foreach_lerp = torch._foreach_lerp
-foreach_lerp_ = torch._foreach_lerp_
 foreach_mul_ = torch._foreach_mul_
 foreach_sign_ = torch._foreach_sign_
 
@@ -135,12 +137,6 @@ def gradients_of_inputs(outputs: list[Tensor], inputs: list[Tensor], weights: It
     return stage_backward_input(outputs, gradients, inputs, iter(weights))  # type: ignore[arg-type]
 
 
-def local_box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(shape, offset in the whole tensor) of this rank's shard."""
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(shape), tuple(offset)
-
-
 def box_at(
     shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Placement, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -238,15 +234,3 @@ def last_collective() -> str | None:
 def flight_record() -> bytes:
     """The latest collectives of this process, as JSON."""
     return _record_of_collectives()
-
-
-def tensors_in(nested: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts."""
-    if isinstance(nested, Tensor):
-        yield nested
-    elif isinstance(nested, list | tuple):
-        for each in nested:
-            yield from tensors_in(each)
-    elif isinstance(nested, dict):
-        for each in nested.values():
-            yield from tensors_in(each)

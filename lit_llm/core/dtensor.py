@@ -8,17 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from lit_llm.core._torch import local_box
+from lit_llm.callbacks._torch import local_box as local_box
+from lit_llm.callbacks._torch import local_part as local_part
 from lit_llm.core.errors import UserError
-
-
-def local_slice(tensor: DTensor) -> tuple[slice, ...]:
-    """Where this rank's shard lies in the whole tensor: one slice per dimension, empty if the rank holds nothing.
-
-    Sharding in contiguous chunks, once (FSDP2 or tensor parallelism) or twice (both), always gives one box.
-    """
-    shape, offset = local_box(tensor)
-    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
 def holds_first_copy(tensor: DTensor) -> bool:
@@ -38,7 +30,7 @@ def fill_(tensor: Tensor, whole: Tensor) -> None:
     if tensor.shape != whole.shape:
         raise UserError(f"A tensor of shape {tuple(whole.shape)} does not fit one of shape {tuple(tensor.shape)}.")
     if isinstance(tensor, DTensor):
-        tensor.to_local().copy_(whole[local_slice(tensor)])
+        tensor.to_local().copy_(whole[local_box(tensor)])
     else:
         tensor.copy_(whole)
 
@@ -57,11 +49,6 @@ def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
         fill_(parameter, draw(torch.empty(parameter.shape, dtype=parameter.dtype, device=local.device)))
     else:
         draw(parameter)
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a distributed tensor, a view of its memory. A plain tensor is returned as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_gradients(params: Sequence[Tensor]) -> list[Tensor]:

@@ -1,23 +1,11 @@
-"""The exception for a user's mistake."""
+"""The exception for a user's mistake, and how mistakes are printed."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-
-class UserError(ValueError):
-    """A mistake in the input: one sentence a line, each with the value, the rule, and the flag or key that mends it.
-
-    `python -m lit_llm` prints it without a traceback and exits with code 2. Any other exception is a bug and keeps
-    its traceback.
-    """
-
-
-def is_user_error(error: BaseException) -> bool:
-    """Whether `error` is a `UserError`, or a callback's `ConfigurationError`: `callbacks/` imports nothing of `lit_llm`."""
-    callbacks = sys.modules.get("lit_llm.callbacks.errors")  # imported by whoever raised a ConfigurationError
-    return isinstance(error, UserError) or (callbacks is not None and isinstance(error, callbacks.ConfigurationError))
+from lit_llm.callbacks.errors import UserError as UserError
 
 
 def not_utf8(text: str) -> str | None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_llm.callbacks import BatchRamp, ignore_signals
-from lit_llm.core._lightning import set_max_steps, set_micro_batches_made
+from lit_llm.core._lightning import set_micro_batches_made
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutOrder, ResumableLoader
@@ -30,6 +30,7 @@ from lit_llm.data.documents import Documents
 from lit_llm.data.order import SORTED_UP_TO, sample_index
 from lit_llm.data.pack_plan import PackPlan, open_plan
 from lit_llm.data.packed_blocks import PackedBlocks
+from lit_llm.data.run_length import set_accumulation, set_end
 from lit_llm.data.source_files import describe_files
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatForm
@@ -188,7 +189,8 @@ class TokenDataModule(LightningDataModule, ABC):
         if self.packing == "best_fit" and stage in ("fit", None):
             self._open_plans()
         if stage == "fit" and self.trainer is not None:
-            self._direct_trainer()
+            set_accumulation(self.trainer, self)
+            set_end(self.trainer, self)
 
     def _open(self) -> OpenedCorpus:
         self.raise_problems()
@@ -509,30 +511,18 @@ class TokenDataModule(LightningDataModule, ABC):
 
     # ---- The trainer --------------------------------------------------------------------------------------------
 
-    def _direct_trainer(self) -> None:
-        trainer = self.trainer
-        assert trainer is not None
-        if trainer.overfit_batches:  # type: ignore[attr-defined]  # set in Trainer.__init__ through a connector
-            raise UserError(
-                "overfit_batches has no effect on this data: remove --trainer.overfit_batches. "
-                "To overfit on purpose, train on a small file."
-            )
-        if self.ramp is None:  # a ramp sets the accumulation itself
-            accumulate = self.micro_batches(0)
-            if trainer.accumulate_grad_batches not in (1, accumulate):
-                raise UserError(
-                    f"accumulate_grad_batches {trainer.accumulate_grad_batches} contradicts the batch sizes, which give "
-                    f"{accumulate}: remove --trainer.accumulate_grad_batches, or change --data.global_batch_size."
-                )
-            trainer.accumulate_grad_batches = accumulate
-        if trainer.max_epochs is not None and trainer.max_epochs != -1:
-            samples = trainer.max_epochs * len(self._train_blocks())
-            if self.ramp is None:
-                steps = -(-samples // self.global_batch_size)
-            else:
-                steps = self.ramp.steps_for(samples * self._block_size)
-            limit = steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
-            set_max_steps(trainer, limit)
+    @property
+    def epoch_samples(self) -> int:
+        """Samples of one pass over the training data."""
+        return len(self._train_blocks())
+
+    def epochs_by_source(self, steps: int) -> dict[str, float]:
+        """Passes over each source that a run of `steps` steps reads. Data without sources have one, without a name."""
+        return {"": self.samples_before(steps) * self._block_size / self.train_tokens}
+
+    def describe_phases(self) -> str:
+        """The phases of the data from here on; empty without any."""
+        return ""
 
     def _data_parallel(self) -> tuple[int, int]:
         """(data-parallel rank, world size). Single-device strategies lack the property."""

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError
-from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data.blocks import Blocks
 from lit_llm.data.corpus import Corpus, combined_hash
 from lit_llm.data.datamodule import TokenDataModule
@@ -346,6 +346,10 @@ class Mixture(TokenDataModule):
             found.append(PhaseDraws(start, phase.end, sources, phase.period, phase.largest_deviation))
             start = phase.end
         return found
+
+    def epochs_by_source(self, steps: int) -> dict[str, float]:
+        """Of the whole run, whose length is known."""
+        return {name: drawn.epochs for name, drawn in self.draws()[-1].sources.items() if drawn.epochs}
 
     def describe_phases(self) -> str:
         """The phases from here on by their last steps: "until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.distributed.device_mesh import DeviceMesh
 
 from lit_llm.core.mesh_sizes import MeshSizes
-from lit_llm.distributed.convolution_problems import convolution_problems
+from lit_llm.distributed.layout_problems import convolution_problems
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.sequence_shard import ContextAttention, SequenceShard
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from lit_llm.core.buffer_sizes import KEPT_WHOLE_SHARE
+from lit_llm.core.memory import KEPT_WHOLE_SHARE
 
 
 class KeptWhole(NamedTuple):

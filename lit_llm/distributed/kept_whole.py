@@ -10,8 +10,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from lit_llm.core.device_memory import memory_bytes
 from lit_llm.core.dtensor import local_part
+from lit_llm.core.memory import memory_bytes
 from lit_llm.distributed.keep_rule import KeptWhole, keep
 
 if TYPE_CHECKING:

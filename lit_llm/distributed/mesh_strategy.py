@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 from lit_llm.checkpoint.io import FolderCheckpointIO
 from lit_llm.checkpoint.load_weights import copy_weights
 from lit_llm.checkpoint.sharded import gather, split
-from lit_llm.checkpoint.stages import Stages, number_as_own, number_as_whole
+from lit_llm.checkpoint.stages import Stages
 from lit_llm.core._lightning import (
     checkpoints_activations,
     connect_processes,
@@ -36,8 +37,9 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.kept_whole import set_last_micro_batch
+from lit_llm.distributed.layout_problems import clip_problem, loss_scale_problem
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout, Schedule
-from lit_llm.distributed.pipeline_problems import clip_problem, loss_scale_problem
+from lit_llm.distributed.pipeline_parallel import PipelinedGPT, pipelined_part
 from lit_llm.models.sequence_shard import ContextAttention
 
 _RESHARD = {  # FSDP1's sharding strategies: whether weights are freed between forward and backward
@@ -151,13 +153,9 @@ class MeshStrategy(ModelParallelStrategy):
         self.chosen: KeptWhole | None = None  # what fits on an accelerator, by the plan of the run
         self.kept = KeptWhole(weights=reshard_after_forward is False, gradients=reduce_each_micro_batch is False)
         self.sharded_checkpoints = False
-        # With pipeline stages, the LightningModule sets these to what one process would have.
-        self.whole_weights: dict[str, Tensor] = {}
-        """The LightningModule's state dict, on the meta device."""
-        self.whole_groups: list[list[str]] = []
-        """Names of the optimizer's parameters, by group. Groups without parameters on this rank exist here, too."""
         self.repeated_parameters: set[Tensor] = set()
         """Parameters that an earlier rank of the pipeline has, too: tied matrices."""
+        self._pipelined: tuple[str, PipelinedGPT] | None = None  # with the prefix of its names in the LightningModule
         self._writers: Any = None  # gloo group for writing sharded checkpoints, used by one thread at a time
 
     @classmethod
@@ -308,8 +306,9 @@ class MeshStrategy(ModelParallelStrategy):
             raise UserError(loss_scale_problem(self.pipeline))
         super().setup(trainer)
         assert self.model is not None
-        if self.pipeline_mesh is not None:
-            self.repeated_parameters = self.tell_repeated_parameters(self.pipeline_mesh)
+        self._pipelined = pipelined_part(self.model)
+        if self._pipelined is not None:
+            self.repeated_parameters = self._pipelined[1].repeated_parameters()
         if self.tensor_mesh is None and self.data_mesh is None:
             return
         whole = [name for name, parameter in self.model.named_parameters() if not isinstance(parameter, DTensor)]
@@ -320,15 +319,6 @@ class MeshStrategy(ModelParallelStrategy):
                 f"{type(self.lightning_module).__name__} is not distributed: each process would train its own copy. Apply "
                 "fully_shard or parallelize_module in configure_model, or use --trainer.strategy ddp."
             )
-
-    def tell_repeated_parameters(self, pipeline: DeviceMesh) -> set[Tensor]:
-        """This rank's parameters that an earlier rank has, too. All ranks of the pipeline call it."""
-        assert self.model is not None
-        own = dict(self.model.named_parameters())
-        names: list[list[str]] = [[] for _ in range(pipeline.size())]
-        dist.all_gather_object(names, list(own), group=pipeline.get_group())
-        earlier = {name for of_rank in names[: pipeline.get_local_rank()] for name in of_rank}
-        return {parameter for name, parameter in own.items() if name in earlier}
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -363,9 +353,7 @@ class MeshStrategy(ModelParallelStrategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The optimizer's state_dict. Parameters are numbered in the order of the groups, as on one process."""
         plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-        if self.pipeline_mesh is None:
-            return plain.state_dict()
-        return number_as_whole(plain.state_dict(), self._parameter_names(plain), self.whole_groups)
+        return plain.state_dict() if self._pipelined is None else self._pipelined[1].optimizer_state(plain)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
         """Write a checkpoint. Called on all ranks."""
@@ -386,19 +374,20 @@ class MeshStrategy(ModelParallelStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.model is not None
-        own = self.whole_weights | self.model.state_dict()
+        own = self._whole_weights | self.model.state_dict()
         copy_weights(own, checkpoint["state_dict"], "the checkpoint (--resume)", strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            expected = len(parameters) if self.pipeline_mesh is None else sum(map(len, self.whole_groups))
+            groups = [parameters] if self._pipelined is None else self._pipelined[1].optimizer_groups
+            expected = sum(map(len, groups))
             if expected != (there := sum(len(group["params"]) for group in saved["param_groups"])):
                 raise UserError(
                     f"The checkpoint's optimizer has {there} parameters, but this one has {expected} (--optimizer)."
                 )
-            if self.pipeline_mesh is not None:
-                saved = number_as_own(saved, self._parameter_names(optimizer), self.whole_groups)
+            if self._pipelined is not None:
+                saved = self._pipelined[1].own_optimizer_state(saved, optimizer)
             numbers = [number for group in saved["param_groups"] for number in group["params"]]
             state = {
                 number: {key: _part_of(value, parameter) for key, value in saved["state"][number].items()}
@@ -414,13 +403,12 @@ class MeshStrategy(ModelParallelStrategy):
             return None
         group = self.pipeline_mesh.get_group()
         leads = self.global_rank % (self.world_size // self.pipeline) == 0  # `pipeline` is the outermost dimension
-        return Stages(group, leads, self.root_device, list(self.whole_weights))
+        return Stages(group, leads, self.root_device, list(self._whole_weights))
 
-    def _parameter_names(self, optimizer: Optimizer) -> list[list[str]]:
-        """Names in the LightningModule of an optimizer's parameters, by group."""
-        assert self.model is not None
-        name = {parameter: name for name, parameter in self.model.named_parameters()}
-        return [[name[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+    @property
+    def _whole_weights(self) -> dict[str, Tensor]:
+        """The LightningModule's state dict as one process has it, on the meta device. Empty without pipeline parallelism."""
+        return {} if self._pipelined is None else self._pipelined[1].whole_state_dict(self._pipelined[0])
 
     def teardown(self) -> None:
         self.checkpoint_io.teardown()  # waits for running writes; Lightning does not call it here
@@ -434,3 +422,12 @@ def _part_of(value: Any, parameter: Tensor) -> Any:
     part = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)  # a copy, because the value may be a mapped file
     fill_(part, value)
     return part
+
+
+def loss_scaling(device_type: str) -> MixedPrecision:
+    """Precision 16-mixed on CPUs and under MeshStrategy, which Lightning does not support.
+
+    It is fp16 autocast with dynamic loss scaling (Micikevicius et al. 2018, arXiv 1710.03740).
+    torch's GradScaler supports distributed gradients: an overflow on one rank skips the step on all ranks of the tensor.
+    """
+    return MixedPrecision("16-mixed", device_type, scaler=torch.amp.GradScaler(device_type))

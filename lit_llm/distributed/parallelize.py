@@ -12,10 +12,9 @@ import torch
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.activation_checkpointing import apply_activation_checkpointing
 from lit_llm.distributed.attention_kernel import activate_flash, attention_problem, flash_implementation
-from lit_llm.distributed.compile_blocks import compile_blocks
+from lit_llm.distributed.block_kernels import compile_blocks, convert_to_float8, float8_problem
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.context_parallel import apply_context_parallel
-from lit_llm.distributed.float8 import convert_to_float8, float8_problem
 from lit_llm.distributed.fsdp import apply_fsdp, gathered_bytes, narrow_dtype
 from lit_llm.distributed.kept_whole import kept_whole
 from lit_llm.distributed.mesh_strategy import MeshStrategy

@@ -1,4 +1,8 @@
-"""Pipeline parallelism of a GPT: each rank has some of the layers, and activations move from stage to stage."""
+"""Pipeline parallelism of a GPT: each rank has some of the layers, and activations move from stage to stage.
+
+`PipelinedGPT` is all that a LightningModule and `MeshStrategy` know of a pipeline: when its micro-batches run, which parameters
+and groups one process would have, and which of them another rank has, too.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
+from lit_llm.checkpoint.stages import number_as_own, number_as_whole
 from lit_llm.core.dtensor import local_part
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.pipeline_schedule import Objective, ScheduleRunner
 from lit_llm.distributed.pipeline_transfer import Transfer
+from lit_llm.models.dropout import new_seed
 from lit_llm.models.gpt import GPT, LossFunction
 from lit_llm.models.lora import reset_adapters
 from lit_llm.models.loss import LossSums, cross_entropy
@@ -107,6 +114,10 @@ class PipelinedGPT(nn.Module):
         self.norm = whole.norm if "norm" in held else None
         self.head = whole.head if "head" in held else None
         self.rotary = whole.rotary
+        self.window: list[dict[str, Tensor]] = []
+        """Micro-batches of the current optimizer step, until the last one runs all."""
+        self.optimizer_groups: list[list[str]] = []
+        """Names of the whole model's parameters, by group of its optimizer. Some groups have none on this rank."""
         self._runner = ScheduleRunner(self.stages, self._transfer)
 
     @property
@@ -143,31 +154,36 @@ class PipelinedGPT(nn.Module):
 
     # -- training ---------------------------------------------------------------------------------------------------
 
+    def collect(self, batch: dict[str, Tensor]) -> Tensor:
+        """Take a micro-batch of the step; returns 0 in place of its loss, which `train_step` computes."""
+        # Drawn now, as on one process: `StepSeed` seeds the generator for each micro-batch.
+        self.window.append({**batch, "seed": new_seed()} if self.whole.drops else batch)
+        return torch.zeros((), device=batch["targets"].device)
+
     def train_step(
         self,
-        window: list[dict[str, Tensor]],
         *,
         loss: Callable[[dict[str, Tensor]], LossFunction],
-        objective: Callable[[LossSums, dict[str, Tensor]], Tensor],
+        objective: Objective,
         forward_context: Callable[[], AbstractContextManager[Any]],
-    ) -> list[LossSums]:
+    ) -> list[tuple[dict[str, Tensor], LossSums]]:
         """Forward and backward of all micro-batches of an optimizer step, by the schedule. Gradients are added up.
 
         Args:
-            window: micro-batches, as for `LanguageModel`, and where values are dropped, their `seed`.
             loss: the loss function of a micro-batch.
             objective: the scalar to differentiate, from the sums of a micro-batch.
             forward_context: entered around each forward pass, for autocast.
 
         Returns:
-            Detached sums of each micro-batch, on the rank with the last stage; elsewhere nothing.
+            Each micro-batch with its detached sums, on the rank with the last stage; elsewhere nothing.
         """
+        window, self.window = self.window, []
         self.whole.training = self.training  # not a submodule
-        found: list[LossSums] = []
+        found: list[tuple[dict[str, Tensor], LossSums]] = []
 
         def collect(batch: dict[str, Tensor], sums: LossSums) -> Tensor:
-            found.append(sums._replace(loss=sums.loss.detach()))
-            return objective(sums, batch)
+            found.append((batch, sums._replace(loss=sums.loss.detach())))
+            return objective(sums)
 
         arguments = [
             {**_arguments(batch), "targets": batch["targets"], "loss": loss(batch), "objective": partial(collect, batch)}
@@ -189,6 +205,33 @@ class PipelinedGPT(nn.Module):
             weight.grad = weight.grad.redistribute(placements=weight.placements)
         own = local_part(weight.grad)
         own.add_(transfer.exchange(own, transfer.last_rank if self.stages[0].first else transfer.first_rank))
+
+    # -- checkpoints, which are those of one process ------------------------------------------------------------------
+
+    def repeated_parameters(self) -> set[Tensor]:
+        """This rank's parameters that an earlier rank has, too: the embedding of the last stage, where it is the head."""
+        transfer = self._transfer
+        if not self.whole.ties_head or self.embedding is None or transfer.rank == transfer.first_rank:
+            return set()
+        return {self.embedding.weight}
+
+    def whole_state_dict(self, prefix: str) -> dict[str, Tensor]:
+        """The state dict of the whole model, on the meta device."""
+        state = self.whole.state_dict(prefix=prefix)
+        return {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in state.items()}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """An optimizer's state_dict with the numbers that its parameters have on one process."""
+        return number_as_whole(optimizer.state_dict(), self._names(optimizer), self.optimizer_groups)
+
+    def own_optimizer_state(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+        """Of a saved state_dict of the whole model's optimizer, that of this rank's."""
+        return number_as_own(saved, self._names(optimizer), self.optimizer_groups)
+
+    def _names(self, optimizer: Optimizer) -> list[list[str]]:
+        """Names of an optimizer's parameters, by group."""
+        name = {parameter: name for name, parameter in self.named_parameters()}
+        return [[name[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
 
     # -- validation and text generation -----------------------------------------------------------------------------
 
@@ -240,3 +283,8 @@ def _arguments(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 def _no_sums(targets: Tensor) -> LossSums:
     zero, zeros = torch.zeros((), device=targets.device), torch.zeros(targets.size(0), device=targets.device)
     return LossSums(zero, zero, zero.long(), zeros, zeros.long())
+
+
+def pipelined_part(module: nn.Module) -> tuple[str, PipelinedGPT] | None:
+    """The PipelinedGPT among the submodules of a module, and the prefix of its names in the module's state dict."""
+    return next(((f"{name}.", part) for name, part in module.named_modules() if isinstance(part, PipelinedGPT)), None)

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from lit_llm.distributed.convolution_problems import convolution_problems
+from lit_llm.distributed.layout_problems import convolution_problems
 from lit_llm.models.dropout import Drops
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRALinear

@@ -36,8 +36,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lit_llm.core.buffer_sizes import SOFTMAX_NUMEL
 from lit_llm.core.errors import UserError
+from lit_llm.core.memory import SOFTMAX_NUMEL
 
 CHUNK_SIZE = 1024
 """Rows of a chunk. Each chunk reads W twice and adds to its gradient; smaller ones save little (512 in bf16: 0.63 GB)."""

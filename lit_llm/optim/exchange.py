@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate
 
 from lit_llm.core._torch import box_at
-from lit_llm.core.buffer_sizes import MUON_BATCH_NUMEL
+from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.optim.owners import owners, turns
 
 Coordinate: TypeAlias = tuple[int, ...]

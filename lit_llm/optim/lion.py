@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_llm.core._torch import foreach_add_, foreach_lerp, foreach_lerp_, foreach_mul_, foreach_sign_
-from lit_llm.core.buffer_sizes import MUON_BATCH_NUMEL
+from lit_llm.core._torch import foreach_add_, foreach_lerp, foreach_mul_, foreach_sign_, lerp_
 from lit_llm.core.dtensor import local_gradients, local_part
+from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.optim.found_inf import undone_if
 from lit_llm.optim.option_checks import check_below_one, check_not_negative
 
@@ -78,7 +78,7 @@ class Lion(Optimizer):
             for part, w in zip(local, wide, strict=True):
                 if w is not part:
                     part.copy_(w)
-            foreach_lerp_(averages, grads, 1 - beta2)
+            lerp_(averages, grads, 1 - beta2)
 
 
 def _parts(params: list[Tensor]) -> Iterator[list[Tensor]]:

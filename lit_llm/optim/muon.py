@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from lit_llm.core._torch import foreach_lerp, foreach_lerp_
-from lit_llm.core.buffer_sizes import MUON_BATCH_NUMEL
+from lit_llm.core._torch import foreach_lerp, lerp_
 from lit_llm.core.dtensor import local_gradients, local_part
 from lit_llm.core.errors import UserError
+from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.optim.exchange import Matrix, Turn, turns_of
 from lit_llm.optim.found_inf import to_device, undone_if
 from lit_llm.optim.newton_schulz import NS_DTYPES, NS_METHODS, newton_schulz, newton_schulz_dtype
@@ -217,7 +217,7 @@ class MuonAdamW(Optimizer):
         grads, momentum = local_gradients(params), group["momentum"]
         buffers = [local_part(self.state[p]["momentum_buffer"]) for p in params]
         with undone_if(self.found_inf, buffers):
-            foreach_lerp_(buffers, grads, 1 - momentum)
+            lerp_(buffers, grads, 1 - momentum)
             return list(foreach_lerp(grads, buffers, momentum)) if group["nesterov"] else [b.clone() for b in buffers]
 
     def _orthogonal(self, group: dict[str, Any], update: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from lit_llm.core.device_memory import memory_bytes
+from lit_llm.core.memory import memory_bytes
 from lit_llm.plan.hardware import Hardware, table
 
 _SIZES = {"cpu": 2048, "cuda": 8192}

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from lit_llm.core.buffer_sizes import MUON_BATCH_NUMEL
+from lit_llm.core.memory import MUON_BATCH_NUMEL
 
 Shapes = tuple[tuple[int, ...], ...]
 

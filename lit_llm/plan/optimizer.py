@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from lit_llm.core.buffer_sizes import MUON_BATCH_NUMEL
+from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.plan.weights import Weight, parameters_by_group
 
 STATE_COPIES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Lion": 1, "Muon": 1, "RMSprop": 1, "Adagrad": 1}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from lit_llm.core._torch import gradients_of_inputs, put_tensor
-from lit_llm.core.garbage_collection import without_garbage_collection
+from lit_llm.core.memory import without_garbage_collection
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy

@@ -18,8 +18,8 @@ from lit_llm.checkpoint.compatibility import (
 from lit_llm.checkpoint.dcp_folder import is_dcp_folder
 from lit_llm.checkpoint.format import damage_before_load, read_values
 from lit_llm.checkpoint.manifest import MANIFEST
+from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError
-from lit_llm.core.ranks import is_rank_zero
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.runs.run_folder import find_checkpoint

@@ -1,4 +1,4 @@
-"""Whether a run's tokenizer files are those with which a checkpoint was trained."""
+"""What a checkpoint says about text: whether a run's tokenizer files are its own, and the ids that a prompt starts with."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE
 
 TOKENIZER_SHA256 = "tokenizer_sha256"
 """Key in a checkpoint: `tokenizer_sha256` of the run. Missing without a tokenizer."""
+PROMPT_START = "prompt_start"
+"""Key in a checkpoint: a list of ids. Empty: the tokenizer's BOS, if it has one. Missing in imported and old checkpoints."""
 
 
 def run_of(checkpoint: Path) -> Path:
@@ -44,3 +46,8 @@ def require_tokenizer(checkpoint: Path, run: Path) -> None:
     """Raise a UserError with the sentence of `tokenizer_problem`, naming the flag --run."""
     if problem := tokenizer_problem(checkpoint, run):
         raise UserError(f"{problem} (--run)")
+
+
+def prompt_start(checkpoint: Path) -> list[int]:
+    """The ids with which prompts start instead of BOS; empty for BOS, or none without it."""
+    return list(read_values(checkpoint).get(PROMPT_START, []))

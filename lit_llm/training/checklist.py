@@ -25,6 +25,7 @@ from lit_llm.data.batches import GlobalOrder
 from lit_llm.data.blocks import Blocks
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.mixture_blocks import MixtureBlocks
+from lit_llm.data.run_length import phases, run_length
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import reset_adapters
@@ -33,7 +34,7 @@ from lit_llm.optim import optimizer_of
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.training.coordinate_check import LARGEST_POWER, width_powers
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.run_length import phases, run_length
+from lit_llm.training.saved_state import saved_weights
 
 Say = Callable[[str], None]
 STEPS = 3
@@ -272,7 +273,7 @@ def save_and_load(run: CheckedRun) -> Line:
     else:
         run.trainer.save_checkpoint(path)
     saved = read(path)
-    trained = {key: value.cpu() for key, value in run.model.saved_weights(run.model.state_dict()).items()}
+    trained = {key: value.cpu() for key, value in saved_weights(run.model, run.model.state_dict()).items()}
     different = [
         key
         for key, value in trained.items()

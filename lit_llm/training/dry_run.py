@@ -17,23 +17,20 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_llm.callbacks import EMA
 from lit_llm.core.dtensor import local_part
-from lit_llm.core.garbage_collection import without_garbage_collection
+from lit_llm.core.memory import without_garbage_collection
 from lit_llm.core.mesh_sizes import MeshSizes
 from lit_llm.distributed.fake_cluster import FakeEnvironment, fake_cluster
-from lit_llm.distributed.loss_scaling import loss_scaling
-from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.traffic import Collectives, Traffic
 from lit_llm.training.language_model import LanguageModel
@@ -173,8 +170,6 @@ class DryRun:
             strategy.sharded_checkpoints = False  # nothing is saved, and its process group is a real one
             strategy.broadcast = lambda obj, src=0: obj  # type: ignore[method-assign]  # nobody sends
             strategy.model_to_device = lambda: None  # type: ignore[method-assign]  # it is there; plain tensors cannot move
-            told = partial(_tied_weights, self.model, strategy.pipeline_layout)
-            strategy.tell_repeated_parameters = told  # type: ignore[method-assign]  # nobody is asked
         layout = strategy.pipeline_layout if isinstance(strategy, MeshStrategy) else PipelineLayout(1)
         counts = [count] if in_full else short_steps(layout, count)
         observer = _Observer(counts, for_accelerator=self.for_accelerator)
@@ -318,13 +313,6 @@ def short_steps(layout: PipelineLayout, count: int) -> list[int]:
     if count <= first + period or (count - first) % period:
         return [count]
     return [first, first + period]
-
-
-def _tied_weights(model: LanguageModel, layout: PipelineLayout, pipeline: DeviceMesh) -> set[Tensor]:
-    """The parameters of this rank that an earlier rank of the pipeline has, too: the embedding, where it is the head."""
-    own = dict(model.named_parameters())
-    first = pipeline.get_local_rank() == layout.rank_of(0)
-    return set() if first or not model.config.tie_embeddings else {p for n, p in own.items() if n == "model.embedding.weight"}
 
 
 def _gradients(parameters: Any) -> Iterator[Tensor]:

@@ -13,16 +13,15 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 from rich.table import Table
 
 import lit_llm.data
-from lit_llm import callbacks
+from lit_llm.callbacks._lightning import write_row
+from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.disk import delete, is_disk_error, naming, write_bytes, write_text
-from lit_llm.core.errors import UserError, is_user_error, report
-from lit_llm.core.ranks import is_rank_zero
+from lit_llm.core.errors import UserError, report
 from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.plan.run_record import PLAN
 from lit_llm.runs.curve_follower import CurveFollower
@@ -32,17 +31,18 @@ from lit_llm.runs.logged_curve import logged
 from lit_llm.runs.resume import RunStart
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, ENDED, holds_run, set_aside
 from lit_llm.tokenizers import TOKENIZER_FILE
-from lit_llm.training.ending import (
-    ValidateLast,
-    loss_of_last_step,
-    not_finite,
-    reason_for_end,
-    require_monitors,
-    unsaved,
-    validates_by_steps,
-)
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.lost_peer import PeerWatch, is_lost_peer, is_port_in_use
+from lit_llm.training.monitor_checks import ValidateLast, require_monitors, validates_by_steps
+from lit_llm.training.outcome import (
+    FAILED,
+    code_after_training,
+    code_at_end,
+    continue_command,
+    exit_code,
+    loss_of_last_step,
+    reason_for_end,
+)
 from lit_llm.training.progress_watch import ProgressWatch
 
 
@@ -83,7 +83,7 @@ def fit(
     if not validates_by_steps(trainer):
         trainer.callbacks.append(ValidateLast())  # type: ignore[attr-defined]
     trainer.callbacks[:0] = [PeerWatch(), LambdaCallback(on_fit_start=stay_ended)]  # type: ignore[attr-defined]
-    watch = None if hang_timeout is None else ProgressWatch(hang_timeout, log_dir or run_dir, _code_of_failure)
+    watch = None if hang_timeout is None else ProgressWatch(hang_timeout, log_dir or run_dir)
     if watch is not None:
         trainer.callbacks.insert(0, watch)  # type: ignore[attr-defined]
     follower = next((logger for logger in trainer.loggers if isinstance(logger, CurveFollower)), None)
@@ -117,13 +117,10 @@ def fit(
         _evaluate(trainer, model, data, start)
         metrics |= trainer.callback_metrics
     print_metrics(trainer, "val", run_dir, trainer.global_step)
-    problems = [unsaved(trainer, run_dir, resumed=start.checkpoint is not None), not_finite(trainer, metrics)]
-    failed = any(problems)
-    report("\n".join(filter(None, problems)))
     if follower is not None and trainer.is_global_zero:
         print(follower.summary())
-        failed |= not follower.followed
-    return _code_of_failure(trainer) if failed else 0
+    followed = follower is None or not trainer.is_global_zero or follower.followed
+    return code_at_end(trainer, run_dir, metrics, resumed=start.checkpoint is not None, followed=followed)
 
 
 def _check_data(
@@ -165,8 +162,8 @@ def _train(
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not run_dir.exists():
             report(f"run folder {run_dir} was deleted while its run was writing: {error.strerror} (--run_dir)")
-            return _code_of_failure(trainer)
-        if is_user_error(error) and folder is not None and trainer.global_step in (0, start.step):
+            return exit_code(trainer)
+        if isinstance(error, UserError) and folder is not None and trainer.global_step in (0, start.step):
             folder.restore()
         if isinstance(error, OSError) and folder is not None and not folder.training_began and folder.is_where(error):
             folder.restore()
@@ -182,28 +179,16 @@ def _train(
         last = run_dir / CHECKPOINTS / "last.ckpt"
         how = "no checkpoint exists yet, start again with --resume auto"
         if last.exists():
-            how = f"the last checkpoint is {last.resolve()}, continue with: {_continue(run_dir)}"
+            how = f"the last checkpoint is {last.resolve()}, continue with: {continue_command(run_dir)}"
         lost = None if watch is None else watch.lost_rank()
         which = "another process" if lost is None else f"rank {lost}"
         print(f"rank {trainer.global_rank}: {which} of this run ended. See its output for the reason; {how}", file=sys.stderr)
-        return 1
+        return FAILED
     finally:
         trainer.strategy.checkpoint_io.teardown()  # a checkpoint in the background; Lightning leaves this out after some errors
     if trainer.is_global_zero and (line := loss_of_last_step(trainer, model)):
         print(line)
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
-            if problem := unsaved(trainer, run_dir, resumed=start.checkpoint is not None):
-                report(f"stopped by {callback.stopped_by}; {problem}")
-                return _code_of_failure(trainer)
-            if trainer.is_global_zero:
-                print(f"stopped by {callback.stopped_by} after step {trainer.global_step}; continue with: {_continue(run_dir)}")
-            return callback.exit_code
-        if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
-            return _code_of_failure(trainer)
-    if trainer.is_global_zero:
-        print(f"training ended after step {trainer.global_step}: {start.end or reason_for_end(trainer)}")
-    return None
+    return code_after_training(trainer, run_dir, resumed=start.checkpoint is not None, ended_before=start.end)
 
 
 def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule, start: RunStart) -> None:
@@ -215,7 +200,7 @@ def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule,
     trainer.loggers = loggers
     if trainer.global_step != start.step:  # otherwise it was logged before
         for metrics in evaluated:  # empty with limit_val_batches 0
-            model.log_row(dict(metrics), trainer.global_step)
+            write_row(trainer, metrics, trainer.global_step)
         for logger in trainer.loggers:
             logger.save()  # training has finalized them
 
@@ -293,13 +278,3 @@ class _FolderBefore:
         for path, content in self.contents.items():
             with contextlib.suppress(OSError):  # the disk refuses this, too; then it has refused a new file as well
                 write_bytes(path, content)
-
-
-def _continue(run_dir: Path) -> str:
-    return f"python -m lit_llm fit --run {run_dir} --resume auto"
-
-
-def _code_of_failure(trainer: Trainer) -> int:
-    """1; but 0 in a process that Lightning launched: rank 0 kills itself if such a process fails."""
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    return 0 if isinstance(environment, LightningEnvironment) and trainer.local_rank > 0 else 1

@@ -12,11 +12,12 @@ import threading
 import time
 import uuid
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_llm.core.ranks import is_rank_zero
+from lit_llm.core._lightning import is_rank_zero
 
 # Messages of a read or write on a TCP connection closed by the other end (gloo/transport/tcp/pair.cc, errno's texts).
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -114,3 +115,19 @@ def _watch(store: dist.Store, key: str, ended: threading.Event) -> None:
     if not ended.wait(PATIENCE):
         os.write(2, b"error: another process of this run has failed, and this one waited for it: it ends now\n")
         os._exit(1)
+
+
+def record_collectives(folder: Path) -> None:
+    """Make NCCL's process groups write their latest collectives to `folder`, which exists then, when one times out.
+
+    Call it before the processes connect. It sets variables of torch 2.13, unless the user has set them.
+    torch then says which rank, group and collective timed out, and `folder/nccl-rank-N` has the record of rank N, for
+    `python -m torch.distributed.flight_recorder.fr_trace`.
+    """
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    for name, older, value in (  # torch reads the first of the two that is set
+        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"),
+        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(folder.absolute() / "nccl-rank-")),
+    ):
+        if older not in os.environ:
+            os.environ.setdefault(name, value)

@@ -38,8 +38,8 @@ from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_va
 from lit_llm.plan.settings import RunSettings, canonical_precision
 from lit_llm.plan.step_time import Options, step_times
 from lit_llm.runs.run_folder import CONFIG
-from lit_llm.training.ending import how_it_ended
 from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.outcome import outcome
 from lit_llm.training.run_cost import RunCost
 
 
@@ -202,7 +202,8 @@ class PlanMonitor(Callback):
             return
         launch["last_step"], launch["measured"] = trainer.global_step, self._measured(trainer, launch)
         if ended:
-            launch["ended"], launch["complete"] = how_it_ended(trainer)
+            launch["ended"], code = outcome(trainer)
+            launch["complete"] = code is None
         try:
             write_text(run_dir / PLAN, as_text([*self._earlier, launch]))
         except OSError as error:

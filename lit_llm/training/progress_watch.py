@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -28,6 +27,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_llm.core._torch import collectives_begun, flight_record, last_collective
 from lit_llm.training.lost_peer import is_lost_peer
+from lit_llm.training.outcome import exit_code
 from lit_llm.training.progress_judge import UNANSWERED, Judge, Place, no_progress
 
 INTERVAL = 1.0
@@ -52,11 +52,10 @@ class ProgressWatch(Callback):
     Args:
         timeout: seconds without progress.
         folder: for the record of the latest collectives of each rank, once the run has been ended.
-        exit_code: of this process then.
     """
 
-    def __init__(self, timeout: float, folder: Path, exit_code: Callable[[Trainer], int]) -> None:
-        self.timeout, self.folder, self.exit_code = timeout, folder, exit_code
+    def __init__(self, timeout: float, folder: Path) -> None:
+        self.timeout, self.folder = timeout, folder
         self.interval = min(INTERVAL, timeout / 4)
         self._ended = threading.Event()
         self._store: dist.Store | None = None
@@ -135,7 +134,7 @@ class ProgressWatch(Callback):
             store = dist.TCPStore(address, port, timeout=timedelta(seconds=30), wait_for_workers=False)
             self._key, self._rank, self._ranks = key, dist.get_rank(), dist.get_world_size()
             self._names_store = "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
-            self._code, self._hook, self._store, self._ended = self.exit_code(trainer), "setup", store, threading.Event()
+            self._code, self._hook, self._store, self._ended = exit_code(trainer), "setup", store, threading.Event()
             self._heard_of_0 = time.monotonic()
             store.set(self._of(self._rank), json.dumps(self.place()))  # so that the others know of this process from now on
             for target in (self._exchange, self._listen_for_0)[: 1 if self._rank == 0 else 2]:

@@ -15,6 +15,7 @@ from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
+from lit_llm.data.run_length import phases, run_length
 from lit_llm.distributed.attention_kernel import describe
 from lit_llm.hf.tokenizer_files import add_stop_id, copy_companions
 from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
@@ -26,7 +27,6 @@ from lit_llm.runs.run_folder import CONFIG
 from lit_llm.runs.setting_changes import SETTINGS
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.logged_settings import log_settings
-from lit_llm.training.run_length import phases, run_length
 
 T = TypeVar("T")
 

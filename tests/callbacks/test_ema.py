@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback
 from lit_llm.callbacks import EMA, StepCheckpoint, ValidateEvery
 from lit_llm.callbacks._lightning import ValidationInterrupted, interruptible_validation
 from lit_llm.callbacks.ema import AVERAGE
-from lit_llm.callbacks.errors import ConfigurationError
+from lit_llm.callbacks.errors import UserError
 
 VAL = {"limit_val_batches": 1.0}
 
@@ -217,5 +217,5 @@ def test_weights_are_back_before_an_interrupted_validation_is_saved(tmp_path):
     ],
 )
 def test_numbers_out_of_range_are_refused(options, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(UserError, match=message):
         EMA(**options)

@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_llm.callbacks import GradientNoise, GradientNorm
-from lit_llm.callbacks.errors import ConfigurationError
+from lit_llm.callbacks.errors import UserError
 from lit_llm.callbacks.gradient_noise import noise_and_signal
-from lit_llm.distributed.loss_scaling import loss_scaling
+from lit_llm.distributed.mesh_strategy import loss_scaling
 
 
 def test_the_estimates_are_unbiased_for_a_known_covariance():
@@ -101,7 +101,7 @@ def test_a_gradient_that_is_not_finite_is_left_out():
     ],
 )
 def test_what_has_no_smaller_batch_is_refused(tmp_path, make, options, said):
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(UserError, match=said):
         fit([make()], tmp_path, steps=2, **options)
 
 

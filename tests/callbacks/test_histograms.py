@@ -12,9 +12,9 @@ from lightning.pytorch.strategies import FSDPStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.callbacks import GradientNorm, Histograms
-from lit_llm.callbacks.errors import ConfigurationError
+from lit_llm.callbacks.errors import UserError
 from lit_llm.callbacks.histograms import count_values
-from lit_llm.distributed.loss_scaling import loss_scaling
+from lit_llm.distributed.mesh_strategy import loss_scaling
 
 
 class Seen(Callback):
@@ -122,7 +122,7 @@ def test_counts_of_any_tensor_are_those_of_numpy(monkeypatch):
     ],
 )
 def test_what_it_cannot_log_is_refused(tmp_path, make, options, said):
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(UserError, match=said):
         fit([make()], tmp_path, steps=1, logger=TensorBoardLogger(tmp_path), **options)
 
 
@@ -131,11 +131,11 @@ def test_gradients_that_are_not_those_of_the_parameters_are_refused(tmp_path):
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters(), fused=True)
 
-    with pytest.raises(ConfigurationError, match="bf16-mixed"):
+    with pytest.raises(UserError, match="bf16-mixed"):
         board = TensorBoardLogger(tmp_path)
         fit([Histograms()], tmp_path, module=Fused(), steps=1, logger=board, plugins=[loss_scaling("cpu")])
     trainer = SimpleNamespace(strategy=FSDPStrategy(), optimizers=[None], loggers=[board])
-    with pytest.raises(ConfigurationError, match="FSDP1"):
+    with pytest.raises(UserError, match="FSDP1"):
         Histograms().on_fit_start(trainer, Foreign())
 
 

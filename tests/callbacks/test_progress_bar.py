@@ -77,6 +77,8 @@ def test_a_loss_of_another_name_is_shown_in_its_place(tmp_path, capsys):
 
 def test_a_step_without_targets_does_not_show_the_loss_of_an_earlier_one(tmp_path, capsys):
     class Masked(WithLoss):
+        step_loss = torch.tensor(1.5)
+
         @property
         def step_count(self):
             return torch.tensor(self.trainer.global_step % 2)

@@ -9,8 +9,7 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.callbacks import TextSamples
-from lit_llm.callbacks.samples import tags_of
-from lit_llm.callbacks.text_loggers import log_text, markdown, takes_text
+from lit_llm.callbacks.samples import log_text, markdown, tags_of, takes_text
 
 
 class Writer(Foreign):

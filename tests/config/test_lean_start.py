@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lit_llm.core.garbage_collection import without_garbage_collection
+from lit_llm.core.memory import without_garbage_collection
 
 HEAVY = ("transformers",)
 PLAN = "from lit_llm.__main__ import main; main(['plan', '--config', 'gpt2-124m', '--hardware', 'h100-sxm', '--devices', '8'])"

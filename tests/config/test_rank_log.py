@@ -11,7 +11,7 @@ from recipe_runs import run
 
 from lit_llm.config.rank_log import log_to
 from lit_llm.core.errors import UserError
-from lit_llm.distributed.nccl_environment import record_collectives
+from lit_llm.training.lost_peer import record_collectives
 
 WRITES = """
 import os, signal, subprocess, sys

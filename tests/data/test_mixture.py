@@ -9,8 +9,8 @@ from recorder import SaveAt, fit, write
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import Bytes, Characters, Mixture, MixturePhase, MixtureSource, ShardWriter
+from lit_llm.data.run_length import phases as phases_to_come
 from lit_llm.ingest.chat import ChatForm
-from lit_llm.training.run_length import phases as phases_to_come
 
 T = 4
 

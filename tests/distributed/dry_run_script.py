@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lit_llm.callbacks import GradientNorm
 from lit_llm.core.dtensor import local_part
-from lit_llm.core.garbage_collection import without_garbage_collection
+from lit_llm.core.memory import without_garbage_collection
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.traffic import Traffic

@@ -26,8 +26,7 @@ from lit_llm.callbacks import EMA, Cosine, GradientNorm, SpikeGuard, StepCheckpo
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.data import TextFiles
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.loss_scaling import loss_scaling
-from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig

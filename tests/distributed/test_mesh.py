@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from lit_llm.checkpoint.sharded import Part, TensorOnDisk, split
-from lit_llm.core.dtensor import draw_, fill_, holds_first_copy, local_slice
+from lit_llm.core.dtensor import draw_, fill_, holds_first_copy, local_box
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor_parallel"))
@@ -26,7 +26,7 @@ for shape in [(8, 6), (7, 5), (3, 9), (1, 4), (5,)]:
     last = Shard(len(shape) - 1)
     for placements in [(Shard(0), Shard(0)), (Shard(0), Replicate()), (Replicate(), last), (Replicate(), Replicate())]:
         made = distribute_tensor(whole, mesh, placements)  # torch's own way, by communication
-        if not torch.equal(whole[local_slice(made)], made.to_local()):
+        if not torch.equal(whole[local_box(made)], made.to_local()):
             wrong.append(f"{shape} {placements}")
         empty = torch.zeros_like(made)
         fill_(empty, whole)
@@ -41,8 +41,8 @@ parallelize_module(model, mesh["tensor_parallel"], {"0": ColwiseParallel(), "1":
 fully_shard(model, mesh=mesh["shard"])
 for name, p in model.named_parameters():
     gathered = p.full_tensor()
-    if not torch.equal(before[name][local_slice(p)], p.to_local()) or not torch.equal(gathered, before[name]):
-        wrong.append(f"2-D {name} {local_slice(p)}")
+    if not torch.equal(before[name][local_box(p)], p.to_local()) or not torch.equal(gathered, before[name]):
+        wrong.append(f"2-D {name} {local_box(p)}")
 
 # Every value is in exactly one rank's parts, and any box of it can be read from them.
 pieces = split({"state_dict": dict(model.named_parameters()), "step": 3})
@@ -233,7 +233,7 @@ model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long),
 
 # fp16: an overflow in one rank's part skips the step of all.
 from torch.distributed.tensor import distribute_tensor, Shard
-from lit_llm.distributed.loss_scaling import loss_scaling
+from lit_llm.distributed.mesh_strategy import loss_scaling
 
 weight = torch.nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Shard(0)]))
 optimizer, scaler = torch.optim.SGD([weight], lr=1.0), loss_scaling("cpu").scaler

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from lit_llm.distributed.compile_blocks import no_compiler
+from lit_llm.distributed.block_kernels import convert_to_float8, no_compiler
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.float8 import convert_to_float8
 from lit_llm.distributed.parallelize import parallelize
 from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
 from lit_llm.models.gpt import GPT, GPTConfig

@@ -11,9 +11,9 @@ from lit_llm.config.preflight import callback_problems, epoch_problem, layout
 from lit_llm.core.errors import UserError
 from lit_llm.data import TextFiles
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.layout_problems import clip_problem
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
-from lit_llm.distributed.pipeline_problems import clip_problem
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig

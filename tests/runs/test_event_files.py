@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 from recipe_runs import curve, run
 
-from lit_llm.runs.event_files import wait_for_later_name
+from lit_llm.callbacks.tensorboard_setup import wait_for_later_name
 
 
 def write(folder, purge_step, losses):

@@ -50,7 +50,7 @@ def graphs(monkeypatch):
 
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend, fullgraph=True))
-    monkeypatch.setattr("lit_llm.distributed.compile_blocks.no_compiler", lambda device: None)
+    monkeypatch.setattr("lit_llm.distributed.block_kernels.no_compiler", lambda device: None)
     yield made
     torch.compiler.reset()
 

@@ -14,7 +14,8 @@ from lit_llm.callbacks import GradientNorm, SpikeGuard
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
-from lit_llm.training.language_model import LanguageModel, keep_configured_options
+from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.saved_state import keep_configured_options
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 VOCABULARY, LENGTH = 23, 8

@@ -14,7 +14,7 @@ from lit_llm.checkpoint.format import read
 from lit_llm.checkpoint.load_model import load_model
 from lit_llm.models.gpt import KVCache
 from lit_llm.runs.logged_curve import logged
-from lit_llm.runs.prompt_start import prompt_start
+from lit_llm.runs.tokenizer_file import prompt_start
 
 CAPITALS = {"Norway": "Oslo", "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Greece": "Athens", "Japan": "Tokyo"}
 ASKED = ["What is the capital of {}?", "Name the capital of {}.", "Tell me the capital of {}", "capital of {}?"]

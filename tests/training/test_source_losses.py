@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.loss import LossConfig, LossSums
+from lit_llm.training.accumulation import SourceLosses
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.source_losses import SourceLosses
 
 NAMES = ["web", "code", "never drawn"]
 VOCABULARY, LENGTH, BATCH = 23, 8, 8

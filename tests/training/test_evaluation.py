@@ -1,4 +1,4 @@
-"""lit_llm.training.metrics: sums over batches and ranks, one division at the end."""
+"""lit_llm.training.evaluation: sums over batches and ranks, one division at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from launch import run_ranks
 
-from lit_llm.training.metrics import BitsPerByte, MeanLoss
+from lit_llm.training.evaluation import BitsPerByte, MeanLoss
 
 # Three quarters of the tokens at perplexity 5.23, one quarter at 5.684: together 5.340, while their average is 5.457.
 UNEVEN = [(96 * math.log(5.23), 96), (32 * math.log(5.684), 32)]
@@ -96,7 +96,7 @@ TWO = """
 import json, sys
 import torch, torch.distributed as dist
 from launch import report
-from lit_llm.training.metrics import BitsPerByte, MeanLoss
+from lit_llm.training.evaluation import BitsPerByte, MeanLoss
 
 dist.init_process_group("gloo")
 mean_loss, bits_per_byte = MeanLoss(), BitsPerByte()

@@ -1,82 +1,86 @@
-"""The reason why training ended, what is wrong with its result, and a check of EarlyStopping."""
+"""How a launch of `fit` ended: why training ended, what is wrong with its result, and the exit code of the process."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import Tensor
 
 from lit_llm import callbacks
-from lit_llm.callbacks._lightning import accumulates, is_logged
+from lit_llm.callbacks._lightning import is_logged
 from lit_llm.callbacks.progress_bar import format_line
-from lit_llm.core.errors import UserError
-from lit_llm.training.language_model import LanguageModel, safe_exp
+from lit_llm.core.errors import report
+from lit_llm.training.evaluation import safe_exp
+from lit_llm.training.language_model import LanguageModel
+
+FAILED = 1
+INTERRUPTED = 75
+"""EX_TEMPFAIL of sysexits.h: a signal stopped training and a checkpoint is saved, so the same command continues."""
 
 
-class RequireMonitor(Callback):
-    """Raises if the metric of a strict EarlyStopping or a StepCheckpoint does not exist. Must precede it.
+class Outcome(NamedTuple):
+    """How training ended: why, as in "reached trainer.max_steps=12", and an exit code if it did not come to its end."""
 
-    Contract:
-        on_train_start: the patience is the configured one, not the checkpoint's, and a stop before that is over.
-        on_validation_end, on_train_epoch_end: checks in the hook that the callback uses. An EarlyStopping checks after
-            validation with a ValidateEvery, else at the end of an epoch.
-        State: none.
-    """
-
-    def __init__(self, watching: EarlyStopping | callbacks.StepCheckpoint) -> None:
-        self.watching, self.patience = watching, getattr(watching, "patience", 0)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if isinstance(self.watching, EarlyStopping):
-            self.watching.patience = self.patience
-            self.watching.stopping_reason, self.watching.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and trainer.state.fn == "fit" and self._after_validation(trainer):
-            self._check(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._after_validation(trainer):
-            self._check(trainer)
-
-    def _after_validation(self, trainer: Trainer) -> bool:
-        return isinstance(self.watching, callbacks.StepCheckpoint) or validates_by_steps(trainer)
-
-    def _check(self, trainer: Trainer) -> None:
-        monitor, metrics, name = self.watching.monitor, trainer.callback_metrics, type(self.watching).__name__
-        if getattr(self.watching, "strict", True) and monitor is not None and monitor not in metrics:
-            names = sorted(name for name in metrics if not name.startswith(("health/", "setup/")))  # a hundred more
-            close = difflib.get_close_matches(monitor, list(metrics), 1)
-            hint = f". Did you mean {close[0]!r}?" if close else ""
-            where = "--checkpoint.monitor" if name == "StepCheckpoint" else f"monitor of {name} in trainer.callbacks"
-            raise UserError(
-                f"{name} monitors {monitor!r}, but the logged metrics are: {', '.join(names) or 'none'} ({where}){hint}"
-            )
+    reason: str
+    code: int | None
 
 
-class ValidateLast(Callback):
-    """Without `ValidateEvery`, makes validation due after the last step, so that its loss and the best checkpoint are known."""
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step + 1 == trainer.max_steps and not accumulates(trainer):
-            trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, None
-
-
-def require_monitors(trainer: Trainer) -> None:
-    """Put a `RequireMonitor` before each EarlyStopping and StepCheckpoint."""
-    checked: list[Callback] = []
+def outcome(trainer: Trainer) -> Outcome:
+    """Of a `trainer.fit` that is returning. Early stopping and `max_time` are ends that the settings ask for."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, EarlyStopping | callbacks.StepCheckpoint):
-            checked.append(RequireMonitor(callback))
-        checked.append(callback)
-    trainer.callbacks = checked  # type: ignore[attr-defined]
+        if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
+            return Outcome(f"stopped by {callback.stopped_by}", INTERRUPTED)
+        if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
+            return Outcome(f"stopped by the spike guard: {callback.diagnosis}", FAILED)
+    return Outcome(reason_for_end(trainer), None)
+
+
+def exit_code(trainer: Trainer, code: int = FAILED) -> int:
+    """`code`; but 0 in a process that Lightning launched: rank 0 kills itself if such a process fails."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    return 0 if isinstance(environment, LightningEnvironment) and trainer.local_rank > 0 else code
+
+
+def code_after_training(trainer: Trainer, run_dir: Path, *, resumed: bool, ended_before: str | None) -> int | None:
+    """Say how training ended. Returns the exit code, or None if training came to its end: then `code_at_end` has it.
+
+    Args:
+        resumed: the run continued from a checkpoint.
+        ended_before: why there was nothing left to train.
+    """
+    reason, code = outcome(trainer)
+    if code == INTERRUPTED and (problem := unsaved(trainer, run_dir, resumed=resumed)):
+        report(f"{reason}; {problem}")
+        return exit_code(trainer)
+    if trainer.is_global_zero and code == INTERRUPTED:
+        print(f"{reason} after step {trainer.global_step}; continue with: {continue_command(run_dir)}")
+    elif trainer.is_global_zero and code is None:
+        print(f"training ended after step {trainer.global_step}: {ended_before or reason}")
+    return None if code is None else exit_code(trainer, code)  # SpikeGuard has said what it found
+
+
+def code_at_end(trainer: Trainer, run_dir: Path, metrics: Mapping[str, Tensor], *, resumed: bool, followed: bool) -> int:
+    """The exit code after the evaluation. Says what is wrong with the result.
+
+    Args:
+        metrics: the last values of all metrics.
+        resumed: the run continued from a checkpoint.
+        followed: the run kept to the curve that it was checked against.
+    """
+    problems = [unsaved(trainer, run_dir, resumed=resumed), not_finite(trainer, metrics)]
+    report("\n".join(filter(None, problems)))
+    return 0 if followed and not any(problems) else exit_code(trainer)
+
+
+def continue_command(run_dir: Path) -> str:
+    return f"python -m lit_llm fit --run {run_dir} --resume auto"
 
 
 def reason_for_end(trainer: Trainer) -> str:
@@ -108,19 +112,6 @@ def _rule_of(stop: EarlyStopping) -> str:
     best, delta = f"{float(stop.best_score):.5g}", abs(stop.min_delta)
     best = f"{best} at its last improvement by {delta:g} or more" if delta else f"best {best}"  # smaller ones do not change it
     return f"{best}, patience {stop.patience}"
-
-
-def how_it_ended(trainer: Trainer) -> tuple[str, bool]:
-    """(why `trainer.fit` is returning, whether that is the end that the settings ask for).
-
-    A signal and the spike guard end a run before that, early stopping and `max_time` do not.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, callbacks.StopOnSignal) and callback.stopped_by:
-            return f"stopped by {callback.stopped_by}", False
-        if isinstance(callback, callbacks.SpikeGuard) and callback.diagnosis:
-            return f"stopped by the spike guard: {callback.diagnosis}", False
-    return reason_for_end(trainer), True
 
 
 def loss_of_last_step(trainer: Trainer, model: LanguageModel) -> str | None:
@@ -170,7 +161,3 @@ def not_finite(trainer: Trainer, metrics: Mapping[str, Tensor]) -> str | None:
                 "(--resume PATH) with a lower learning rate (--optimizer.lr) or stronger clipping (--gradient_norm.clip)"
             )
     return None
-
-
-def validates_by_steps(trainer: Trainer) -> bool:
-    return any(isinstance(callback, callbacks.ValidateEvery) for callback in trainer.callbacks)  # type: ignore[attr-defined]

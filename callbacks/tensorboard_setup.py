@@ -1,10 +1,16 @@
-"""One TensorBoard page with the charts to look at first."""
+"""TensorBoard: the logger of a run that may be resumed, and one page with the charts to look at first."""
 
 from __future__ import annotations
 
+import re
+import time
+from pathlib import Path
+
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from .contracts import HasSources, offered_by_data
 from .task_scores import TaskScores
 
 # TensorBoard matches tags as regular expressions at the beginning: without the anchors "lr" also matches "lr/embedding".
@@ -49,10 +55,41 @@ class TensorBoardPage(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        sources = getattr(getattr(trainer, "datamodule", None), "source_names", ())
+        data = offered_by_data(trainer, HasSources)
+        sources = () if data is None else data.source_names
         scored = any(isinstance(callback, TaskScores) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         quality = QUALITY | (BY_SOURCE if sources else {}) | (BY_TASK if scored else {})
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 # On other ranks `experiment` is a dummy that does nothing.
                 logger.experiment.add_custom_scalars({"quality": quality, "health": HEALTH, "speed": SPEED})
+
+
+def tensorboard_logger(run_dir: Path, resume_step: int | None) -> TensorBoardLogger:
+    """Event files in `run_dir` itself, behind those of earlier launches.
+
+    Args:
+        resume_step: the optimizer step from which training is resumed. Rows of later steps, which an interrupted run wrote
+            after its checkpoint, are removed. None: every row is.
+    """
+    wait_for_later_name(run_dir)
+    return TensorBoardLogger(save_dir=run_dir, name="", version="", purge_step=0 if resume_step is None else resume_step + 1)
+
+
+def wait_for_later_name(run_dir: Path) -> None:
+    """Wait until an event file made now has a name behind those in the folder: at most two seconds, usually none.
+
+    TensorBoard reads the files of a folder in the order of their names, which begin with the second
+    (`events.out.tfevents.1795495981.host.pid.number`). If a run is continued in the second in which it began, the process
+    number decides. Read in the wrong order, the first file removes the rows of the second. If the clock is further behind, a
+    warning says so.
+    """
+    names = (re.match(r"events\.out\.tfevents\.(\d+)\.", path.name) for path in run_dir.glob("events.*"))
+    ahead = max((int(name[1]) for name in names if name), default=0) + 1 - time.time()
+    if ahead > 2:
+        rank_zero_warn(
+            f"An event file in {run_dir} is {ahead:.0f} s ahead of this machine's clock. TensorBoard reads the files in the "
+            "order of their names and may leave out rows; metrics.jsonl has them all. Set the clock."
+        )
+    elif ahead > 0:
+        time.sleep(ahead + 0.01)  # a sleep may end a little early by this clock

@@ -1,0 +1,72 @@
+"""The length of a run: how the Trainer gets it from data modules that count in sequences, and its description."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning.pytorch import Trainer
+
+from lit_llm.core._lightning import set_max_steps
+from lit_llm.core.errors import UserError
+
+if TYPE_CHECKING:
+    from lit_llm.data.datamodule import TokenDataModule
+
+
+def set_accumulation(trainer: Trainer, data: TokenDataModule) -> None:
+    """Set the micro-batches of an optimizer step. A `BatchRamp` sets them itself.
+
+    Raises:
+        UserError: the Trainer was given another number.
+    """
+    if data.ramp is not None:
+        return
+    accumulate = data.micro_batches(0)
+    if trainer.accumulate_grad_batches not in (1, accumulate):
+        raise UserError(
+            f"accumulate_grad_batches {trainer.accumulate_grad_batches} contradicts the batch sizes, which give "
+            f"{accumulate}: remove --trainer.accumulate_grad_batches, or change --data.global_batch_size."
+        )
+    trainer.accumulate_grad_batches = accumulate
+
+
+def set_end(trainer: Trainer, data: TokenDataModule) -> None:
+    """Where training ends: after `max_steps` optimizer steps, or before, where `max_epochs` passes over the data end.
+
+    Raises:
+        UserError: the Trainer was given `overfit_batches`.
+    """
+    if trainer.overfit_batches:  # type: ignore[attr-defined]  # set in Trainer.__init__ through a connector
+        raise UserError(
+            "overfit_batches has no effect on this data: remove --trainer.overfit_batches. "
+            "To overfit on purpose, train on a small file."
+        )
+    if trainer.max_epochs in (None, -1):
+        return
+    samples = trainer.max_epochs * data.epoch_samples
+    if data.ramp is None:
+        steps = -(-samples // data.global_batch_size)
+    else:
+        assert data.block_size is not None
+        steps = data.ramp.steps_for(samples * data.block_size)
+    set_max_steps(trainer, steps if trainer.max_steps == -1 else min(steps, trainer.max_steps))
+
+
+def run_length(data: TokenDataModule, max_steps: int) -> str:
+    """Such as "60 steps = 9,600 tokens = 1.20 epochs". The data must be open."""
+    assert data.block_size is not None
+    tokens = data.samples_before(max_steps) * data.block_size
+    read = data.epochs_by_source(max_steps)
+    epochs = ", ".join(f"{_epochs(number)} epochs{f' of {name}' if name else ''}" for name, number in read.items())
+    return f"{max_steps:,} steps = {tokens:,} tokens = {epochs}"
+
+
+def phases(data: TokenDataModule) -> list[str]:
+    """A line about the phases of a mixture that are to come; none for other data, or at the end of a run."""
+    described = data.describe_phases()
+    return [f"phases: {described}"] if described else []
+
+
+def _epochs(number: float) -> str:
+    """12.345 -> "12.35", 0.00123 -> "0.0012": two decimals, or two significant digits if that shows more."""
+    return f"{number:.2f}" if number >= 0.1 or number == 0 else f"{number:.2g}"

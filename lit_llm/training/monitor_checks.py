@@ -1,0 +1,77 @@
+"""Callbacks that `fit` adds: the metrics that EarlyStopping and StepCheckpoint watch exist, and the last step is validated."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+
+from lit_llm import callbacks
+from lit_llm.callbacks._lightning import accumulates
+from lit_llm.core.errors import UserError
+
+
+class RequireMonitor(Callback):
+    """Raises if the metric of a strict EarlyStopping or a StepCheckpoint does not exist. Must precede it.
+
+    Contract:
+        on_train_start: the patience is the configured one, not the checkpoint's, and a stop before that is over.
+        on_validation_end, on_train_epoch_end: checks in the hook that the callback uses. An EarlyStopping checks after
+            validation with a ValidateEvery, else at the end of an epoch.
+        State: none.
+    """
+
+    def __init__(self, watching: EarlyStopping | callbacks.StepCheckpoint) -> None:
+        self.watching, self.patience = watching, getattr(watching, "patience", 0)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(self.watching, EarlyStopping):
+            self.watching.patience = self.patience
+            self.watching.stopping_reason, self.watching.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and trainer.state.fn == "fit" and self._after_validation(trainer):
+            self._check(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._after_validation(trainer):
+            self._check(trainer)
+
+    def _after_validation(self, trainer: Trainer) -> bool:
+        return isinstance(self.watching, callbacks.StepCheckpoint) or validates_by_steps(trainer)
+
+    def _check(self, trainer: Trainer) -> None:
+        monitor, metrics, name = self.watching.monitor, trainer.callback_metrics, type(self.watching).__name__
+        if getattr(self.watching, "strict", True) and monitor is not None and monitor not in metrics:
+            names = sorted(name for name in metrics if not name.startswith(("health/", "setup/")))  # a hundred more
+            close = difflib.get_close_matches(monitor, list(metrics), 1)
+            hint = f". Did you mean {close[0]!r}?" if close else ""
+            where = "--checkpoint.monitor" if name == "StepCheckpoint" else f"monitor of {name} in trainer.callbacks"
+            raise UserError(
+                f"{name} monitors {monitor!r}, but the logged metrics are: {', '.join(names) or 'none'} ({where}){hint}"
+            )
+
+
+class ValidateLast(Callback):
+    """Without `ValidateEvery`, makes validation due after the last step, so that its loss and the best checkpoint are known."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step + 1 == trainer.max_steps and not accumulates(trainer):
+            trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, None
+
+
+def require_monitors(trainer: Trainer) -> None:
+    """Put a `RequireMonitor` before each EarlyStopping and StepCheckpoint."""
+    checked: list[Callback] = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, EarlyStopping | callbacks.StepCheckpoint):
+            checked.append(RequireMonitor(callback))
+        checked.append(callback)
+    trainer.callbacks = checked  # type: ignore[attr-defined]
+
+
+def validates_by_steps(trainer: Trainer) -> bool:
+    return any(isinstance(callback, callbacks.ValidateEvery) for callback in trainer.callbacks)  # type: ignore[attr-defined]

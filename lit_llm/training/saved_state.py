@@ -1,0 +1,94 @@
+"""What a checkpoint of a LanguageModel has beside Lightning's entries, and the checks before it is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_llm.checkpoint.adapters import BASE, LORA
+from lit_llm.checkpoint.average import averaged
+from lit_llm.checkpoint.compatibility import model_settings
+from lit_llm.checkpoint.load_weights import mismatch
+from lit_llm.core.errors import UserError
+from lit_llm.distributed.pipeline_parallel import PipelinedGPT
+from lit_llm.models.lora import is_adapter
+from lit_llm.runs.tokenizer_file import PROMPT_START, TOKENIZER_SHA256
+
+if TYPE_CHECKING:
+    from lit_llm.training.language_model import LanguageModel
+
+
+def add_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
+    """Complete a checkpoint that is about to be saved. Of a model with adapters, it holds these only."""
+    checkpoint["state_dict"] = saved_weights(module, checkpoint["state_dict"])
+    if module.lora is not None:
+        checkpoint |= {LORA: asdict(module.lora), BASE: module.base}
+    checkpoint["model_config"] = model_settings(module.config, module.architecture)  # plain values: loading stays weights_only
+    checkpoint[PROMPT_START] = module.prompt_start
+    checkpoint["optimizer_class"] = class_name(module.trainer.optimizers[0])
+    if module.tokenizer is not None:
+        if module.tokenizer_sha256 is None:  # of a large vocabulary this takes time
+            module.tokenizer_sha256 = hashlib.sha256("".join(module.tokenizer.files().values()).encode()).hexdigest()
+        checkpoint[TOKENIZER_SHA256] = module.tokenizer_sha256
+    data: Any = getattr(module.trainer, "datamodule", None)
+    if hasattr(data, "consumed_samples"):
+        checkpoint["tokens"] = data.consumed_samples * data.block_size  # for the manifest
+
+
+def check_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
+    """Check that adapters, or the weights of a custom architecture, fit: its code may have changed since the checkpoint.
+
+    With `use_ema`, an evaluation gets the average instead of the weights.
+
+    Raises:
+        UserError: they do not.
+    """
+    if module.use_ema and module.trainer.state.fn != "fit":
+        checkpoint["state_dict"] = averaged(checkpoint, Path(str(module.trainer.ckpt_path)), "--use_ema")
+    own: dict[str, Tensor] | None = None
+    if module.lora is not None:
+        model = module.model
+        whole = model.whole_state_dict("model.") if isinstance(model, PipelinedGPT) else module.state_dict()
+        own, what = saved_weights(module, whole), "the checkpoint of adapters (--lora)"
+    elif module.architecture is not None:
+        own, what = module.state_dict(), f"the checkpoint of {module.architecture.class_path}"
+    if own is not None and (problem := mismatch(own, checkpoint["state_dict"], what)):
+        raise UserError(problem)
+
+
+def saved_weights(module: LanguageModel, state: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a state dict that checkpoints hold: all, or adapters only."""
+    return state if module.lora is None else {name: tensor for name, tensor in state.items() if is_adapter(name)}
+
+
+def class_name(thing: object) -> str:
+    """The class path of an object."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """A hook for loading an optimizer's state: the configured options apply, not those of the checkpoint. Warns if they differ.
+
+    Except the rate, which the schedule sets.
+    """
+    groups: list[dict[str, Any]] = []
+    changed: dict[str, str] = {}
+    for own, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=False):  # torch refuses another number
+        options = {name: value for name, value in own.items() if name not in ("params", "lr")}
+        changed |= {
+            name: f"{name} {theirs[name]} -> {value}"
+            for name, value in options.items()
+            if name in theirs and theirs[name] != value  # an older version may not have had the option
+        }
+        groups.append({**theirs, **options})
+    if changed:
+        rank_zero_warn(
+            f"The optimizer's options differ from the checkpoint's. The new ones apply: {', '.join(changed.values())}."
+        )
+    return {**saved, "param_groups": groups + saved["param_groups"][len(groups) :]}
