@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ._lightning import data_parallel, micro_batches_begun, set_accumulation_window
 from .errors import ConfigurationError
+from .ranges import check_ranges, whole
 
 
 class Stage(NamedTuple):
@@ -69,7 +70,8 @@ class BatchRamp(Callback):
             accumulation itself; manual optimization.
     """
 
-    def __init__(self, tokens_per_batch: list[tuple[int, int]]) -> None:
+    def __init__(self, tokens_per_batch: Annotated[list[tuple[int, int]], whole(0)]) -> None:
+        check_ranges(BatchRamp, "batch_ramp", locals())
         flag = "(--batch_ramp.tokens_per_batch)"
         if not tokens_per_batch or tokens_per_batch[0][0] != 0:
             raise ConfigurationError(

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import lightning
 import torch
@@ -26,6 +26,7 @@ from ._lightning import (
     write_row,
 )
 from .errors import ConfigurationError
+from .ranges import above, check_ranges
 
 try:
     import resource
@@ -142,9 +143,8 @@ class Throughput(Callback):
         ConfigurationError: peak_tflops <= 0; a batch without an integer tensor.
     """
 
-    def __init__(self, peak_tflops: float | None = None) -> None:
-        if peak_tflops is not None and not peak_tflops > 0:
-            raise ConfigurationError(f"peak_tflops is {peak_tflops} but must be above 0 (--throughput.peak_tflops).")
+    def __init__(self, peak_tflops: Annotated[float | None, above(0, 10**9)] = None) -> None:
+        check_ranges(Throughput, "throughput", locals())
         self.peak_tflops = peak_tflops
         self._tokens = 0  # consumed by all ranks
         self._world = 1  # data-parallel ranks

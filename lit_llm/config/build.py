@@ -26,7 +26,6 @@ from lit_llm.config.filter_warnings import filter_warnings
 from lit_llm.config.groups import ARCHITECTURE
 from lit_llm.config.host_memory import memory_problem
 from lit_llm.config.null_values import null_problems
-from lit_llm.config.number_domains import number_problems
 from lit_llm.config.optimizer_trial import optimizer_problems
 from lit_llm.config.parse import Recipe
 from lit_llm.config.parse_errors import reason
@@ -43,6 +42,7 @@ from lit_llm.config.preflight import (
     optimizer_device_problem,
 )
 from lit_llm.config.processes import processes_of
+from lit_llm.config.ranges import number_problems
 from lit_llm.config.reference_curve import reference_curve
 from lit_llm.config.resolved_config import settings_of
 from lit_llm.config.trainer import make_trainer, trainer_settings
@@ -285,7 +285,7 @@ def _model_problems(built: Built) -> list[str]:
     if model is not None:
         numbers = built.recipe.problems  # the ranges of the model's numbers have been checked
         found += [problem for problem in model.problems() if problem not in numbers]
-        found += _share_block_size(model, built.datamodule)
+        found += _share_block_size(model, built.datamodule) if not found else []
     for group in ("loss", "compute"):
         found += parts[group].problems() if group in parts else []
     built.architecture = Architecture.of(built.config.get(ARCHITECTURE))

@@ -9,7 +9,8 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from docstring_parser import parse, parse_from_object
 
@@ -17,7 +18,9 @@ from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, TRAINER, Command, options_of
 from lit_llm.config.own_flags import OwnFlags
 from lit_llm.config.parser import class_at, known_classes
+from lit_llm.config.ranges import range_of
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import LARGEST
 
 WIDTH = 128
 _USAGE = {"prepare": "--data CLASS --data.paths FILES --out DIR [--config RECIPE ...] [--KEY VALUE ...]"}
@@ -127,7 +130,8 @@ def _others(group: str, cls: type) -> str:
 def _keys(group: str, cls: type) -> list[Key]:
     described = _descriptions(cls)
     modules = [vars(sys.modules[each.__module__]) for each in inspect.getmro(cls)]
-    named = {name: _type(value) for module in modules for name, value in module.items() if get_origin(value) is Literal}
+    aliases = [(name, value) for module in modules for name, value in module.items()]
+    named = {name: _type(value) for name, value in aliases if get_origin(value) in (Literal, Annotated)}
     changed = TRAINER if group == "trainer" else {}
     if group in CLASSES and cls is _default_class(group):
         changed = CLASSES[group].arguments or {}
@@ -136,6 +140,9 @@ def _keys(group: str, cls: type) -> list[Key]:
         if name not in _SKIPPED:
             default = changed.get(name, parameter.default)
             kind = re.sub(r"\b[A-Z]\w+", lambda alias: named.get(alias[0], alias[0]), _type(parameter.annotation))
+            domain = range_of(group, cls, name)
+            if domain is not None and domain.low > -LARGEST:
+                kind += f", {replace(domain, null=False).rule(domain.low - 1)}"  # null is in the type
             found.append(Key(name, kind, _value(default), described.get(name, "")))
     return found
 
@@ -170,6 +177,7 @@ def _type(annotation: Any) -> str:
     if text is None:
         args = get_args(annotation)
         text = annotation.__name__ if isinstance(annotation, type) and not args else str(annotation)
+    text = re.sub(r"^(?:typing\.)?Annotated\[(.+?), \w+\(.*\)\]$", r"\1", text)  # the range
     return text.replace("typing.", "").replace("NoneType", "null").replace("None", "null")
 
 

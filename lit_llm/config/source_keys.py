@@ -55,7 +55,7 @@ def _arguments_of_class(module: str, node: ast.ClassDef) -> set[str] | None:
 
 def _imported_from(module: str, tree: ast.Module, name: str) -> tuple[str, str] | None:
     """The module that `name` is imported from, and its name there."""
-    for node in tree.body:
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
