@@ -11,9 +11,9 @@ from lit_llm.clean.pipeline import clean
 from lit_llm.clean.report import REMOVED, table
 from lit_llm.clean.settings import CleanSettings
 from lit_llm.clean.steps import step_problems
-from lit_llm.config.field_flags import add_field_flags, settings_from
-from lit_llm.config.new_output import REPLACE_HELP, kept_steps, log_beside, new_file, new_folder
-from lit_llm.config.own_flags import OwnFlags
+from lit_llm.commands.field_flags import add_field_flags, settings_from
+from lit_llm.commands.new_output import REPLACE_HELP, kept_steps, log_beside, new_file, new_folder
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.number_domain import whole

@@ -11,10 +11,10 @@ import math
 import shlex
 from pathlib import Path
 
+from lit_llm.commands.launch import launch
+from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.launch import launch
-from lit_llm.config.new_output import REPLACE_HELP, new_file
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.core.number_domain import STEPS, whole
 
 
@@ -44,8 +44,8 @@ def main(words: list[str]) -> int:
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     from contextlib import ExitStack
 
-    from lit_llm.config.batch_finder import find_batch
-    from lit_llm.config.short_runs import ShortRuns
+    from lit_llm.commands.batch_finder import find_batch
+    from lit_llm.commands.short_runs import ShortRuns
     from lit_llm.core.disk import write_text
 
     with ExitStack() as files:

@@ -12,10 +12,10 @@ import argparse
 import shlex
 from pathlib import Path
 
+from lit_llm.commands.launch import launch
+from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.launch import launch
-from lit_llm.config.new_output import REPLACE_HELP, new_file
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import STEPS, whole
 
@@ -45,8 +45,8 @@ def main(words: list[str]) -> int:
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     from contextlib import ExitStack
 
-    from lit_llm.config.rate_finder import default_probe_steps, find_rates
-    from lit_llm.config.short_runs import ShortRuns
+    from lit_llm.commands.rate_finder import default_probe_steps, find_rates
+    from lit_llm.commands.short_runs import ShortRuns
     from lit_llm.core.disk import write_text
     from lit_llm.reporting.rate_page import rate_page
 

@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 
+from lit_llm.commands.launch import launch
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.launch import launch
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.number_domain import whole
 
@@ -37,10 +37,10 @@ def main(words: list[str]) -> int:
 def _run(arguments: Arguments) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.parse import parse
-    from lit_llm.config.rank_log import log_to
     from lit_llm.distributed.nccl_environment import record_collectives
     from lit_llm.runs.run_folder import expanded
     from lit_llm.training.fit import fit
+    from lit_llm.training.rank_log import log_to
 
     built = build(parse("fit", arguments))
     trainer, config = built.trainer, built.config

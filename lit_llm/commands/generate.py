@@ -8,7 +8,7 @@ import torch
 
 from lit_llm.checkpoint.average import EMA_HELP
 from lit_llm.checkpoint.load_model import load_model
-from lit_llm.config.own_flags import OwnFlags
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import INT64, Domain, whole
 from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_llm.commands.launch import import_lightning, launch
+from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments, own_tokenizer
-from lit_llm.config.launch import launch
-from lit_llm.config.lean_start import import_lightning
-from lit_llm.config.new_output import REPLACE_HELP, new_file
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
 from lit_llm.core.garbage_collection import without_garbage_collection
 from lit_llm.core.number_domain import Domain, above, at_least, whole
@@ -125,18 +124,20 @@ def split(arguments: list[str]) -> Request:
         UserError: A value is missing or out of range, or a flag is mistyped. The message lists all mistakes.
     """
     parser = _own_flags()
-    own, recipe = parser.split(arguments)
-    own.command = shlex.join(["python", "-m", "lit_llm", "plan", *arguments])
-    problems = []
-    if own.html is not None and own.calibrate:
-        problems.append("--calibrate has no page: leave out --html, or plan in a second command")
     flags = re.findall(r"--[a-z_-]+", parser.format_usage())
-    for argument in recipe:
-        flag = argument.partition("=")[0]
-        if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, flags, n=1, cutoff=0.85)):
-            problems.append(f"unknown flag {flag}; did you mean {near[0]}?")
-    if problems:
-        raise UserError("\n".join(problems))
+
+    def check(own: argparse.Namespace, recipe: list[str]) -> list[str]:
+        problems = []
+        if own.html is not None and own.calibrate:
+            problems.append("--calibrate has no page: leave out --html, or plan in a second command")
+        for argument in recipe:
+            flag = argument.partition("=")[0]
+            if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, flags, n=1, cutoff=0.85)):
+                problems.append(f"unknown flag {flag}; did you mean {near[0]}?")
+        return problems
+
+    own, recipe = parser.split(arguments, check)
+    own.command = shlex.join(["python", "-m", "lit_llm", "plan", *arguments])
     return Request(own, recipe)
 
 
@@ -173,10 +174,10 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     import_lightning()
     from rich.console import Console
 
-    from lit_llm.config.auto_precision import choose_for
     from lit_llm.config.planned_recipe import PlannedRecipe
     from lit_llm.plan.measure import this_machine
     from lit_llm.plan.report import markdown, render
+    from lit_llm.training.auto_precision import choose_for
 
     problems: list[str] = []
     hardware: Hardware | None = None

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -16,7 +16,6 @@ from docstring_parser import parse, parse_from_object
 
 from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, TRAINER, Command, options_of
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.config.parser import class_at, known_classes
 from lit_llm.config.ranges import range_of
 from lit_llm.core.errors import UserError
@@ -28,6 +27,10 @@ _USAGE = {"prepare": "--data CLASS --data.paths FILES --out DIR [--config RECIPE
 _SKIPPED = ("params", "self")  # the optimizer's parameters come from the model
 
 
+Flags = Mapping[str, tuple[str, str]]
+"""Name → default and help."""
+
+
 class Key(NamedTuple):
     """One key that can be set."""
 
@@ -37,21 +40,21 @@ class Key(NamedTuple):
     help: str
 
 
-def print_help(command: Command, group: str | None, own: OwnFlags | None = None) -> None:
+def print_help(command: Command, group: str | None, program: str, own: Flags) -> None:
     """Print the help of a command, or of one group in full.
 
     Args:
         group: a group, or a group and one of its classes, like `schedule.WSD`.
+        program: how the command is called.
         own: flags of the command that are no keys of a recipe.
 
     Raises:
         UserError: There is no such group or class.
     """
-    print("\n".join(_overview(command, own) if group is None else _in_full(group)))
+    print("\n".join(_overview(command, program, own) if group is None else _in_full(group)))
 
 
-def _overview(command: Command, own: OwnFlags | None) -> Iterator[str]:
-    program = own.prog if own else f"python -m lit_llm {command}"
+def _overview(command: Command, program: str, own: Flags) -> Iterator[str]:
     yield f"usage: {program} {_USAGE.get(command, '--config RECIPE [--config OVERLAY ...] [--KEY VALUE ...]')}"
     yield ""
     yield "Every key can be set in a recipe (YAML) or by a flag. Later files and flags override earlier ones."
@@ -64,7 +67,7 @@ def _overview(command: Command, own: OwnFlags | None) -> Iterator[str]:
     for option in options_of(command):
         if command in option.commands:
             yield _line(Key(option.name, _type(option.type), _value(option.default), option.help), "")
-    for name, (default, text) in own.described().items() if own else []:
+    for name, (default, text) in own.items():
         yield _line(Key(name, "", default if default != "none" else "null", text), "")
     for group in GROUPS:
         yield ""

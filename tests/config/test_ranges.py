@@ -14,10 +14,10 @@ from lightning.pytorch import Callback
 from recipe_runs import RECIPE, TEXT, run
 
 from lit_llm.commands import find_batch, find_lr, fit, generate, plan
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import read
 from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import CLASSES, OPTIONS, PLAIN
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.config.parser import class_at, known_classes
 from lit_llm.config.ranges import OF_LIBRARIES, number_problems, range_of, restore_whole_numbers
 from lit_llm.core.errors import UserError

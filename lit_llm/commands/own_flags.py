@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from lit_llm.config.arguments import is_flag, needs_value, underscored
@@ -46,8 +47,13 @@ class OwnFlags(argparse.ArgumentParser):
         """Name → default and help."""
         return {name.lstrip("-"): (str(each.default).lower(), each.help or "") for name, each in self._flags.items()}
 
-    def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    def split(
+        self, words: list[str], check: Callable[[argparse.Namespace, list[str]], list[str]] = lambda values, others: []
+    ) -> tuple[argparse.Namespace, list[str]]:
         """The values of these flags, and the other words.
+
+        Args:
+            check: further problems of both, which are told together with numbers outside their ranges.
 
         Raises:
             UserError: A value is missing or wrong. All numbers outside their ranges, one sentence a line.
@@ -73,7 +79,8 @@ class OwnFlags(argparse.ArgumentParser):
                 raise UserError(needs_value(word.lstrip("-")))
         values = self.parse_args(own)
         given = {name: getattr(values, name) for name in self._ranges if getattr(values, name) is not None}
-        if problems := [problem for name, value in given.items() if (problem := self._ranges[name].problem(name, value))]:
+        problems = [problem for name, value in given.items() if (problem := self._ranges[name].problem(name, value))]
+        if problems := [*problems, *check(values, others)]:
             raise UserError("\n".join(problems))
         return values, others
 
