@@ -23,8 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lit_llm.config.batch_finder import FrozenNoise
-from lit_llm.config.short_runs import ShortRuns
+from lit_llm.commands.batch_finder import FrozenNoise
+from lit_llm.commands.short_runs import ShortRuns
 
 BATCHES = (4, 8, 16, 64, 256)
 RATES = (4e-3, 8e-3, 2e-3, 16e-3, 1e-3)

@@ -26,8 +26,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lit_llm.config.rate_finder import default_probe_steps, find_rates
-from lit_llm.config.short_runs import ShortRuns
+from lit_llm.commands.rate_finder import default_probe_steps, find_rates
+from lit_llm.commands.short_runs import ShortRuns
 from lit_llm.training.rate_search import vertex
 
 EXPONENTS = dict.fromkeys(("quickstart", "bytes", "chars", "gpt2-124m", "llama3.2-1b", "dial"), range(-6, 6))

@@ -40,8 +40,8 @@ def work(flags: list[str]) -> None:
     """For each line of the input, a number of steps, print the tokens per second of so many steps."""
     from lightning.pytorch import Callback
 
+    from lit_llm.commands.short_runs import ShortRuns
     from lit_llm.config.arguments import read
-    from lit_llm.config.short_runs import ShortRuns
 
     class Timer(Callback):
         times: list[float]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ._lightning import data_parallel, micro_batches_begun, set_accumulation_window
 from .contracts import HasMicroBatches, offered, offered_by_data
 from .errors import UserError
+from .ranges import check_ranges, whole
 
 
 class Stage(NamedTuple):
@@ -70,7 +71,8 @@ class BatchRamp(Callback):
             accumulation itself; manual optimization.
     """
 
-    def __init__(self, tokens_per_batch: list[tuple[int, int]]) -> None:
+    def __init__(self, tokens_per_batch: Annotated[list[tuple[int, int]], whole(0)]) -> None:
+        check_ranges(BatchRamp, "batch_ramp", locals())
         flag = "(--batch_ramp.tokens_per_batch)"
         if not tokens_per_batch or tokens_per_batch[0][0] != 0:
             raise UserError(f"tokens_per_batch is {tokens_per_batch} but its first pair must begin at 0 tokens {flag}.")

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -18,6 +18,7 @@ from torch import Tensor
 from ._lightning import accumulates, validation_follows
 from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, offered
 from .errors import UserError
+from .ranges import STEPS, above, check_ranges, whole
 
 _LOSSES = ("val/loss", "val_loss", "valid/loss", "valid_loss", "validation/loss", "validation_loss", "eval/loss", "eval_loss")
 """Usual names of the loss of a validation."""
@@ -97,25 +98,15 @@ class StepCheckpoint(Checkpoint):
 
     def __init__(
         self,
-        every_n_steps: int = 1000,
-        keep_last: int = 2,
+        every_n_steps: Annotated[int, whole(1, STEPS)] = 1000,
+        keep_last: Annotated[int, whole(1, 10**6)] = 2,
         monitor: str | None = "val/loss",
         mode: Literal["min", "max"] = "min",
         dirpath: str | None = None,
-        every_n_minutes: float | None = None,
-        keep_every_n_steps: int | None = None,
+        every_n_minutes: Annotated[float | None, above(0, 10**6)] = None,
+        keep_every_n_steps: Annotated[int | None, whole(1, STEPS)] = None,
     ) -> None:
-        for name, value in (
-            ("every_n_steps", every_n_steps),
-            ("keep_last", keep_last),
-            ("keep_every_n_steps", keep_every_n_steps),
-        ):
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value} but must be >= 1 (--checkpoint.{name}).")
-        if every_n_minutes is not None and not every_n_minutes > 0:
-            raise UserError(
-                f"every_n_minutes is {every_n_minutes} but must be > 0 (--checkpoint.every_n_minutes, null for none)."
-            )
+        check_ranges(StepCheckpoint, "checkpoint", locals())
         if mode not in ("min", "max"):
             raise UserError(f"mode is {mode!r} but must be 'min' or 'max' (--checkpoint.mode).")
         if dirpath is not None and "://" in str(dirpath):

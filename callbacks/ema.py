@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from ._lightning import reshard
 from ._torch import lerp_, local_box, local_part
 from .errors import UserError
+from .ranges import STEPS, below, check_ranges, whole
 
 AVERAGE = "ema_state_dict"
 """Key of a checkpoint: the average by the names of `state_dict`, in fp32. Trainable parameters only."""
@@ -61,14 +62,14 @@ class EMA(Callback):
     """
 
     def __init__(
-        self, decay: float = 0.999, every_n_steps: int = 1, start_step: int = 0, warmup: bool = True, validate: bool = True
+        self,
+        decay: Annotated[float, below(0, 1)] = 0.999,
+        every_n_steps: Annotated[int, whole(1, STEPS)] = 1,
+        start_step: Annotated[int, whole(0, STEPS)] = 0,
+        warmup: bool = True,
+        validate: bool = True,
     ) -> None:
-        if not 0 <= decay < 1:
-            raise UserError(f"decay is {decay} but must be in [0, 1) (--ema.decay).")
-        if every_n_steps < 1:
-            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--ema.every_n_steps).")
-        if start_step < 0:
-            raise UserError(f"start_step is {start_step} but must be >= 0 (--ema.start_step).")
+        check_ranges(EMA, "ema", locals())
         self.decay = decay
         self.every_n_steps = every_n_steps
         self.start_step = start_step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,6 +15,7 @@ from .batch_ramp import BatchRamp
 from .contracts import ScalesFirstGradient, ScalesLoss, offered
 from .errors import UserError
 from .gradient_norm_and_clipping import GradientNorm, gradient_norm
+from .ranges import STEPS, below, check_ranges, whole
 
 
 def noise_and_signal(small: Tensor, big: Tensor, small_samples: int, big_samples: int) -> Tensor:
@@ -61,11 +62,10 @@ class GradientNoise(Callback):
             several ranks, which keeps no gradient of one rank.
     """
 
-    def __init__(self, every_n_steps: int = 10, decay: float = 0.95) -> None:
-        if every_n_steps < 1:
-            raise UserError(f"every_n_steps is {every_n_steps} but must be at least 1 (--gradient_noise.every_n_steps).")
-        if not 0 <= decay < 1:
-            raise UserError(f"decay is {decay} but must lie in [0, 1) (--gradient_noise.decay).")
+    def __init__(
+        self, every_n_steps: Annotated[int, whole(1, STEPS)] = 10, decay: Annotated[float, below(0, 1)] = 0.95
+    ) -> None:
+        check_ranges(GradientNoise, "gradient_noise", locals())
         self.every_n_steps, self.decay = every_n_steps, decay
         self.sums: Tensor | None = None  # (3,), on the device: of tr(Σ) and |G|², and of their weights
         self._micro_batches = 0  # of the current step, whose backward has ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from ._lightning import is_logged, write_row
 from ._torch import local_part, multiply_, unscales_by_itself
 from .contracts import ScalesLoss, SplitsLayers, offered
 from .errors import UserError
+from .ranges import above, check_ranges
 
 
 def total_norm(grads: Iterable[Tensor]) -> Tensor:
@@ -104,9 +105,8 @@ class GradientNorm(Callback):
             itself (fused), whose gradients are still scaled when they would be clipped.
     """
 
-    def __init__(self, clip: float | None = 1.0) -> None:
-        if clip is not None and not clip > 0:
-            raise UserError(f"clip is {clip} but must be above 0, or null to only log the norm (--gradient_norm.clip).")
+    def __init__(self, clip: Annotated[float | None, above(0, 10**9)] = 1.0) -> None:
+        check_ranges(GradientNorm, "gradient_norm", locals())
         self.clip = clip
         self.latest_norm: Tensor | None = None  # 0-d, on the device
         self._steps = 0  # optimizer steps since the last row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from ._lightning import is_logged, write_row
 from ._torch import process_count
 from .contracts import HasVocabulary, MeanOfMicroBatches, SaysWhetherTargetsCount, SplitsLayers, offered, offered_by_data
-from .errors import UserError
 from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
 from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square
 from .health_probe import Probe
 from .health_readings import Readings
 from .health_setup import SETUP_DESCRIPTIONS, setup_facts
 from .health_spans import RepeatedSpans, ValidationOverlap
+from .ranges import STEPS, check_ranges, whole
 
 DESCRIPTIONS = {
     "health/gradient_norm/LAYER": "L2 norm of a layer's gradient, before clipping",
@@ -99,9 +99,8 @@ class HealthSignals(Callback):
         UserError: every_n_steps < 1.
     """
 
-    def __init__(self, every_n_steps: int = 100) -> None:
-        if every_n_steps < 1:
-            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--health.every_n_steps).")
+    def __init__(self, every_n_steps: Annotated[int, whole(1, STEPS)] = 100) -> None:
+        check_ranges(HealthSignals, "health", locals())
         self.every_n_steps = every_n_steps
         self._layers: dict[str, list[Tensor]] = {}  # of this rank
         self._names: list[str] = []  # of the layers of all ranks

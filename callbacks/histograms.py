@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from .contracts import ScalesLoss, SplitsLayers, offered
 from .errors import UserError
 from .health_layers import copies
 from .metrics_file import MetricsFile
+from .ranges import STEPS, check_ranges, whole
 
 BINS = 64
 _CHUNK = 2**22  # values at a time: about 100 MB of temporary tensors
@@ -53,9 +55,8 @@ class Histograms(Callback):
             flattens parameters; fp16 loss scaling with an optimizer that unscales by itself (fused).
     """
 
-    def __init__(self, every_n_steps: int = 500, parameters: str | None = None) -> None:
-        if every_n_steps < 1:
-            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--histograms.every_n_steps).")
+    def __init__(self, every_n_steps: Annotated[int, whole(1, STEPS)] = 500, parameters: str | None = None) -> None:
+        check_ranges(Histograms, "histograms", locals())
         try:
             self._pattern = re.compile(parameters or "")
         except re.error as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.profilers import PyTorchProfiler
@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ._torch import start_memory_history, stop_memory_history
 from .errors import UserError
+from .ranges import STEPS, check_ranges, whole
 
 _SNAPSHOT_ENTRIES = 100_000  # allocations and frees in a memory snapshot, at most
 
@@ -47,16 +48,13 @@ class Profile(Callback):
 
     def __init__(
         self,
-        wait: int = 10,
-        steps: int = 3,
+        wait: Annotated[int, whole(0, STEPS)] = 10,
+        steps: Annotated[int, whole(1, 10_000)] = 3,
         all_ranks: bool = False,
         memory_snapshot: bool = False,
         dirpath: str | None = None,
     ) -> None:
-        if wait < 0:
-            raise UserError(f"wait is {wait} but must be >= 0 (--profile.wait).")
-        if steps < 1:
-            raise UserError(f"steps is {steps} but must be >= 1 (--profile.steps).")
+        check_ranges(Profile, "profile", locals())
         self.wait = wait
         self.steps = steps
         self.all_ranks = all_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from ._lightning import SAMPLES, evaluation_mode
 from .contracts import WritesText, offered
 from .errors import UserError
+from .ranges import INT64, STEPS, Domain, check_ranges, whole
 
 
 def tags_of(prompts: Sequence[str]) -> list[str]:
@@ -60,20 +61,13 @@ class TextSamples(Callback):
     def __init__(
         self,
         prompts: list[str],
-        every_n_steps: int,
-        max_new_tokens: int = 100,
-        temperature: float = 0.8,
-        top_k: int | None = 50,
-        seed: int = 0,
+        every_n_steps: Annotated[int, whole(1, STEPS)],
+        max_new_tokens: Annotated[int, whole(1, 10**9)] = 100,
+        temperature: Annotated[float, Domain(0.001, 1000, also=(0,))] = 0.8,
+        top_k: Annotated[int | None, whole(1, 10**9)] = 50,
+        seed: Annotated[int, whole(-INT64, INT64)] = 0,
     ) -> None:
-        if every_n_steps < 1:
-            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--samples.every_n_steps).")
-        if max_new_tokens < 1:
-            raise UserError(f"max_new_tokens is {max_new_tokens} but must be >= 1 (--samples.max_new_tokens).")
-        if not temperature >= 0:
-            raise UserError(f"temperature is {temperature} but must be >= 0 (--samples.temperature).")
-        if top_k is not None and top_k < 1:
-            raise UserError(f"top_k is {top_k} but must be >= 1, or null for no limit (--samples.top_k).")
+        check_ranges(TextSamples, "samples", locals())
         self.prompts = prompts
         self.every_n_steps = every_n_steps
         self.max_new_tokens = max_new_tokens

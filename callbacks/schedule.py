@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from ._lightning import is_logged, write_row
 from .errors import UserError
+from .ranges import STEPS, Domain, at_least, check_ranges, whole
 
 DecayShape = Literal["linear", "cosine", "one_minus_sqrt", "exponential"]
 _SHAPES = ("linear", "cosine", "one_minus_sqrt", "exponential")
@@ -91,13 +92,6 @@ def decayed(x: float, *, peak: float, final: float, shape: DecayShape) -> float:
     return peak * (final / peak) ** x
 
 
-def _check_final_ratio(final_ratio: float) -> None:
-    if not 0 <= final_ratio <= 1:
-        raise UserError(
-            f"final_ratio (final rate / peak rate) is {final_ratio} but must lie in [0, 1] (--schedule.final_ratio)."
-        )
-
-
 def _check_shape(shape: str, final_ratio: float) -> None:
     if shape not in _SHAPES:
         raise UserError(f"shape is {shape!r} but must be one of {', '.join(_SHAPES)} (--schedule.shape).")
@@ -123,9 +117,8 @@ class Schedule(Callback, ABC):
             LightningModule also returns a learning-rate scheduler.
     """
 
-    def __init__(self, warmup_steps: int = 0) -> None:
-        if warmup_steps < 0:
-            raise UserError(f"warmup_steps is {warmup_steps} but must be >= 0 (--schedule.warmup_steps).")
+    def __init__(self, warmup_steps: Annotated[int, whole(0, STEPS)] = 0) -> None:
+        check_ranges(Schedule, "schedule", locals())
         self.warmup_steps = warmup_steps
         self._peaks: list[float] = []  # one per parameter group
         self._set_for = 0  # the last update whose rates were set
@@ -192,11 +185,14 @@ class Schedule(Callback, ABC):
 class _Horizon(Schedule):
     """A schedule with a final rate and a number of steps (default: the trainer's max_steps)."""
 
-    def __init__(self, warmup_steps: int, final_ratio: float, total_steps: int | None) -> None:
+    def __init__(
+        self,
+        warmup_steps: int,
+        final_ratio: Annotated[float, at_least(0, 1)],
+        total_steps: Annotated[int | None, whole(1, STEPS)],
+    ) -> None:
+        check_ranges(_Horizon, "schedule", locals())
         super().__init__(warmup_steps)
-        _check_final_ratio(final_ratio)
-        if total_steps is not None and total_steps < 1:
-            raise UserError(f"total_steps is {total_steps} but must be >= 1 (--schedule.total_steps).")
         self.final_ratio = final_ratio
         self.total_steps = total_steps
         self._total = 0  # set by resolve()
@@ -292,16 +288,13 @@ class WSD(_Horizon):
         warmup_steps: int = 0,
         final_ratio: float = 0.1,
         total_steps: int | None = None,
-        decay_steps: int | None = None,
-        decay_fraction: float = 0.2,
+        decay_steps: Annotated[int | None, whole(1, STEPS)] = None,
+        decay_fraction: Annotated[float, Domain(0, 1, above_low=True)] = 0.2,
         shape: DecayShape = "one_minus_sqrt",
     ) -> None:
+        check_ranges(WSD, "schedule", locals())
         super().__init__(warmup_steps, final_ratio, total_steps)
         _check_shape(shape, final_ratio)
-        if decay_steps is not None and decay_steps < 1:
-            raise UserError(f"decay_steps is {decay_steps} but must be >= 1 (--schedule.decay_steps).")
-        if not 0 < decay_fraction <= 1:
-            raise UserError(f"decay_fraction is {decay_fraction} but must lie in (0, 1] (--schedule.decay_fraction).")
         self.decay_steps = decay_steps
         self.decay_fraction = decay_fraction
         self.shape = shape
@@ -353,9 +346,9 @@ class Decay(Schedule):
         UserError: numbers out of range; `Trainer(max_steps=-1)`; a checkpoint whose rates are all 0.
     """
 
-    def __init__(self, final_ratio: float = 0.0, shape: DecayShape = "one_minus_sqrt") -> None:
+    def __init__(self, final_ratio: Annotated[float, at_least(0, 1)] = 0.0, shape: DecayShape = "one_minus_sqrt") -> None:
         super().__init__()
-        _check_final_ratio(final_ratio)
+        check_ranges(Decay, "schedule", locals())
         _check_shape(shape, final_ratio)
         self.final_ratio = final_ratio
         self.shape = shape

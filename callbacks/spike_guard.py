@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from ._torch import process_count, unscales_by_itself
 from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, SaysStepLoss, ScalesLoss, offered, offered_by_data
 from .errors import UserError
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device
+from .ranges import STEPS, above, check_ranges, whole
 
 _UNREAD_AT_MOST = 128
 _NAMED_AT_MOST = 3
@@ -66,15 +67,18 @@ class SpikeGuard(Callback):
             scaling with a fused optimizer, which unscales the gradients only after this callback reads them.
     """
 
-    def __init__(self, window: int = 128, sigma: float = 6.0, min_steps: int = 32, max_consecutive: int = 10) -> None:
-        if window < 2:
-            raise UserError(f"window is {window} but must be >= 2 (--spike_guard.window).")
-        if not sigma > 0:
-            raise UserError(f"sigma is {sigma} but must be above 0 (--spike_guard.sigma).")
-        if not 2 <= min_steps <= window:
-            raise UserError(f"min_steps is {min_steps} but must be in [2, window = {window}] (--spike_guard.min_steps).")
-        if max_consecutive < 1:
-            raise UserError(f"max_consecutive is {max_consecutive} but must be >= 1 (--spike_guard.max_consecutive).")
+    def __init__(
+        self,
+        window: Annotated[int, whole(2, 10**6)] = 128,
+        sigma: Annotated[float, above(0, 10**6)] = 6.0,
+        min_steps: Annotated[int, whole(2, 10**6)] = 32,
+        max_consecutive: Annotated[int, whole(1, STEPS)] = 10,
+    ) -> None:
+        check_ranges(SpikeGuard, "spike_guard", locals())
+        if min_steps > window:
+            raise UserError(
+                f"spike_guard.min_steps is {min_steps}, but must be at most window, which is {window} (--spike_guard.min_steps)"
+            )
         self.window = window
         self.sigma = sigma
         self.min_steps = min_steps

@@ -7,7 +7,7 @@ import importlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -19,6 +19,7 @@ from .errors import UserError
 from .log_likelihoods import LogLikelihoods
 from .multiple_choice import Question, read_questions, scores
 from .progress_bar import format_duration
+from .ranges import STEPS, check_ranges, whole
 from .stop_on_signal import StopOnSignal
 
 
@@ -62,14 +63,12 @@ class TaskScores(Callback):
     def __init__(
         self,
         tasks: list[str],
-        every_n_steps: int | None = None,
+        every_n_steps: Annotated[int | None, whole(1, STEPS)] = None,
         at_end: bool = True,
-        limit: int | None = None,
-        batch_size: int = 16,
+        limit: Annotated[int | None, whole(1, 10**9)] = None,
+        batch_size: Annotated[int, whole(1, 10**6)] = 16,
     ) -> None:
-        for name, value in (("every_n_steps", every_n_steps), ("limit", limit), ("batch_size", batch_size)):
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value} but must be >= 1 (--tasks.{name}).")
+        check_ranges(TaskScores, "tasks", locals())
         if every_n_steps is None and not at_end:
             raise UserError("tasks are never scored: set --tasks.every_n_steps, or --tasks.at_end true.")
         if not tasks:

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import lightning
 import torch
@@ -27,6 +27,7 @@ from ._lightning import (
 )
 from .contracts import SaysFlops, offered
 from .errors import UserError
+from .ranges import above, check_ranges
 
 try:
     import resource
@@ -143,9 +144,8 @@ class Throughput(Callback):
         UserError: peak_tflops <= 0; a batch without an integer tensor.
     """
 
-    def __init__(self, peak_tflops: float | None = None) -> None:
-        if peak_tflops is not None and not peak_tflops > 0:
-            raise UserError(f"peak_tflops is {peak_tflops} but must be above 0 (--throughput.peak_tflops).")
+    def __init__(self, peak_tflops: Annotated[float | None, above(0, 10**9)] = None) -> None:
+        check_ranges(Throughput, "throughput", locals())
         self.peak_tflops = peak_tflops
         self._tokens = 0  # consumed by all ranks
         self._world = 1  # data-parallel ranks

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,6 +25,7 @@ from ._lightning import (
 )
 from ._torch import is_profiling, profiler_events
 from .errors import UserError
+from .ranges import STEPS, check_ranges, whole
 
 PARTS = ("data_stall", "forward", "backward", "communication", "optimizer", "checkpoint", "validation", "other")
 _COMPUTING = ("forward", "backward", "optimizer")  # parts whose waits for collectives are counted as communication
@@ -81,12 +82,8 @@ class TimeBreakdown(Callback):
         UserError: communication_every_n_steps < 1; manual optimization, whose parts the Trainer does not report.
     """
 
-    def __init__(self, communication_every_n_steps: int = 100) -> None:
-        if communication_every_n_steps < 1:
-            raise UserError(
-                f"communication_every_n_steps is {communication_every_n_steps} but must be >= 1"
-                " (--time_breakdown.communication_every_n_steps)."
-            )
+    def __init__(self, communication_every_n_steps: Annotated[int, whole(1, STEPS)] = 100) -> None:
+        check_ranges(TimeBreakdown, "time_breakdown", locals())
         self.communication_every_n_steps = communication_every_n_steps
         self._clock: _HostClock | _DeviceClock = _HostClock()
         self._running: list[str] = []  # open parts, the innermost last

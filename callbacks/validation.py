@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from ._lightning import accumulates, check_after_validation, resumed_before_validation, validate_when_resuming
 from .errors import UserError
+from .ranges import STEPS, check_ranges, whole
 
 
 class ValidateEvery(Callback):
@@ -39,9 +40,8 @@ class ValidateEvery(Callback):
         UserError: every_n_steps < 1; `Trainer(val_check_interval)` or `check_val_every_n_epoch` is set.
     """
 
-    def __init__(self, every_n_steps: int) -> None:
-        if every_n_steps < 1:
-            raise UserError(f"every_n_steps is {every_n_steps} but must be >= 1 (--validation.every_n_steps).")
+    def __init__(self, every_n_steps: Annotated[int, whole(1, STEPS)]) -> None:
+        check_ranges(ValidateEvery, "validation", locals())
         self.every_n_steps = every_n_steps
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

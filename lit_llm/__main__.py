@@ -9,9 +9,9 @@ import sys
 from typing import NoReturn
 
 from lit_llm.config.arguments import refuse_other_encodings, underscored
-from lit_llm.config.bounded_exit import run_and_end
 from lit_llm.core.disk import is_disk_error
 from lit_llm.core.errors import UserError, report
+from lit_llm.training.bounded_exit import run_and_end
 
 # Command → module with `main(arguments) -> exit code`, what it does, an example. A module is imported when its command runs:
 # Lightning takes seconds to import, and listing recipes needs none of it.

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from lit_llm.commands.launch import launch
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.launch import launch
-from lit_llm.config.own_flags import OwnFlags
 
 ON_ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False, "limit_val_batches": 1}
 
@@ -33,9 +33,10 @@ def _run(arguments: Arguments, *, full_batch: bool) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from lit_llm.config.build import build, strategy_of
+    from lit_llm.config.build import build
     from lit_llm.config.parse import parse
     from lit_llm.config.planned_recipe import PlannedRecipe
+    from lit_llm.config.resolve import strategy_of
     from lit_llm.plan.layout import class_of
     from lit_llm.training.checklist import CheckedRun, checklist
 

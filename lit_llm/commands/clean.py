@@ -11,12 +11,12 @@ from lit_llm.clean.pipeline import clean
 from lit_llm.clean.report import REMOVED, table
 from lit_llm.clean.settings import CleanSettings
 from lit_llm.clean.steps import step_problems
-from lit_llm.config.field_flags import add_field_flags, settings_from
-from lit_llm.config.new_output import REPLACE_HELP, kept_steps, log_beside, new_file, new_folder
-from lit_llm.config.number_domains import flag_problems, whole
-from lit_llm.config.own_flags import OwnFlags
+from lit_llm.commands.field_flags import add_field_flags, settings_from
+from lit_llm.commands.new_output import REPLACE_HELP, kept_steps, log_beside, new_file, new_folder
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError, report
+from lit_llm.core.number_domain import whole
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.parts import PARTS
@@ -32,12 +32,14 @@ def main(words: list[str]) -> int:
     """
     flags = OwnFlags(alone=True, prog="python -m lit_llm clean", description=__doc__)
     flags.add_argument("--out", required=True, help="empty or new folder for the documents and the report")
-    flags.add_argument("--workers", type=int, default=1, help="processes; the documents are the same for any number")
+    flags.add_argument(
+        "--workers", type=int, range=whole(1, 4096), default=1, help="processes; the documents are the same for any number"
+    )
     flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     add_field_flags(flags, CleanSettings)
     own = flags.parse(words)
     settings = settings_from(CleanSettings, own)
-    problems = flag_problems({"workers": whole(1, 4096)}, own) + settings.problems() + step_problems(settings)
+    problems = settings.problems() + step_problems(settings)
     if problems:
         raise UserError("\n".join(problems))
     inputs = _inputs(settings)

@@ -11,8 +11,8 @@ from lit_llm.checkpoint.adapters import BASE, LORA
 from lit_llm.checkpoint.average import AVERAGE, EMA_HELP, averaged
 from lit_llm.checkpoint.crash_safe import HashingFile
 from lit_llm.checkpoint.format import read
-from lit_llm.config.new_output import REPLACE_HELP, new_file
-from lit_llm.config.own_flags import OwnFlags
+from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lit_llm.config.new_output import REPLACE_HELP, new_file
-from lit_llm.config.own_flags import OwnFlags
+from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
 
 

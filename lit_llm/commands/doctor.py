@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_llm.config.own_flags import OwnFlags
+from lit_llm.commands.own_flags import OwnFlags
 
 
 def main(arguments: list[str]) -> int:

@@ -12,9 +12,10 @@ from lit_llm.checkpoint.average import EMA_HELP, averaged
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.dcp_write import write_dcp
 from lit_llm.checkpoint.format import read
-from lit_llm.config.new_output import REPLACE_HELP, new_folder
-from lit_llm.config.own_flags import OwnFlags
+from lit_llm.commands.new_output import REPLACE_HELP, new_folder
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import above
 from lit_llm.hf.config_map import links, write_config
 from lit_llm.hf.peft import write_adapter
 from lit_llm.hf.read import CONFIG
@@ -47,7 +48,9 @@ def own_flags() -> OwnFlags:
     flags.add_argument(
         "--dtype", choices=[*DTYPES], default=None, help="dtype of the written weights; default: as in the checkpoint"
     )
-    flags.add_argument("--max_shard_gb", type=float, default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)")
+    flags.add_argument(
+        "--max_shard_gb", type=float, range=above(0), default=5.0, help="maximum size of a weight file, in GB (1e9 bytes)"
+    )
     flags.add_argument("--adapter", type=bool, help="of a LoRA run: write only its adapter, for the package peft, unmerged")
     flags.add_argument("--init_from", default=None, help=BASE_HELP)
     flags.add_argument("--ema", type=bool, help=EMA_HELP)
@@ -150,8 +153,6 @@ def main(arguments: list[str]) -> int:
     """
     flags = own_flags()
     options = flags.parse(arguments)
-    if not options.max_shard_gb > 0:
-        raise UserError(f"max_shard_gb is {options.max_shard_gb}, but must be above 0 (--max_shard_gb)")
     run, out = expanded(options.run), Path(options.out)
     named = options.ckpt_path in ("last", "best")
     checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)

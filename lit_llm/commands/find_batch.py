@@ -11,22 +11,22 @@ import math
 import shlex
 from pathlib import Path
 
+from lit_llm.commands.launch import launch
+from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.launch import launch
-from lit_llm.config.new_output import REPLACE_HELP, new_file
-from lit_llm.config.number_domains import FIND_BATCH_FLAGS, flag_problems
-from lit_llm.config.own_flags import OwnFlags
-from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import STEPS, whole
 
 
 def _own_flags() -> OwnFlags:
     flags = OwnFlags(prog="python -m lit_llm find-batch")
     add = flags.add_argument
     add("--out", type=Path, help="The overlay with the advised batch. Default: it is only printed.")
-    add("--seeds", type=int, default=3, help="Repeat the measurement with other weights and data.")
+    add("--seeds", type=int, range=whole(1, 100), default=3, help="Repeat the measurement with other weights and data.")
     add(
         "--noise_steps",
         type=int,
+        range=whole(4, STEPS),
         help="Steps of each seed: half to train, half to measure. Default: a tenth of the run, at least 100.",
     )
     add("--replace", type=bool, help=REPLACE_HELP)
@@ -37,8 +37,6 @@ def main(words: list[str]) -> int:
     """Measure, print, and write the overlay; returns the exit code."""
     flags = _own_flags()
     own, rest = flags.split(words)
-    if problems := flag_problems(FIND_BATCH_FLAGS, own):
-        raise UserError("\n".join(problems))
     own.command = shlex.join(["python", "-m", "lit_llm", "find-batch", *words])
     return launch("fit", rest, lambda arguments: _run(own, arguments), own=flags)
 
@@ -46,8 +44,8 @@ def main(words: list[str]) -> int:
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     from contextlib import ExitStack
 
-    from lit_llm.config.batch_finder import find_batch
-    from lit_llm.config.short_runs import ShortRuns
+    from lit_llm.commands.batch_finder import find_batch
+    from lit_llm.commands.short_runs import ShortRuns
     from lit_llm.core.disk import write_text
 
     with ExitStack() as files:

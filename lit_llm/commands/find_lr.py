@@ -12,12 +12,12 @@ import argparse
 import shlex
 from pathlib import Path
 
+from lit_llm.commands.launch import launch
+from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.launch import launch
-from lit_llm.config.new_output import REPLACE_HELP, new_file
-from lit_llm.config.number_domains import FIND_LR_FLAGS, flag_problems
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import STEPS, whole
 
 
 def _own_flags() -> OwnFlags:
@@ -25,9 +25,11 @@ def _own_flags() -> OwnFlags:
     add = flags.add_argument
     add("--out", type=Path, help="The overlay with the suggested rates (required).")
     add("--html", type=Path, help="A page with pictures of the sweeps and the short runs.")
-    add("--seeds", type=int, default=3, help="Repeat the comparison with other weights and data.")
-    add("--sweep_steps", type=int, default=100, help="Steps of the sweep of a rate.")
-    add("--probe_steps", type=int, help="Steps of a short run. Default: a tenth of the run, at least 50.")
+    add("--seeds", type=int, range=whole(1, 100), default=3, help="Repeat the comparison with other weights and data.")
+    add("--sweep_steps", type=int, range=whole(20, 10**6), default=100, help="Steps of the sweep of a rate.")
+    add(
+        "--probe_steps", type=int, range=whole(5, STEPS), help="Steps of a short run. Default: a tenth of the run, at least 50."
+    )
     add("--replace", type=bool, help=REPLACE_HELP)
     return flags
 
@@ -36,8 +38,6 @@ def main(words: list[str]) -> int:
     """Search, print, and write the files; returns the exit code."""
     flags = _own_flags()
     own, rest = flags.split(words)
-    if problems := flag_problems(FIND_LR_FLAGS, own):
-        raise UserError("\n".join(problems))
     own.command = shlex.join(["python", "-m", "lit_llm", "find-lr", *words])
     return launch("fit", rest, lambda arguments: _run(own, arguments), own=flags)
 
@@ -45,8 +45,8 @@ def main(words: list[str]) -> int:
 def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     from contextlib import ExitStack
 
-    from lit_llm.config.rate_finder import default_probe_steps, find_rates
-    from lit_llm.config.short_runs import ShortRuns
+    from lit_llm.commands.rate_finder import default_probe_steps, find_rates
+    from lit_llm.commands.short_runs import ShortRuns
     from lit_llm.core.disk import write_text
     from lit_llm.reporting.rate_page import rate_page
 

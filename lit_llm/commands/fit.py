@@ -6,18 +6,18 @@ import argparse
 import json
 import sys
 
+from lit_llm.commands.launch import launch
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.launch import launch
-from lit_llm.config.number_domains import FIT_FLAGS, flag_problems
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.core.errors import UserError, report
+from lit_llm.core.number_domain import whole
 
 
 def _own_flags() -> OwnFlags:
     flags = OwnFlags(prog="python -m lit_llm fit")
     add = flags.add_argument
     add("--dry_run", type=bool, help="Run one step without data, devices or other processes, and print what it needs.")
-    add("--dry_run_rank", type=int, metavar="N", help="The rank to run. Default: one of each kind.")
+    add("--dry_run_rank", type=int, range=whole(0, 10_000_000), metavar="N", help="The rank to run. Default: one of each kind.")
     add("--json", type=bool, help="Print the figures of a dry run raw, units in their names.")
     return flags
 
@@ -31,18 +31,16 @@ def main(words: list[str]) -> int:
             if given:
                 raise UserError(f"{flag} belongs to a dry run: add --dry_run, or remove it")
         return launch("fit", rest, _run, own=flags)
-    if problems := flag_problems(FIT_FLAGS, own):
-        raise UserError("\n".join(problems))
     return launch("fit", rest, lambda arguments: _dry_run(own, arguments), own=flags)
 
 
 def _run(arguments: Arguments) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.parse import parse
-    from lit_llm.config.rank_log import log_to
     from lit_llm.runs.run_folder import expanded
     from lit_llm.training.fit import fit
     from lit_llm.training.lost_peer import record_collectives
+    from lit_llm.training.rank_log import log_to
 
     built = build(parse("fit", arguments))
     trainer, config = built.trainer, built.config

@@ -8,9 +8,9 @@ import torch
 
 from lit_llm.checkpoint.average import EMA_HELP
 from lit_llm.checkpoint.load_model import load_model
-from lit_llm.config.number_domains import GENERATE_FLAGS, flag_problems
-from lit_llm.config.own_flags import OwnFlags
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import INT64, Domain, whole
 from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.runs.initial_weights import BASE_HELP, named_base
@@ -38,11 +38,24 @@ def own_flags() -> OwnFlags:
         help="start with the ids that an imported tokenizer puts before each text, such as LLaMA's <s>; a BOS token "
         "of the training data is always there",
     )
-    flags.add_argument("--max_new_tokens", type=int, default=200, help="maximum number of new tokens")
-    flags.add_argument("--temperature", type=float, default=0.8, help="0: greedy; 1: the model's own distribution")
-    flags.add_argument("--top_k", type=int, default=50, help="keep the k most likely tokens; 0 keeps all")
-    flags.add_argument("--top_p", type=float, default=None, help="keep the smallest set of tokens with this total probability")
-    flags.add_argument("--seed", type=int, default=0, help="seed of the sampling")
+    flags.add_argument("--max_new_tokens", type=int, range=whole(1, 10**9), default=200, help="maximum number of new tokens")
+    flags.add_argument(
+        "--temperature",
+        type=float,
+        range=Domain(0.001, 1000, also=(0,)),
+        default=0.8,
+        help="0: greedy; 1: the model's own distribution",
+    )
+    flags.add_argument(
+        "--top_k", type=int, range=whole(0, 10**9), default=50, help="keep the k most likely tokens; 0 keeps all"
+    )
+    flags.add_argument(
+        "--top_p",
+        type=float,
+        range=Domain(0, 1, above_low=True),
+        help="keep the smallest set of tokens with this total probability",
+    )
+    flags.add_argument("--seed", type=int, range=whole(-INT64, INT64), default=0, help="seed of the sampling")
     flags.add_argument("--ckpt_path", default="last", help="last, best, or a checkpoint file")
     flags.add_argument("--init_from", default=None, help=BASE_HELP)
     flags.add_argument("--ema", type=bool, help=EMA_HELP)
@@ -57,8 +70,6 @@ def main(arguments: list[str]) -> int:
         UserError: The run folder, the checkpoint or a setting is wrong.
     """
     options = own_flags().parse(arguments)
-    if found := flag_problems(GENERATE_FLAGS, options):
-        raise UserError("\n".join(found))
     try:
         torch.zeros(1, device=options.device).item()
     except (RuntimeError, AssertionError):

@@ -15,8 +15,8 @@ from lit_llm.checkpoint.adapters import BASE, LORA, base_record
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.crash_safe import make_folder
 from lit_llm.checkpoint.dcp_folder import DcpFolder, is_dcp_folder
-from lit_llm.config.new_output import REPLACE_HELP, new_folder
-from lit_llm.config.own_flags import OwnFlags
+from lit_llm.commands.new_output import REPLACE_HELP, new_folder
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, write_config

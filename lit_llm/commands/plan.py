@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_llm.commands.launch import import_lightning, launch
+from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments, own_tokenizer
-from lit_llm.config.launch import launch
-from lit_llm.config.lean_start import import_lightning
-from lit_llm.config.new_output import REPLACE_HELP, new_file
-from lit_llm.config.number_domains import PLAN_FLAGS, flag_problems
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
 from lit_llm.core.memory import without_garbage_collection
+from lit_llm.core.number_domain import Domain, above, at_least, whole
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.hardware import Hardware, table
 from lit_llm.plan.measured_speed import differences, measured_speed
@@ -41,35 +40,63 @@ def _own_flags() -> OwnFlags:
     add = parser.add_argument
     add("--hardware", metavar="NAME", help="a name of the table in lit_llm/plan/hardware.yaml, a YAML file with the "
         "same keys, or auto: measure this machine. Default: this machine, unmeasured.")  # fmt: skip
-    add("--devices", type=int, metavar="N", help="devices in all. Default: the recipe's trainer.devices x num_nodes.")
+    add(
+        "--devices",
+        type=int,
+        range=whole(1, 10_000_000),
+        metavar="N",
+        help="devices in all. Default: the recipe's trainer.devices x num_nodes.",
+    )
     add(
         "--mfu",
         type=float,
+        range=Domain(0, 1, above_low=True),
         metavar="F",
         help="useful FLOP/s over the dense peak while computing. Default: fitted to published runs.",
     )
-    add("--price", type=float, metavar="USD", help="per device-hour. Default: the table's range.")
-    add("--mtbf_hours", type=float, metavar="H", help="between failures of the whole run. Default: 50,000 / devices.")
+    add("--price", type=float, range=above(0, 10**9), metavar="USD", help="per device-hour. Default: the table's range.")
+    add(
+        "--mtbf_hours",
+        type=float,
+        range=above(0, 10**9),
+        metavar="H",
+        help="between failures of the whole run. Default: 50,000 / devices.",
+    )
     add(
         "--save_gbps",
         type=float,
+        range=above(0, 10**9),
         default=SAVE_GBPS,
         metavar="GB/s",
         help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.",
     )
-    add("--serve_tokens", type=float, metavar="T", help="tokens that the model will generate in use: adds the lifetime cost.")
+    add(
+        "--serve_tokens",
+        type=float,
+        range=above(0, 10**24),
+        metavar="T",
+        help="tokens that the model will generate in use: adds the lifetime cost.",
+    )
     add(
         "--slowest_rank",
         type=float,
+        range=at_least(1, 10**6),
         default=1.0,
         metavar="F",
         help="step time of the slowest rank, divided by the mean.",
     )
     add("--sweep", nargs="+", metavar="KEY=A,B", help=f"compare combinations; keys: {', '.join(sweep.KEYS)}.")
-    add("--max_memory", type=float, metavar="GB", help="per rank: choose the cheapest combination that needs less.")
+    add(
+        "--max_memory",
+        type=float,
+        range=above(0, 10**9),
+        metavar="GB",
+        help="per rank: choose the cheapest combination that needs less.",
+    )
     add(
         "--deadline",
         type=float,
+        range=above(0, 10**9),
         metavar="H",
         help="hours: choose the cheapest combination that finishes by then.",
     )
@@ -97,18 +124,20 @@ def split(arguments: list[str]) -> Request:
         UserError: A value is missing or out of range, or a flag is mistyped. The message lists all mistakes.
     """
     parser = _own_flags()
-    own, recipe = parser.split(arguments)
-    own.command = shlex.join(["python", "-m", "lit_llm", "plan", *arguments])
-    problems = flag_problems(PLAN_FLAGS, own)
-    if own.html is not None and own.calibrate:
-        problems.append("--calibrate has no page: leave out --html, or plan in a second command")
     flags = re.findall(r"--[a-z_-]+", parser.format_usage())
-    for argument in recipe:
-        flag = argument.partition("=")[0]
-        if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, flags, n=1, cutoff=0.85)):
-            problems.append(f"unknown flag {flag}; did you mean {near[0]}?")
-    if problems:
-        raise UserError("\n".join(problems))
+
+    def check(own: argparse.Namespace, recipe: list[str]) -> list[str]:
+        problems = []
+        if own.html is not None and own.calibrate:
+            problems.append("--calibrate has no page: leave out --html, or plan in a second command")
+        for argument in recipe:
+            flag = argument.partition("=")[0]
+            if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, flags, n=1, cutoff=0.85)):
+                problems.append(f"unknown flag {flag}; did you mean {near[0]}?")
+        return problems
+
+    own, recipe = parser.split(arguments, check)
+    own.command = shlex.join(["python", "-m", "lit_llm", "plan", *arguments])
     return Request(own, recipe)
 
 
@@ -145,10 +174,10 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     import_lightning()
     from rich.console import Console
 
-    from lit_llm.config.auto_precision import choose_for
     from lit_llm.config.planned_recipe import PlannedRecipe
     from lit_llm.plan.measure import this_machine
     from lit_llm.plan.report import markdown, render
+    from lit_llm.training.auto_precision import choose_for
 
     problems: list[str] = []
     hardware: Hardware | None = None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from lit_llm.commands.launch import launch
+from lit_llm.commands.new_output import kept_steps, log_beside, new_folder
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.launch import launch
-from lit_llm.config.new_output import kept_steps, log_beside, new_folder
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.manifest import Manifest
 from lit_llm.ingest.parts import PARTS

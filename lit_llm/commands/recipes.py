@@ -10,10 +10,10 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+from lit_llm.commands.new_output import new_file
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config import spelling
 from lit_llm.config.arguments import read
-from lit_llm.config.new_output import new_file
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, find_recipe, hint_for, in_folder, shipped
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import read_yaml

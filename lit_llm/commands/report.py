@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_llm.config.new_output import REPLACE_HELP, new_file
-from lit_llm.config.own_flags import OwnFlags
+from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import TOLERANCE
 

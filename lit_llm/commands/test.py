@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_llm.config.evaluate import evaluate
+from lit_llm.commands.launch import evaluate
 
 
 def main(words: list[str]) -> int:

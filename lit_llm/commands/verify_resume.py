@@ -11,7 +11,6 @@ checkpoint.every_n_steps is a fifth of the steps, so that a checkpoint exists wh
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -27,10 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_llm.commands.launch import launch as launch_command
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import HELP, Arguments, read
-from lit_llm.config.launch import launch as launch_command
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import whole
 
 LEDGER_CLASS = "lit_llm.training.sample_ledger.SampleLedger"
 _POLL_SECONDS = 0.002
@@ -116,19 +116,9 @@ def error_of(run: Path) -> str:
 def own_flags() -> OwnFlags:
     """The flags that `verify-resume` adds to those of `fit`."""
     flags = OwnFlags(prog="python -m lit_llm verify-resume")
-    flags.add_argument("--steps", type=_steps, default=20)
+    flags.add_argument("--steps", type=int, range=whole(2), default=20)  # an interrupted run needs two
     flags.add_argument("--kill", type=bool)
     return flags
-
-
-def _steps(text: str) -> int:
-    try:
-        steps = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError("needs a number of optimizer steps, such as --steps 20") from None
-    if steps < 2:
-        raise argparse.ArgumentTypeError(f"is {steps}, but an interrupted run needs at least 2 (--steps)")
-    return steps
 
 
 def main(words: list[str]) -> int:

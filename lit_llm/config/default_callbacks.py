@@ -1,9 +1,17 @@
-"""The callbacks of a run: one group of a recipe each, with the default class and arguments. No torch."""
+"""The callbacks of a run: one group of a recipe each, with the default class and arguments, and those that every run has.
+
+No torch, until a run's callbacks are put together. `lit_llm.training.fit` adds those that need what only a launch knows.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from lit_llm import callbacks
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
 
 
 @dataclass(frozen=True)
@@ -66,3 +74,21 @@ CALLBACKS: dict[str, ClassGroup] = {
     "checkpoint": _callback("StepCheckpoint", "StepCheckpoint"),
 }
 """Groups that become callbacks. A group that is null is left out of the run."""
+
+
+def all_callbacks(
+    own: list[Callback], groups: list[Callback], *, save: Callback | None, fits: bool, seed: int | bool, progress_bar: bool
+) -> list[Callback]:
+    """The callbacks of a run, in the order in which they are called.
+
+    Args:
+        own: those of trainer.callbacks.
+        groups: those of the groups.
+        save: writes the run folder.
+        fits: the run trains. Otherwise only what shows or scores takes part.
+    """
+    chosen = [each for each in groups if progress_bar or not isinstance(each, callbacks.TrainingProgress)]
+    if not fits:
+        return [*own, *(c for c in chosen if isinstance(c, callbacks.TrainingProgress | callbacks.TaskScores))]
+    last = [callbacks.StepSeed(int(seed)), callbacks.DDPBucketWarmup(), *([save] if save else [])]
+    return [callbacks.LoggerErrors(), *own, *chosen, *last]

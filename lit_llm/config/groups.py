@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lit_llm.config.default_callbacks import CALLBACKS, ClassGroup
+from lit_llm.core.number_domain import STEPS, Domain, above, whole
 from lit_llm.runs.curve import TOLERANCE
 
 Command = Literal["fit", "validate", "test", "prepare"]
@@ -57,6 +58,7 @@ class Option:
     default: Any
     help: str
     commands: tuple[Command, ...] = ("fit", "validate", "test", "prepare")
+    range: Domain | None = None
     accepted_by_all: bool = False
     """Whether the other commands accept and ignore it, because config.yaml of a run can contain it."""
 
@@ -64,7 +66,9 @@ class Option:
 _EVALUATE: tuple[Command, ...] = ("validate", "test")
 
 OPTIONS: tuple[Option, ...] = (
-    Option("seed_everything", bool | int, 1337, "Seed of Python, NumPy and torch. true: a random seed."),
+    Option(
+        "seed_everything", bool | int, 1337, "Seed of Python, NumPy and torch. true: a random seed.", range=whole(0, 2**32 - 1)
+    ),
     Option("run_dir", str | None, None, "Folder of the run. null: runs/<name of the recipe>."),
     Option(
         "async_checkpoints",
@@ -127,13 +131,16 @@ OPTIONS: tuple[Option, ...] = (
         "that leaves the curve reports where and exits with code 1.",
         ("fit",),
     ),
-    Option("check_tolerance", float, TOLERANCE, "Allowed relative difference of losses from that curve.", ("fit",)),
+    Option(
+        "check_tolerance", float, TOLERANCE, "Allowed relative difference of losses from that curve.", ("fit",), above(0, 1000)
+    ),
     Option(
         "additional_steps",
         int | None,
         None,
         "With --resume PATH: end this many steps after that checkpoint. The run is a branch, in another folder.",
         ("fit",),
+        whole(1, STEPS),
     ),
     Option(
         "hang_timeout",
@@ -141,6 +148,7 @@ OPTIONS: tuple[Option, ...] = (
         1200.0,
         "Seconds without progress on any rank after which all ranks end, and name the one that is behind. null: wait for ever.",
         ("fit",),
+        above(0, 10**7),
     ),
     Option(
         "log_dir",
@@ -150,8 +158,15 @@ OPTIONS: tuple[Option, ...] = (
         ("fit",),
     ),
     Option("out", str | None, None, "Empty or new folder for the shards.", ("prepare",)),
-    Option("workers", int, 1, "Processes that read and tokenise. The result is the same for any number.", ("prepare",)),
-    Option("shard_tokens", int, 100_000_000, "Maximum number of tokens in a shard.", ("prepare",)),
+    Option(
+        "workers",
+        int,
+        1,
+        "Processes that read and tokenise. The result is the same for any number.",
+        ("prepare",),
+        whole(1, 4096),
+    ),
+    Option("shard_tokens", int, 100_000_000, "Maximum number of tokens in a shard.", ("prepare",), whole(1, 2**31 - 1)),
     Option("ckpt_path", str, "last", "last, best, or a checkpoint file.", _EVALUATE),
 )
 

@@ -8,21 +8,27 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from docstring_parser import parse, parse_from_object
 
 from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, TRAINER, Command, options_of
-from lit_llm.config.own_flags import OwnFlags
 from lit_llm.config.parser import class_at, known_classes
+from lit_llm.config.ranges import range_of
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import LARGEST
 
 WIDTH = 128
 _USAGE = {"prepare": "--data CLASS --data.paths FILES --out DIR [--config RECIPE ...] [--KEY VALUE ...]"}
 """Of commands that need no recipe."""
 _SKIPPED = ("params", "self")  # the optimizer's parameters come from the model
+
+
+Flags = Mapping[str, tuple[str, str]]
+"""Name → default and help."""
 
 
 class Key(NamedTuple):
@@ -34,21 +40,21 @@ class Key(NamedTuple):
     help: str
 
 
-def print_help(command: Command, group: str | None, own: OwnFlags | None = None) -> None:
+def print_help(command: Command, group: str | None, program: str, own: Flags) -> None:
     """Print the help of a command, or of one group in full.
 
     Args:
         group: a group, or a group and one of its classes, like `schedule.WSD`.
+        program: how the command is called.
         own: flags of the command that are no keys of a recipe.
 
     Raises:
         UserError: There is no such group or class.
     """
-    print("\n".join(_overview(command, own) if group is None else _in_full(group)))
+    print("\n".join(_overview(command, program, own) if group is None else _in_full(group)))
 
 
-def _overview(command: Command, own: OwnFlags | None) -> Iterator[str]:
-    program = own.prog if own else f"python -m lit_llm {command}"
+def _overview(command: Command, program: str, own: Flags) -> Iterator[str]:
     yield f"usage: {program} {_USAGE.get(command, '--config RECIPE [--config OVERLAY ...] [--KEY VALUE ...]')}"
     yield ""
     yield "Every key can be set in a recipe (YAML) or by a flag. Later files and flags override earlier ones."
@@ -61,7 +67,7 @@ def _overview(command: Command, own: OwnFlags | None) -> Iterator[str]:
     for option in options_of(command):
         if command in option.commands:
             yield _line(Key(option.name, _type(option.type), _value(option.default), option.help), "")
-    for name, (default, text) in own.described().items() if own else []:
+    for name, (default, text) in own.items():
         yield _line(Key(name, "", default if default != "none" else "null", text), "")
     for group in GROUPS:
         yield ""
@@ -127,7 +133,8 @@ def _others(group: str, cls: type) -> str:
 def _keys(group: str, cls: type) -> list[Key]:
     described = _descriptions(cls)
     modules = [vars(sys.modules[each.__module__]) for each in inspect.getmro(cls)]
-    named = {name: _type(value) for module in modules for name, value in module.items() if get_origin(value) is Literal}
+    aliases = [(name, value) for module in modules for name, value in module.items()]
+    named = {name: _type(value) for name, value in aliases if get_origin(value) in (Literal, Annotated)}
     changed = TRAINER if group == "trainer" else {}
     if group in CLASSES and cls is _default_class(group):
         changed = CLASSES[group].arguments or {}
@@ -136,6 +143,9 @@ def _keys(group: str, cls: type) -> list[Key]:
         if name not in _SKIPPED:
             default = changed.get(name, parameter.default)
             kind = re.sub(r"\b[A-Z]\w+", lambda alias: named.get(alias[0], alias[0]), _type(parameter.annotation))
+            domain = range_of(group, cls, name)
+            if domain is not None and domain.low > -LARGEST:
+                kind += f", {replace(domain, null=False).rule(domain.low - 1)}"  # null is in the type
             found.append(Key(name, kind, _value(default), described.get(name, "")))
     return found
 
@@ -170,6 +180,7 @@ def _type(annotation: Any) -> str:
     if text is None:
         args = get_args(annotation)
         text = annotation.__name__ if isinstance(annotation, type) and not args else str(annotation)
+    text = re.sub(r"^(?:typing\.)?Annotated\[(.+?), \w+\(.*\)\]$", r"\1", text)  # the range
     return text.replace("typing.", "").replace("NoneType", "null").replace("None", "null")
 
 

@@ -14,8 +14,8 @@ from jsonargparse import Namespace
 from lit_llm.config.arguments import leaves
 from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import OFF, PLAIN, options_of
-from lit_llm.config.parse import Recipe, find_class
-from lit_llm.config.parser import class_at
+from lit_llm.config.parse import Recipe
+from lit_llm.config.parser import class_at, find_class
 
 _NEEDED = (*(group for group in PLAIN if group not in OFF), "optimizer", "data")
 """Groups that a run cannot do without."""

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.optim import Optimizer
 
-from lit_llm.config.constructor_errors import is_mistake
+from lit_llm.config.parse_errors import is_mistake
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 
 MakeOptimizer = Callable[[Iterable[dict[str, Any]]], Optimizer]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -17,9 +16,9 @@ from lit_llm.config.arguments import FLAGS, Arguments, leaves, needs_value, read
 from lit_llm.config.class_defaults import all_arguments, drop_arguments_of_other_classes, restore_defaults
 from lit_llm.config.groups import ARCHITECTURE, CLASSES, Command
 from lit_llm.config.mixture_keys import refuse_wrong_shapes, with_empty_sources
-from lit_llm.config.number_domains import DOMAINS
 from lit_llm.config.parse_errors import explain, reason
-from lit_llm.config.parser import RecipeParser, known_classes, make_parser
+from lit_llm.config.parser import RecipeParser, find_class, known_classes, make_parser
+from lit_llm.config.ranges import restore_whole_numbers
 from lit_llm.config.spelling import refuse_groups_without_keys
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml, refusal
@@ -165,19 +164,6 @@ def _ambiguous_flags(arguments: Arguments, config: Namespace) -> list[str]:
     ]
 
 
-def restore_whole_numbers(config: Namespace, arguments: Arguments) -> None:
-    """Undo that a count such as `limit_val_batches: 20` was parsed as a fraction, 20.0.
-
-    The parser tries the types of a union in order. `typing` gives Lightning's `Union[int, float]` in the order that some
-    module used first in this process.
-    """
-    for key in (key for key, domain in DOMAINS.items() if domain.fraction):
-        given = arguments.value_of(key)
-        given = read_yaml(given) if isinstance(given, str) else given
-        if isinstance(config.get(key), float) and isinstance(given, int):
-            config[key] = given
-
-
 def _initial_weights(command: Command, arguments: Arguments) -> tuple[InitialWeights | None, list[str]]:
     named = arguments.value_of("init_from")
     if command != "fit" or named in (None, "null"):
@@ -192,18 +178,3 @@ def _initial_weights(command: Command, arguments: Arguments) -> tuple[InitialWei
 
 def _default_value(key: str) -> Any:
     return CLASSES[key].default or CLASSES[key].base if key in CLASSES else None
-
-
-def find_class(key: str, value: Any) -> type | None:
-    """The class that the value of a key names, by its short name or its class path; None if there is none."""
-    if not isinstance(value, str):
-        return None
-    if "." not in value:
-        return known_classes(key).get(value)
-    module, _, name = value.rpartition(".")
-    try:
-        # Not with pydoc.locate: `torch.optim.adamw` is a module, but not an attribute of `torch.optim`.
-        found = getattr(importlib.import_module(module), name, None)
-    except Exception:
-        return None  # the parser reports it
-    return found if isinstance(found, type) else None

@@ -3,7 +3,7 @@
 jsonargparse stops at the first mistake and explains it in up to forty lines. So when parsing fails, the assignments are tried
 again one by one on top of those that are right. That takes up to one parse per assignment, but only after a mistake.
 
-This is the only module that reads jsonargparse's messages.
+Only this module reads jsonargparse's messages and decides which exceptions of constructors are a user's mistake.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from lit_llm.config.arguments import Arguments, Assignment, leaves
 from lit_llm.config.spelling import short, unknown_key
+from lit_llm.core.errors import UserError
 
 
 def explain(
@@ -90,6 +91,29 @@ def reason(error: str) -> str:
     own = [line for line in lines if re.search(r"\(--[\w.]+\)", line)]
     noise = ("Expected a", "Does not validate", "Problem with given", "Subtypes:", "Errors:", "Given value", "Parser key")
     return (own or [line for line in lines if not line.startswith(noise)] or [" ".join(lines)])[0][:300]
+
+
+def is_mistake(error: Exception) -> bool:
+    """Whether an exception caught while an object of the recipe was built can be reported without its traceback.
+
+    lit_llm raises `UserError` for mistakes. The constructors of torch, Lightning and of users' classes raise ValueError and
+    others. Those count as mistakes too, unless code of lit_llm was running: then it can be a bug.
+    """
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:  # jsonargparse wraps errors of constructors
+        chain.append(cause)
+    return any(isinstance(each, UserError) for each in chain) or not any(_ran_lit_llm(each) for each in chain)
+
+
+def _ran_lit_llm(error: BaseException) -> bool:
+    """Whether code of lit_llm, other than the command line's own, was running when the error was raised."""
+    trace = error.__traceback__
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__"))
+        if module.startswith("lit_llm.") and not module.startswith("lit_llm.config."):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _as_dict(namespace: Any) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-from pydoc import locate
 from typing import Any, Literal, NoReturn, get_type_hints
 
 import lightning.pytorch
@@ -103,9 +103,24 @@ def _add_trainer(parser: RecipeParser) -> None:
 
 def class_at(class_path: str) -> type:
     """A class of lit_llm, torch or Lightning."""
-    found = locate(class_path)
-    assert isinstance(found, type), class_path
+    found = find_class("", class_path)
+    assert found is not None, class_path
     return found
+
+
+def find_class(key: str, value: Any) -> type | None:
+    """The class that the value of a key names, by its short name or its class path; None if there is none."""
+    if not isinstance(value, str):
+        return None
+    if "." not in value:
+        return known_classes(key).get(value)
+    module, _, name = value.rpartition(".")
+    try:
+        # Not with pydoc.locate: `torch.optim.adamw` is a module, but not an attribute of `torch.optim`.
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception:
+        return None  # the parser reports it
+    return found if isinstance(found, type) else None
 
 
 def known_classes(key: str) -> dict[str, type]:

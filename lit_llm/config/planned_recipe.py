@@ -9,16 +9,17 @@ from typing import Any
 
 from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
-from lit_llm.config.auto_precision import Choice
-from lit_llm.config.build import OtherMachine, build, strategy_of
-from lit_llm.config.dataset_size import data_facts, with_packing
+from lit_llm.config.build import build
 from lit_llm.config.parse import Recipe, parse
+from lit_llm.config.resolve import OtherMachine, strategy_of
 from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan.custom_config import custom_config
 from lit_llm.plan.settings import RunSettings, Schedule, from_recipe
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_plan
 from lit_llm.runs.run_folder import default_run_dir
+from lit_llm.training.auto_precision import Choice
+from lit_llm.training.dataset_size import data_facts, with_packing
 
 VOCABULARY = 50257
 """GPT-2's, used if neither the recipe nor the data say."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
+from lit_llm.runs.run_folder import CONFIG, default_run_dir
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
 """The shipped recipes, in a checkout and in an installed wheel."""
@@ -155,3 +156,21 @@ def shipped() -> dict[str, Header]:
         return header.is_overlay, float(digits or "inf"), name
 
     return dict(sorted(headers.items(), key=order))
+
+
+def reference_curve(named: str, config_files: list[str]) -> Path:
+    """The file with the curve. "auto" is the curve shipped for the first recipe.
+
+    Raises:
+        UserError: No curve is shipped for the recipe.
+    """
+    if named != "auto":
+        return Path(named)
+    first = Path(config_files[0]) if config_files else Path()
+    # The config.yaml of a run folder: the run is named after its recipe.
+    recipe = first.absolute().parent.name if first.name == CONFIG else default_run_dir(config_files).name
+    path = SHIPPED / "evidence" / f"{recipe}.csv"
+    if not path.is_file():
+        available = ", ".join(sorted(each.stem for each in path.parent.glob("*.csv")))
+        raise UserError(f"no curve is shipped for {recipe}, only for {available} (--check_against FILE)")
+    return path

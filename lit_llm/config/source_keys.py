@@ -55,16 +55,16 @@ def _arguments_of_class(module: str, node: ast.ClassDef) -> set[str] | None:
 
 def _imported_from(module: str, tree: ast.Module, name: str) -> tuple[str, str] | None:
     """The module that `name` is imported from, and its name there."""
-    for node in tree.body:
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                if (alias.asname or alias.name) == name:
+                if (alias.asname or alias.name) in (name, "*"):
                     if not node.level:
-                        return node.module or "", alias.name
+                        return node.module or "", name if alias.name == "*" else alias.name
                     file = _file(module)
                     depth = node.level - (file is not None and file.name == "__init__.py")
                     package = ".".join(module.split(".")[: -depth or None])
-                    return (f"{package}.{node.module}" if node.module else package), alias.name
+                    return (f"{package}.{node.module}" if node.module else package), name if alias.name == "*" else alias.name
     return None
 
 

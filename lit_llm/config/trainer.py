@@ -19,10 +19,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lit_llm import callbacks
 from lit_llm.callbacks.tensorboard_setup import tensorboard_logger
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
-from lit_llm.config.bounded_exit import end_with_launcher, launches_ranks
-from lit_llm.config.constructor_errors import is_mistake
+from lit_llm.config.default_callbacks import all_callbacks
 from lit_llm.config.parse import Recipe
-from lit_llm.config.parse_errors import reason
+from lit_llm.config.parse_errors import is_mistake, reason
+from lit_llm.config.resolve import Run
 from lit_llm.config.resolved_config import settings_of
 from lit_llm.core._lightning import keep_order_of_loaders
 from lit_llm.core.errors import UserError
@@ -30,38 +30,28 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
 from lit_llm.runs.resume import RunStart
 from lit_llm.runs.run_folder import METRICS
 from lit_llm.runs.setting_changes import to_remember
+from lit_llm.training.bounded_exit import end_with_launcher, launches_ranks
 from lit_llm.training.save_config import SaveRunFolder
 
 
-def make_trainer(
-    recipe: Recipe,
-    groups: list[Callback],
-    *,
-    run_dir: Path,
-    start: RunStart,
-    extra_logger: Logger | None,
-    replaced: Mapping[str, Any],
-    scratch: bool,
-) -> Trainer:
-    """Build the Trainer of a recipe.
+def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | None, replaced: Mapping[str, Any]) -> Trainer:
+    """Build the Trainer of a run.
 
     Args:
         groups: callbacks of the recipe's groups.
         extra_logger: a logger beside the recipe's.
         replaced: settings used instead of the recipe's.
-        scratch: the run is thrown away: its checkpoints are whole and are written at once.
     """
-    config, fits = recipe.config, recipe.command == "fit"
-    settings = {**trainer_settings(recipe, without=replaced), **replaced, "default_root_dir": str(run_dir)}
-    settings["logger"] = _loggers(settings["logger"], run_dir, start) if fits else False  # not into curves
-    own = _as_list(settings["callbacks"])
-    chosen = [*own, *_callbacks(recipe, groups, progress_bar=settings["enable_progress_bar"] is not False)]
-    if fits:
-        chosen.insert(0, callbacks.LoggerErrors())
-    if fits and not settings["fast_dev_run"]:
-        chosen.append(SaveRunFolder(recipe.parser, config, to_remember(settings_of(recipe)), scratch=scratch))
-    settings["callbacks"] = chosen
-    if not any(isinstance(callback, Checkpoint) for callback in chosen):
+    settings = {**trainer_settings(run.recipe, without=replaced), **replaced, "default_root_dir": str(run.run_dir)}
+    settings["logger"] = _loggers(settings["logger"], run.run_dir, run.start) if run.fits else False  # not into curves
+    save = None
+    if run.fits and not settings["fast_dev_run"]:
+        save = SaveRunFolder(run.recipe.parser, run.config, to_remember(settings_of(run.recipe)), scratch=run.scratch)
+    own, progress_bar = _as_list(settings["callbacks"]), settings["enable_progress_bar"] is not False
+    settings["callbacks"] = all_callbacks(
+        own, groups, save=save, fits=run.fits, seed=run.config.seed_everything, progress_bar=progress_bar
+    )
+    if not any(isinstance(callback, Checkpoint) for callback in settings["callbacks"]):
         settings["enable_checkpointing"] = False  # otherwise Lightning adds a checkpoint callback
     if "plugins" not in replaced:
         settings["plugins"] = _plugins(settings)
@@ -76,7 +66,7 @@ def make_trainer(
         launches_ranks() if trainer.local_rank == 0 else end_with_launcher()
     if extra_logger is not None:
         trainer.loggers = [*trainer.loggers, extra_logger]
-    _set_checkpoint_format(trainer, recipe, scratch=scratch, start=start)
+    _set_checkpoint_format(trainer, run)
     return trainer
 
 
@@ -99,13 +89,6 @@ def trainer_settings(recipe: Recipe, *, without: Iterable[str] = ()) -> dict[str
 
 def _as_list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list) else [value]
-
-
-def _callbacks(recipe: Recipe, groups: list[Callback], *, progress_bar: bool) -> list[Callback]:
-    chosen = [c for c in groups if progress_bar or not isinstance(c, callbacks.TrainingProgress)]
-    if recipe.command != "fit":
-        return [c for c in chosen if isinstance(c, callbacks.TrainingProgress | callbacks.TaskScores)]
-    return [*chosen, callbacks.StepSeed(int(recipe.config.seed_everything)), callbacks.DDPBucketWarmup()]
 
 
 def _loggers(logger: Any, run_dir: Path, start: RunStart) -> Any:
@@ -133,10 +116,10 @@ def _scaled_device(settings: Mapping[str, Any]) -> str | None:
     return accelerator.type if accelerator and (fsdp1 or isinstance(settings["strategy"], MeshStrategy)) else None
 
 
-def _set_checkpoint_format(trainer: Trainer, recipe: Recipe, *, scratch: bool, start: RunStart) -> None:
+def _set_checkpoint_format(trainer: Trainer, run: Run) -> None:
     """Checkpoints have a manifest, unless the recipe chooses a checkpoint plugin."""
-    config, strategy, fits = recipe.config, trainer.strategy, recipe.command == "fit"
-    sharded, background = (False, False) if scratch else (config.sharded_checkpoints, config.async_checkpoints)
+    config, strategy, fits = run.config, trainer.strategy, run.fits
+    sharded, background = (False, False) if run.scratch else (config.sharded_checkpoints, config.async_checkpoints)
     splits = False
     if isinstance(strategy, MeshStrategy):
         splits = strategy.splits_model(trainer.world_size)
@@ -144,7 +127,7 @@ def _set_checkpoint_format(trainer: Trainer, recipe: Recipe, *, scratch: bool, s
     elif sharded is True and fits:
         rank_zero_warn("sharded_checkpoints changes nothing here: only MeshStrategy can write shards (strategy/fsdp2).")
     if type(strategy.checkpoint_io) is TorchCheckpointIO:
-        known: dict[str, Any] = {"verified": start.checkpoint, "shards_left": start.shards_left}
+        known: dict[str, Any] = {"verified": run.start.checkpoint, "shards_left": run.start.shards_left}
         if fits and background is True:
             strategy.checkpoint_io = AsyncFolderCheckpointIO(**known)
         elif fits and background == "auto" and splits:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from lit_llm.callbacks import BatchRamp, ignore_signals
 from lit_llm.core._lightning import set_micro_batches_made
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutOrder, ResumableLoader
 from lit_llm.data.blocks import Blocks, HeldOutBlocks, TrainBlocks
 from lit_llm.data.corpus import Corpus, OpenedCorpus
@@ -68,11 +69,11 @@ class TokenDataModule(LightningDataModule, ABC):
     def __init__(
         self,
         *,
-        micro_batch_size: int | None = None,
-        global_batch_size: int = 32,
-        block_size: int | None = None,
-        seed: int = 0,
-        num_workers: int = 0,
+        micro_batch_size: Annotated[int | None, whole(1, 10**7)] = None,
+        global_batch_size: Annotated[int, whole(1, 10**9)] = 32,
+        block_size: Annotated[int | None, whole(1, 10**9)] = None,
+        seed: Annotated[int, whole(-INT64, INT64)] = 0,
+        num_workers: Annotated[int, whole(0, 256)] = 0,
         packing: Literal["concatenate", "best_fit"] = "concatenate",
     ) -> None:
         super().__init__()
@@ -121,13 +122,7 @@ class TokenDataModule(LightningDataModule, ABC):
         Args:
             world_size: data-parallel ranks of the run.
         """
-        found = []
-        for name in ("micro_batch_size", "global_batch_size", "block_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                found.append(f"{name} must be at least 1, not {value} (--data.{name}).")
-        if self.num_workers < 0:
-            found.append(f"num_workers must be at least 0, not {self.num_workers} (--data.num_workers).")
+        found = range_problems(type(self), "data", vars(self))
         if not found:
             found += self._batch_problems(world_size)
         return found + self.source_problems()

@@ -21,7 +21,7 @@ from lit_llm.data.mixture_order import MixtureOrder, Phase, continued, phases_of
 from lit_llm.data.mixture_settings import MixturePhase, MixtureSource, mixture_problems
 from lit_llm.data.pack_plan import planned
 from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files, text_sizes
-from lit_llm.data.shard_vocabulary import ShardVocabulary
+from lit_llm.data.shard_vocabulary import ShardVocabulary, TokenId, VocabSize
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatForm
 from lit_llm.ingest.manifest import Manifest
@@ -79,10 +79,10 @@ class Mixture(TokenDataModule):
         *,
         sources: dict[str, MixtureSource],
         phases: list[MixturePhase],
-        vocab_size: int | None = None,
+        vocab_size: VocabSize = None,
         tokenizer: Tokenizer | None = None,
-        bos_id: int | None = None,
-        eos_id: int | None = None,
+        bos_id: TokenId = None,
+        eos_id: TokenId = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import range_problems, whole
 from lit_llm.ingest.manifest import Manifest
 from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, recognised
 
 _GPT2_VOCAB_SIZE = 50257
 
 
+VocabSize = Annotated[int | None, whole(1, 100_000_000)]
+TokenId = Annotated[int | None, whole(0, 100_000_000)]
+
+
 @dataclass(frozen=True)
 class ShardVocabulary:
     """What the settings say, each None if they do not. Manifests are those of the training shards."""
 
-    vocab_size: int | None
+    vocab_size: VocabSize
     tokenizer: Tokenizer | None
     bos_id: int | None
     eos_id: int | None
@@ -38,10 +44,9 @@ class ShardVocabulary:
     def problems(self, manifests: Sequence[Manifest]) -> list[str]:
         """One sentence for each setting that contradicts another one or a manifest."""
         size = self.size(manifests)
-        found = []
-        if size < 1:
-            found.append(f"vocab_size must be at least 1, not {size} (--data.vocab_size).")
-        elif self.tokenizer is not None and self.tokenizer.vocab_size > size:
+        if found := range_problems(ShardVocabulary, "data", vars(self)):
+            return found
+        if self.tokenizer is not None and self.tokenizer.vocab_size > size:
             found.append(
                 f"vocab_size {size} is smaller than the tokenizer's {self.tokenizer.vocab_size}: remove --data.vocab_size."
             )

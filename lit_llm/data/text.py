@@ -11,11 +11,12 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import Domain
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.shard_splits import text_sizes
@@ -269,7 +270,7 @@ class GivenFiles(TextDataModule):
         train: str | list[str] | None = None,
         val: str | list[str] | None = None,
         test: str | list[str] | None = None,
-        val_fraction: float = 0.1,
+        val_fraction: Annotated[float, Domain(0, 1, above_low=True, below_high=True)] = 0.1,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -285,8 +286,6 @@ class GivenFiles(TextDataModule):
 
     def source_problems(self) -> list[str]:
         problems = []
-        if not 0 < self.val_fraction < 1:
-            problems.append(f"val_fraction must lie between 0 and 1, not {self.val_fraction} (--data.val_fraction).")
         if self.paths is None and self.train is None:
             problems.append("No training text: give --data.paths, or --data.train and --data.val.")
         if self.paths is not None and (self.train is not None or self.val is not None):

@@ -10,7 +10,7 @@ from lit_llm.core._lightning import is_rank_zero
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files, text_sizes
-from lit_llm.data.shard_vocabulary import ShardVocabulary
+from lit_llm.data.shard_vocabulary import ShardVocabulary, TokenId, VocabSize
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.manifest import Manifest
 from lit_llm.tokenizers import Tokenizer
@@ -46,10 +46,10 @@ class TokenShards(TokenDataModule):
         train: str | list[str] | None = None,
         val: str | list[str] | None = None,
         test: str | list[str] | None = None,
-        vocab_size: int | None = None,
+        vocab_size: VocabSize = None,
         tokenizer: Tokenizer | None = None,
-        bos_id: int | None = None,
-        eos_id: int | None = None,
+        bos_id: TokenId = None,
+        eos_id: TokenId = None,
         headerless: bool = False,
         **kwargs: Any,
     ) -> None:

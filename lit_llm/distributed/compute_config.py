@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from lit_llm.core.number_domain import range_problems, whole
 from lit_llm.models.attention_kernel import AttentionKernel
 
 MODES = ("none", "full", "attention", "cheap")
@@ -15,7 +16,7 @@ MODES = ("none", "full", "attention", "cheap")
 class ComputeConfig:
     """Compute settings. They change results only by rounding."""
 
-    activation_checkpointing: Literal["none", "full", "attention", "cheap"] | int = "none"
+    activation_checkpointing: Annotated[Literal["none", "full", "attention", "cheap"] | int, whole(1, 10_000)] = "none"
     """What the backward pass recomputes instead of storing. full: every block; k: every k-th block; attention: queries,
     keys, values, rotation and attention of every block; cheap: all but the results of matrix products and attention."""
     compile: bool = False
@@ -30,13 +31,7 @@ class ComputeConfig:
 
     def problems(self) -> list[str]:
         """Every reason known without the device why these settings cannot work, one sentence each."""
-        found = []
-        mode = self.activation_checkpointing
-        if isinstance(mode, int) and mode < 1:
-            found.append(
-                f"compute.activation_checkpointing is {mode}, but every k-th block needs a k of at least 1; none turns it off "
-                "(--compute.activation_checkpointing)"
-            )
+        found = range_problems(ComputeConfig, "compute", vars(self))
         if self.float8 and importlib.util.find_spec("torchao") is None:
             found.append("compute.float8 needs torchao: pip install torchao (or --compute.float8 false)")
         return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,7 @@ from lit_llm.core._torch import HYBRID_SHARD_GRAD_OP, flatten_mesh, unflatten_me
 from lit_llm.core.dtensor import fill_
 from lit_llm.core.errors import UserError
 from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
+from lit_llm.core.number_domain import above, range_problems, whole
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.kept_whole import set_last_micro_batch
 from lit_llm.distributed.layout_problems import clip_problem, loss_scale_problem
@@ -100,22 +101,24 @@ class MeshStrategy(ModelParallelStrategy):
 
     def __init__(
         self,
-        replicate: int = 1,
-        shard: int | Literal["auto"] = "auto",
-        context: int = 1,
-        tensor_parallel: int = 1,
-        pipeline: int = 1,
+        replicate: Annotated[int, whole(1, 1_000_000)] = 1,
+        shard: Annotated[int | Literal["auto"], whole(1, 1_000_000)] = "auto",
+        context: Annotated[int, whole(1, 1_000_000)] = 1,
+        tensor_parallel: Annotated[int, whole(1, 1_000_000)] = 1,
+        pipeline: Annotated[int, whole(1, 1_000_000)] = 1,
         reshard_after_forward: bool | Literal["auto"] = "auto",
         reduce_each_micro_batch: bool | Literal["auto"] = "auto",
         context_attention: ContextAttention = "gather",
-        prefetch: int = 1,
+        prefetch: Annotated[int, whole(0, 10_000)] = 1,
         cpu_offload: bool = False,
         schedule: Schedule = "1f1b",
-        stages_per_rank: int | None = None,
-        layers_first: int | None = None,
-        layers_last: int | None = None,
-        timeout_seconds: float = 1800.0,
+        stages_per_rank: Annotated[int | None, whole(1, 10_000)] = None,
+        layers_first: Annotated[int | None, whole(1, 1_000_000)] = None,
+        layers_last: Annotated[int | None, whole(1, 1_000_000)] = None,
+        timeout_seconds: Annotated[float, above(0, 10**7)] = 1800.0,
     ) -> None:
+        if problems := range_problems(MeshStrategy, "trainer.strategy", locals()):
+            raise UserError("\n".join(problems))
         sizes = {
             "replicate": replicate,
             "shard": shard,
@@ -123,17 +126,10 @@ class MeshStrategy(ModelParallelStrategy):
             "tensor_parallel": tensor_parallel,
             "pipeline": pipeline,
         }
-        for name, value in sizes.items():
-            if value != "auto" and value < 1:
-                raise UserError(f"{name} is {value}, but must be at least 1 (--trainer.strategy.{name}).")
         if context_attention not in get_args(ContextAttention):
             raise UserError(
                 f"context_attention is {context_attention}, but must be gather or heads (--trainer.strategy.context_attention)."
             )
-        if timeout_seconds <= 0:
-            raise UserError(f"timeout_seconds is {timeout_seconds}, but must be above 0 (--trainer.strategy.timeout_seconds).")
-        if prefetch < 0:
-            raise UserError(f"prefetch is {prefetch}, but must not be negative (--trainer.strategy.prefetch).")
         if schedule not in KINDS:
             raise UserError(f"schedule is {schedule}, but must be one of {', '.join(KINDS)} (--trainer.strategy.schedule).")
         self.pipeline_layout = PipelineLayout(pipeline, schedule, stages_per_rank, layers_first, layers_last)

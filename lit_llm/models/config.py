@@ -6,39 +6,11 @@ import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from lit_llm.core.number_domain import Domain, above, below, shown, whole
+from lit_llm.core.number_domain import Domain, above, below, ranges_of, shown, whole
 from lit_llm.models.rope_scaling import rope_scaling_problems
 
-MODEL_DOMAINS: dict[str, Domain] = {
-    "n_layer": whole(1, 4096),
-    "n_head": whole(1, 100_000),
-    "n_kv_head": whole(1, 100_000, null=True),
-    "n_embd": whole(1, 1_000_000),
-    "head_dim": whole(1, 65_536, null=True),
-    "block_size": whole(1, 1_000_000_000),
-    "vocab_size": whole(1, 100_000_000, null=True),
-    "mlp_width": whole(1, 10_000_000, null=True),
-    "norm_eps": above(0, 1),
-    "rope_theta": above(0, 10**15),
-    "partial_rotary_factor": Domain(0, 1, above_low=True),
-    "dropout": below(0, 1),
-    "window": whole(1, 1_000_000_000, null=True),
-    "qkv_convolution": whole(2, 1024, null=True),
-    "input_convolution": whole(2, 1024, null=True),
-    "attention_scale": above(0, 10**6, null=True),
-    "attention_softcap": above(0, 10**6, null=True),
-    "logit_softcap": above(0, 10**6, null=True),
-    "embedding_scale": above(0, 10**6, null=True),
-    "residual_scale": above(0, 10**6),
-    "logit_scale": above(0, 10**6),
-    "pad_vocab_to": whole(1, 1_000_000),
-    "init_std": above(0, 1000),
-    "base_width": whole(1, 1_000_000, null=True),
-    "base_depth": whole(1, 4096, null=True),
-    "eos_id": whole(0, 100_000_000, null=True),
-}
 """The domain of each number of `GPTConfig`, alone and in `layers`. Sizes exceed those of any model."""
 
 RopeScaling: TypeAlias = dict[str, bool | float | str | list[float]]
@@ -71,23 +43,23 @@ class GPTConfig:
     With the defaults a small model learns more per token than GPT-2's (docs/evidence/measurements.md).
     """
 
-    n_layer: int = 6
+    n_layer: Annotated[int, whole(1, 4096)] = 6
     """Number of blocks."""
-    n_head: int = 6
+    n_head: Annotated[int, whole(1, 100_000)] = 6
     """Number of query heads; must divide n_embd unless head_dim is given."""
-    n_kv_head: int | None = None
+    n_kv_head: Annotated[int | None, whole(1, 100_000)] = None
     """Number of key/value heads; must divide n_head. None: as many as n_head (multi-head), fewer: grouped-query attention."""
-    n_embd: int = 384
+    n_embd: Annotated[int, whole(1, 1_000_000)] = 384
     """Width of the residual stream."""
-    head_dim: int | None = None
+    head_dim: Annotated[int | None, whole(1, 65_536)] = None
     """Width of one attention head. None: n_embd / n_head."""
-    block_size: int = 256
+    block_size: Annotated[int, whole(1, 1_000_000_000)] = 256
     """Longest context, in tokens."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int | None, whole(1, 100_000_000)] = None
     """Number of token ids. None: follows the data's tokenizer."""
     mlp: Literal["gelu", "relu2", "swiglu", "geglu"] = "relu2"
     """MLP kind; swiglu and geglu have a third matrix, the gate."""
-    mlp_width: int | None = None
+    mlp_width: Annotated[int | None, whole(1, 10_000_000)] = None
     """Hidden width of the MLP. None: 4 * n_embd."""
     gelu_approximate: Literal["none", "tanh"] | None = None
     """Of gelu and geglu, as in torch. None: tanh in gelu (GPT-2), none in geglu."""
@@ -95,24 +67,24 @@ class GPTConfig:
     """Normalisation in the blocks and before the head."""
     norm_position: Literal["pre", "post", "sandwich"] = "pre"
     """Where a block normalises: the input of attention and MLP, their output (OLMo 2), or both (Gemma 2)."""
-    norm_eps: float = 1e-5
+    norm_eps: Annotated[float, above(0, 1)] = 1e-5
     """Epsilon of every norm."""
     norm_unit_offset: bool = False
     """The gain of every RMSNorm is 1 + weight (Gemma)."""
     parallel_residual: bool = False
     """Attention and MLP read the same residual stream (GPT-NeoX), instead of one after the other. Needs norm_position pre."""
-    embedding_scale: float | None = None
+    embedding_scale: Annotated[float | None, above(0, 10**6)] = None
     """Factor of the token embeddings. None: 1. Gemma: sqrt(n_embd)."""
-    residual_scale: float = 1.0
+    residual_scale: Annotated[float, above(0, 10**6)] = 1.0
     """Factor of what attention and MLP add to the residual stream (Granite, MiniCPM)."""
     position: Literal["learned", "rope"] = "rope"
     """Learned absolute positions (GPT-2) or rotary embeddings (half-split convention, as in LLaMA's Hugging Face port)."""
-    rope_theta: float = 10000.0
+    rope_theta: Annotated[float, above(0, 10**15)] = 10000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
     """Scaling of the rotary frequencies to a longer context: rope_type llama3, linear, yarn or longrope, and its values, named
     as in transformers. None: no scaling."""
-    partial_rotary_factor: float = 1.0
+    partial_rotary_factor: Annotated[float, Domain(0, 1, above_low=True)] = 1.0
     """Fraction of each head's dimensions that is rotated: the first ones (GPT-NeoX: 0.25)."""
     bias: bool = False
     """Biases in every linear layer of the blocks, and in LayerNorm."""
@@ -126,54 +98,54 @@ class GPTConfig:
     """Biases of LayerNorm. None: same as bias."""
     tie_embeddings: bool = False
     """One matrix for the token embedding and the output head."""
-    dropout: float = 0.0
+    dropout: Annotated[float, below(0, 1)] = 0.0
     """Probability of dropping embeddings, attention weights and residual updates in training."""
     qk_norm: bool = True
     """RMSNorm with a gain on queries and keys, before the rotary embedding."""
     qk_norm_width: Literal["head", "projection"] = "head"
     """What QK-norm normalises: each head, or all heads of a position together (OLMo 2)."""
-    qkv_convolution: int | None = None
+    qkv_convolution: Annotated[int | None, whole(2, 1024)] = None
     """Positions of a causal convolution by channel that is added to queries, keys and values (Canon layers: 4). It starts as
     zero. None: no convolution."""
-    input_convolution: int | None = None
+    input_convolution: Annotated[int | None, whole(2, 1024)] = None
     """Positions of a causal convolution by channel that is added to the normalised inputs of attention and MLP (Canon layers:
     4). It starts as zero. None: no convolution."""
     exclusive_attention: bool = False
     """Removes from each head's output its part along the position's own value, which the residual stream holds already
     (exclusive self-attention, Zhai 2026)."""
-    window: int | None = None
+    window: Annotated[int | None, whole(1, 1_000_000_000)] = None
     """Sliding window: a position attends to itself and the window - 1 positions before it. None: all earlier positions."""
     layers: dict[str, list[bool | int | float | RopeScaling | None]] | None = None
     """Settings that vary with depth, as patterns that repeat: window, rope (false: no rotary embedding), rope_theta and
     rope_scaling. Example: {window: [512, 512, null]}. A pattern replaces the setting of the same name."""
-    attention_scale: float | None = None
+    attention_scale: Annotated[float | None, above(0, 10**6)] = None
     """Factor of the attention scores. None: 1 / sqrt(head_dim)."""
-    attention_softcap: float | None = None
+    attention_softcap: Annotated[float | None, above(0, 10**6)] = None
     """c: attention scores become c * tanh(scores / c) (Gemma 2). None: no soft cap."""
     attention_sinks: bool = False
     """Each head learns one more logit in the softmax of its attention, without a value (gpt-oss)."""
-    logit_scale: float = 1.0
+    logit_scale: Annotated[float, above(0, 10**6)] = 1.0
     """Factor of the logits, before the soft cap (Granite: 1 / logits_scaling)."""
-    logit_softcap: float | None = None
+    logit_softcap: Annotated[float | None, above(0, 10**6)] = None
     """c: logits become c * tanh(logits / c). None: no soft cap."""
-    pad_vocab_to: int = 64
+    pad_vocab_to: Annotated[int, whole(1, 1_000_000)] = 64
     """Embedding and head have vocab_size rounded up to a multiple of this. Padding ids enter neither logits nor loss."""
-    init_std: float = 0.02
+    init_std: Annotated[float, above(0, 1000)] = 0.02
     """Standard deviation of the initial weights (GPT-2)."""
     zero_init_projections: bool | None = None
     """True: both projections into the residual stream start at zero, so blocks start as the identity. False: their std is
     init_std / sqrt(2 * n_layer) (GPT-2). Null: true, unless embeddings are tied, because the model would predict its input, or
     a norm follows the projections, because it would divide zero by zero."""
-    base_width: int | None = None
+    base_width: Annotated[int | None, whole(1, 1_000_000)] = None
     """Width at which the rates of the optimizer and init_std apply as they are given. Other widths use the rates and initial
     weights that follow from them (muP; docs/transfer.md), so that one rate is best for all. None: the same at every width."""
-    base_depth: int | None = None
+    base_depth: Annotated[int | None, whole(1, 4096)] = None
     """Number of blocks at which the rates apply as they are given. With others, the projections into the residual stream have
     rates that follow (CompleteP). None: the same at every depth."""
     mask_documents: bool = False
     """Attention stays within a document, and positions restart in each. Documents are the data's; if they do not know them,
     eos_id opens each. In generation, all is one document."""
-    eos_id: int | None = None
+    eos_id: Annotated[int | None, whole(0, 100_000_000)] = None
     """End-of-document id. None: follows the data's tokenizer."""
 
     @property
@@ -419,6 +391,10 @@ class GPTConfig:
         n_matmul = self.n_layer * (attention + gated * self.n_embd * self.hidden_width)
         n_matmul += self.padded_vocab_size * self.n_embd
         return 6.0 * n_matmul + 12.0 * self.n_head * self.resolved_head_dim * spans
+
+
+MODEL_DOMAINS = ranges_of(GPTConfig)
+"""The range of each number of a model, by field."""
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:

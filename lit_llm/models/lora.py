@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from lit_llm.core.dtensor import draw_
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import above, below, whole
 from lit_llm.models.dropout import SITES, Drops, DropsInputs, drop
 from lit_llm.models.gpt import GPT, GPTConfig
 
@@ -39,13 +41,13 @@ OF_TRANSFORMERS = {
 class LoRAConfig:
     """Train small adapters (LoRA) beside the frozen weights of --init_from."""
 
-    rank: int = 16
+    rank: Annotated[int, whole(1, 65_536)] = 16
     """Rank of each update. An adapter has rank * (inputs + outputs of its layer) parameters."""
-    alpha: float = 32.0
+    alpha: Annotated[float, above(0, 10**6)] = 32.0
     """Updates are scaled by alpha / rank."""
     targets: list[str] | None = None
     """Linear layers of every block, such as query, or attention.project for that of attention only. null: all."""
-    dropout: float = 0.0
+    dropout: Annotated[float, below(0, 1)] = 0.0
     """Probability of dropping an input of an adapter in training. The frozen layer sees all inputs."""
 
     @property

@@ -28,7 +28,7 @@ was slower on two AMX cores, N 8192, V 50304, d 768. Median ratio of time, and p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,7 @@ from torch.autograd.function import once_differentiable
 
 from lit_llm.core.errors import UserError
 from lit_llm.core.memory import SOFTMAX_NUMEL
+from lit_llm.core.number_domain import STEPS, at_least, range_problems, whole
 
 CHUNK_SIZE = 1024
 """Rows of a chunk. Each chunk reads W twice and adds to its gradient; smaller ones save little (512 in bf16: 0.63 GB)."""
@@ -47,18 +48,13 @@ CHUNK_SIZE = 1024
 class LossConfig:
     """How the loss is computed."""
 
-    chunk_size: int | None = None
+    chunk_size: Annotated[int | None, whole(1, STEPS)] = None
     """Tokens whose logits are in memory at a time. None: all at once. Chunks save memory if the vocabulary is large."""
-    z_loss: float = 0.0
+    z_loss: Annotated[float, at_least(0, 1000)] = 0.0
     """Weight of logsumexp(logits)^2 in the training loss, which limits the growth of logits (PaLM: 1e-4). Not in metrics."""
 
     def problems(self) -> list[str]:
-        found = []
-        if self.chunk_size is not None and self.chunk_size < 1:
-            found.append(f"loss.chunk_size is {self.chunk_size}, but must be at least 1 or null (--loss.chunk_size)")
-        if not self.z_loss >= 0:
-            found.append(f"loss.z_loss is {self.z_loss}, but must not be negative (--loss.z_loss)")
-        return found
+        return range_problems(LossConfig, "loss", vars(self))
 
 
 class LossSums(NamedTuple):

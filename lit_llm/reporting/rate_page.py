@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lit_llm.config.rate_finder import Found
 from lit_llm.core import html_page as html
 from lit_llm.reporting.charts import Line, chart, number
+from lit_llm.training.rate_search import Found
 
 
 def rate_page(found: Found, title: str, command: str) -> str:

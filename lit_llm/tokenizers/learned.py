@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from typing import Annotated
 
 import tokenizers
 
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import whole
 from lit_llm.tokenizers.hugging_face import HuggingFaceTokenizer
 
 
@@ -18,7 +20,7 @@ class Learned(HuggingFaceTokenizer):
         vocab_size: number of ids. A short text may give fewer.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: Annotated[int, whole(1, 100_000_000)]) -> None:
         self.requested_size = vocab_size
         self._trained: tokenizers.Tokenizer | None = None
 

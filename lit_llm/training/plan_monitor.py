@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import statistics
 import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,10 +17,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lit_llm.callbacks import EMA, Throughput
 from lit_llm.callbacks._lightning import accumulates
+from lit_llm.callbacks.ranges import check_ranges
 from lit_llm.checkpoint.manifest import versions
 from lit_llm.core._lightning import ddp_option
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import Domain, above
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.optim.torch_muon import TorchMuon
@@ -76,13 +77,13 @@ class PlanMonitor(Callback):
         UserError: if an argument is out of range.
     """
 
-    def __init__(self, mfu: float | None = None, tolerance: float = 0.1, price: float | None = None) -> None:
-        if mfu is not None and not 0 < mfu <= 1:
-            raise UserError(f"mfu is {mfu}, but must be in (0, 1] (--plan.mfu).")
-        if not tolerance > 0:
-            raise UserError(f"tolerance is {tolerance}, but must be above 0 (--plan.tolerance).")
-        if price is not None and not 0 < price < math.inf:
-            raise UserError(f"price is {price}, but must be above 0 (--plan.price).")
+    def __init__(
+        self,
+        mfu: Annotated[float | None, Domain(0, 1, above_low=True)] = None,
+        tolerance: Annotated[float, above(0, 1000)] = 0.1,
+        price: Annotated[float | None, Domain(0, 1000, above_low=True)] = None,
+    ) -> None:
+        check_ranges(PlanMonitor, "plan", locals())
         self.mfu, self.tolerance, self.price = mfu, tolerance, price
         self._forget()
 

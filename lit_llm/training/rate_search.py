@@ -143,3 +143,26 @@ def geometric_mean(values: Sequence[float]) -> float:
 def two_digits(value: float) -> float:
     """Rounded to what is known of it."""
     return float(f"{value:.2g}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found, by option of the optimizer.
+
+    Attributes:
+        recipe: the recipe's rates.
+        rates: the suggested ones.
+        by_seed: the suggestion of each seed.
+        probes: for each seed, the loss of each short run by its rate.
+        steps: optimizer steps of everything.
+        factor: from the best rate of a short run to that of the whole run. It is part of `rates` and `by_seed`.
+    """
+
+    recipe: dict[str, float]
+    rates: dict[str, float]
+    by_seed: dict[str, list[float]]
+    sweeps: dict[str, Sweep]
+    probes: dict[str, list[dict[float, float]]]
+    probe_steps: int
+    steps: int
+    factor: float

@@ -8,7 +8,6 @@ from lightning.pytorch.callbacks import Callback
 from lit_llm.callbacks import EMA, StepCheckpoint, ValidateEvery
 from lit_llm.callbacks._lightning import ValidationInterrupted, interruptible_validation
 from lit_llm.callbacks.ema import AVERAGE
-from lit_llm.callbacks.errors import UserError
 
 VAL = {"limit_val_batches": 1.0}
 
@@ -206,16 +205,3 @@ def test_weights_are_back_before_an_interrupted_validation_is_saved(tmp_path):
         assert torch.equal(content["state_dict"][name].double(), weights)
         torch.testing.assert_close(content[AVERAGE][name].double(), average[name], rtol=1e-5, atol=1e-6)
     assert module.seen == fit([ValidateEvery(4)], tmp_path)[1].seen
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"decay": 1.0}, r"decay is 1.0 but must be in \[0, 1\) \(--ema.decay\)"),
-        ({"every_n_steps": 0}, r"every_n_steps is 0 but must be >= 1"),
-        ({"start_step": -1}, r"start_step is -1 but must be >= 0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        EMA(**options)

@@ -169,18 +169,11 @@ def test_a_rate_held_in_a_tensor_is_changed_in_place(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Cosine(warmup_steps=-1), "warmup_steps is -1 .*--schedule.warmup_steps"),
-        (lambda: Cosine(final_ratio=1.5), r"final_ratio .*is 1.5 .*--schedule.final_ratio"),
-        (lambda: Linear(final_ratio=-0.1), "final_ratio .*is -0.1"),
-        (lambda: Linear(total_steps=0), "total_steps is 0"),
         (lambda: WSD(final_ratio=0.0, shape="exponential"), "never reaches 0"),
         (lambda: WSD(shape="step"), "shape is 'step'"),
-        (lambda: WSD(decay_steps=0), "decay_steps is 0"),
-        (lambda: WSD(decay_fraction=0.0), "decay_fraction is 0.0"),
-        (lambda: InverseSquareRoot(warmup_steps=-3), "warmup_steps is -3"),
     ],
 )
-def test_numbers_out_of_range_are_named(make, message):
+def test_shapes_that_do_not_work_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

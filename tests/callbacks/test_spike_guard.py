@@ -454,20 +454,9 @@ def test_a_batch_without_a_loss_is_ignored(tmp_path):
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 1}, r"window is 1 but must be >= 2 \(--spike_guard\.window\)"),
-        ({"sigma": 0.0}, r"sigma is 0\.0 but must be above 0"),
-        ({"sigma": math.nan}, r"sigma is nan"),
-        ({"window": 16}, r"min_steps is 32 but must be in \[2, window = 16\] \(--spike_guard\.min_steps\)"),
-        ({"min_steps": 1}, r"min_steps is 1"),
-        ({"max_consecutive": 0}, r"max_consecutive is 0 but must be >= 1"),
-    ],
-)
-def test_numbers_out_of_range_are_refused_with_their_flag(options, message):
-    with pytest.raises(ValueError, match=message):
-        SpikeGuard(**options)
+def test_more_first_steps_than_the_window_has_are_refused_with_their_flag():
+    with pytest.raises(ValueError, match=r"min_steps is 32\b.*\b16 \(--spike_guard\.min_steps\)"):
+        SpikeGuard(window=16)
 
 
 def test_several_optimizers_and_lbfgs_are_refused(tmp_path):

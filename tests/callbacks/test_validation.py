@@ -96,8 +96,3 @@ def test_a_resumed_run_makes_every_validation_that_was_not_made_before_the_save_
 def test_a_second_source_of_validation_is_refused(tmp_path, options, flag):
     with pytest.raises(ValueError, match=flag):
         fit([ValidateEvery(2)], tmp_path, **options)
-
-
-def test_an_interval_below_one_is_refused():
-    with pytest.raises(ValueError, match=r"every_n_steps is 0 .*--validation\.every_n_steps"):
-        ValidateEvery(0)

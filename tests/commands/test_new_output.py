@@ -9,8 +9,8 @@ import pytest
 import torch
 from recipe_runs import run
 
+from lit_llm.commands.new_output import new_file, new_folder
 from lit_llm.commands.recipes import SHIPPED
-from lit_llm.config.new_output import new_file, new_folder
 from lit_llm.core.errors import UserError
 
 HINT = "or replace it with --replace true"

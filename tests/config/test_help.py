@@ -46,10 +46,11 @@ def test_flags_of_one_command_are_in_its_help_alone(capsys):
 
 def test_the_help_of_a_group_describes_its_keys_and_names_its_classes(capsys):
     text = printed(capsys, "fit", "--help", "schedule")
-    assert "--schedule.warmup_steps int (default: 0)" in text
+    assert "--schedule.warmup_steps int, at least 0 (default: 0)" in text
     # Not only these: test modules may define further ones.
     assert {"Constant", "Cosine", "Decay", "InverseSquareRoot", "Linear", "WSD"} <= set(re.findall(r"\w+", text))
-    assert "--schedule.decay_fraction float (default: 0.2)" in printed(capsys, "validate", "--help=schedule.WSD")
+    full = printed(capsys, "validate", "--help=schedule.WSD")
+    assert "--schedule.decay_fraction float, above 0 and at most 1 (default: 0.2)" in full
     assert f"--schedule.shape Literal{list(get_args(DecayShape))} (default" in printed(capsys, "fit", "--help", "schedule.WSD")
     assert f"--compute.attention Literal{list(get_args(AttentionKernel))} (default" in printed(capsys, "fit", "-h", "compute")
     assert "--trainer.max_steps" in printed(capsys, "fit", "-h", "trainer")

@@ -289,8 +289,8 @@ def test_problems_of_shards_and_sizes_are_reported_together(tmp_path, shards):
     assert any("bad.bin is not a token shard" in p for p in shards(train=str(tmp_path / "bad.bin")).problems())
     assert "give a pattern such as" in shards(train=str(tmp_path)).problems()[0]
     assert shards(block_size=0, num_workers=-1).problems() == [
-        "block_size must be at least 1, not 0 (--data.block_size).",
-        "num_workers must be at least 0, not -1 (--data.num_workers).",
+        "data.block_size is 0, but must be at least 1 or null (--data.block_size)",
+        "data.num_workers is -1, but must be at least 0 (--data.num_workers)",
     ]
 
 

@@ -158,8 +158,8 @@ def test_everything_wrong_with_the_sources_is_reported_together(tmp_path):
     )
     problems = data.problems()
     for words in (
-        "micro_batch_size must be at least 1, not 0 (--data.micro_batch_size)",
-        "val_fraction must lie between 0 and 1, not 1.5",
+        "(--data.micro_batch_size)",
+        "data.val_fraction is 1.5",
         "cannot be combined with --data.train",
         "missing.txt (--data.train)",
         "empty.txt is empty: give a file with content (--data.train)",

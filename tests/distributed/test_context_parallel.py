@@ -8,8 +8,8 @@ import torch
 from context_script import BATCH, CASES, SIZE
 from launch import run_ranks
 
-from lit_llm.config.preflight import layout
 from lit_llm.core.errors import UserError
+from lit_llm.distributed.layout import layout
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig

@@ -7,10 +7,11 @@ import pytest
 from lightning.pytorch import Trainer
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from lit_llm.config.preflight import callback_problems, epoch_problem, layout
+from lit_llm.config.preflight import callback_problems
 from lit_llm.core.errors import UserError
 from lit_llm.data import TextFiles
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.layout import epoch_problem, layout
 from lit_llm.distributed.layout_problems import clip_problem
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout

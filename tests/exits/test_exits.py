@@ -234,7 +234,7 @@ def test_processes_that_lightning_starts_do_not_stay_behind(folder, rank, kind):
 
 
 FAILS = """
-from lit_llm.config import bounded_exit
+from lit_llm.training import bounded_exit
 from lit_llm.core.errors import report
 
 def command():
@@ -285,7 +285,7 @@ def test_a_rank_whose_launcher_ended_before_it_looked_ends_too(launcher):
         other.stdout.read()  # until it ends: a zombie from now on
     if launcher == "gone":
         other.wait()
-    script = "import time; from lit_llm.config import bounded_exit as b; b.SECONDS = 0.1; b.end_with_launcher(); time.sleep(1)"
+    script = "import time; import lit_llm.training.bounded_exit as b; b.SECONDS = 0.1; b.end_with_launcher(); time.sleep(1)"
     env = {**os.environ, "LIT_LLM_LAUNCHER": str(other.pid), "PYTHONPATH": str(Path(__file__).parents[2])}
     ended = fork_server.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
     other.kill()

@@ -14,7 +14,6 @@ from smallest_hardware import smallest
 
 from lit_llm.__main__ import main
 from lit_llm.commands.plan import split
-from lit_llm.config.auto_precision import choose_for
 from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, shipped, with_base
 from lit_llm.config.resolved_config import resolved
@@ -23,6 +22,7 @@ from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.plan import Plan, find, make_plan
 from lit_llm.plan.numbers import duration, percent
 from lit_llm.runs.run_folder import default_run_dir
+from lit_llm.training.auto_precision import choose_for
 
 NAMES = [name for name, header in shipped().items() if not header.is_overlay]
 OVERLAYS = [name for name, header in shipped().items() if header.is_overlay]

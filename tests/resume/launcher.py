@@ -165,7 +165,7 @@ def count_operations(die_at: int) -> None:
 
 def main(bound: str, die_at: str, arguments: list[str]) -> None:
     from lit_llm import __main__
-    from lit_llm.config import bounded_exit
+    from lit_llm.training import bounded_exit
 
     if die_at != "None":
         count_operations(int(die_at))

@@ -108,7 +108,7 @@ def test_what_cannot_be_verified_is_refused(forked, capsys, folder):
         (["--run_dir", "runs/a"], "remove --run_dir"),
         (["--resume=auto"], "remove --resume"),
         (["--steps=1"], "at least 2 (--steps)"),
-        (["--steps", "few"], "--steps needs a number"),
+        (["--steps", "few"], "--steps needs a whole number"),
         (["--trainer.devices", "1", "--model.n_head", "3", "--data.paths", "no.txt"], "error: model.n_head=3 does not divide"),
     ):
         code = main(["verify-resume", "--config", "recipe.yaml", *flags])

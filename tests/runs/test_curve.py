@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lit_llm.__main__ import main
-from lit_llm.config.reference_curve import reference_curve
+from lit_llm.config.recipe_files import reference_curve
 from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import Curve, Row
 from lit_llm.runs.curve_follower import CurveFollower

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from lit_llm.__main__ import COMMANDS, main
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Flag, read, read_flags
-from lit_llm.config.own_flags import OwnFlags
 
 MISTAKES = {
     ("generate", "--run", "x", "--temprature", "1"): "unknown flag --temprature; did you mean --temperature?",
@@ -21,7 +21,7 @@ MISTAKES = {
     ("generate", "--run", "x", "fast"): "unexpected argument 'fast'",
     ("export", "--run", "x"): "arguments are required: --out",
     ("export", "--run", "x", "--outt=y"): "unknown flag --outt; did you mean --out?",
-    ("export", "--run", "x", "--out", "y", "--max-shard-gb", "-inf"): "max_shard_gb is -inf, but must be above 0",
+    ("export", "--run", "x", "--out", "y", "--max-shard-gb", "-inf"): "max_shard_gb is -.inf, but must be a finite number",
     ("consolidate", "--run", "x", "--out", "y", "--weight"): "unknown flag --weight; did you mean --weights?",
     ("curve", "--run", "x", "--out", "y", "--nota", "z"): "unknown flag --nota; did you mean --note?",
     ("import", "--form", "x", "--out", "y"): "unknown flag --form; did you mean --from?",

@@ -14,7 +14,7 @@ PLAN = "from lit_llm.__main__ import main; main(['plan', '--config', 'gpt2-124m'
 PARSE = """
 import json, sys
 from pathlib import Path
-from lit_llm.config.lean_start import import_lightning
+from lit_llm.commands.launch import import_lightning
 if sys.argv[1] == "lean":
     import_lightning()
 from lit_llm.config.parse import parse

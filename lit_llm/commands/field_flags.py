@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from lit_llm.config.own_flags import OwnFlags, number, whole_number
+from lit_llm.commands.own_flags import OwnFlags, number, whole_number
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 

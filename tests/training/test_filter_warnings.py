@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch.nn.parallel import DistributedDataParallel
 
-from lit_llm.config.filter_warnings import filter_warnings
+from lit_llm.training.filter_warnings import filter_warnings
 
 
 def test_callbacks_are_heard_and_lightning_is_not():

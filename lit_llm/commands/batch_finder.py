@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from lit_llm.callbacks import GradientNoise
 from lit_llm.callbacks.gradient_noise import noise_and_signal
 from lit_llm.callbacks.gradient_norm_and_clipping import total_norm
-from lit_llm.config.short_runs import ShortRuns
+from lit_llm.commands.short_runs import ShortRuns
 from lit_llm.core import batch_sizes
 from lit_llm.core._torch import foreach_add_
 from lit_llm.core.errors import UserError

@@ -10,15 +10,18 @@ import pytest
 import torch
 import yaml
 from jsonargparse import Namespace
+from lightning.pytorch import Callback
 from recipe_runs import RECIPE, TEXT, run
 
+from lit_llm.commands import find_batch, find_lr, fit, generate, plan
+from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import read
 from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import CLASSES, OPTIONS, PLAIN
-from lit_llm.config.number_domains import DOMAINS, FIT_FLAGS, GENERATE_FLAGS, PLAN_FLAGS, flag_problems, number_problems
-from lit_llm.config.parse import restore_whole_numbers
 from lit_llm.config.parser import class_at, known_classes
-from lit_llm.core.number_domain import Domain
+from lit_llm.config.ranges import OF_LIBRARIES, number_problems, range_of, restore_whole_numbers
+from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import Domain, ranges_of, whole
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 
 # Numbers that need no domain of their own: ±10^15 and finite.
@@ -58,22 +61,46 @@ def numbers_of(key: str, cls: type) -> set[str]:
     return found
 
 
-def numbers_of_all_classes() -> set[str]:
+def classes() -> list[tuple[str, type]]:
+    """Every class of lit_llm, torch and Lightning that a recipe can name, with its key. Not those of tests."""
+    found = [(group, class_at(path)) for group, path in PLAIN.items()]
+    found += [(key, cls) for key in (*CLASSES, "data.tokenizer") for cls in known_classes(key).values()]
+    found.append(("trainer.strategy", MeshStrategy))
+    return [(key, cls) for key, cls in found if cls.__module__.startswith(("lit_llm.", "torch.", "lightning."))]
+
+
+def ranges() -> dict[tuple[str, type | None], Domain]:
+    """Key and class → range, of every number that has one."""
+    found = {(option.name, None): option.range for option in OPTIONS if option.range is not None}
+    for key, cls in classes():
+        for number in numbers_of(key, cls):
+            if (domain := range_of(key, cls, number.removeprefix(f"{key}."))) is not None:
+                found[number, cls] = domain
+    return found
+
+
+RANGES = ranges()
+DOMAINS = {key: domain for (key, _), domain in RANGES.items()}
+
+
+def test_every_number_of_every_class_has_a_range_or_a_reason_to_have_none():
     found = {option.name for option in OPTIONS if holds_numbers(option.type)}
-    for group, path in PLAIN.items():
-        found |= numbers_of(group, class_at(path))
-    for key in (*CLASSES, "data.tokenizer"):
-        for cls in known_classes(key).values():
-            if cls.__module__.startswith(("lit_llm.", "torch.", "lightning.")):  # not those of tests and of other packages
-                found |= numbers_of(key, cls)
-    return found | numbers_of("trainer.strategy", MeshStrategy)
-
-
-def test_every_number_of_every_class_has_a_domain_or_a_reason_to_have_none():
-    found = numbers_of_all_classes()
+    for key, cls in classes():
+        found |= numbers_of(key, cls)
     assert len(found) > 100  # the search has found them
     assert found - DOMAINS.keys() - UNBOUNDED.keys() == set()
-    assert DOMAINS.keys() - found == set(), "a domain of a number that no class has"
+    of_libraries = {f"{group}.{name}" for group, table in OF_LIBRARIES.items() for name in table}
+    assert of_libraries - found == set(), "a range of a number that no class has"
+
+
+def test_a_range_is_stated_where_the_argument_is():
+    """By hand: of a field, of an argument, of one that a subclass passes on to its base class, and null from the type."""
+    cosine = class_at("lit_llm.callbacks.Cosine")
+    assert ranges_of(cosine)["warmup_steps"] == whole(0, 10**12)
+    assert ranges_of(cosine)["total_steps"] == whole(1, 10**12, null=True)
+    assert ranges_of(class_at(PLAIN["model"]))["n_kv_head"] == whole(1, 100_000, null=True)
+    assert range_of("optimizer", torch.optim.AdamW, "betas") == OF_LIBRARIES["optimizer"]["betas"]
+    assert range_of("optimizer", argparse.Namespace, "betas") is None  # a foreign class
 
 
 def outside(domain: Domain) -> list[float]:
@@ -100,28 +127,31 @@ def inside(domain: Domain) -> list[float]:
     ]
 
 
-def nested(key: str, value) -> Namespace:
-    """A parsed configuration with this value; the group names a class of lit_llm."""
+def nested(key: str, value, cls: type | None = None) -> Namespace:
+    """A parsed configuration with this value of an argument of the class."""
     config = Namespace()
     parts = key.split(".")
-    if parts[0] in PLAIN or len(parts) == 1:
+    if len(parts) == 1 or (parts[0] in PLAIN and len(parts) == 2):
         config[key] = value
         return config
-    config[parts[0]] = Namespace(class_path="lit_llm.X", init_args=Namespace())
-    config[parts[0]].init_args[".".join(parts[1:])] = value
+    group = ".".join(parts[:-1])
+    cls = cls or next(each for name, each in classes() if name == group and key in DOMAINS)
+    config[group] = Namespace(class_path=f"{cls.__module__}.{cls.__qualname__}", init_args=Namespace({parts[-1]: value}))
     return config
 
 
-@pytest.mark.parametrize("key", DOMAINS)
-def test_values_beyond_the_ends_are_refused_and_the_ends_pass(key):
-    domain = DOMAINS[key]
+@pytest.mark.parametrize(
+    ("key", "cls"), RANGES, ids=lambda each: each if isinstance(each, str) else getattr(each, "__name__", "")
+)
+def test_values_beyond_the_ends_are_refused_and_the_ends_pass(key, cls):
+    domain = RANGES[key, cls]
     for value in outside(domain):
         for shape in (value, [value], (1, value), *([] if domain.fraction else [{"any": value}])):
-            problems = number_problems(nested(key, shape), set())
+            problems = number_problems(nested(key, shape, cls), set())
             assert key in problems, (key, shape)
             assert problems[key].startswith(f"{key} is ") and problems[key].endswith(f"(--{key})"), problems[key]
     for value in inside(domain):
-        assert number_problems(nested(key, value), set()) == {}, (key, value)
+        assert number_problems(nested(key, value, cls), set()) == {}, (key, value)
     assert domain.accepts(None) == domain.null
 
 
@@ -184,12 +214,18 @@ def test_no_class_refuses_what_its_domain_accepts(group):
     for cls in known_classes(group).values():
         if not cls.__module__.startswith("lit_llm."):
             continue
-        for key in numbers_of(group, cls) & DOMAINS.keys():
+        for key in numbers_of(group, cls):
             name = key.removeprefix(f"{group}.")
             if f"{cls.__name__}.{name}" in NARROWER:
                 continue
-            for value in inside(DOMAINS[key]):
+            domain = RANGES[key, cls]
+            for value in inside(domain):
                 cls(**{**NEEDED.get(cls.__name__, {}), name: value})
+            if not isinstance(cls, type) or not issubclass(cls, Callback) or name == "tokens_per_batch":
+                continue
+            for value in outside(domain):  # callbacks work without the command line, and check themselves
+                with pytest.raises(ValueError, match=rf"^{key} is .*\(--{key}\)$"):
+                    cls(**{**NEEDED.get(cls.__name__, {}), name: value})
 
 
 @pytest.mark.parametrize(
@@ -261,15 +297,21 @@ def test_a_size_far_above_any_real_one_is_refused_by_a_limit_that_is_stated(fold
     assert err == f"error: {key} is {SIZES[key]}, but must be {DOMAINS[key].rule(SIZES[key])} (--{key})\n"
 
 
-@pytest.mark.parametrize("flags", [PLAN_FLAGS, GENERATE_FLAGS, FIT_FLAGS], ids=["plan", "generate", "fit"])
-def test_the_own_flags_of_commands_have_domains_too(flags):
-    for name, domain in flags.items():
-        values = {other: each.low + 1 if each.above_low else each.low for other, each in flags.items()}
-        values |= {other: 0.5 for other in ("mfu", "top_p") if other in flags}
-        assert flag_problems(flags, argparse.Namespace(**values)) == []
+@pytest.mark.parametrize("command", [fit, find_lr, find_batch, plan, generate], ids=lambda each: each.__name__)
+def test_the_own_flags_of_commands_have_ranges_too(command):
+    flags: OwnFlags = getattr(command, "_own_flags", None) or command.own_flags
+    flags = flags()
+    required = ["--run", "x"] if command is generate else []
+    numbers = [each for each in flags._actions if each.type in (int, float)]
+    assert numbers and {each.dest for each in numbers} == flags._ranges.keys()
+    for name, domain in flags._ranges.items():
+        for value in inside(domain):
+            assert getattr(flags.split([*required, f"--{name}={value}"])[0], name) == pytest.approx(value, rel=1e-12)
         for value in outside(domain):
-            (problem,) = flag_problems(flags, argparse.Namespace(**values | {name: value}))
-            assert problem.startswith(f"{name} is ") and problem.endswith(f"(--{name})")
+            if domain.whole and not math.isfinite(value):
+                continue  # refused as text
+            with pytest.raises(UserError, match=rf"^{name} is .*\(--{name}\)$"):
+                flags.split([*required, f"--{name}={value}"])
 
 
 def test_plan_and_generate_refuse_numbers_outside_their_domain(folder, capsys):

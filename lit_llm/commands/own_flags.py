@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from lit_llm.config.arguments import is_flag, needs_value, underscored
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import Domain
 
 
 class OwnFlags(argparse.ArgumentParser):
@@ -21,27 +23,40 @@ class OwnFlags(argparse.ArgumentParser):
     def __init__(self, *, alone: bool = False, **options: Any) -> None:
         shown = argparse.ArgumentDefaultsHelpFormatter if alone else argparse.RawDescriptionHelpFormatter
         self._flags: dict[str, argparse.Action] = {}
+        self._ranges: dict[str, Domain] = {}
         super().__init__(allow_abbrev=False, add_help=alone, formatter_class=shown, **options)
         self.register("type", int, whole_number)
         self.register("type", float, number)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """As argparse. With `type=bool` it is a switch: `--x` and `--x true` are the same."""
+        """As argparse. With `type=bool` it is a switch: `--x` and `--x true` are the same.
+
+        Args:
+            options: `range` is the range of a number that is given.
+        """
+        domain = options.pop("range", None)
         if options.get("type") is bool:
             options = {"default": False, **options, "type": true_or_false, "nargs": "?", "const": True, "metavar": "true|false"}
         action = super().add_argument(*names, **options)
         self._flags |= dict.fromkeys(action.option_strings, action)
+        if domain is not None:
+            self._ranges[action.dest] = domain
         return action
 
     def described(self) -> dict[str, tuple[str, str]]:
         """Name → default and help."""
         return {name.lstrip("-"): (str(each.default).lower(), each.help or "") for name, each in self._flags.items()}
 
-    def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    def split(
+        self, words: list[str], check: Callable[[argparse.Namespace, list[str]], list[str]] = lambda values, others: []
+    ) -> tuple[argparse.Namespace, list[str]]:
         """The values of these flags, and the other words.
 
+        Args:
+            check: further problems of both, which are told together with numbers outside their ranges.
+
         Raises:
-            UserError: A value is missing or wrong.
+            UserError: A value is missing or wrong. All numbers outside their ranges, one sentence a line.
         """
         own: list[str] = []
         others: list[str] = []
@@ -62,7 +77,12 @@ class OwnFlags(argparse.ArgumentParser):
                 own.append(word)
             else:
                 raise UserError(needs_value(word.lstrip("-")))
-        return self.parse_args(own), others
+        values = self.parse_args(own)
+        given = {name: getattr(values, name) for name in self._ranges if getattr(values, name) is not None}
+        problems = [problem for name, value in given.items() if (problem := self._ranges[name].problem(name, value))]
+        if problems := [*problems, *check(values, others)]:
+            raise UserError("\n".join(problems))
+        return values, others
 
     def parse(self, words: list[str]) -> argparse.Namespace:
         """The values of these flags, which are all that the command takes.

@@ -12,13 +12,13 @@ import yaml
 from ports import free_port
 from recipe_runs import curve, run
 
-from lit_llm.config import auto_precision
-from lit_llm.config.auto_precision import choose, choose_for
 from lit_llm.config.build import Built, build
 from lit_llm.config.parse import parse
 from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.resolved_config import resolved
 from lit_llm.plan.hardware import table
+from lit_llm.training import auto_precision
+from lit_llm.training.auto_precision import choose, choose_for
 
 AUTO = ("--config", "tiny.yaml", "--trainer.precision", "auto")
 
@@ -98,7 +98,7 @@ def test_gpus_are_asked_for_bf16(monkeypatch):
 
 FIT = """
 import os, sys
-import lit_llm.config.auto_precision as auto_precision
+import lit_llm.training.auto_precision as auto_precision
 auto_precision.cpu_has_bf16_units = lambda: os.environ["NODE_RANK"] == "0"
 from lit_llm.__main__ import main
 sys.exit(main(sys.argv[1:]))

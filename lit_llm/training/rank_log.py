@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lit_llm.config import copy_output
 from lit_llm.core.errors import UserError
+from lit_llm.training import copy_output
 
 
 def log_to(folder: Path, rank: int, ranks: int) -> None:

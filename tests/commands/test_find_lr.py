@@ -8,8 +8,8 @@ import pytest
 import yaml
 from recipe_runs import curve, run
 
-from lit_llm.config.rate_finder import Found, default_probe_steps, find_rates, tail_loss
-from lit_llm.config.short_runs import ShortRuns, option_of
+from lit_llm.commands.rate_finder import Found, default_probe_steps, find_rates, tail_loss
+from lit_llm.commands.short_runs import ShortRuns, option_of
 from lit_llm.core.errors import UserError
 from lit_llm.training.rate_search import Sweep
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from lit_llm.config.short_runs import ShortRuns
+from lit_llm.commands.short_runs import ShortRuns
 from lit_llm.core.errors import UserError
 from lit_llm.training.rate_search import (
+    Found,
     Sweep,
     geometric_mean,
     has_diverged,
@@ -27,29 +27,6 @@ PROBE_SHARE, LEAST_PROBE = 0.1, 50
 """A short run has this share of the run's steps, and at least so many."""
 _TAIL = 0.2
 """The loss of a short run is the mean of this last part of its steps."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search found, by option of the optimizer.
-
-    Attributes:
-        recipe: the recipe's rates.
-        rates: the suggested ones.
-        by_seed: the suggestion of each seed.
-        probes: for each seed, the loss of each short run by its rate.
-        steps: optimizer steps of everything.
-        factor: from the best rate of a short run to that of the whole run. It is part of `rates` and `by_seed`.
-    """
-
-    recipe: dict[str, float]
-    rates: dict[str, float]
-    by_seed: dict[str, list[float]]
-    sweeps: dict[str, Sweep]
-    probes: dict[str, list[dict[float, float]]]
-    probe_steps: int
-    steps: int
-    factor: float
 
 
 def default_probe_steps(steps: int) -> int:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lit_llm.config.output_streams import LossyFile
+from lit_llm.training.output_streams import LossyFile
 
 
 def test_a_full_disk_and_a_closed_pipe_drop_text_and_other_errors_do_not(tmp_path):
@@ -45,7 +45,7 @@ def test_a_command_whose_output_is_lost(command):
 
 
 def test_characters_that_the_encoding_lacks_are_escaped():
-    words = [sys.executable, "-c", "from lit_llm.config.bounded_exit import run_and_end as f; f(lambda: print('a…') or 0)"]
+    words = [sys.executable, "-c", "from lit_llm.training.bounded_exit import run_and_end as f; f(lambda: print('a…') or 0)"]
     done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stdout) == (0, b"a\\u2026\n"), done.stderr
 
@@ -54,7 +54,7 @@ def test_characters_that_the_encoding_lacks_are_escaped():
 def test_a_killed_process_has_written_its_lines(tmp_path, unbuffered):
     script = (
         "import os, signal, sys\n"
-        "from lit_llm.config.output_streams import survive_lost_output\n"
+        "from lit_llm.training.output_streams import survive_lost_output\n"
         "survive_lost_output()\n"
         "print('said', file=sys.stdout if os.environ['PYTHONUNBUFFERED'] else sys.stderr)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

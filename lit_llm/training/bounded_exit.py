@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from lit_llm.config.output_streams import lost_output, survive_lost_output
 from lit_llm.core.errors import is_first_here, report, unsaid
+from lit_llm.training.output_streams import lost_output, survive_lost_output
 
 SECONDS = 20.0
 """How long the end of a process may take."""

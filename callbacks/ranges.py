@@ -1,0 +1,195 @@
+"""The range of a number, stated at the argument or field that it rules, and the sentence for a value outside. No torch.
+
+    def __init__(self, window: Annotated[int, whole(2, 10**6)] = 128) -> None:
+        check_ranges(SpikeGuard, "spike_guard", locals())
+
+What reads settings, checks them and explains them takes the range from there with `ranges_of`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, cast, get_args
+
+from .errors import UserError
+
+LARGEST = 10**15
+"""Bound of numbers without a bound of their own."""
+STEPS = 10**12
+"""Bound of numbers of optimizer steps."""
+INT64 = 2**63 - 1
+
+_SMALL = 100
+"""Up to here, a message about one bound names the other one too."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """An interval of finite numbers.
+
+    Attributes:
+        low, high: the ends.
+        above_low, below_high: whether the end itself is excluded.
+        whole: whether fractions are excluded.
+        null: whether null is allowed, for "not set". `ranges_of` takes it from the type.
+        also: further values, such as -1 for "no end".
+        fraction: a float is a share of the whole: above 0 and at most 1. The interval holds for integers.
+    """
+
+    low: float = -LARGEST
+    high: float = LARGEST
+    above_low: bool = False
+    below_high: bool = False
+    whole: bool = False
+    null: bool = False
+    also: tuple[float, ...] = ()
+    fraction: bool = False
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a value is in the domain. A value that is neither a number nor None is not."""
+        if value is None:
+            return self.null
+        if isinstance(value, bool) or not isinstance(value, Real):  # also numpy's numbers
+            return False
+        value = cast(float, value)
+        if value in self.also:
+            return True
+        if self.fraction and isinstance(value, float):
+            return 0 < value <= 1
+        if not _is_finite(value) or (self.whole and not isinstance(value, Integral)):
+            return False
+        return not self._too_low(value) and not self._too_high(value)
+
+    def problem(self, key: str, value: Any) -> str | None:
+        """One sentence with the value, the rule and the flag; None if the value is in the domain."""
+        sentence = self.sentence(key, value)
+        return None if sentence is None else f"{sentence} (--{key})"
+
+    def sentence(self, name: str, value: Any) -> str | None:
+        """One sentence with the value and the rule; None if the value is in the domain."""
+        return None if self.accepts(value) else f"{name} is {shown(value)}, but must be {self.rule(value)}"
+
+    def rule(self, value: Any) -> str:
+        """What a value must be, for one that is refused. Names the bound that it violates, and narrow bounds always."""
+        number = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
+        low = f"{'above' if self.above_low else 'at least'} {_written(self.low)}" if self.low > -LARGEST else ""
+        high = f"{'below' if self.below_high else 'at most'} {_written(self.high)}"
+        if number and self._too_high(value):
+            words = [high] if self.high > _SMALL or not low else [low, high]
+        elif number and self._too_low(value):
+            words = [low or f"at least {_written(self.low)}"] + ([high] if self.high <= _SMALL else [])
+        else:
+            kind = "a whole number" if self.whole or self.fraction else "a finite number"
+            words = [f"{kind} {'of ' if low.startswith('at') else ''}{low}".rstrip(), *([high] if self.high <= _SMALL else [])]
+        rule = " and ".join(words)
+        if self.fraction:
+            rule += ", or a fraction above 0 and at most 1.0"
+        also = [_written(each) for each in self.also] + (["null"] if self.null else [])
+        return rule + "".join(f", or {each}" if self.fraction else f" or {each}" for each in also)
+
+    def _too_low(self, value: float) -> bool:
+        return value < self.low or (self.above_low and value == self.low)
+
+    def _too_high(self, value: float) -> bool:
+        return value > self.high or (self.below_high and value == self.high)
+
+
+def shown(value: Any) -> str:
+    """A refused value as YAML writes it."""
+    text = _flow(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _flow(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, str):
+        return repr(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_flow(each)}' for key, each in value.items())}}}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    return str(value)
+
+
+def _is_finite(value: float) -> bool:
+    return isinstance(value, int) or math.isfinite(value)  # an integer may be too large for a float
+
+
+def _written(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+
+
+def whole(low: int, high: int = LARGEST, *, null: bool = False, also: tuple[int, ...] = ()) -> Domain:
+    """Whole numbers from `low` to `high`."""
+    return Domain(low, high, whole=True, null=null, also=also)
+
+
+def at_least(low: float, high: float = LARGEST, *, null: bool = False) -> Domain:
+    """Numbers from `low` to `high`."""
+    return Domain(low, high, null=null)
+
+
+def above(low: float, high: float = LARGEST, *, null: bool = False) -> Domain:
+    """Numbers above `low`, up to `high`."""
+    return Domain(low, high, above_low=True, null=null)
+
+
+def below(low: float, high: float) -> Domain:
+    """Numbers from `low` up to, but without, `high`."""
+    return Domain(low, high, below_high=True)
+
+
+@cache
+def ranges_of(cls: type) -> dict[str, Domain]:
+    """The ranges of the arguments of a class, also of those that its base classes declare."""
+    found: dict[str, Domain] = {}
+    for each in reversed(inspect.getmro(cls)):
+        init: Any = vars(each).get("__init__")
+        for name, hint in getattr(init, "__annotations__", {}).items():
+            with suppress(NameError):  # of a type that is imported for type checkers only
+                hint = eval(hint, init.__globals__) if isinstance(hint, str) else hint
+            for domain in getattr(hint, "__metadata__", ()):
+                if isinstance(domain, Domain):
+                    found[name] = replace(domain, null=NoneType in get_args(hint.__origin__))
+    return found
+
+
+def range_problems(cls: type, group: str, values: Mapping[str, Any]) -> list[str]:
+    """A sentence for each argument of a class whose number, or one in its list, is outside its range.
+
+    Args:
+        group: the key of the class in a recipe.
+        values: arguments by name; other names are ignored.
+    """
+    of_class = ranges_of(cls)
+    found = (
+        of_class[name].problem(f"{group}.{name}", each) for name in values if name in of_class for each in _each(values[name])
+    )
+    return list(dict.fromkeys(problem for problem in found if problem is not None))
+
+
+def check_ranges(cls: type, group: str, values: Mapping[str, Any]) -> None:
+    """Raises:
+    UserError: `range_problems`, if there are any.
+    """
+    if problems := range_problems(cls, group, values):
+        raise UserError("\n".join(problems))
+
+
+def _each(value: Any) -> Iterator[Any]:
+    """The numbers of a value that may be a list. Text, such as "auto", is for the type to allow."""
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _each(one)
+    elif not isinstance(value, str):
+        yield value

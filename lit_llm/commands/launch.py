@@ -1,0 +1,106 @@
+"""The entry of every command that takes a recipe: reports mistyped keys first, and imports torch and Lightning only then."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Literal
+
+from lit_llm.commands.own_flags import OwnFlags
+from lit_llm.config import spelling
+from lit_llm.config.arguments import HELP, PRINT_CONFIG, Arguments, read
+from lit_llm.config.groups import Command
+
+
+def launch(command: Command, words: list[str], run: Callable[[Arguments], int], *, own: OwnFlags | None = None) -> int:
+    """Run a command with its arguments; returns the exit code.
+
+    `--help [GROUP]` and `--print_config` are answered here.
+
+    Args:
+        own: flags of the command that are no keys of a recipe, which its help lists.
+        run: takes the arguments. It must raise UserError if `reported` is set, which `build` and `parse` do.
+    """
+    arguments = read(words)
+    if flag := arguments.asks_for(*HELP):
+        from lit_llm.config.help import print_help
+
+        program, flags = (own.prog, own.described()) if own else (f"python -m lit_llm {command}", {})
+        print_help(command, flag.value, program, flags)
+        return 0
+    arguments = spelling.check(command, arguments)
+    if arguments.asks_for(PRINT_CONFIG):
+        from lit_llm.config.resolved_config import resolved
+
+        print(resolved(arguments), end="")
+        return 0
+    try:
+        code = run(arguments)
+    except Exception:
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # the import takes seconds
+            from lit_llm.training.lost_peer import release_waiting_ranks
+
+            release_waiting_ranks()
+        raise
+    _leave_process_group()
+    return code
+
+
+def evaluate(command: Literal["validate", "test"], words: list[str]) -> int:
+    """Entry point of `validate` and `test`, the loss of a checkpoint on held-out text; returns the exit code."""
+    return launch(command, words, lambda arguments: _evaluate(command, arguments))
+
+
+def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int:
+    from lit_llm.config.build import build
+    from lit_llm.config.parse import parse
+    from lit_llm.runs.resume import steps_made
+    from lit_llm.training.fit import print_metrics
+
+    built = build(parse(command, arguments))
+    checkpoint = built.start.checkpoint
+    assert checkpoint is not None
+    run = built.trainer.validate if command == "validate" else built.trainer.test
+    run(built.model, datamodule=built.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=True)
+    print_metrics(built.trainer, "val" if command == "validate" else "test", built.run_dir, steps_made(checkpoint))
+    return 0
+
+
+def _leave_process_group() -> None:
+    """If the interpreter's exit does this, its threads occasionally abort a process."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class _Later:
+    """A class of transformers, which is imported when something of the class is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(getattr(importlib.import_module("transformers"), self._name), attribute)
+
+
+def import_lightning() -> None:
+    """Import Lightning without Hugging Face's transformers, which torchmetrics would import for one of its metrics.
+
+    A command that trains nothing would spend most of its time on it.
+    """
+    spec = None if "transformers" in sys.modules else importlib.util.find_spec("transformers")
+    if spec is None:
+        return
+    names = ModuleType("transformers")
+    names.__spec__ = spec
+    names.__dict__.update({name: _Later(name) for name in ("AutoModel", "AutoTokenizer")})
+    sys.modules["transformers"] = names
+    try:
+        importlib.import_module("lightning.pytorch")
+    finally:
+        del sys.modules["transformers"]

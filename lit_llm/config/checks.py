@@ -1,0 +1,170 @@
+"""What is wrong with a run, given its objects. Each check returns sentences and changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning.pytorch import Trainer
+
+from lit_llm.checkpoint.adapters import base_checkpoint, base_damage, no_base
+from lit_llm.checkpoint.average import average_problem
+from lit_llm.checkpoint.format import damage_before_load, read_values
+from lit_llm.config.objects import Objects
+from lit_llm.config.preflight import (
+    callback_problems,
+    device_problems,
+    end_problems,
+    optimizer_device_problem,
+)
+from lit_llm.config.resolve import Run, strategy_of
+from lit_llm.core._lightning import is_rank_zero
+from lit_llm.core.batch_sizes import small_note
+from lit_llm.core.errors import UserError
+from lit_llm.data import TokenDataModule
+from lit_llm.distributed.layout import epoch_problem, layout
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
+from lit_llm.plan.settings import layout_from_strategy
+from lit_llm.runs.initial_weights import named_base
+
+
+def model_problems(run: Run, made: Objects) -> list[str]:
+    """Of the model, the loss and compute settings, a user's architecture, and adapters."""
+    parts, model, data, found = made.parts, made.model, made.data, []
+    if model is not None:
+        found += [problem for problem in model.problems() if problem not in run.problems]  # ranges have been checked
+        if not model.problems() and (getattr(data, "block_size", None) or 0) > model.block_size:
+            found.append(
+                f"data.block_size={data.block_size} is longer than model.block_size={model.block_size} "
+                "(--data.block_size, or leave it null to follow the model)"
+            )
+    for group in ("loss", "compute"):
+        found += parts[group].problems() if group in parts else []
+    if made.architecture is not None and {"model", "loss", "compute"} <= parts.keys():
+        found += made.architecture.problems(parts["model"], parts["loss"].chunk_size, parts["compute"])
+    return found + _lora_problems(run, made)
+
+
+def _lora_problems(run: Run, made: Objects) -> list[str]:
+    parts, model = made.parts, made.model
+    lora: LoRAConfig | None = parts.get("lora")
+    if lora is None:
+        return []
+    if made.architecture is not None:
+        return [
+            f"lora adapts the linear layers of lit_llm's GPT only, not those of {made.architecture.class_path} (--lora null)"
+        ]
+    found = []
+    if run.fits and run.initial is None and run.start.checkpoint is None:
+        found.append("lora trains adapters beside frozen weights: name the run or the import that has them (--init_from RUN)")
+    if "compute" in parts and parts["compute"].float8:
+        found.append("lora does not work with compute.float8, which replaces the layers (--compute.float8 false)")
+    if model is not None and not model.problems():
+        found += target_problems(lora, model)
+        # An adapter of the package peft may have any rank. It is evaluated as it is.
+        if run.fits and (problem := rank_problem(lora, model)) is not None:
+            found.append(problem)
+    return found
+
+
+def training_problems(run: Run, made: Objects) -> list[str]:
+    """Of the callbacks and the end of a run of `fit`."""
+    if not run.fits or made.trainer is None:
+        return []
+    found = callback_problems(made.trainer, made.data)
+    if not getattr(made.data, "needs_max_steps", False):  # such data refuse a run without it in their own words
+        found += end_problems(made.trainer)
+    return found
+
+
+def data_problems(run: Run, made: Objects) -> list[str]:
+    """What is wrong with the layout over devices, and with the data for that layout. Those of missing files have a type."""
+    data, trainer = made.data, made.trainer
+    ranks: int | None = 1
+    found: list[str] = []
+    if trainer is not None:
+        ranks, found = _layout(run, made, trainer)
+    if ranks is None or not hasattr(data, "problems"):
+        return found
+    problems = data.problems(ranks)
+    if not problems and isinstance(data, TokenDataModule) and trainer is not None:
+        problem = epoch_problem(trainer, data, ranks)
+        problems += [problem] if problem else []
+    return [*found, *problems]
+
+
+def _layout(run: Run, made: Objects, trainer: Trainer) -> tuple[int | None, list[str]]:
+    """The number of data-parallel ranks, None if the layout is impossible, and why it is."""
+    parts, model, machine = made.parts, made.model, run.machine
+    laid_out = model, made.architecture, parts.get("compute"), str(run.config.trainer.precision), parts.get("loss")
+    if machine is not None:
+        devices = machine.devices_for(run.config)
+        if isinstance(made.strategy, MeshStrategy):
+            return layout(made.strategy, devices, *laid_out)
+        try:
+            return layout_from_strategy(strategy_of(run.config), devices, machine.per_node).data_parallel, []
+        except UserError as error:
+            return None, [str(error)]
+    ranks, found = layout(trainer.strategy, trainer.world_size, *laid_out)
+    found += device_problems(trainer, parts.get("compute"), model if made.architecture is None else None)
+    problem = optimizer_device_problem(trainer, run.config.optimizer) if run.fits else None
+    return ranks, [*found, problem] if problem else found
+
+
+def batch_notes(run: Run, made: Objects) -> list[str]:
+    """Notes about a run of `fit` without problems whose micro-batches are far smaller than they may be."""
+    data, trainer = made.data, made.trainer
+    ranks = None if trainer is None or not run.fits else _layout(run, made, trainer)[0]
+    if ranks is None or not isinstance(data, TokenDataModule):
+        return []
+    ramp, length = data.ramp, data.block_size
+    sizes = {data.global_batch_size} if ramp is None or not length else {size for _, size in ramp.sequences(length)}
+    return [note for size in sorted(sizes) for note in small_note(size, data.micro_batch_size, ranks, data.pipeline)]
+
+
+def base_of_adapters(run: Run, made: Objects) -> tuple[Path | None, list[str]]:
+    """The frozen weights of a LoRA run that resumes or is evaluated, and why they cannot be used. Known to rank 0.
+
+    init_from names them, as when the run began. If that folder is gone, the checkpoint knows where they were.
+    """
+    checkpoint, path = run.start.checkpoint, run.config.init_from
+    if checkpoint is None or made.parts.get("lora") is None or not is_rank_zero():
+        return None, []
+    named = named_base(path) if path is not None and Path(path).exists() else None
+    try:
+        base = base_checkpoint(read_values(checkpoint), checkpoint, named)
+    except UserError as error:
+        return None, [str(error)]
+    damage = damage_before_load(base, ranks=made.ranks) or base_damage(read_values(base), base)
+    return base, [damage] if damage else []
+
+
+def initial_problems(run: Run, made: Objects) -> list[str]:
+    """Why the weights that a run starts with do not fit the recipe."""
+    initial = run.initial
+    if initial is None:
+        return []
+    found = [] if made.model is None else initial.model_problems(made.model, made.architecture)
+    damage = initial.damage(ranks=made.ranks)
+    return [*found, damage] if damage else [*found, *_average_problems(run, made, initial.checkpoint)]
+
+
+def evaluation_problems(run: Run, made: Objects) -> list[str]:
+    """What an evaluation asks of a checkpoint that it does not have."""
+    checkpoint, config = run.start.checkpoint, run.config
+    if checkpoint is None or run.fits or not is_rank_zero():
+        return []
+    # In recipes, and to resume, init_from is where the run began. A flag names base weights of adapters.
+    is_named = run.recipe.arguments.asks_for("init_from") is not None and config.init_from is not None
+    unused = [no_base(checkpoint)] if is_named and made.parts.get("lora") is None else []
+    return unused or _average_problems(run, made, checkpoint)
+
+
+def _average_problems(run: Run, made: Objects, checkpoint: Path) -> list[str]:
+    """Why the average of the weights in a checkpoint cannot be used, if it is asked for."""
+    if not run.uses_average or not is_rank_zero():
+        return []
+    if run.fits and made.parts.get("lora") is not None:
+        return ["lora needs weights that a checkpoint holds as such: write the average with `consolidate --ema` (--use_ema)"]
+    problem = average_problem(read_values(checkpoint), checkpoint, "--use_ema")
+    return [problem] if problem else []

@@ -1,0 +1,166 @@
+"""What a launch is, decided before anything is built: its folder, where it starts and ends, its seed and precision."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch import seed_everything
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+from lit_llm.config.null_values import null_problems
+from lit_llm.config.parse import Recipe
+from lit_llm.config.parser import find_class
+from lit_llm.config.ranges import number_problems
+from lit_llm.core.errors import UserError
+from lit_llm.data import TokenDataModule
+from lit_llm.plan.settings import devices_of
+from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
+from lit_llm.training.auto_precision import AUTO, Choice, choose, keep
+
+
+@dataclass(frozen=True)
+class OtherMachine:
+    """Devices that a run is planned for, without having them.
+
+    Attributes:
+        devices: how many in total; None: as many as the recipe says.
+        per_node: devices in one machine.
+        start: the checkpoint that the planned run continues from.
+        precision: what trainer.precision auto means there; None: as here.
+    """
+
+    devices: int | None = None
+    per_node: int = 8
+    start: RunStart = field(default_factory=RunStart)
+    precision: Choice | None = None
+
+    def devices_for(self, config: Namespace) -> int:
+        """The number of devices that a recipe is planned for."""
+        return self.devices or devices_of(config.trainer.devices, config.trainer.num_nodes or 1)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A launch. Whatever is built and checked reads it, and nothing changes it.
+
+    Attributes:
+        recipe: with the settings that the launch decides: run_dir, resume, seed_everything, and of the Trainer precision,
+            max_steps and use_distributed_sampler.
+        start: the checkpoint that the run continues from.
+        scratch: the run is thrown away: it never resumes, and its checkpoints are whole.
+        machine: the devices that it is planned for; None: this machine.
+        refused: groups with a number outside its range. They are not built.
+        problems: what is wrong with the recipe so far, one sentence each.
+        notes: what to tell if nothing is wrong.
+    """
+
+    recipe: Recipe
+    run_dir: Path
+    start: RunStart
+    scratch: bool
+    machine: OtherMachine | None
+    refused: frozenset[str]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def config(self) -> Namespace:
+        return self.recipe.config
+
+    @property
+    def fits(self) -> bool:
+        return self.recipe.command == "fit"
+
+    @property
+    def initial(self) -> InitialWeights | None:
+        """The weights that the run starts with; None when it resumes."""
+        return None if self.start.checkpoint is not None else self.recipe.initial
+
+    @property
+    def uses_average(self) -> bool:
+        """Whether --use_ema applies. In the recipe of a run that is evaluated, it was about the run's --init_from."""
+        return bool(self.config.use_ema) and (self.fits or self.recipe.arguments.asks_for("use_ema") is not None)
+
+
+def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachine | None = None) -> Run:
+    """Decide what a launch is. Seeds this process.
+
+    Args:
+        run_dir: the folder of a run that is thrown away. None: the folder that the recipe says.
+
+    Raises:
+        UserError: A value is missing, or the weights that the model depends on.
+    """
+    config, problems, notes = recipe.config.clone(), [*recipe.problems], [*recipe.notes]
+    if nulls := null_problems(recipe):
+        raise UserError("\n".join(dict.fromkeys([*problems, *nulls])))
+    numbers = number_problems(config, recipe.given)
+    problems += numbers.values()
+    refused = frozenset(key.partition(".")[0] for key in numbers)
+    if "seed_everything" not in refused and config.seed_everything is not False:
+        seed = config.seed_everything
+        config.seed_everything = seed_everything(None if seed is True else seed, workers=True)  # true: a random seed
+    start, scratch = RunStart(), run_dir is not None
+    if run_dir is None:
+        run_dir = choose_run_dir(
+            config.run_dir, config.resume if recipe.command == "fit" else "never", recipe.arguments.config_files
+        )
+        config.run_dir = str(run_dir)
+        try:
+            start = _start(recipe, config, run_dir)
+        except UserError as error:
+            problems += str(error).splitlines()
+        else:
+            if recipe.command == "fit" and config.resume == "auto" and start.checkpoint is None:
+                notes.append(f"{run_dir} has no checkpoint to continue from, so training starts at step 1 (--resume auto)")
+            if recipe.command == "fit":
+                config.resume = start.resume
+            if start.max_steps is not None:
+                config.trainer.max_steps = start.max_steps
+    if recipe.initial_problems and start.checkpoint is None:  # the model depends on these weights
+        raise UserError("\n".join([*problems, *recipe.initial_problems]))
+    if config.trainer.precision == AUTO and recipe.command != "prepare":
+        here = choose(config.trainer.accelerator) if machine is None or machine.precision is None else machine.precision
+        choice = keep(start if machine is None else machine.start, here)
+        config.trainer.precision = choice.precision
+        notes += [choice.line] if recipe.command == "fit" and machine is None and not scratch else []
+    data = find_class("data", config.data.get("class_path"))
+    if (data is None or not issubclass(data, TokenDataModule)) and "trainer.use_distributed_sampler" not in recipe.given:
+        config.trainer.use_distributed_sampler = True  # other DataModules do not split samples over ranks
+    settled = replace(recipe, config=config)
+    return Run(settled, run_dir, start, scratch, machine, refused, tuple(problems), tuple(notes))
+
+
+def _start(recipe: Recipe, config: Namespace, run_dir: Path) -> RunStart:
+    """The checkpoint to continue from, or to evaluate."""
+    ranks = processes_of(config.trainer)
+    if recipe.command in ("validate", "test"):
+        return start_of_evaluation(run_dir, config.ckpt_path, ranks=ranks)
+    if recipe.command == "fit":
+        steps = config.additional_steps
+        return start_of_fit(run_dir, config.resume, replace=config.replace, additional_steps=steps, ranks=ranks)
+    return RunStart()
+
+
+def processes_of(trainer: Namespace) -> int:
+    """The processes of a launch: those of torchrun or SLURM, or those that Lightning will start for the recipe's `trainer`."""
+    if "WORLD_SIZE" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    if SLURMEnvironment.detect():
+        return int(os.environ["SLURM_NTASKS"])
+    nodes = max(1, trainer.num_nodes or 1)
+    if str(trainer.devices) in ("auto", "-1", "None") and trainer.accelerator != "cpu" and torch.accelerator.is_available():
+        return torch.accelerator.device_count() * nodes
+    return devices_of(trainer.devices, nodes)
+
+
+def strategy_of(config: Namespace) -> Any:
+    """The recipe's trainer.strategy: a name, or a dict of class_path and init_args."""
+    strategy = config.trainer.strategy
+    return strategy.as_dict() if isinstance(strategy, Namespace) else strategy

@@ -1,0 +1,96 @@
+"""Why a model, its loss and its data cannot be laid out over the ranks of a strategy, one sentence each."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+
+from lit_llm.core.batch_sizes import micro_batch
+from lit_llm.core.errors import UserError
+from lit_llm.data import TokenDataModule
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.context_parallel import context_problems
+from lit_llm.distributed.layout_problems import pipeline_problems
+from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.pipeline_layers import PipelineLayout
+from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
+from lit_llm.models.custom import Architecture, layout_problems
+from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.loss import LossConfig
+
+
+def layout(
+    strategy: Strategy,
+    world_size: int,
+    model: GPTConfig | None,
+    architecture: Architecture | None = None,
+    compute: ComputeConfig | None = None,
+    precision: str = "32-true",
+    loss: LossConfig | None = None,
+) -> tuple[int | None, list[str]]:
+    """The number of data-parallel ranks (None if the layout is impossible), and why the model cannot be laid out so."""
+    if not isinstance(strategy, MeshStrategy):
+        found = []
+        # ModelParallelStrategy, for example, shards nothing by itself: it would train replicas that drift apart.
+        if world_size > 1 and not isinstance(strategy, DDPStrategy):
+            found.append(
+                f"{type(strategy).__name__} is not known to train one model on {world_size} processes; use ddp or "
+                "lit_llm.distributed.mesh_strategy.MeshStrategy (--config recipes/strategy/ddp.yaml or fsdp2.yaml)"
+            )
+        return world_size, found
+    try:
+        sizes = strategy.sizes(world_size)
+    except UserError as error:
+        return None, [str(error)]
+    found, tensor_parallel = _unused_settings(strategy), sizes.tensor_parallel
+    if architecture is not None:
+        found += layout_problems(architecture.class_path, tensor_parallel, sizes.context)
+    elif model is not None and not model.problems() and tensor_parallel > 1:
+        problem = tensor_parallel_problem(model, tensor_parallel)
+        found += [problem] if problem else []
+    found += pipeline_problems(
+        strategy.pipeline_layout,
+        sizes,
+        model,
+        architecture,
+        compute,
+        precision,
+        loss.chunk_size if loss else None,
+        reshards=strategy.reshard_after_forward is True,
+    )
+    if architecture is None and model is not None and not model.problems() and sizes.context > 1:
+        found += context_problems(model, sizes, strategy.context_attention)
+    return sizes.data_parallel, found
+
+
+def _unused_settings(strategy: MeshStrategy) -> list[str]:
+    """Settings of a pipeline or of context parallelism in a layout without it, one sentence each."""
+    settings: list[tuple[str, object, object, str]] = []
+    if strategy.context == 1:
+        settings.append(("context_attention", strategy.context_attention, "gather", "context"))
+    if strategy.pipeline == 1:
+        values = strategy.pipeline_layout._asdict()
+        defaults = PipelineLayout(strategy.pipeline)._asdict()
+        settings += [(name, values[name], default, "pipeline") for name, default in defaults.items()]
+    return [
+        f"{name} is {value}, but --trainer.strategy.{size} is 1, so it changes nothing: use at least 2, or remove it "
+        f"(--trainer.strategy.{name} {'null' if default is None else default})"
+        for name, value, default, size in settings
+        if value != default
+    ]
+
+
+def epoch_problem(trainer: Trainer, data: TokenDataModule, ranks: int) -> str | None:
+    """Why a pipeline cannot run the last step of an epoch that `limit_train_batches` ends within a step; None if it can."""
+    strategy, limit = trainer.strategy, trainer.limit_train_batches
+    if not isinstance(strategy, MeshStrategy) or strategy.pipeline == 1 or not isinstance(limit, int):
+        return None
+    layout, batch = strategy.pipeline_layout, data.global_batch_size
+    rest = limit % (batch // (micro_batch(batch, data.micro_batch_size, ranks, layout) * ranks))
+    if not rest or layout.runs(rest):
+        return None
+    fits = f"--trainer.limit_train_batches {limit - rest}" if limit > rest else "--trainer.limit_train_batches null"
+    return (
+        f"trainer.limit_train_batches is {limit}, so the last step of an epoch has {rest} micro-batches, too few for schedule "
+        f"{layout.schedule} of pipeline={strategy.pipeline} ({fits})"
+    )
