@@ -179,8 +179,10 @@ def range_problems(cls: type, group: str, values: Mapping[str, Any]) -> list[str
 
 
 def check_ranges(cls: type, group: str, values: Mapping[str, Any]) -> None:
-    """Raises:
-    UserError: `range_problems`, if there are any.
+    """Refuse the arguments of a class that are outside their ranges.
+
+    Raises:
+        UserError: `range_problems`, if there are any.
     """
     if problems := range_problems(cls, group, values):
         raise UserError("\n".join(problems))

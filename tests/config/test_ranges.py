@@ -73,7 +73,7 @@ def ranges() -> dict[tuple[str, type | None], Domain]:
     """Key and class → range, of every number that has one."""
     found = {(option.name, None): option.range for option in OPTIONS if option.range is not None}
     for key, cls in classes():
-        for number in numbers_of(key, cls):
+        for number in sorted(numbers_of(key, cls)):
             if (domain := range_of(key, cls, number.removeprefix(f"{key}."))) is not None:
                 found[number, cls] = domain
     return found
