@@ -5,11 +5,15 @@ Of tensor and context parallelism, only what convolutions need; the rest is besi
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lit_llm.core.mesh_sizes import MeshSizes
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
 from lit_llm.models.config import GPTConfig
-from lit_llm.models.custom import Architecture
+
+if TYPE_CHECKING:  # imports torch
+    from lit_llm.models.custom import Architecture
 
 _ONE_PASS = "--trainer.strategy.schedule 1f1b or interleaved1f1b"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.layout_problems import convolution_problems
+from lit_llm.distributed.layout_problems import convolution_problems, pipeline_problems
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.data_facts import DataFacts, Stages, sequences_before, steps_for
@@ -134,8 +134,6 @@ class RunSettings:
         else:
             architecture, found = None, _split_problems(model, layout)
         if pipeline.ranks > 1:
-            from lit_llm.distributed.layout_problems import pipeline_problems
-
             found += [
                 *pipeline.problems(),
                 *pipeline_problems(

@@ -21,7 +21,7 @@ def test_fit_then_validate_then_generate(folder, capsys, monkeypatch):
         prompts.append(prompt)
         return generate(model, prompt, **options)
 
-    for module in ("commands.generate", "training.language_model"):
+    for module in ("commands.generate", "training.text_generation"):
         monkeypatch.setattr(f"lit_llm.{module}.generate", observed)
     samples = ["--samples", "TextSamples", "--samples.prompts", "[line]", "--samples.every_n_steps", "8"]
     code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", "--model.mask_documents", "true", *samples)
