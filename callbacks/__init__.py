@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from .exports import *  # noqa: F403
 
 
-def __getattr__(name: str) -> Any:
-    """The public names, on first use: without them, `errors` and `_torch` can be imported without Lightning."""
-    if name.startswith("_") and name != "__all__":
-        raise AttributeError(name)
-    return getattr(import_module(f"{__name__}.exports"), name)
+if not TYPE_CHECKING:  # a type checker would take any name
+
+    def __getattr__(name: str) -> Any:
+        """The public names, on first use: without them, `errors` and `_torch` can be imported without Lightning."""
+        if (not name.startswith("_") or name == "__all__") and hasattr(exports := import_module(f"{__name__}.exports"), name):
+            return getattr(exports, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return [*globals(), *import_module(f"{__name__}.exports").__all__]

@@ -30,7 +30,7 @@ class SpikeGuard(Callback):
     A skipped step leaves parameters, moments and the optimizer's step counters unchanged, bit for bit. (Buffers that a
     forward pass writes, such as BatchNorm's, do change.) Its loss and norm do not enter the window of good steps. The
     trainer still counts the step, so schedule and data advance. The loss is the module's `step_loss`
-    (`step_loss.py`), otherwise the mean over the step's micro-batches. The norm is the one before clipping. Both are averaged
+    (`contracts.py`), otherwise the mean over the step's micro-batches. The norm is the one before clipping. Both are averaged
     over ranks, so all ranks skip the same steps. A step without targets is made if its norm is finite, and otherwise ignored.
 
     The test runs on the device. Optimizers that honour `found_inf` skip the update there, without host synchronisation:

@@ -140,7 +140,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "With --resume PATH: end this many steps after that checkpoint. The run is a branch, in another folder.",
         ("fit",),
-        whole(1, STEPS),
+        whole(1, STEPS, null=True),
     ),
     Option(
         "hang_timeout",
@@ -148,7 +148,7 @@ OPTIONS: tuple[Option, ...] = (
         1200.0,
         "Seconds without progress on any rank after which all ranks end, and name the one that is behind. null: wait for ever.",
         ("fit",),
-        above(0, 10**7),
+        above(0, 10**7, null=True),
     ),
     Option(
         "log_dir",

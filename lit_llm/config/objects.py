@@ -85,7 +85,7 @@ def make_objects(run: Run, replaced: Mapping[str, Any]) -> Objects:
             trainer, found = _trainer(run, parts, follower, replaced)
             problems += found
     strategy = None if trainer is None else trainer.strategy
-    if machine is not None:
+    if machine is not None and "trainer" not in run.refused:
         strategy = trainer_settings(run.recipe, without=("logger", "callbacks", "profiler", "plugins"))["strategy"]
     architecture = Architecture.of(config.get(ARCHITECTURE))
     made = Objects(parts, architecture, follower, optimizer, trainer, strategy, tuple(problems))

@@ -23,8 +23,6 @@ from lit_llm.runs.run_folder import CONFIG
 
 PLAN = "plan.json"
 _FORMAT = 1
-_TUPLES = {"auto": tuple, "kept": KeptWhole._make, "pipeline": PipelineLayout._make}
-"""Fields of a layout that JSON has as lists."""
 _KEPT = 50
 """Launches that a file keeps, the newest."""
 

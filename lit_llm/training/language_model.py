@@ -220,17 +220,17 @@ class LanguageModel(TextGeneration):
     def on_fit_start(self) -> None:
         if isinstance(self.model, PipelinedGPT):
             self.model.window = []  # an interrupted fit may have left a part of a step
-        self.window = Accumulation(
+        self._configured_rates = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
+        self._first_batch = True
+
+    def on_train_start(self) -> None:
+        """Start to sum losses. Without a schedule, apply the configured rates again: a checkpoint has restored its own."""
+        self.window = Accumulation(  # not earlier: data modules may learn in `train_dataloader` whether every target counts
             self._source_names(),
             block_size=self.config.block_size,
             equal=self.every_target_counts,
             loss_ranks=self._mesh("loss_ranks", self.trainer.world_size),
         )
-        self._configured_rates = [group["lr"] for group in self.trainer.optimizers[0].param_groups]
-        self._first_batch = True
-
-    def on_train_start(self) -> None:
-        """Without a schedule, apply the configured rates again: a checkpoint has restored its own."""
         if not any(isinstance(callback, Schedule) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
             for group, rate in zip(self.trainer.optimizers[0].param_groups, self._configured_rates, strict=True):
                 group["lr"] = rate

@@ -24,12 +24,10 @@ class Batches(Callback):
     def __init__(self, ignored=()):
         self.seen, self.ignored = [], ignored
 
-    def on_fit_start(self, trainer, pl_module):
-        if self.ignored:
-            trainer.datamodule.every_target_counts = False
-
     def on_train_start(self, trainer, pl_module):
         self.model = copy.deepcopy(pl_module.model).double()
+        if self.ignored:
+            trainer.datamodule.every_target_counts = False
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if self.ignored:
