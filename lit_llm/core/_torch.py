@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,11 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C import _distributed_c10d
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, ShardingStrategy
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward_input
 from torch.distributed.tensor import Placement
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
@@ -90,45 +87,6 @@ def put_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
 COLLECTIVES = torch.ops._c10d_functional
 
 HYBRID_SHARD_GRAD_OP = ShardingStrategy._HYBRID_SHARD_ZERO2  # of FSDP1: within a node, weights not freed after forward
-
-
-def start_fake_processes(rank: int, world_size: int) -> None:
-    """A process group of `world_size` processes of which only `rank` exists: its collectives return at once."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # the import registers the backend
-
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-
-
-SizesOnly = FakeTensor
-"""A tensor without data, made inside of `sizes_only`."""
-
-
-def sizes_only() -> AbstractContextManager[Any]:
-    """Inside, tensors have sizes and no data. Tensors with data can be inputs."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def with_data() -> AbstractContextManager[Any]:
-    """Inside `sizes_only`: new tensors have data again."""
-    return unset_fake_temporarily()
-
-
-@contextmanager
-def stages_agree() -> Iterator[None]:
-    """Inside, pipeline stages do not ask each other whether all of them know the shapes of what they exchange: they do."""
-
-    def yes(stage: PipelineStage, *_: Any, **__: Any) -> torch.Tensor:
-        return torch.ones(1, dtype=torch.int32)
-
-    names = ("_warmup_forward_vote", "_warmup_backward_result")
-    before = {name: getattr(PipelineStage, name) for name in names}
-    for name in names:
-        setattr(PipelineStage, name, yes)
-    try:
-        yield
-    finally:
-        for name, method in before.items():
-            setattr(PipelineStage, name, method)
 
 
 def gradients_of_inputs(outputs: list[Tensor], inputs: list[Tensor], weights: Iterable[nn.Parameter | Tensor]) -> Any:

@@ -15,8 +15,6 @@ import torchmetrics
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining import schedules as pipelining_schedules
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
@@ -75,35 +73,6 @@ def test_fused_optimizers_say_that_they_unscale_and_do_not_when_told_so():
         package.take_unscaled_gradients(optimizer)
         assert not internals.unscales_by_itself(optimizer)
     assert '"_step_supports_amp_scaling"' in inspect.getsource(torch.amp.GradScaler.step)
-
-
-def test_fake_processes_let_one_rank_call_collectives_alone():
-    package.start_fake_processes(3, 8)
-    try:
-        x = torch.ones(2)
-        torch.distributed.all_reduce(x)
-        assert torch.distributed.get_rank() == 3 and torch.distributed.get_world_size() == 8 and x.tolist() == [1.0, 1.0]
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_tensors_without_data_have_sizes_and_take_inputs_with_data():
-    with package.sizes_only():
-        x = torch.empty(2**40)  # 4 TB
-        product = x * torch.ones(1)
-        with package.with_data():
-            assert torch.arange(3).tolist() == [0, 1, 2]
-    assert isinstance(product, package.SizesOnly) and product.untyped_storage().nbytes() == 2**42
-
-
-def test_stages_of_a_pipeline_agree_without_asking_each_other():
-    names = ("_warmup_forward_vote", "_warmup_backward_result")  # what `_warmup_p2p` of a schedule calls
-    before = {name: getattr(PipelineStage, name) for name in names}
-    with package.stages_agree():
-        assert all(getattr(PipelineStage, name)(object(), True).item() == 1 for name in names)
-    assert {name: getattr(PipelineStage, name) for name in names} == before
-    source = inspect.getsource(sys.modules[PipelineStage.__module__]) + inspect.getsource(pipelining_schedules)
-    assert all(source.count(f".{name}(") >= 1 for name in names)
 
 
 def test_memory_history_takes_these_arguments():

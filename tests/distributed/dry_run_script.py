@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dry_run import Batch, Cluster, DryRun
 from layouts import OPTIMIZERS, SIZE
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from live_memory import LiveMemory
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -33,9 +35,7 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
-from lit_llm.training.dry_run import Batch, Cluster, DryRun
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.live_memory import LiveMemory
 
 SEQUENCES, VOCABULARY = 2, 256
 

@@ -125,9 +125,8 @@ def find(words: list[str]) -> None:
 
 
 def parse_fit(words: list[str]) -> None:
-    """Parse a `fit` that is too large to run. tests/training/test_dry_run.py runs `--dry_run`, with small models."""
+    """Parse a `fit` that is too large to run."""
     assert not is_run(words)
-    words = [word for word in words if word != "--dry_run"]
     value = {flag: int(words[words.index(flag) + 1]) for flag in ("--trainer.devices", "--trainer.num_nodes") if flag in words}
     parse(words[1:], devices=math.prod(value.values()))
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from dry_run import Batch, Cluster, DryRun
 from lightning.pytorch import Callback
 
 from lit_llm.callbacks import GradientNorm
@@ -20,7 +21,6 @@ from lit_llm.plan import Optimizer, RunSettings, find
 from lit_llm.plan.layout import layout_from_strategy
 from lit_llm.plan.memory import resolved
 from lit_llm.plan.rank_traffic import bytes_of_rank
-from lit_llm.training.dry_run import Batch, Cluster, DryRun
 from lit_llm.training.language_model import LanguageModel
 
 SEQUENCES, LENGTH, MICRO_BATCHES, VOCABULARY = 2, 64, 2, 512

@@ -1,19 +1,13 @@
 """Memory that is counted without data, and the parts of a dry run that need no process of their own."""
 
-import contextlib
-from types import SimpleNamespace
-
-import pytest
 import torch
+from dry_run import Counted, short_steps
+from live_memory import LiveMemory
+from sizes_only import without_data
 from torch.utils.checkpoint import checkpoint
 
-from lit_llm.config import dry_run
-from lit_llm.config.arguments import read
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.traffic import Collectives
-from lit_llm.training.dry_run import Counted, short_steps
-from lit_llm.training.live_memory import LiveMemory
-from lit_llm.training.sizes_only import without_data
 
 KB = 1024
 
@@ -83,46 +77,3 @@ def test_a_short_step_fills_the_pipeline():
     assert short_steps(PipelineLayout(8), 256) == [8, 9] and short_steps(PipelineLayout(8, "gpipe"), 256) == [2, 3]
     assert short_steps(PipelineLayout(4, "interleaved1f1b"), 32) == [8, 12]
     assert short_steps(PipelineLayout(4, "interleaved1f1b"), 30) == [30], "not a multiple of the period"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--json"], "--json belongs to a dry run: add --dry_run, or remove it"),
-        (["--dry_run", "--dry_run_rank", "-1"], "dry_run_rank is -1, but must be"),
-        (["--dry_run", "--dry_run_rank", "16", "--trainer.devices", "16"], "dry_run_rank is 16, but the run has 16 processes"),
-    ],
-)
-def test_flags_that_cannot_be_meant_are_refused(words, message, tmp_path, monkeypatch, capsys):
-    from lit_llm.__main__ import main
-
-    monkeypatch.chdir(tmp_path)
-    assert main(["fit", "--config", "gpt2-124m", "--config", "strategy/fsdp2", "--data.micro_batch_size", "4", *words]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_dry_run_reports_everything_that_the_launch_would_refuse(tmp_path, monkeypatch, capsys):
-    from lit_llm.__main__ import main
-
-    monkeypatch.chdir(tmp_path)
-    shape = ["--trainer.num_nodes", "2", "--trainer.devices", "5", "--trainer.strategy.tensor_parallel", "5"]
-    words = ["fit", "--config", "gpt2-124m", "--config", "strategy/tp", *shape, "--model.dropout", "2"]
-    assert main([*words, "--dry_run"]) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) > 1 and all(line.startswith("error: ") for line in errors)
-    assert any("model.dropout is 2" in line for line in errors)
-
-
-def test_a_dry_run_says_at_once_which_ranks_it_runs_and_when_each_has_ended(tmp_path, monkeypatch, capsys):
-    class Pool:
-        def submit(self, run, arguments, rank):
-            return SimpleNamespace(result=lambda: SimpleNamespace(seconds=rank + 0.25, counted=[2]))
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(dry_run, "ProcessPoolExecutor", lambda *_, **__: contextlib.nullcontext(Pool()))
-    shape = ["--trainer.num_nodes", "2", "--trainer.strategy.pipeline", "4", "--data.micro_batch_size", "4"]
-    words = ["--config", "gpt2-124m", "--config", "strategy/fsdp2-pp", "--trainer.devices", "8", *shape]
-    dry_run.rehearse(read(words), None)
-    first, *ends = capsys.readouterr().err.splitlines()
-    assert first == "note: dry run of ranks 0, 8, 12 of 16 processes: this takes seconds to minutes"
-    assert sorted(ends) == [f"note: rank {rank} has ended after {rank}.2 s" for rank in (0, 12, 8)]

@@ -20,8 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fake_cluster import FakeEnvironment, fake_cluster
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
+from live_memory import LiveMemory
+from sizes_only import without_data
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -29,13 +32,10 @@ from lit_llm.callbacks import EMA
 from lit_llm.core.dtensor import local_part
 from lit_llm.core.memory import without_garbage_collection
 from lit_llm.core.mesh_sizes import MeshSizes
-from lit_llm.distributed.fake_cluster import FakeEnvironment, fake_cluster
 from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.traffic import Collectives, Traffic
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.live_memory import LiveMemory
-from lit_llm.training.sizes_only import without_data
 
 
 @dataclass(frozen=True)

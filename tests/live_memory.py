@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
-from lit_llm.core._torch import DispatchMode, SizesOnly, tensors_in
+from lit_llm.core._torch import DispatchMode, tensors_in
 from lit_llm.core.dtensor import local_part
 
 OTHERS = "activations and work"
@@ -63,7 +64,7 @@ class LiveMemory(DispatchMode):
         super().__exit__(*arguments)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(each is not Tensor and not issubclass(each, SizesOnly | nn.Parameter) for each in types):
+        if any(each is not Tensor and not issubclass(each, FakeTensor | nn.Parameter) for each in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         for tensor in tensors_in(result):

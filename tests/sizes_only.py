@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
-from lit_llm.core._torch import LOCAL_SCALAR, DispatchMode, SizesOnly, sizes_only, tensors_in, with_data
+from lit_llm.core._torch import LOCAL_SCALAR, DispatchMode, tensors_in
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def without_data() -> Iterator[None]:
     New integers have data, and so has what is computed from tensors with data. So the code can count targets, number
     documents and ask a process group for decisions. A number read from a tensor without data is 1, a bool False.
     """
-    with sizes_only(), _Integers():
+    with FakeTensorMode(allow_non_fake_inputs=True), _Integers():
         yield
 
 
@@ -27,9 +28,9 @@ class _Integers(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = list(tensors_in((args, kwargs)))
-        if any(type(x) not in (Tensor, nn.Parameter) and not isinstance(x, SizesOnly) for x in inputs):
+        if any(type(x) not in (Tensor, nn.Parameter) and not isinstance(x, FakeTensor) for x in inputs):
             return NotImplemented  # a distributed tensor: its operations on local tensors come here again
-        if any(isinstance(x, SizesOnly) for x in inputs):
+        if any(isinstance(x, FakeTensor) for x in inputs):
             if func is LOCAL_SCALAR.default:
                 return 1.0 if args[0].is_floating_point() else 0
             return func(*args, **kwargs)
@@ -41,7 +42,7 @@ class _Integers(DispatchMode):
             keeps = is_meta or not _makes_floats(func, kwargs.get("dtype"))
         if not keeps:
             return func(*args, **kwargs)
-        with with_data():
+        with unset_fake_temporarily():
             return func(*args, **kwargs)
 
 
