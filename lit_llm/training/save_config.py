@@ -21,10 +21,10 @@ from lit_llm.hf.tokenizer_files import add_stop_id, copy_companions
 from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import trainable
-from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.resume import is_path
-from lit_llm.runs.run_folder import CONFIG
+from lit_llm.runs.run_folder import CONFIG, run_of
 from lit_llm.runs.setting_changes import SETTINGS
+from lit_llm.tokenizers import TOKENIZER_FILE
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.logged_settings import log_settings
 
@@ -80,9 +80,9 @@ class SaveRunFolder(SaveConfigCallback):
         tokenizer = getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
         if tokenizer is not None:
             tokenizer.save(run_dir)
-            start = None if pl_module.init_from is None else InitialWeights.find(pl_module.init_from).tokenizer_file
-            if start is not None:  # `fit` has checked that the tokenizers are equal
-                copy_companions(start.parent, run_dir)
+            weights = None if pl_module.init_from is None else run_of(pl_module.init_from)
+            if weights is not None and (weights / TOKENIZER_FILE).is_file():  # `fit` has checked that the tokenizers are equal
+                copy_companions(weights, run_dir)
         form = getattr(trainer.datamodule, "chat_form", None)  # type: ignore[attr-defined]
         if form is not None:
             write_text(run_dir / CHAT_TEMPLATE_FILE, form.template)  # instead of the one of the weights
