@@ -232,6 +232,10 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
+LAUNCH_ONLY = ("replace", "accept_changes", "additional_steps", "check_against", "check_tolerance", "hang_timeout", "log_dir")
+"""Options that say nothing about the run: config.yaml does not have them."""
+
+
 def options_of(command: Command) -> list[Option]:
     """The options that a command accepts."""
     return [option for option in OPTIONS if command in option.commands or option.accepted_by_all]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
@@ -57,9 +58,20 @@ class Recipe:
     initial: InitialWeights | None = None
     initial_problems: list[str] = field(default_factory=list)
 
+    def as_yaml(self, *, without: Collection[str] = ()) -> str:
+        """Every setting, as YAML that runs as it is.
+
+        Args:
+            without: keys that are left out.
+        """
+        config = self.config.clone()
+        for key in without:
+            config.pop(key, None)
+        return self.parser.dump(config, skip_unset=False, skip_validation=True)
+
     def settings(self) -> dict[str, Any]:
-        """Every setting by its key, as config.yaml would have it: plain values."""
-        return dict(leaves(read_yaml(self.parser.dump(self.config, skip_unset=False, skip_validation=True))))
+        """Every setting by its key: plain values."""
+        return dict(leaves(read_yaml(self.as_yaml())))
 
     def raise_problems(self) -> None:
         """Print the notes, unless there are problems.

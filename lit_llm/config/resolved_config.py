@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lit_llm.config.arguments import Arguments, leaves
+from lit_llm.config.groups import LAUNCH_ONLY
 from lit_llm.config.resolve import read_recipe
 from lit_llm.core.yaml_reading import dump_yaml, read_yaml
-from lit_llm.training.save_config import LAUNCH_ONLY
 
 
 def resolved(arguments: Arguments | list[str]) -> str:
@@ -18,10 +18,7 @@ def resolved(arguments: Arguments | list[str]) -> str:
     """
     recipe = read_recipe("fit", arguments)
     recipe.raise_problems()
-    config = recipe.config.clone()
-    for key in ("resume", *LAUNCH_ONLY):
-        config.pop(key, None)
-    text = recipe.parser.dump(config, skip_unset=False, skip_validation=True)
+    text = recipe.as_yaml(without=("resume", *LAUNCH_ONLY))
     if not recipe.initial_problems:
         return text
     # The model follows from weights that are not on this machine. Only what the recipe sets is known.

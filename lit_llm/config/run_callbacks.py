@@ -8,7 +8,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
 
 from lit_llm import callbacks
+from lit_llm.config.groups import LAUNCH_ONLY
 from lit_llm.config.resolve import Run
+from lit_llm.runs.resume import is_path
 from lit_llm.runs.setting_changes import to_remember
 from lit_llm.training.folder_guard import FolderGuard
 from lit_llm.training.monitor_checks import RequireMonitor, StayEnded, ValidateLast
@@ -30,8 +32,9 @@ def run_callbacks(run: Run, own: list[Callback], groups: list[Callback], *, save
     found = [callbacks.LoggerErrors(), *own, *chosen]
     found += [callbacks.StepSeed(int(run.config.seed_everything)), callbacks.DDPBucketWarmup()]
     if saves:
-        settings = to_remember(run.recipe.settings())
-        found.append(SaveRunFolder(run.recipe.parser, run.config, settings, scratch=run.scratch))
+        left_out = LAUNCH_ONLY if is_path(run.config.resume) else (*LAUNCH_ONLY, "resume")  # the origin of a branch is kept
+        text, settings = run.recipe.as_yaml(without=left_out), to_remember(run.recipe.settings())
+        found.append(SaveRunFolder(text, settings, scratch=run.scratch))
     return found if run.scratch else [*_of_launches(run, found)]
 
 
