@@ -108,6 +108,22 @@ def _undo_all(undo: list[Callable[[], None]]) -> None:
         each()
 
 
+class _PutsBack(Callback):
+    """A callback that replaces methods, or registers hooks, while `fit` runs: subclasses put what undoes it into `_undo`."""
+
+    _undo: list[Callable[[], None]]
+
+    def _put_back(self) -> None:
+        undo, self._undo = self._undo, []
+        _undo_all(undo)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._put_back()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._put_back()
+
+
 # -- accumulation -------------------------------------------------------------------------------------------------------
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
-from ._lightning import data_parallel, micro_batches_begun, set_accumulation_window
+from ._lightning import _PutsBack, data_parallel, micro_batches_begun, set_accumulation_window
 from .contracts import HasMicroBatches, offered, offered_by_data
 from .errors import UserError
 from .ranges import check_ranges, whole
@@ -37,7 +37,12 @@ def stages(tokens_per_batch: Sequence[Sequence[int]]) -> list[Stage]:
     return found
 
 
-class BatchRamp(Callback):
+def _whole(number: float) -> Any:
+    """A whole number that is written as a float, as 1e7, is an int. Any other number stays for the check."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+class BatchRamp(_PutsBack):
     """Changes the batch size during training by changing the number of accumulated micro-batches.
 
     The size of a step is that of the last pair whose tokens have been consumed when the step begins. It depends only on the
@@ -72,6 +77,7 @@ class BatchRamp(Callback):
     """
 
     def __init__(self, tokens_per_batch: Annotated[list[tuple[int, int]], whole(0)]) -> None:
+        tokens_per_batch = [(_whole(threshold), _whole(size)) for threshold, size in tokens_per_batch]
         check_ranges(BatchRamp, "batch_ramp", locals())
         flag = "(--batch_ramp.tokens_per_batch)"
         if not tokens_per_batch or tokens_per_batch[0][0] != 0:
@@ -82,14 +88,14 @@ class BatchRamp(Callback):
         for _, size in tokens_per_batch:
             if size < 1:
                 raise UserError(f"tokens_per_batch has a batch of {size} tokens but a batch must have at least 1 {flag}.")
-        self.tokens_per_batch = [(threshold, size) for threshold, size in tokens_per_batch]
+        self.tokens_per_batch = tokens_per_batch
         self.stages = stages(tokens_per_batch)
         self._micro_step_tokens: Callable[[int], int]  # of one micro-batch on every rank together, in the step after n steps
         self._seen = 0  # micro-batches at the last call, over all epochs and resumes
         self._begin = 0  # micro-batches before the current window
         self._step = -1  # optimizer steps before the current window
         self._size = 0  # micro-batches in the current window
-        self._restore: Callable[[], None] | None = None
+        self._undo: list[Callable[[], None]] = []
 
     def batch_tokens(self, step: int) -> int:
         """Tokens in the batch that follows `step` optimizer steps."""
@@ -165,7 +171,7 @@ class BatchRamp(Callback):
             raise UserError("\n".join(problems))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._undo()
+        self._put_back()
         # Training starts between two steps, so the next micro-batch begins a window.
         self._seen, self._size, self._step = micro_batches_begun(trainer), 0, -1
 
@@ -177,13 +183,10 @@ class BatchRamp(Callback):
             self._update_window(trainer)
             return self._seen - self._begin - 1
 
-        undo_window = set_accumulation_window(trainer, is_full, position)
-
-        def restore() -> None:
-            undo_window()
+        def one_micro_batch() -> None:
             trainer.accumulate_grad_batches = 1
 
-        self._restore = restore
+        self._undo = [set_accumulation_window(trainer, is_full, position), one_micro_batch]
 
     def _update_window(self, trainer: Trainer) -> None:
         """Begin a window if this is the first micro-batch after an optimizer step. Called several times per micro-batch."""
@@ -199,14 +202,3 @@ class BatchRamp(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._update_window(trainer)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._undo()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._undo()
-
-    def _undo(self) -> None:
-        if self._restore is not None:
-            self._restore()
-            self._restore = None

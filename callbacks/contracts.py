@@ -6,11 +6,13 @@ Each Protocol is optional. `offered` says whether a thing has all of its attribu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -22,6 +24,21 @@ def offered(thing: object, protocol: type[P]) -> P | None:
     named = [*getattr(protocol, "__annotations__", {}), *vars(protocol)]
     names = [name for name in named if not name.startswith("_")]
     return thing if all(getattr(thing, name, None) is not None for name in names) else None  # type: ignore[return-value]
+
+
+def offered_step_loss(module: LightningModule) -> SaysStepLoss | None:
+    """`offered`, of the loss of a step. Warns once if a module has `step_loss` alone, which is then not used."""
+    says = offered(module, SaysStepLoss)
+    if says is None and getattr(module, "step_loss", None) is not None:
+        _say_half(type(module).__name__)
+    return says
+
+
+@cache
+def _say_half(name: str) -> None:
+    rank_zero_warn(
+        f"{name}.step_loss is not used, because {name} has no step_count, the number of counted targets of the step: set both."
+    )
 
 
 def offered_by_data(trainer: Trainer, protocol: type[P]) -> P | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from ._lightning import is_logged, write_row
 from ._torch import local_part, multiply_, unscales_by_itself
 from .contracts import ScalesLoss, SplitsLayers, offered
 from .errors import UserError
-from .ranges import above, check_ranges
+from .ranges import Domain, check_ranges
 
 
 def total_norm(grads: Iterable[Tensor]) -> Tensor:
@@ -98,14 +99,14 @@ class GradientNorm(Callback):
         State: the counts behind `grad/clip_fraction`.
 
     Args:
-        clip: largest norm after clipping; None = log only.
+        clip: largest norm after clipping; infinity = none; None = log only.
 
     Raises:
         UserError: clip <= 0; `Trainer(gradient_clip_val)` is set; fp16 loss scaling with an optimizer that unscales by
             itself (fused), whose gradients are still scaled when they would be clipped.
     """
 
-    def __init__(self, clip: Annotated[float | None, above(0, 10**9)] = 1.0) -> None:
+    def __init__(self, clip: Annotated[float | None, Domain(0, 10**9, above_low=True, also=(math.inf,))] = 1.0) -> None:
         check_ranges(GradientNorm, "gradient_norm", locals())
         self.clip = clip
         self.latest_norm: Tensor | None = None  # 0-d, on the device

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from ._lightning import is_logged
-from .contracts import SaysStepLoss, offered
+from .contracts import offered_step_loss
 
 # Metrics in a line after the loss: name, label, format.
 _SHOWN = (
@@ -162,7 +162,7 @@ class TrainingProgress(ProgressBar):
                 self._draw(step, now, "" if is_last else None)  # at the last step, clear the metrics of an earlier one
             return
         metrics = _floats(trainer)
-        says = offered(pl_module, SaysStepLoss)
+        says = offered_step_loss(pl_module)
         if says is not None and not says.step_count:  # without a target, the loss there is that of an earlier step
             metrics = {name: value for name, value in metrics.items() if name not in (self.loss, "train/perplexity")}
         eta = self._eta(step, trainer.max_steps, now)

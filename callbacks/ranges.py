@@ -126,7 +126,7 @@ def _is_finite(value: float) -> bool:
 
 
 def _written(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}" if math.isfinite(number) else _flow(number)
 
 
 def whole(low: int, high: int = LARGEST, *, null: bool = False, also: tuple[int, ...] = ()) -> Domain:

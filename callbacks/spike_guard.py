@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from ._lightning import is_logged, wrap, write_row
+from ._lightning import _PutsBack, is_logged, wrap, write_row
 from ._torch import process_count, unscales_by_itself
-from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, SaysStepLoss, ScalesLoss, offered, offered_by_data
+from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, ScalesLoss, offered, offered_by_data, offered_step_loss
 from .errors import UserError
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device
 from .ranges import STEPS, above, check_ranges, whole
@@ -24,7 +24,7 @@ _UNREAD_AT_MOST = 128
 _NAMED_AT_MOST = 3
 
 
-class SpikeGuard(Callback):
+class SpikeGuard(_PutsBack):
     """Skips an optimizer step if its loss or gradient norm is not finite or exceeds mean + sigma · std of recent good steps.
 
     A skipped step leaves parameters, moments and the optimizer's step counters unchanged, bit for bit. (Buffers that a
@@ -94,7 +94,7 @@ class SpikeGuard(Callback):
         self._consecutive = 0
         self._scaler: Any = None
         self._norm_source: KnowsNorm | None = None
-        self._unwrap: Callable[[], None] | None = None
+        self._undo: list[Callable[[], None]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
@@ -128,7 +128,7 @@ class SpikeGuard(Callback):
             norm = None if self._norm_source is None else self._norm_source.latest_norm
             if norm is None:
                 norm = gradient_norm(trainer, optimizer)
-            says, data = offered(pl_module, SaysStepLoss), offered_by_data(trainer, NumbersSamples)
+            says, data = offered_step_loss(pl_module), offered_by_data(trainer, NumbersSamples)
             values = torch.stack(
                 [each.to(self._good.device, torch.float32) for each in (mean if says is None else says.step_loss, norm)]
             )
@@ -192,7 +192,7 @@ class SpikeGuard(Callback):
 
     def _wrap(self, optimizer: Optimizer) -> None:
         """Make `optimizer.step` apply the test's result between the closure (backward and all hooks) and the update."""
-        self._restore()
+        self._put_back()
 
         def step(original: Callable[..., Any], closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
             result = None
@@ -214,19 +214,11 @@ class SpikeGuard(Callback):
                 original(**kwargs)
             return result
 
-        self._unwrap = wrap(optimizer, "step", step, "SpikeGuard")
-
-    def _restore(self) -> None:
-        if self._unwrap is not None:
-            self._unwrap()
-            self._unwrap = None
+        self._undo = [wrap(optimizer, "step", step, "SpikeGuard")]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._read()
-        self._restore()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._restore()
+        super().teardown(trainer, pl_module, stage)
 
     def state_dict(self) -> dict[str, Any]:
         self._read()

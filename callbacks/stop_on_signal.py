@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from ._lightning import (
     ValidationInterrupted,
+    _PutsBack,
     enter_finished_fit,
     interruptible_validation,
     note_sigterm_only,
@@ -39,7 +40,7 @@ _SIGNALS = tuple(
 )
 
 
-class StopOnSignal(Callback):
+class StopOnSignal(_PutsBack):
     """On SIGTERM, SIGINT or SIGUSR1 to any rank: finishes the optimizer step or validation batch, saves, and stops.
 
     A second SIGINT interrupts immediately (KeyboardInterrupt).
@@ -210,19 +211,14 @@ class StopOnSignal(Callback):
             self._restore_minima = None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._restore()
+        super().teardown(trainer, pl_module, stage)
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._restore()
+        super().on_exception(trainer, pl_module, exception)
         self._group = None  # not destroyed: that would wait for ranks that may be gone
-
-    def _restore(self) -> None:
-        for undo in self._undo:
-            undo()
-        self._undo = []
 
     def state_dict(self) -> dict[str, Any]:
         return {"validation_is_due": True} if self._validation_is_due else {}

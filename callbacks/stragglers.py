@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from ._lightning import accumulates, is_logged, write_row
+from ._lightning import _PutsBack, accumulates, is_logged, write_row
 from ._torch import after_gradients, tensors_in
 from .contracts import SplitsLayers, offered
+from .time_breakdown import clock_of
 
 
-class Stragglers(Callback):
+class Stragglers(_PutsBack):
     """Logs which rank works longest in a step, and for how long.
 
     In synchronous training a step takes equally long on every rank, because fast ranks wait for the slowest one. So this
@@ -59,20 +59,22 @@ class Stragglers(Callback):
         self._several = False  # ranks
         self._first = 0  # optimizer step
         self._device = torch.device("cpu")
-        self._step_began: Any = None  # a result of `_now`; None = this step is not measured
+        self._clock = clock_of(self._device)
+        self._step_began: Any = None  # a time of the clock; None = this step is not measured
         self._step_ended: Any = None
         self._waits: list[tuple[Any, Any]] = []  # begin and end
         self._wait_began: Any = None
-        self._hooks: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._remove_hooks()
+        self._put_back()
         self._several = trainer.world_size > 1
         if offered(trainer.strategy, SplitsLayers):
             rank_zero_info("rank/straggler: not logged, because pipeline stages wait for each other in the middle of a step.")
             self._several = False
         self._first = trainer.global_step + 3  # in the second step DDP rebuilds its buckets, an unmeasured wait
         self._device = trainer.strategy.root_device
+        self._clock = clock_of(self._device)
         self._forget()
         if self._several:
             for module in pl_module.modules():
@@ -104,31 +106,20 @@ class Stragglers(Callback):
             return torch.compiler.disable(hook)  # compiled blocks also call hooks
 
         # FSDP2 puts its forward pre-hook first and its forward hook last.
-        self._hooks += [
-            module.register_forward_pre_hook(eager(before_gathering), prepend=True),
-            module.register_forward_pre_hook(eager(after_gathering)),
-            module.register_forward_hook(eager(before_fsdp_hooks_the_output), prepend=True),
-            module.register_forward_hook(eager(after_fsdp_hooked_the_output)),
+        self._undo += [
+            module.register_forward_pre_hook(eager(before_gathering), prepend=True).remove,
+            module.register_forward_pre_hook(eager(after_gathering)).remove,
+            module.register_forward_hook(eager(before_fsdp_hooks_the_output), prepend=True).remove,
+            module.register_forward_hook(eager(after_fsdp_hooked_the_output)).remove,
         ]
-
-    def _now(self) -> Any:
-        """The time: on a CPU in seconds, on CUDA as an event of the current stream."""
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def _seconds(self, begin: Any, end: Any) -> float:
-        return end - begin if self._device.type != "cuda" else begin.elapsed_time(end) / 1e3
 
     def _begin_wait(self) -> None:
         if self._step_began is not None:
-            self._wait_began = self._now()
+            self._wait_began = self._clock.now()
 
     def _end_wait(self) -> None:
         if self._wait_began is not None:
-            self._waits.append((self._wait_began, self._now()))
+            self._waits.append((self._wait_began, self._clock.now()))
             self._wait_began = None
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -145,17 +136,16 @@ class Stragglers(Callback):
         if not self._several or accumulates(trainer):
             return
         if self._step_began is not None:
-            self._step_ended = self._now()  # read in on_before_optimizer_step, which follows
+            self._step_ended = self._clock.now()  # read in on_before_optimizer_step, which follows
         elif self._is_measured(trainer, trainer.global_step + 2):
-            self._step_began = self._now()
+            self._step_began = self._clock.now()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         if self._step_ended is None:
             return
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        waited = sum(self._seconds(begin, end) for begin, end in self._waits)
-        own = self._seconds(self._step_began, self._step_ended) - waited
+        self._clock.synchronize()
+        waited = sum(self._clock.seconds(begin, end) for begin, end in self._waits)
+        own = self._clock.seconds(self._step_began, self._step_ended) - waited
         mine = torch.tensor([own], dtype=torch.float32, device=self._device)  # MPS does not support float64
         gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, mine)
@@ -183,14 +173,3 @@ class Stragglers(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._forget()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._remove_hooks()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._remove_hooks()
-
-    def _remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []

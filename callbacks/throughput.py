@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import lightning
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ._lightning import (
@@ -19,13 +19,13 @@ from ._lightning import (
     SAVE,
     TASKS,
     LightningChanged,
+    _PutsBack,
     around_validation,
     data_parallel,
     is_logged,
     listen,
     write_row,
 )
-from .contracts import SaysFlops, offered
 from .errors import UserError
 from .ranges import above, check_ranges
 
@@ -112,7 +112,7 @@ def count_tokens(batch: Any) -> int:
     )
 
 
-class Throughput(Callback):
+class Throughput(_PutsBack):
     """Measures the speed of training between two rows.
 
     A row is written when the gradients of a logged step are ready; CUDA is synchronised then. The measured time runs from
@@ -186,9 +186,9 @@ class Throughput(Callback):
                     " (set --throughput.peak_tflops)."
                 )
             return
-        own = offered(pl_module, SaysFlops)
+        own = getattr(pl_module, "flops_per_token", None)  # `SaysFlops`, read once: it may be traced
         parameters = sum(p.numel() for p in pl_module.parameters())
-        self._flops_per_token = 6.0 * parameters if own is None else float(own.flops_per_token)
+        self._flops_per_token = 6.0 * parameters if own is None else float(own)
         self._peak = tflops * 1e12 * trainer.world_size
         convention = f"{type(pl_module).__name__}.flops_per_token" if own is not None else f"6 x {parameters:,} parameters"
         rank_zero_info(
@@ -197,7 +197,7 @@ class Throughput(Callback):
         )
 
     def _listen(self, trainer: Trainer) -> None:
-        self._stop_listening()
+        self._put_back()
         self._fetched = False
         clock = time.perf_counter
 
@@ -218,11 +218,6 @@ class Throughput(Callback):
             listen(trainer, started, stopped, "Throughput"),
             around_validation(trainer, self._enter_outside, self._leave_outside, "Throughput"),
         ]
-
-    def _stop_listening(self) -> None:
-        for undo in self._undo:
-            undo()
-        self._undo = []
 
     def _enter_outside(self) -> None:
         if self._outside_depth == 0:
@@ -283,12 +278,6 @@ class Throughput(Callback):
                 f"Throughput counts the time of this save as training: lightning {lightning.__version__} does not announce"
                 f" {SAVE!r} to its profiler."
             )
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._stop_listening()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._stop_listening()
 
     def state_dict(self) -> dict[str, Any]:
         return {"tokens": self._tokens}

@@ -9,12 +9,13 @@ from functools import partial
 from typing import Annotated, Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from ._lightning import (
     LightningChanged,
+    _PutsBack,
     around_validation,
     is_logged,
     is_optimizer_step,
@@ -34,7 +35,7 @@ _COMMUNICATION = ("c10d::", "_c10d_functional::", "FSDP::", "gloo:", "nccl:")
 _FOLD_AT = 4096  # marks kept before finished ones are added up
 
 
-class TimeBreakdown(Callback):
+class TimeBreakdown(_PutsBack):
     """Logs the parts of the wall-clock time since the last row, on rank 0. Off by default.
 
     Logs at logged steps (not the first step of a process), fractions of the time since the last row that add up to 1:
@@ -106,7 +107,7 @@ class TimeBreakdown(Callback):
                 " --time_breakdown."
             )
         device = trainer.strategy.root_device
-        self._clock = _DeviceClock(device) if device.type == "cuda" else _HostClock()
+        self._clock = clock_of(device)
         self._several = trainer.world_size > 1
         self._begun, self._waits, self._recording = False, None, None
         self._sample_at = trainer.global_step + 3  # DDP rebuilds its buckets in the second step
@@ -115,7 +116,7 @@ class TimeBreakdown(Callback):
         self._listen(trainer)
 
     def _listen(self, trainer: Trainer) -> None:
-        self._stop_listening()
+        self._put_back()
         parts = self._parts = {}
         validation = partial(self._enter, "validation")
 
@@ -133,6 +134,7 @@ class TimeBreakdown(Callback):
                 self._end_sample()
 
         self._undo = [
+            self._stop_recording,
             listen(trainer, started, stopped, "TimeBreakdown"),
             around_validation(trainer, validation, self._leave, "TimeBreakdown"),
         ]
@@ -210,19 +212,10 @@ class TimeBreakdown(Callback):
         total = max(sum(seconds.values()), 1e-9)
         return {f"time/{part}_fraction": seconds[part] / total for part in PARTS}
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._stop_listening()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._stop_listening()
-
-    def _stop_listening(self) -> None:
+    def _stop_recording(self) -> None:
         if self._recording is not None:
             self._recording.stop()
             self._recording = None
-        for undo in self._undo:
-            undo()
-        self._undo = []
 
 
 class _HostClock:
@@ -269,6 +262,11 @@ class _DeviceClock:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
+
+
+def clock_of(device: torch.device) -> _HostClock | _DeviceClock:
+    """The clock for work on a device."""
+    return _DeviceClock(device) if device.type == "cuda" else _HostClock()
 
 
 Interval = tuple[int, int]  # begin and end, ns since the epoch

@@ -13,8 +13,8 @@ from lit_llm.core.disk import is_disk_error
 from lit_llm.core.errors import UserError, report
 from lit_llm.training.bounded_exit import run_and_end
 
-# Command → module with `main(arguments) -> exit code`, what it does, an example. A module is imported when its command runs:
-# Lightning takes seconds to import, and listing recipes needs none of it.
+# Command → module with `main(arguments) -> exit code`, or module:function; what it does, an example. A module is imported when
+# its command runs: Lightning takes seconds to import, and listing recipes needs none of it.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "recipes": ("recipes", "the collection", "recipes   (also: show NAME, diff A B, copy NAME DIR)"),
     "fit": ("fit", "train", "fit --config quickstart --resume auto"),
@@ -22,8 +22,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "check": ("check", "launch checklist", "check --config quickstart"),
     "find-lr": ("find_lr", "a learning rate", "find-lr --config quickstart --out rate.yaml"),
     "find-batch": ("find_batch", "a batch size", "find-batch --config quickstart --out batch.yaml"),
-    "validate": ("validate", "loss on held-out text", "validate --run runs/quickstart"),
-    "test": ("test", "loss on the test set", "test --run runs/quickstart"),
+    "validate": ("evaluate:validate", "loss on held-out text", "validate --run runs/quickstart"),
+    "test": ("evaluate:test", "loss on the test set", "test --run runs/quickstart"),
     "generate": ("generate", "text from a run", 'generate --run runs/quickstart --prompt "def "'),
     "curve": ("curve", "a run's curve as CSV", "curve --run runs/quickstart --out quickstart.csv"),
     "report": ("report", "one page about runs", "report --run runs/quickstart --out report.html"),
@@ -63,8 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
         refuse_other_encodings(arguments)
         if command not in COMMANDS:
             raise UserError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
-        module = importlib.import_module(f"lit_llm.commands.{COMMANDS[command][0]}")
-        return module.main(underscored(rest))
+        name, _, function = COMMANDS[command][0].partition(":")
+        module = importlib.import_module(f"lit_llm.commands.{name}")
+        return getattr(module, function or "main")(underscored(rest))
     except KeyboardInterrupt:
         return 130
     except OSError as error:

@@ -204,18 +204,18 @@ def read(
 
 
 def read_values(path: str | Path) -> dict[str, Any]:
-    """What a checkpoint holds beside the tensors in shards, for which there are placeholders. Nothing is verified.
+    """What a checkpoint holds, with tensors without data, and placeholders for those in shards. Nothing is verified.
 
-    Reads no shard, so it also works if one is damaged, and its time does not grow with their number.
+    Reads no shard, so it also works if one is damaged, and its time does not grow with their number. What it returns may be
+    kept: no file stays open for it.
 
     Raises:
         UserError: It is missing, in another format, or checkpoint.pt cannot be loaded.
     """
     location = _locate(path)
-    if not location.is_dir():
-        return _load(location, location)
-    manifest_in(location)
-    return _load(location / DATA, location)
+    if location.is_dir():
+        manifest_in(location)
+    return _load(location / DATA if location.is_dir() else location, location, map_location="meta")
 
 
 def verify(path: str | Path, *, shards: bool = True) -> str | None:

@@ -34,17 +34,16 @@ def _run(arguments: Arguments, *, full_batch: bool) -> int:
     from rich.table import Table
 
     from lit_llm.config.build import build
-    from lit_llm.config.parse import parse
     from lit_llm.config.planned_recipe import PlannedRecipe
-    from lit_llm.config.resolve import strategy_of
+    from lit_llm.config.resolve import read_recipe, strategy_of
     from lit_llm.plan.layout import class_of
     from lit_llm.training.checklist import CheckedRun, checklist
 
-    strategy = strategy_of(parse("fit", arguments).config)
+    recipe = read_recipe("fit", arguments)
+    strategy = strategy_of(recipe.config)
     if isinstance(strategy, Mapping) and class_of(strategy)[0] == "MeshStrategy":
         PlannedRecipe(arguments)  # the recipe's layout and batch, before both are cut
     with tempfile.TemporaryDirectory(prefix="lit_llm-check-") as folder:
-        recipe = parse("fit", arguments)
         recipe.config.histograms = None  # without a logger, it would warn
         built = build(recipe, run_dir=Path(folder), trainer=ON_ONE_DEVICE)
         trained = built.initial is not None

@@ -14,7 +14,7 @@ from lit_llm.checkpoint.format import read
 from lit_llm.commands.new_output import REPLACE_HELP, new_file
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
-from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
+from lit_llm.runs.run_folder import expanded, named_checkpoint
 
 
 def own_flags() -> OwnFlags:
@@ -39,10 +39,9 @@ def main(arguments: list[str]) -> int:
         UserError: The checkpoint does not exist or is damaged, or the file exists.
     """
     options = own_flags().parse(arguments)
-    named = options.ckpt_path in ("last", "best")
-    if named and options.run is None:
+    if options.run is None and options.ckpt_path in ("last", "best"):
         raise UserError(f"'{options.ckpt_path}' needs a run folder (--run runs/NAME, or --ckpt_path PATH)")
-    checkpoint = find_checkpoint(expanded(options.run), options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
+    checkpoint = named_checkpoint(Path() if options.run is None else expanded(options.run), options.ckpt_path)
     out = Path(options.out)
     with new_file(out, replace=options.replace) as partial:
         content = read(checkpoint)

@@ -23,8 +23,8 @@ from lit_llm.hf.tokenizer_files import imported_family, write_generation_config,
 from lit_llm.hf.write import write_json, write_weights
 from lit_llm.models.gpt import GPT
 from lit_llm.runs.initial_weights import BASE_HELP, named_base
-from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
-from lit_llm.runs.tokenizer_file import require_tokenizer, run_of
+from lit_llm.runs.run_folder import expanded, named_checkpoint, run_of
+from lit_llm.runs.saved_run import SavedRun
 from lit_llm.tokenizers import TOKENIZER_FILE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -83,7 +83,7 @@ def export_folder(
     """
     with new_folder(out, replace=replace, sources=[run, checkpoint]) as partial:
         saved = read(checkpoint)
-        require_tokenizer(checkpoint, run)
+        SavedRun(checkpoint, saved).require_tokenizer(run)
         config = saved_model_config(saved, checkpoint, "--ckpt_path")
         if (architecture := saved_architecture(saved)) is not None:
             raise UserError(
@@ -154,8 +154,7 @@ def main(arguments: list[str]) -> int:
     flags = own_flags()
     options = flags.parse(arguments)
     run, out = expanded(options.run), Path(options.out)
-    named = options.ckpt_path in ("last", "best")
-    checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
+    checkpoint = named_checkpoint(run, options.ckpt_path)
     if options.format == "dcp":
         others = ("dtype", "max_shard_gb", "adapter", "init_from", "ema")
         unused = [f"--{name}" for name in others if getattr(options, name) != flags.get_default(name)]

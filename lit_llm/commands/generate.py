@@ -14,8 +14,8 @@ from lit_llm.core.number_domain import INT64, Domain, whole
 from lit_llm.ingest.chat import AUTO, CHAT_TEMPLATE_FILE, ChatEncoder, ChatTemplate
 from lit_llm.models.generation import Sampling, generate, prompt_ids
 from lit_llm.runs.initial_weights import BASE_HELP, named_base
-from lit_llm.runs.run_folder import existing_checkpoint, expanded, find_checkpoint
-from lit_llm.runs.tokenizer_file import prompt_start, require_tokenizer
+from lit_llm.runs.run_folder import expanded, named_checkpoint
+from lit_llm.runs.saved_run import SavedRun
 from lit_llm.tokenizers import load_tokenizer
 
 
@@ -76,10 +76,10 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"device {options.device} is not available on this machine (--device cpu)") from None
     sampling = Sampling(options.temperature, options.top_k or None, options.top_p, options.seed)
     run = expanded(options.run)
-    named = options.ckpt_path in ("last", "best")
-    checkpoint = find_checkpoint(run, options.ckpt_path) if named else existing_checkpoint(options.ckpt_path)
+    checkpoint = named_checkpoint(run, options.ckpt_path)
     model = load_model(checkpoint, options.device, base=named_base(options.init_from), average=options.ema)
-    require_tokenizer(checkpoint, run)
+    saved = SavedRun.read(checkpoint)
+    saved.require_tokenizer(run)
     tokenizer = load_tokenizer(run)
     stop_id = tokenizer.eos_id if model.config.eos_id is None else model.config.eos_id
     if options.chat:
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
         prompt, end_of_turn = chat.prompt_ids(options.prompt), chat.end_of_turn_id()
         stop_id = stop_id if end_of_turn is None else end_of_turn
     else:
-        prefix = tokenizer.prefix_token_ids if options.prefix_token_ids else prompt_start(checkpoint)
+        prefix = tokenizer.prefix_token_ids if options.prefix_token_ids else saved.prompt_start
         prompt = prompt_ids(tokenizer, options.prompt, prefix=prefix)
         sys.stdout.write(options.prompt)
     # A token may end inside a character, so only whole characters are printed.

@@ -30,9 +30,9 @@ from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.lock import RunLock
-from lit_llm.runs.run_folder import CHECKPOINTS
+from lit_llm.runs.run_folder import CHECKPOINTS, run_of
 from lit_llm.runs.run_folder import CONFIG as RUN_CONFIG
-from lit_llm.runs.tokenizer_file import TOKENIZER_SHA256, run_of, tokenizer_sha256
+from lit_llm.runs.saved_run import TOKENIZER_SHA256, tokenizer_sha256
 from lit_llm.tokenizers import TOKENIZER_FILE, load_tokenizer
 
 STEP_0 = "step-00000000.ckpt"

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config import spelling
@@ -48,26 +48,6 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
         raise
     _leave_process_group()
     return code
-
-
-def evaluate(command: Literal["validate", "test"], words: list[str]) -> int:
-    """Entry point of `validate` and `test`, the loss of a checkpoint on held-out text; returns the exit code."""
-    return launch(command, words, lambda arguments: _evaluate(command, arguments))
-
-
-def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int:
-    from lit_llm.config.build import build
-    from lit_llm.config.parse import parse
-    from lit_llm.runs.resume import steps_made
-    from lit_llm.training.fit import print_metrics
-
-    built = build(parse(command, arguments))
-    checkpoint = built.start.checkpoint
-    assert checkpoint is not None
-    run = built.trainer.validate if command == "validate" else built.trainer.test
-    run(built.model, datamodule=built.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=True)
-    print_metrics(built.trainer, "val" if command == "validate" else "test", built.run_dir, steps_made(checkpoint))
-    return 0
 
 
 def _leave_process_group() -> None:

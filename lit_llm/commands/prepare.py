@@ -28,10 +28,10 @@ def main(words: list[str]) -> int:
 
 def _run(arguments: Arguments) -> int:
     from lit_llm.config.build import build
-    from lit_llm.config.parse import parse
+    from lit_llm.config.resolve import read_recipe
     from lit_llm.data.prepare import prepare
 
-    built = build(parse("prepare", arguments))
+    built = build(read_recipe("prepare", arguments))
     if built.config.out is None:
         raise UserError("prepare needs an output folder (--out DIR)")
     out = expanded(built.config.out, key="out", flag="--out")

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import Built, build
-from lit_llm.config.parse import parse
+from lit_llm.config.resolve import read_recipe
 from lit_llm.core.errors import UserError
 from lit_llm.plan.layout import devices_of
 from lit_llm.training.language_model import LanguageModel
@@ -159,7 +159,7 @@ class ShortRuns:
     @contextmanager
     def _built(self, rates: dict[str, float], seed: int) -> Iterator[Built]:
         """The recipe with these rates, and other weights and another order of the data for each seed."""
-        recipe = parse("fit", self._arguments)
+        recipe = read_recipe("fit", self._arguments)
         if self._notes_said:
             recipe.notes.clear()
             recipe.config.trainer.precision = self._precision

@@ -183,6 +183,6 @@ def _verify(arguments: Arguments, words: list[str], *, steps: int, kill: bool) -
 def _find_other_mistakes(arguments: Arguments, run_dir: Path) -> None:
     """Raise a UserError with the remaining mistakes, after some have been printed."""
     from lit_llm.config.build import build
-    from lit_llm.config.parse import parse
+    from lit_llm.config.resolve import read_recipe
 
-    build(parse("fit", arguments), run_dir=run_dir)
+    build(read_recipe("fit", arguments), run_dir=run_dir)

@@ -21,7 +21,6 @@ from lit_llm.config.objects import Objects, make_objects, optimizer_of
 from lit_llm.config.optimizer_trial import optimizer_problems
 from lit_llm.config.parse import Recipe
 from lit_llm.config.resolve import OtherMachine, Run, resolve
-from lit_llm.config.resolved_config import settings_of
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.paths import MissingFiles
 from lit_llm.models.custom import Architecture
@@ -29,7 +28,6 @@ from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.resume import RunStart
 from lit_llm.training.filter_warnings import filter_warnings
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.saved_state import class_name
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,10 @@ class Built:
     """A run and its objects.
 
     Attributes:
-        start: the checkpoint that the run continues from, with the changed settings that it announces.
         missing_data: sentences about data files that are not on this machine. Only with `machine`.
     """
 
     run: Run
-    start: RunStart
     objects: Objects
     missing_data: list[str]
     _model: LanguageModel | None
@@ -59,6 +55,10 @@ class Built:
     @property
     def run_dir(self) -> Path:
         return self.run.run_dir
+
+    @property
+    def start(self) -> RunStart:
+        return self.run.start
 
     @property
     def initial(self) -> InitialWeights | None:
@@ -123,9 +123,9 @@ def build(
     of_data = checks.data_problems(run, made)
     missing: list[str] = [problem for problem in of_data if machine is not None and isinstance(problem, MissingFiles)]
     problems += [problem for problem in of_data if problem not in missing]
-    start, changes, refused = _compared_with_checkpoint(run, made)
+    changes = checks.checkpoint_problems(run, made)
     base, of_base = (None, []) if changes else checks.base_of_adapters(run, made)
-    problems += [*changes, *of_base, *([] if changes else checks.evaluation_problems(run, made)), *refused]
+    problems += [*changes, *of_base, *([] if changes else checks.evaluation_problems(run, made))]
     problems += checks.initial_problems(run, made)
     notes = [*run.notes, *([] if problems or missing else checks.batch_notes(run, made))]
     replace(run.recipe, problems=problems, notes=notes).raise_problems()
@@ -148,17 +148,4 @@ def build(
             parts.get("lora"),
             use_ema=run.uses_average,
         )
-    return Built(run, start, made, missing, model)
-
-
-def _compared_with_checkpoint(run: Run, made: Objects) -> tuple[RunStart, list[str], list[str]]:
-    """The start with the changed settings that it announces, why its weights do not fit, and settings that must not change."""
-    start, data = run.start, made.data
-    if start.checkpoint is None:
-        return start, [], []
-    accepted = run.fits and run.config.accept_changes
-    settings = start.setting_changes(settings_of(run.recipe), data, accepted=accepted)
-    optimizer_class = None if made.optimizer is None else class_name(made.optimizer)
-    lora = made.parts.get("lora")
-    changes = start.changes(made.model, made.architecture, lora, optimizer_class, data, accepted=accepted)
-    return replace(start, announced=tuple(settings.announced)), changes, settings.refused
+    return Built(run, made, missing, model)

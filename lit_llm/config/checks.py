@@ -25,7 +25,9 @@ from lit_llm.distributed.layout import epoch_problem, layout
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
 from lit_llm.plan.settings import layout_from_strategy
-from lit_llm.runs.initial_weights import named_base
+from lit_llm.runs.initial_weights import InitialWeights
+from lit_llm.runs.saved_run import SavedRun
+from lit_llm.training.saved_state import class_name
 
 
 def model_problems(run: Run, made: Objects) -> list[str]:
@@ -122,20 +124,31 @@ def batch_notes(run: Run, made: Objects) -> list[str]:
     return [note for size in sorted(sizes) for note in small_note(size, data.micro_batch_size, ranks, data.pipeline)]
 
 
+def checkpoint_problems(run: Run, made: Objects) -> list[str]:
+    """Why the run does not fit the checkpoint that it continues from, or that is evaluated."""
+    optimizer_class = None if made.optimizer is None else class_name(made.optimizer)
+    accepted = run.fits and run.config.accept_changes
+    lora = made.parts.get("lora")
+    return run.start.changes(made.model, made.architecture, lora, optimizer_class, made.data, accepted=accepted)
+
+
 def base_of_adapters(run: Run, made: Objects) -> tuple[Path | None, list[str]]:
     """The frozen weights of a LoRA run that resumes or is evaluated, and why they cannot be used. Known to rank 0.
 
     init_from names them, as when the run began. If that folder is gone, the checkpoint knows where they were.
     """
-    checkpoint, path = run.start.checkpoint, run.config.init_from
-    if checkpoint is None or made.parts.get("lora") is None or not is_rank_zero():
+    saved, path = run.start.saved, run.config.init_from
+    if saved is None or made.parts.get("lora") is None or not is_rank_zero():
         return None, []
-    named = named_base(path) if path is not None and Path(path).exists() else None
+    named = run.recipe.initial
+    if named is None and path is not None and Path(path).exists():
+        named = InitialWeights.find(Path(path))
     try:
-        base = base_checkpoint(read_values(checkpoint), checkpoint, named)
+        base = base_checkpoint(saved.values, saved.path, None if named is None else named.checkpoint)
     except UserError as error:
         return None, [str(error)]
-    damage = damage_before_load(base, ranks=made.ranks) or base_damage(read_values(base), base)
+    values = read_values(base) if named is None else named.saved.values
+    damage = damage_before_load(base, ranks=made.ranks) or base_damage(values, base)
     return base, [damage] if damage else []
 
 
@@ -146,25 +159,25 @@ def initial_problems(run: Run, made: Objects) -> list[str]:
         return []
     found = [] if made.model is None else initial.model_problems(made.model, made.architecture)
     damage = initial.damage(ranks=made.ranks)
-    return [*found, damage] if damage else [*found, *_average_problems(run, made, initial.checkpoint)]
+    return [*found, damage] if damage else [*found, *_average_problems(run, made, initial.saved)]
 
 
 def evaluation_problems(run: Run, made: Objects) -> list[str]:
     """What an evaluation asks of a checkpoint that it does not have."""
-    checkpoint, config = run.start.checkpoint, run.config
-    if checkpoint is None or run.fits or not is_rank_zero():
+    saved, config = run.start.saved, run.config
+    if saved is None or run.fits or not is_rank_zero():
         return []
     # In recipes, and to resume, init_from is where the run began. A flag names base weights of adapters.
     is_named = run.recipe.arguments.asks_for("init_from") is not None and config.init_from is not None
-    unused = [no_base(checkpoint)] if is_named and made.parts.get("lora") is None else []
-    return unused or _average_problems(run, made, checkpoint)
+    unused = [no_base(saved.path)] if is_named and made.parts.get("lora") is None else []
+    return unused or _average_problems(run, made, saved)
 
 
-def _average_problems(run: Run, made: Objects, checkpoint: Path) -> list[str]:
+def _average_problems(run: Run, made: Objects, saved: SavedRun) -> list[str]:
     """Why the average of the weights in a checkpoint cannot be used, if it is asked for."""
     if not run.uses_average or not is_rank_zero():
         return []
     if run.fits and made.parts.get("lora") is not None:
         return ["lora needs weights that a checkpoint holds as such: write the average with `consolidate --ema` (--use_ema)"]
-    problem = average_problem(read_values(checkpoint), checkpoint, "--use_ema")
+    problem = average_problem(saved.values, saved.path, "--use_ema")
     return [problem] if problem else []

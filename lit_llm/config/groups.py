@@ -9,11 +9,72 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lit_llm.config.default_callbacks import CALLBACKS, ClassGroup
 from lit_llm.core.number_domain import STEPS, Domain, above, whole
 from lit_llm.runs.curve import TOLERANCE
 
 Command = Literal["fit", "validate", "test", "prepare"]
+
+
+@dataclass(frozen=True)
+class ClassGroup:
+    """A group that names a class and its arguments.
+
+    Attributes:
+        base: class path of the base class.
+        default: the class path used when a recipe does not name a class. None: the group is off.
+        arguments: defaults that differ from those of the default class.
+        package: where short class names are looked up.
+    """
+
+    base: str
+    default: str | None = None
+    arguments: dict[str, Any] | None = None
+    package: str = "lit_llm.callbacks"
+
+    @property
+    def value(self) -> dict[str, Any] | None:
+        """The default as a recipe would write it."""
+        if self.default is None:
+            return None
+        return {"class_path": self.default, **({"init_args": self.arguments} if self.arguments else {})}
+
+
+def _callback(name: str, default: str | None = None, **arguments: Any) -> ClassGroup:
+    return ClassGroup(f"lit_llm.callbacks.{name}", default and f"lit_llm.callbacks.{default}", arguments or None)
+
+
+CALLBACKS: dict[str, ClassGroup] = {
+    "schedule": _callback("Schedule", "Cosine"),
+    "batch_ramp": _callback("BatchRamp"),
+    "health": _callback("HealthSignals", "HealthSignals"),  # sees gradients before they are clipped
+    "histograms": _callback("Histograms"),  # likewise
+    "gradient_norm": _callback("GradientNorm", "GradientNorm"),
+    "gradient_noise": _callback("GradientNoise"),
+    "ema": _callback("EMA"),
+    "validation": _callback("ValidateEvery", "ValidateEvery", every_n_steps=1000),
+    "throughput": _callback("Throughput", "Throughput"),
+    "plan": ClassGroup(
+        "lit_llm.training.plan_monitor.PlanMonitor",
+        "lit_llm.training.plan_monitor.PlanMonitor",
+        package="lit_llm.training.plan_monitor",
+    ),
+    "time_breakdown": _callback("TimeBreakdown"),
+    "stragglers": _callback("Stragglers", "Stragglers"),
+    "doctor": ClassGroup(
+        "lit_llm.reporting.doctor.watch.Doctor",
+        "lit_llm.reporting.doctor.watch.Doctor",
+        package="lit_llm.reporting.doctor.watch",
+    ),
+    "profile": _callback("Profile"),
+    "samples": _callback("TextSamples"),
+    "tasks": _callback("TaskScores"),
+    "page": _callback("TensorBoardPage", "TensorBoardPage"),
+    "progress": _callback("TrainingProgress", "TrainingProgress"),
+    "spike_guard": _callback("SpikeGuard", "SpikeGuard"),
+    "signals": _callback("StopOnSignal", "StopOnSignal"),
+    "checkpoint": _callback("StepCheckpoint", "StepCheckpoint"),
+}
+"""Groups that become callbacks, in the order in which they are called. A group that is null is left out of the run."""
 
 PLAIN: dict[str, str] = {
     "model": "lit_llm.models.gpt.GPTConfig",
@@ -169,6 +230,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("shard_tokens", int, 100_000_000, "Maximum number of tokens in a shard.", ("prepare",), whole(1, 2**31 - 1)),
     Option("ckpt_path", str, "last", "last, best, or a checkpoint file.", _EVALUATE),
 )
+
+
+LAUNCH_ONLY = ("replace", "accept_changes", "additional_steps", "check_against", "check_tolerance", "hang_timeout", "log_dir")
+"""Options that say nothing about the run: config.yaml does not have them."""
 
 
 def options_of(command: Command) -> list[Option]:

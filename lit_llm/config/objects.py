@@ -12,8 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import instantiate_class
 from torch.optim import Optimizer
 
-from lit_llm.config.default_callbacks import CALLBACKS
-from lit_llm.config.groups import ARCHITECTURE
+from lit_llm.config.groups import ARCHITECTURE, CALLBACKS
 from lit_llm.config.parse_errors import is_mistake, reason
 from lit_llm.config.preflight import accelerator_problem, devices_problem, launcher_problem, logger_problems, name_problems
 from lit_llm.config.recipe_files import reference_curve

@@ -1,9 +1,9 @@
-"""From arguments to a parsed recipe. Nothing is built here, and nothing is written."""
+"""From arguments to a parsed recipe. Nothing is built here, nothing is written, and of all files only recipes are read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
@@ -44,7 +44,7 @@ class Recipe:
         given: dotted keys that a recipe file or a flag sets, without `init_args`.
         problems: one sentence per mistake. `config` is then made of the other settings.
         notes: one sentence per class that dropped arguments of another.
-        initial: the weights that `init_from` names.
+        initial: the weights that `init_from` names. `resolve.read_recipe` finds them.
         initial_problems: why they cannot be used. They do not matter if a run is resumed.
     """
 
@@ -55,8 +55,23 @@ class Recipe:
     given: set[str]
     problems: list[str]
     notes: list[str]
-    initial: InitialWeights | None
-    initial_problems: list[str]
+    initial: InitialWeights | None = None
+    initial_problems: list[str] = field(default_factory=list)
+
+    def as_yaml(self, *, without: Collection[str] = ()) -> str:
+        """Every setting, as YAML that runs as it is.
+
+        Args:
+            without: keys that are left out.
+        """
+        config = self.config.clone()
+        for key in without:
+            config.pop(key, None)
+        return self.parser.dump(config, skip_unset=False, skip_validation=True)
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its key: plain values."""
+        return dict(leaves(read_yaml(self.as_yaml())))
 
     def raise_problems(self) -> None:
         """Print the notes, unless there are problems.
@@ -69,8 +84,11 @@ class Recipe:
         report("\n".join(self.notes), kind="note")
 
 
-def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
+def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str, Any] | None = None) -> Recipe:
     """Parse the arguments of a command. Mistakes in values are collected in `problems`.
+
+    Args:
+        defaults: by dotted key, instead of those of `groups`.
 
     Raises:
         UserError: A recipe file cannot be read, or the mistake cannot be assigned to one value.
@@ -79,8 +97,7 @@ def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
         arguments = read(arguments)
     arguments, problems = refuse_groups_without_keys(arguments)
     arguments, shapes = refuse_wrong_shapes(arguments)
-    initial, initial_problems = _initial_weights(command, arguments)
-    parser = make_parser(command, None if initial is None else initial.defaults())
+    parser = make_parser(command, defaults)
     arguments, dropped = drop_arguments_of_other_classes(arguments, _default_value, find_class)
     arguments, missing = _without_incomplete_classes(arguments)
     problems += [*shapes, *arguments.problems, *map(needs_value, arguments.bare), *missing]
@@ -103,7 +120,7 @@ def parse(command: Command, arguments: Arguments | list[str]) -> Recipe:
     given = {assignment.key for assignment in arguments.assignments}
     restore_whole_numbers(config, arguments)
     restore_defaults(config, parser.get_defaults(), (*CLASSES, STRATEGY), given, find_class)
-    return Recipe(command, arguments, parser, config, given, problems, dropped, initial, initial_problems)
+    return Recipe(command, arguments, parser, config, given, problems, dropped)
 
 
 def _without_incomplete_classes(arguments: Arguments) -> tuple[Arguments, list[str]]:
@@ -162,18 +179,6 @@ def _ambiguous_flags(arguments: Arguments, config: Namespace) -> list[str]:
         and isinstance(values.get(a.key), (bool, int, float))
         and (why := refusal(a.value.strip()))
     ]
-
-
-def _initial_weights(command: Command, arguments: Arguments) -> tuple[InitialWeights | None, list[str]]:
-    named = arguments.value_of("init_from")
-    if command != "fit" or named in (None, "null"):
-        return None, []
-    if not isinstance(named, str):
-        raise UserError(f"init_from is {named!r}, but must be the path of a run folder or checkpoint (--init_from)")
-    try:
-        return InitialWeights.find(Path(named)), []
-    except UserError as error:
-        return None, str(error).splitlines()
 
 
 def _default_value(key: str) -> Any:

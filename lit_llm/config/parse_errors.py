@@ -123,7 +123,7 @@ def _as_dict(namespace: Any) -> dict[str, Any]:
 def _sentence(assignment: Assignment, error: str, known: list[str], classes: list[str]) -> str:
     key, value, where = assignment.key, short(assignment.value), assignment.where
     if assignment.value is None and key in known:
-        return f"{key} is null, but needs a value (--{key})"  # the sentence of null_values
+        return f"{key} is null, but needs a value (--{key})"  # as `ranges.null_problems` says it
     unknown = "unrecognized arguments" in error or "is not accepted" in error or "is not expected" in error
     if unknown and key not in known:
         return unknown_key(assignment, known)

@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 
 import lit_llm.data
 import lit_llm.optim
-from lit_llm.config.default_callbacks import CALLBACKS
-from lit_llm.config.groups import ARCHITECTURE, CLASSES, OFF, PLAIN, TRAINER, Command, options_of
+from lit_llm.config.groups import ARCHITECTURE, CALLBACKS, CLASSES, OFF, PLAIN, TRAINER, Command, options_of
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, dump_yaml, read_yaml
 

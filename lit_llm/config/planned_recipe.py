@@ -10,8 +10,8 @@ from typing import Any
 from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import build
-from lit_llm.config.parse import Recipe, parse
-from lit_llm.config.resolve import OtherMachine, strategy_of
+from lit_llm.config.parse import Recipe
+from lit_llm.config.resolve import OtherMachine, read_recipe, strategy_of
 from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan.custom_config import custom_config
@@ -57,7 +57,7 @@ class PlannedRecipe:
         devices_per_node: int = 8,
         precision: Choice | None = None,
     ) -> None:
-        recipe = parse("fit", arguments)
+        recipe = read_recipe("fit", arguments)
         machine = OtherMachine(devices, devices_per_node, _start(recipe), precision)
         run_dir = default_run_dir(recipe.arguments.config_files)  # nothing is written there
         self.built = build(recipe, run_dir=run_dir, trainer=_ONE_CPU, machine=machine)

@@ -1,15 +1,23 @@
-"""Numbers of a recipe outside their range. lit_llm states a range at the argument; those of torch and Lightning are here."""
+"""Values of a recipe that its arguments do not allow: numbers outside their range, and null.
+
+lit_llm states a range at the argument; those of torch and Lightning are here.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import typing
 from collections.abc import Iterator
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, NamedTuple
 
 from jsonargparse import Namespace
 
-from lit_llm.config.arguments import Arguments
-from lit_llm.config.groups import OPTIONS, PLAIN
-from lit_llm.config.parser import find_class
+from lit_llm.config.arguments import Arguments, leaves
+from lit_llm.config.class_defaults import all_arguments
+from lit_llm.config.groups import OFF, OPTIONS, PLAIN, Command, options_of
+from lit_llm.config.parser import class_at, find_class
 from lit_llm.core.number_domain import LARGEST, STEPS, Domain, above, at_least, below, ranges_of, whole
 from lit_llm.core.yaml_reading import read_yaml
 
@@ -20,7 +28,6 @@ _BATCHES_OR_NONE = Domain(1, LARGEST, fraction=True, null=True, also=(0,))
 OF_LIBRARIES: dict[str, dict[str, Domain]] = {
     "optimizer": {
         "lr": at_least(0, _RATE),
-        "adamw_lr": at_least(0, _RATE),
         "lr_decay": at_least(0, _RATE),
         "weight_decay": at_least(0, _RATE),
         "betas": below(0, 1),
@@ -28,7 +35,6 @@ OF_LIBRARIES: dict[str, dict[str, Domain]] = {
         "dampening": at_least(0, 1),
         "momentum_decay": at_least(0, _RATE),
         "eps": at_least(0, 1),
-        "normuon_beta2": Domain(0, 1, below_high=True, null=True),
         "ns_steps": whole(1, 99),
         "ns_coefficients": at_least(-_RATE, _RATE),
         "alpha": at_least(0, 1),
@@ -64,10 +70,12 @@ OF_LIBRARIES: dict[str, dict[str, Domain]] = {
         "max_time": at_least(0, 10**9),
     },
 }
-"""By group and argument: of optimizers, torch's and those with its options, and of Lightning's Trainer."""
+"""By group and argument: of torch's optimizers and of Lightning's Trainer."""
 
 ANY_NUMBER = Domain()
 """For numbers of classes that are not lit_llm's, torch's or Lightning's."""
+
+_OURS = ("lit_llm", "torch", "lightning")
 
 
 def range_of(key: str, cls: type | None, name: str) -> Domain | None:
@@ -80,9 +88,49 @@ def range_of(key: str, cls: type | None, name: str) -> Domain | None:
     if cls is None:
         return next((option.range for option in OPTIONS if option.name == name), None)
     domain = ranges_of(cls).get(name)
-    if domain is None and cls.__module__.partition(".")[0] in ("lit_llm", "torch", "lightning"):
+    if domain is None and cls.__module__.partition(".")[0] in _OURS[1:]:
         domain = OF_LIBRARIES.get(key, {}).get(name)
     return domain
+
+
+class Argument(NamedTuple):
+    """An argument in a parsed recipe, of a class; of the launch, if `cls` is None."""
+
+    key: str
+    cls: type | None
+    name: str
+    value: Any
+
+
+def arguments_in(config: Namespace) -> Iterator[Argument]:
+    """Every argument of the launch and of the classes in a parsed recipe, also of classes that are values."""
+    for name, value in vars(config).items():
+        if name in PLAIN and isinstance(value, Namespace):
+            yield from _of_class(name, class_at(PLAIN[name]), vars(value))
+        else:
+            yield Argument(name, None, name, value)
+            yield from _inside(name, value)
+
+
+def _of_class(key: str, cls: type, values: dict[str, Any]) -> Iterator[Argument]:
+    for name, value in values.items():
+        yield Argument(f"{key}.{name}", cls, name, value)
+        yield from _inside(f"{key}.{name}", value)
+
+
+def _inside(key: str, value: Any) -> Iterator[Argument]:
+    """The arguments of the classes that a value names."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _inside(key, each)
+    elif isinstance(value, Namespace | dict):
+        path, items = value.get("class_path"), vars(value) if isinstance(value, Namespace) else value
+        if isinstance(path, str):
+            arguments = {**(items.get("init_args") or {}), **(items.get("dict_kwargs") or {})}
+            yield from _of_class(key, find_class(key, path) or object, arguments)
+        else:
+            for name, each in items.items():
+                yield from _inside(f"{key}.{name}", each)
 
 
 def number_problems(config: Namespace, given: set[str]) -> dict[str, str]:
@@ -90,35 +138,28 @@ def number_problems(config: Namespace, given: set[str]) -> dict[str, str]:
 
     Args:
         config: a parsed recipe.
-        given: keys that a recipe or a flag sets. Defaults of foreign classes, such as infinity, are not checked.
+        given: keys that a recipe or a flag sets. Defaults of foreign classes, such as infinity, are not checked, also where
+            such a class extends one that has a range.
     """
     found: dict[str, str] = {}
-    for key, domain, value in _arguments("", None, vars(config)):
-        if (domain or key in given) and key not in found and (problem := (domain or ANY_NUMBER).problem(key, value)):
-            found[key] = problem
+    for argument in arguments_in(config):
+        group, _, _ = argument.key.rpartition(".")
+        ours = argument.cls is None or argument.cls.__module__.partition(".")[0] in _OURS
+        for key, domain, value in _numbers(argument.key, range_of(group, argument.cls, argument.name), argument.value):
+            checked = key in given or (domain is not None and ours)
+            if checked and key not in found and (problem := (domain or ANY_NUMBER).problem(key, value)):
+                found[key] = problem
     return found
 
 
-def _arguments(key: str, cls: type | None, values: dict[str, Any]) -> Iterator[tuple[str, Domain | None, Any]]:
-    """Key, range and value of every number among the arguments of a class, or among the keys of a recipe."""
-    for name, value in values.items():
-        below_key = f"{key}.{name}".lstrip(".")
-        if cls is None and name in PLAIN and isinstance(value, Namespace):
-            yield from _arguments(name, find_class(name, PLAIN[name]), vars(value))
-        else:
-            yield from _numbers(below_key, range_of(key, cls, name), value)
-
-
 def _numbers(key: str, domain: Domain | None, value: Any) -> Iterator[tuple[str, Domain | None, Any]]:
+    """Key, range and value of each number in the value of an argument, but for those of classes in it."""
     if isinstance(value, Namespace | dict):
-        items = dict(vars(value)) if isinstance(value, Namespace) else value
-        if isinstance(items.get("class_path"), str):
-            arguments = {**(items.get("init_args") or {}), **(items.get("dict_kwargs") or {})}
-            yield from _arguments(key, find_class(key, items["class_path"]) or object, arguments)
-            return
-        for name, each in items.items():  # a dict of Trainer's val_check_interval is a time
-            one = domain is not None and not domain.fraction
-            yield from _numbers(key if one else f"{key}.{name}", domain if one else None, each)
+        items = vars(value) if isinstance(value, Namespace) else value
+        if not isinstance(items.get("class_path"), str):
+            for name, each in items.items():  # a dict of Trainer's val_check_interval is a time
+                one = domain is not None and not domain.fraction
+                yield from _numbers(key if one else f"{key}.{name}", domain if one else None, each)
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _numbers(key, domain, each)
@@ -126,6 +167,59 @@ def _numbers(key: str, domain: Domain | None, value: Any) -> Iterator[tuple[str,
         yield key, domain, int(value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield key, domain, value
+
+
+# -- null ---------------------------------------------------------------------------------------------------------------
+
+_NEEDED = (*(group for group in PLAIN if group not in OFF), "optimizer", "data")
+"""Groups that a run cannot do without."""
+
+
+def null_problems(command: Command, config: Namespace, arguments: Arguments) -> list[str]:
+    """A sentence for each key that is null and must not be. A recipe file can say so; jsonargparse does not check the type."""
+    keys = [option.name for option in options_of(command) if config[option.name] is None and not _optional(option.type)]
+    keys += [group for group in _NEEDED if config.get(group) is None]
+    keys += [
+        each.key for each in arguments_in(config) if each.value is None and each.cls and not _accepts_null(each.cls, each.name)
+    ]
+    keys += _replaced_by_defaults(config, arguments)
+    return [f"{key} is null, but needs a value (--{key})" for key in dict.fromkeys(keys)]
+
+
+def _replaced_by_defaults(config: Namespace, arguments: Arguments) -> Iterator[str]:
+    """Arguments that are null, for which the parser has taken the default of a class that a later source names."""
+    given, now = arguments.assignments, dict(leaves(config.as_dict()))
+    for key in dict.fromkeys(each.key for each in given if each.value is None and "." in each.key):
+        is_last = arguments.value_of(key) is None and not any(each.key.startswith(f"{key}.") for each in given)
+        if is_last and now.get(key) is not None:
+            yield key
+
+
+def _accepts_null(cls: type, argument: str) -> bool:
+    """Whether an argument's type, its default, or the lack of both, allows null."""
+    declared = next((each for each in inspect.getmro(cls) if argument in _own_hints(each)), None)
+    parameter = all_arguments(cls).get(argument)
+    if parameter is not None and parameter.default is None:
+        return True
+    return declared is None or _optional(_own_hints(declared)[argument])
+
+
+@functools.cache
+def _own_hints(cls: type) -> dict[str, Any]:
+    """The types of a class's own arguments, as far as their names can be found."""
+    init = vars(cls).get("__init__")
+    try:
+        return typing.get_type_hints(init) if inspect.isfunction(init) else {}
+    except NameError:  # a type that is imported for type checkers only
+        return {}
+
+
+def _optional(hint: Any) -> bool:
+    if hint in (Any, None, NoneType, object):
+        return True
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        return any(_optional(each) for each in typing.get_args(hint))
+    return typing.get_origin(hint) is typing.Literal and None in typing.get_args(hint)
 
 
 def restore_whole_numbers(config: Namespace, arguments: Arguments) -> None:

@@ -12,15 +12,17 @@ from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from lit_llm.config.null_values import null_problems
-from lit_llm.config.parse import Recipe
+from lit_llm.config.arguments import Arguments, read
+from lit_llm.config.groups import Command
+from lit_llm.config.parse import Recipe, parse
 from lit_llm.config.parser import find_class
-from lit_llm.config.ranges import number_problems
+from lit_llm.config.ranges import null_problems, number_problems
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
 from lit_llm.plan.settings import devices_of
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
+from lit_llm.runs.run_folder import expanded
 from lit_llm.training.auto_precision import AUTO, Choice, choose, keep
 
 
@@ -52,7 +54,7 @@ class Run:
     Attributes:
         recipe: with the settings that the launch decides: run_dir, resume, seed_everything, and of the Trainer precision,
             max_steps and use_distributed_sampler.
-        start: the checkpoint that the run continues from.
+        start: the checkpoint that the run continues from, with the changed settings that it announces.
         scratch: the run is thrown away: it never resumes, and its checkpoints are whole.
         machine: the devices that it is planned for; None: this machine.
         refused: groups with a number outside its range. They are not built.
@@ -78,6 +80,16 @@ class Run:
         return self.recipe.command == "fit"
 
     @property
+    def log_dir(self) -> Path | None:
+        """The folder for a log of each rank.
+
+        Raises:
+            UserError: Its path has an environment variable that is not set.
+        """
+        named = self.config.log_dir
+        return None if named is None else expanded(named, key="log_dir", flag="--log_dir DIR")
+
+    @property
     def initial(self) -> InitialWeights | None:
         """The weights that the run starts with; None when it resumes."""
         return None if self.start.checkpoint is not None else self.recipe.initial
@@ -86,6 +98,25 @@ class Run:
     def uses_average(self) -> bool:
         """Whether --use_ema applies. In the recipe of a run that is evaluated, it was about the run's --init_from."""
         return bool(self.config.use_ema) and (self.fits or self.recipe.arguments.asks_for("use_ema") is not None)
+
+
+def read_recipe(command: Command, arguments: Arguments | list[str]) -> Recipe:
+    """The parsed recipe. Its defaults of the model and the tokenizer are those of the weights that `init_from` names.
+
+    Raises:
+        UserError: As `parse`; or `init_from` is no path.
+    """
+    arguments = read(arguments) if isinstance(arguments, list) else arguments
+    named = arguments.value_of("init_from")
+    if command != "fit" or named in (None, "null"):
+        return parse(command, arguments)
+    if not isinstance(named, str):
+        raise UserError(f"init_from is {named!r}, but must be the path of a run folder or checkpoint (--init_from)")
+    try:
+        initial = InitialWeights.find(Path(named))
+    except UserError as error:
+        return replace(parse(command, arguments), initial_problems=str(error).splitlines())
+    return replace(parse(command, arguments, initial.defaults()), initial=initial)
 
 
 def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachine | None = None) -> Run:
@@ -98,7 +129,8 @@ def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachin
         UserError: A value is missing, or the weights that the model depends on.
     """
     config, problems, notes = recipe.config.clone(), [*recipe.problems], [*recipe.notes]
-    if nulls := null_problems(recipe):
+    assert recipe.command != "fit" or not config.init_from or recipe.initial or recipe.initial_problems, "use read_recipe"
+    if nulls := null_problems(recipe.command, config, recipe.arguments):
         raise UserError("\n".join(dict.fromkeys([*problems, *nulls])))
     numbers = number_problems(config, recipe.given)
     problems += numbers.values()
@@ -131,9 +163,14 @@ def resolve(recipe: Recipe, *, run_dir: Path | None = None, machine: OtherMachin
         config.trainer.precision = choice.precision
         notes += [choice.line] if recipe.command == "fit" and machine is None and not scratch else []
     data = find_class("data", config.data.get("class_path"))
-    if (data is None or not issubclass(data, TokenDataModule)) and "trainer.use_distributed_sampler" not in recipe.given:
+    of_tokens = data is not None and issubclass(data, TokenDataModule)
+    if not of_tokens and "trainer.use_distributed_sampler" not in recipe.given:
         config.trainer.use_distributed_sampler = True  # other DataModules do not split samples over ranks
     settled = replace(recipe, config=config)
+    if start.step is not None:
+        changes = start.setting_changes(settled.settings(), compares_data=of_tokens, accepted=config.accept_changes)
+        start = replace(start, announced=tuple(changes.announced))
+        problems += changes.refused
     return Run(settled, run_dir, start, scratch, machine, refused, tuple(problems), tuple(notes))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lit_llm.config.arguments import Arguments, leaves
-from lit_llm.config.parse import Recipe, parse
+from lit_llm.config.groups import LAUNCH_ONLY
+from lit_llm.config.resolve import read_recipe
 from lit_llm.core.yaml_reading import dump_yaml, read_yaml
-from lit_llm.training.save_config import LAUNCH_ONLY
 
 
 def resolved(arguments: Arguments | list[str]) -> str:
@@ -16,23 +16,15 @@ def resolved(arguments: Arguments | list[str]) -> str:
     Raises:
         UserError: Everything that is wrong with the arguments.
     """
-    recipe = parse("fit", arguments)
+    recipe = read_recipe("fit", arguments)
     recipe.raise_problems()
-    config = recipe.config.clone()
-    for key in ("resume", *LAUNCH_ONLY):
-        config.pop(key, None)
-    text = recipe.parser.dump(config, skip_unset=False, skip_validation=True)
+    text = recipe.as_yaml(without=("resume", *LAUNCH_ONLY))
     if not recipe.initial_problems:
         return text
     # The model follows from weights that are not on this machine. Only what the recipe sets is known.
     values = read_yaml(text)
     values["model"] = {key: value for key, value in values["model"].items() if f"model.{key}" in recipe.given}
     return dump_yaml(values)
-
-
-def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """Every setting by its key, as config.yaml would have it: plain values."""
-    return dict(leaves(read_yaml(recipe.parser.dump(recipe.config, skip_unset=False, skip_validation=True))))
 
 
 def differences(one: str, other: str) -> list[tuple[str, Any, Any]]:

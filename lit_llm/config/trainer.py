@@ -19,19 +19,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lit_llm import callbacks
 from lit_llm.callbacks.tensorboard_setup import tensorboard_logger
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
-from lit_llm.config.default_callbacks import all_callbacks
 from lit_llm.config.parse import Recipe
 from lit_llm.config.parse_errors import is_mistake, reason
 from lit_llm.config.resolve import Run
-from lit_llm.config.resolved_config import settings_of
+from lit_llm.config.run_callbacks import run_callbacks
 from lit_llm.core._lightning import keep_order_of_loaders
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.mesh_strategy import MeshStrategy, loss_scaling
 from lit_llm.runs.resume import RunStart
 from lit_llm.runs.run_folder import METRICS
-from lit_llm.runs.setting_changes import to_remember
 from lit_llm.training.bounded_exit import end_with_launcher, launches_ranks
-from lit_llm.training.save_config import SaveRunFolder
 
 
 def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | None, replaced: Mapping[str, Any]) -> Trainer:
@@ -44,13 +41,8 @@ def make_trainer(run: Run, groups: list[Callback], *, extra_logger: Logger | Non
     """
     settings = {**trainer_settings(run.recipe, without=replaced), **replaced, "default_root_dir": str(run.run_dir)}
     settings["logger"] = _loggers(settings["logger"], run.run_dir, run.start) if run.fits else False  # not into curves
-    save = None
-    if run.fits and not settings["fast_dev_run"]:
-        save = SaveRunFolder(run.recipe.parser, run.config, to_remember(settings_of(run.recipe)), scratch=run.scratch)
     own, progress_bar = _as_list(settings["callbacks"]), settings["enable_progress_bar"] is not False
-    settings["callbacks"] = all_callbacks(
-        own, groups, save=save, fits=run.fits, seed=run.config.seed_everything, progress_bar=progress_bar
-    )
+    settings["callbacks"] = run_callbacks(run, own, groups, saves=not settings["fast_dev_run"], progress_bar=progress_bar)
     if not any(isinstance(callback, Checkpoint) for callback in settings["callbacks"]):
         settings["enable_checkpointing"] = False  # otherwise Lightning adds a checkpoint callback
     if "plugins" not in replaced:

@@ -10,6 +10,7 @@ from lit_llm.callbacks.ranges import (
     above,
     at_least,
     below,
+    check_ranges,
     range_problems,
     ranges_of,
     shown,

@@ -153,7 +153,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ())
     An empty prompt without BOS becomes the end-of-document id, after which documents start.
 
     Args:
-        prefix: ids to start with instead of BOS, such as those of `lit_llm.runs.tokenizer_file`.
+        prefix: ids to start with instead of BOS, such as those of `lit_llm.runs.saved_run`.
 
     Raises:
         UserError: if there is no id to start from.

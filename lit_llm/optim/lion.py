@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from lit_llm.core._torch import foreach_add_, foreach_lerp, foreach_mul_, foreach_sign_, lerp_
 from lit_llm.core.dtensor import local_gradients, local_part
 from lit_llm.core.memory import MUON_BATCH_NUMEL
+from lit_llm.core.number_domain import at_least, below, check_ranges
 from lit_llm.optim.found_inf import undone_if
-from lit_llm.optim.option_checks import check_below_one, check_not_negative
 
 
 class Lion(Optimizer):
@@ -33,12 +33,11 @@ class Lion(Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
+        lr: Annotated[float, at_least(0, 10_000)] = 1e-4,
+        betas: Annotated[tuple[float, float], below(0, 1)] = (0.9, 0.99),
+        weight_decay: Annotated[float, at_least(0, 10_000)] = 0.0,
     ) -> None:
-        check_not_negative(lr=lr, weight_decay=weight_decay)
-        check_below_one(**{"betas[0]": betas[0], "betas[1]": betas[1]})
+        check_ranges(Lion, "optimizer", locals())
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,10 +18,10 @@ from lit_llm.core._torch import foreach_lerp, lerp_
 from lit_llm.core.dtensor import local_gradients, local_part
 from lit_llm.core.errors import UserError
 from lit_llm.core.memory import MUON_BATCH_NUMEL
+from lit_llm.core.number_domain import at_least, below, check_ranges, whole
 from lit_llm.optim.exchange import Matrix, Turn, turns_of
 from lit_llm.optim.found_inf import to_device, undone_if
 from lit_llm.optim.newton_schulz import NS_DTYPES, NS_METHODS, newton_schulz, newton_schulz_dtype
-from lit_llm.optim.option_checks import check_below_one, check_not_negative
 from lit_llm.optim.owners import turns
 
 
@@ -72,25 +72,20 @@ class MuonAdamW(Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 0.01,
-        adamw_lr: float = 0.01,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
+        lr: Annotated[float, at_least(0, 10_000)] = 0.01,
+        adamw_lr: Annotated[float, at_least(0, 10_000)] = 0.01,
+        weight_decay: Annotated[float, at_least(0, 10_000)] = 0.1,
+        momentum: Annotated[float, below(0, 1)] = 0.95,
         nesterov: bool = True,
-        ns_steps: int = 5,
+        ns_steps: Annotated[int, whole(1, 99)] = 5,
         adjust_lr: Literal["original", "match_rms_adamw"] = "original",
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
+        betas: Annotated[tuple[float, float], below(0, 1)] = (0.9, 0.95),
+        eps: Annotated[float, at_least(0, 1)] = 1e-8,
         ns_dtype: Literal["auto", "float32", "bfloat16"] = "auto",
         ns_method: Literal["jordan", "polar_express"] = "jordan",
-        normuon_beta2: float | None = None,
+        normuon_beta2: Annotated[float | None, below(0, 1)] = None,
     ) -> None:
-        check_not_negative(lr=lr, adamw_lr=adamw_lr, weight_decay=weight_decay, eps=eps)
-        check_below_one(**{"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]})
-        if normuon_beta2 is not None:
-            check_below_one(normuon_beta2=normuon_beta2)
-        if ns_steps < 1:
-            raise UserError(f"ns_steps is {ns_steps}, but must be at least 1 (--optimizer.ns_steps).")
+        check_ranges(MuonAdamW, "optimizer", locals())
         if adjust_lr not in _LR_SCALE:
             known = " or ".join(_LR_SCALE)
             raise UserError(f"adjust_lr is {adjust_lr!r}, but must be {known} (--optimizer.adjust_lr).")

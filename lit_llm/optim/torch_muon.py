@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
 from lit_llm.core._torch import torch_newton_schulz
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import at_least, below, check_ranges, whole
 from lit_llm.optim.muon import MuonAdamW
 
 REPLACED = "torch.optim.Muon"
@@ -36,15 +37,16 @@ class TorchMuon(MuonAdamW):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 1e-3,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
+        lr: Annotated[float, at_least(0, 10_000)] = 1e-3,
+        weight_decay: Annotated[float, at_least(0, 10_000)] = 0.1,
+        momentum: Annotated[float, below(0, 1)] = 0.95,
         nesterov: bool = True,
-        ns_coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315),
-        eps: float = 1e-7,
-        ns_steps: int = 5,
+        ns_coefficients: Annotated[tuple[float, float, float], at_least(-10_000, 10_000)] = (3.4445, -4.7750, 2.0315),
+        eps: Annotated[float, at_least(0, 1)] = 1e-7,
+        ns_steps: Annotated[int, whole(1, 99)] = 5,
         adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
     ) -> None:
+        check_ranges(TorchMuon, "optimizer", locals())
         if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
             raise UserError(
                 f"adjust_lr_fn is {adjust_lr_fn!r}, but must be original, match_rms_adamw or null (--optimizer.adjust_lr_fn)."

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lit_llm.checkpoint.adapters import LORA, base_damage
+from lit_llm.checkpoint.adapters import base_damage
 from lit_llm.checkpoint.compatibility import (
     BASES,
     model_changes,
@@ -16,14 +16,14 @@ from lit_llm.checkpoint.compatibility import (
     saved_model_config,
 )
 from lit_llm.checkpoint.dcp_folder import is_dcp_folder
-from lit_llm.checkpoint.format import damage_before_load, read_values
+from lit_llm.checkpoint.format import damage_before_load
 from lit_llm.checkpoint.manifest import MANIFEST
 from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.runs.run_folder import find_checkpoint
-from lit_llm.runs.tokenizer_file import run_of, tokenizer_problem
+from lit_llm.runs.run_folder import find_checkpoint, run_of
+from lit_llm.runs.saved_run import SavedRun
 from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, recognised
 
 BASE_HELP = "of a LoRA run: the run folder or checkpoint of its base weights, if they were moved"
@@ -43,14 +43,16 @@ def named_base(path: str | None) -> Path | None:
 class InitialWeights:
     """A checkpoint to start from: weights only, so the run begins at step 0 with a fresh optimizer."""
 
-    checkpoint: Path
+    saved: SavedRun
     model: GPTConfig
     architecture: Architecture | None
     """The custom model that the weights belong to; None for a GPT."""
     tokenizer_file: Path | None
     """The tokenizer in its run folder."""
-    lora: bool = False
-    """Whether it holds adapters. Their base weights are then part of the weights."""
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.saved.path
 
     @classmethod
     def find(cls, path: Path) -> InitialWeights:
@@ -74,12 +76,12 @@ class InitialWeights:
         is_checkpoint = path.is_file() or (path / MANIFEST).is_file()
         checkpoint = path if is_checkpoint else find_checkpoint(path, "last")
         try:
-            content = read_values(checkpoint)
+            saved = SavedRun.read(checkpoint)
         except UserError as error:
             raise UserError(f"{str(error).rstrip('.')} (--init_from)") from error
-        model = saved_model_config(content, checkpoint, "--init_from")
+        model = saved_model_config(saved.values, checkpoint, "--init_from")
         file = (run_of(path) if is_checkpoint else path) / TOKENIZER_FILE
-        return cls(checkpoint, model, saved_architecture(content), file if file.is_file() else None, LORA in content)
+        return cls(saved, model, saved_architecture(saved.values), file if file.is_file() else None)
 
     def defaults(self) -> dict[str, Any]:
         """Defaults that follow from the weights, for the model and the tokenizer. Recipes and flags override them."""
@@ -106,11 +108,9 @@ class InitialWeights:
         """
         if not is_rank_zero():
             return None
-        problem = damage_before_load(self.checkpoint, ranks=ranks)
-        if problem is None and self.lora:
-            problem = base_damage(read_values(self.checkpoint), self.checkpoint)
+        problem = damage_before_load(self.checkpoint, ranks=ranks) or base_damage(self.saved.values, self.checkpoint)
         if problem is None and self.tokenizer_file is not None:
-            problem = tokenizer_problem(self.checkpoint, self.tokenizer_file.parent)
+            problem = self.saved.tokenizer_problem(self.tokenizer_file.parent)
         return problem and f"{problem} (--init_from)"
 
     def model_problems(self, model: GPTConfig, architecture: Architecture | None) -> list[str]:

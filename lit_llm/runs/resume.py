@@ -18,7 +18,7 @@ from typing import Any
 import lit_llm.data
 from lit_llm.checkpoint.adapters import saved_lora
 from lit_llm.checkpoint.compatibility import group_changes, lora_changes, model_changes, same_class
-from lit_llm.checkpoint.format import checkpoints_in, damage_before_load, newest_good, read_values
+from lit_llm.checkpoint.format import checkpoints_in, damage_before_load, newest_good
 from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
@@ -30,15 +30,14 @@ from lit_llm.runs.run_folder import (
     CONFIG,
     branch_run_dir,
     default_run_dir,
-    existing_checkpoint,
     expanded,
-    find_checkpoint,
     holds_run,
+    named_checkpoint,
     origin_of,
     reason_of_end,
 )
-from lit_llm.runs.setting_changes import ENDINGS, SETTINGS, Change, SettingChanges, rule, setting_changes
-from lit_llm.runs.tokenizer_file import run_of, tokenizer_problem
+from lit_llm.runs.saved_run import SavedRun
+from lit_llm.runs.setting_changes import ENDINGS, Change, SettingChanges, rule, setting_changes
 
 
 def is_path(resume: str) -> bool:
@@ -59,10 +58,11 @@ def choose_run_dir(named: str | None, resume: str, config_files: list[str]) -> P
 
 @dataclass(frozen=True)
 class RunStart:
-    """The checkpoint that a launch continues from or evaluates."""
+    """The checkpoint that a launch continues from or evaluates. It is read once, when the start is decided."""
 
-    checkpoint: Path | None = None
-    """None: there is none; training starts at step 0. On ranks above 0 the path itself means nothing: rank 0's is loaded."""
+    saved: SavedRun | None = None
+    """None: there is none; training starts at step 0. On ranks above 0 its path means nothing: rank 0's is loaded. They have
+    not verified it: if they cannot read it, it has no values."""
     shards_left: bool = False
     """Whether the shards of the checkpoint are not hashed yet: the ranks share that when they load it."""
     step: int | None = None
@@ -80,6 +80,10 @@ class RunStart:
     """Settings that differ from the checkpoint's and apply: `key before → now`."""
     ended: str | None = None
     """Why the run ended at this checkpoint before its last step: early stopping, for example."""
+
+    @property
+    def checkpoint(self) -> Path | None:
+        return None if self.saved is None else self.saved.path
 
     @property
     def end(self) -> str | None:
@@ -103,10 +107,9 @@ class RunStart:
             model, architecture, lora, optimizer_class, data: The current settings; None where they are invalid in themselves.
             accepted: Ignore differences that only lead to a different run (`--accept_changes`).
         """
-        if self.checkpoint is None or not is_rank_zero():
+        if self.saved is None or not is_rank_zero():
             return []
-        resumes = self.step is not None
-        saved = read_values(self.checkpoint)  # it has been verified
+        resumes, saved = self.step is not None, self.saved.values
         if "model_config" not in saved:
             flag = "--resume" if resumes else "--ckpt_path"
             return [f"{self.checkpoint} is a checkpoint of another program: it has no model_config ({flag})"]
@@ -122,38 +125,33 @@ class RunStart:
             )
         if resumes and isinstance(data, lit_llm.data.TokenDataModule) and not accepted:
             found += data.changes_since(saved)
-        if (problem := tokenizer_problem(self.checkpoint, run_of(self.checkpoint))) is not None and not (resumes and accepted):
+        if (problem := self.saved.tokenizer_problem()) is not None and not (resumes and accepted):
             found.append(f"{problem} ({'--accept_changes true continues without it' if resumes else '--run_dir'})")
         return found
 
-    def setting_changes(self, settings: Mapping[str, Any], data: object | None, *, accepted: bool) -> SettingChanges:
-        """How the settings, by key, differ from the checkpoint's. One without settings has none."""
-        if self.checkpoint is None or self.step is None or not is_rank_zero():
-            return SettingChanges()
-        saved = read_values(self.checkpoint).get(SETTINGS, {})
-        branches = is_path(self.resume) and self.checkpoint.resolve() == Path(self.resume).resolve()
-        compares_data = isinstance(data, lit_llm.data.TokenDataModule)
-        return setting_changes(saved, settings, accepted=accepted or branches, compares_data=compares_data)
+    def setting_changes(self, settings: Mapping[str, Any], *, compares_data: bool, accepted: bool) -> SettingChanges:
+        """How the settings, by key, differ from the checkpoint's. One without settings has none.
 
-    def saved_settings(self) -> Mapping[str, Any]:
-        """The settings of the run whose checkpoint this is, by key. Empty if it stores none."""
-        with contextlib.suppress(UserError):  # it may be damaged on ranks above 0, where nobody has verified it
-            found: Mapping[str, Any] = {} if self.checkpoint is None else read_values(self.checkpoint).get(SETTINGS, {})
-            return found
-        return {}
+        Args:
+            compares_data: The data compare themselves with the checkpoint.
+        """
+        if self.saved is None or self.step is None or not is_rank_zero():
+            return SettingChanges()
+        branches = is_path(self.resume) and self.saved.path.resolve() == Path(self.resume).resolve()
+        return setting_changes(self.saved.settings, settings, accepted=accepted or branches, compares_data=compares_data)
 
     def saved_data(self, data: lit_llm.data.TokenDataModule) -> dict[str, Any] | None:
         """What the data saved in the checkpoint that training continues from; None if it does not, or other data were."""
-        if self.checkpoint is None or self.step is None or not is_rank_zero():
+        if self.saved is None or self.step is None or not is_rank_zero():
             return None
-        found: dict[str, Any] | None = read_values(self.checkpoint).get(type(data).__qualname__)
+        found: dict[str, Any] | None = self.saved.values.get(type(data).__qualname__)
         return found
 
     def data_changes(self, data: lit_llm.data.TokenDataModule, vocab_size: int | None, *, accepted: bool) -> list[str]:
         """The differences that show once the data are open: their fingerprint, and the vocabulary if the model follows it."""
-        if self.checkpoint is None:
+        if self.saved is None:
             return []
-        saved = read_values(self.checkpoint)
+        saved = self.saved.values
         found = [] if accepted else data.changes_since(saved)
         vocabulary = saved["model_config"]["vocab_size"]
         if vocab_size is None and data.vocab_size != vocabulary:
@@ -187,29 +185,29 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
     lock: RunLock | None = None
     folder_state: tuple[object, ...] = ()
     if not is_rank_zero():
-        checkpoint = _any_checkpoint(run_dir, resume)
+        saved = _unverified(_any_checkpoint(run_dir, resume))
         origin = Path(resume) if is_path(resume) else None
     else:
         lock = RunLock(run_dir)
         lock.refuse_if_held()
         folder_state = _state_of(run_dir)
-        checkpoint, origin = find_start(run_dir, resume, replace=replace, ranks=ranks)
+        saved, origin = find_start(run_dir, resume, replace=replace, ranks=ranks)
     step = None
-    if checkpoint is not None and is_rank_zero():
-        if "optimizer_states" not in read_values(checkpoint):
+    if saved is not None and is_rank_zero():
+        if "optimizer_states" not in saved.values:
             raise UserError(
-                f"{checkpoint} holds weights only, no training state to resume; start a run from it with "
-                f"--init_from {checkpoint} --run_dir DIR"
+                f"{saved.path} holds weights only, no training state to resume; start a run from it with "
+                f"--init_from {saved.path} --run_dir DIR"
             )
-        step = steps_made(checkpoint)
+        step = saved.step
     max_steps = None
     if additional_steps is not None:
-        max_steps = _end_of_branch(run_dir, resume, origin, additional_steps)
+        max_steps = _end_of_branch(run_dir, resume, origin, additional_steps, saved)
     # A checkpoint of this run that is named, or a replaced folder, begins something new.
     anew = replace or (is_path(resume) and Path(resume).absolute().is_relative_to(run_dir.absolute()))
     ended = reason_of_end(run_dir, step) if step is not None and not anew else None
     resume = "auto" if origin is None else str(origin)
-    return RunStart(checkpoint, ranks > 1, step, resume, max_steps, lock, folder_state, ended=ended)
+    return RunStart(saved, ranks > 1, step, resume, max_steps, lock, folder_state, ended=ended)
 
 
 def start_of_plan(run_dir: Path, resume: str) -> RunStart:
@@ -221,17 +219,22 @@ def start_of_plan(run_dir: Path, resume: str) -> RunStart:
     if resume == "never":
         return RunStart()
     if is_path(resume):
-        path = _target(Path(resume))
-        return RunStart(path, step=steps_made(path))
+        saved = SavedRun.read(_target(Path(resume)))
+        return RunStart(saved, step=saved.step)
     for checkpoint in [*checkpoints_in(run_dir / CHECKPOINTS), origin_of(run_dir)]:
         if checkpoint is not None:
             with contextlib.suppress(UserError):
-                return RunStart(checkpoint, step=steps_made(checkpoint))
+                saved = SavedRun.read(checkpoint)
+                return RunStart(saved, step=saved.step)
     return RunStart()
 
 
-def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_steps: int) -> int:
-    """The last step of a branch with `--additional_steps`."""
+def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_steps: int, newest: SavedRun | None) -> int:
+    """The last step of a branch with `--additional_steps`.
+
+    Args:
+        newest: what training continues from: the origin, or a checkpoint of the branch.
+    """
     if not is_path(resume):
         raise UserError(
             "additional_steps counts from the checkpoint that --resume PATH names; "
@@ -243,7 +246,8 @@ def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_s
             "is that of the checkpoint (--run_dir DIR, or --trainer.max_steps to continue it there)"
         )
     # Counted from the origin, not from the newest checkpoint of an interrupted branch: the end must not move.
-    return steps_made(origin) + additional_steps
+    begins = newest if newest is not None and newest.path.resolve() == origin.resolve() else SavedRun.read(origin)
+    return begins.step + additional_steps
 
 
 def start_of_evaluation(run_dir: Path, ckpt_path: str, *, ranks: int = 1) -> RunStart:
@@ -256,14 +260,13 @@ def start_of_evaluation(run_dir: Path, ckpt_path: str, *, ranks: int = 1) -> Run
         UserError: There is no such checkpoint, or it is damaged.
     """
     _refuse_a_file(run_dir)
-    named = ckpt_path in ("last", "best")
-    checkpoint = _target(find_checkpoint(run_dir, ckpt_path) if named else existing_checkpoint(ckpt_path))
+    checkpoint = _target(named_checkpoint(run_dir, ckpt_path))
     if is_rank_zero() and (damage := damage_before_load(checkpoint, ranks=ranks)):
         raise UserError(damage)
-    return RunStart(checkpoint, shards_left=ranks > 1)
+    return RunStart(SavedRun.read(checkpoint) if is_rank_zero() else _unverified(checkpoint), shards_left=ranks > 1)
 
 
-def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> tuple[Path | None, Path | None]:
+def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> tuple[SavedRun | None, Path | None]:
     """The verified checkpoint to start from (None: at step 0), and the checkpoint of another run where this one branched off.
 
     A PATH in the run folder continues the run from there. A PATH of another run starts a branch, or continues it if the folder
@@ -307,11 +310,6 @@ def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> 
     return newest, origin
 
 
-def steps_made(checkpoint: Path) -> int:
-    """Optimizer steps behind a verified checkpoint."""
-    return int(read_values(checkpoint)["global_step"])
-
-
 def _any_checkpoint(run_dir: Path, resume: str) -> Path | None:
     """Some checkpoint if `find_start` finds one on rank 0, else None; nothing is verified."""
     if resume == "never":
@@ -321,16 +319,25 @@ def _any_checkpoint(run_dir: Path, resume: str) -> Path | None:
     return next(iter(checkpoints_in(run_dir / CHECKPOINTS)), None) or origin_of(run_dir)
 
 
-def _newest_good(run_dir: Path, *, ranks: int) -> Path | None:
+def _unverified(checkpoint: Path | None) -> SavedRun | None:
+    """A checkpoint that only rank 0 has verified, on another rank. It may be damaged there, or missing."""
+    if checkpoint is None:
+        return None
+    with contextlib.suppress(UserError):
+        return SavedRun.read(checkpoint)
+    return SavedRun(checkpoint, {})
+
+
+def _newest_good(run_dir: Path, *, ranks: int) -> SavedRun | None:
     good, damaged = newest_good(run_dir / CHECKPOINTS, shards=ranks == 1)
     if good is None and damaged:
         raise UserError("\n".join([*damaged, f"no checkpoint of {run_dir} can be read; start again with --replace true"]))
     for problem in damaged:
         print(f"warning: {problem} It is skipped.", file=sys.stderr)
-    return good
+    return None if good is None else SavedRun.read(good)
 
 
-def _verified(path: Path, *, ranks: int) -> Path:
+def _verified(path: Path, *, ranks: int) -> SavedRun:
     path = _target(path)
     if not path.exists():
         raise UserError(f"there is no checkpoint {path} to resume from (--resume PATH, or --resume auto)")
@@ -343,7 +350,7 @@ def _verified(path: Path, *, ranks: int) -> Path:
         raise UserError(f"{path} holds the checkpoints of a run: name one of them (--resume {path / 'last.ckpt'})")
     if damage := damage_before_load(path, ranks=ranks):
         raise UserError(f"{damage} (--resume auto takes the newest good one)")
-    return path
+    return SavedRun.read(path)
 
 
 def _target(path: Path) -> Path:

@@ -82,6 +82,12 @@ def holds_run(run_dir: Path) -> bool:
     return (run_dir / CONFIG).exists() or (run_dir / CHECKPOINTS).exists()
 
 
+def run_of(checkpoint: Path) -> Path:
+    """The run folder that holds a checkpoint."""
+    folder = checkpoint.absolute().parent
+    return folder.parent if folder.name == CHECKPOINTS else folder
+
+
 def config_of(run: Path) -> Path:
     """The config.yaml of the run folder given by `--run`.
 
@@ -147,15 +153,17 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
     raise UserError(f"run folder {run_dir} has no checkpoint '{which}': {found} (--ckpt_path)")
 
 
-def existing_checkpoint(path: str) -> Path:
-    """A checkpoint given by its path.
+def named_checkpoint(run_dir: Path, ckpt_path: str) -> Path:
+    """The checkpoint that `--ckpt_path` names: the last or best of a run folder, or any by its path.
 
     Raises:
         UserError: It does not exist.
     """
-    if not Path(path).exists():
-        raise UserError(f"there is no checkpoint {path}; give last, best, or a file (--ckpt_path)")
-    return Path(path)
+    if ckpt_path in ("last", "best"):
+        return find_checkpoint(run_dir, ckpt_path)
+    if not Path(ckpt_path).exists():
+        raise UserError(f"there is no checkpoint {ckpt_path}; give last, best, or a file (--ckpt_path)")
+    return Path(ckpt_path)
 
 
 def set_aside(run_dir: Path) -> Path | None:

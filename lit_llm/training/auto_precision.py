@@ -57,7 +57,7 @@ def _of_gpu(name: str, has_bf16: bool) -> Choice:
 
 def keep(start: RunStart, choice: Choice) -> Choice:
     """The precision of the run that continues or is evaluated, on any processor. A new run takes `choice`."""
-    settings = start.saved_settings()
+    settings = {} if start.saved is None else start.saved.settings
     if KEY not in settings:
         return choice
     precision = str(settings[KEY] or "32-true")

@@ -25,7 +25,7 @@ from lit_llm.training.output_streams import lost_output, survive_lost_output
 SECONDS = 20.0
 """How long the end of a process may take."""
 FIRST_RANK_SECONDS = 10.0
-"""How long a process that has failed waits for the end of the first one on its machine, less than `lost_peer.PATIENCE`."""
+"""How long a process that has failed waits for the end of the first one on its machine, less than `progress_watch.PATIENCE`."""
 _LAUNCHER = "LIT_LLM_LAUNCHER"
 """Environment variable: the process that launched this one as a further rank of its run."""
 

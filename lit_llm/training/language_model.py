@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
@@ -70,7 +69,7 @@ class LanguageModel(TextGeneration):
     def __init__(
         self,
         model: GPTConfig,
-        optimizer: OptimizerCallable = MuonAdamW,
+        optimizer: Callable[[Any], Optimizer] = MuonAdamW,
         loss: LossConfig | None = None,
         compute: ComputeConfig | None = None,
         init_from: Path | None = None,

@@ -1,4 +1,4 @@
-"""The end of other processes of the run: gloo's error for it, and what ends a process that gets none.
+"""The end of other processes of the run: its errors, and what lets others notice it. `progress_watch` watches them.
 
 gloo has no exception type for a lost connection: it raises a plain RuntimeError. So `is_lost_peer` tests the message. No other
 function does. Its test kills a real process and uses the real error.
@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-import uuid
-from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_llm.core._lightning import is_rank_zero
 
 # Messages of a read or write on a TCP connection closed by the other end (gloo/transport/tcp/pair.cc, errno's texts).
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-INTERVAL = 5.0
-"""Seconds between two looks for a failed process."""
-PATIENCE = 20.0
-"""Seconds that a process has to end by itself once another one has failed."""
 RELEASE = 5.0
 """Seconds in which the other processes find out that rank 0 has failed before they were connected."""
 
@@ -58,63 +50,6 @@ def release_waiting_ranks() -> None:
         store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False)
         time.sleep(RELEASE)
         del store
-
-
-class PeerWatch(Callback):
-    """Ends this process when another one of the run has failed, and this one does not notice.
-
-    Usually it does: gloo's next collective raises. It does not while processes connect, with NCCL, or where the failed
-    process cannot end. So a process that fails says so in the store of the process group, and each process looks there in
-    a thread, over a connection of its own: the other one is locked while the process waits.
-
-    Contract:
-        setup: connects and starts the thread, with several processes. A collective.
-        on_exception: tells the others. This process now ends by itself.
-        teardown: stops the thread.
-        State: none.
-
-    Put it before other callbacks.
-    """
-
-    def __init__(self) -> None:
-        self._ended = threading.Event()
-        self._store: dist.Store | None = None
-        self._key = ""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-            return
-        self._key = trainer.strategy.broadcast(uuid.uuid4().hex)  # a store may outlive a run, as torchrun's does
-        with contextlib.suppress(RuntimeError, KeyError):  # the group was made without a TCP store
-            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            self._store = dist.TCPStore(address, port, timeout=timedelta(seconds=30), wait_for_workers=False)
-            self._ended = threading.Event()
-            watch = threading.Thread(target=_watch, args=(self._store, self._key, self._ended), name="peer-watch", daemon=True)
-            watch.start()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._ended.set()
-        if self._store is not None:
-            with contextlib.suppress(RuntimeError):  # the process that has the store is gone
-                self._store.set(self._key, str(trainer.global_rank))
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._ended.set()
-        self._store = None
-
-
-def _watch(store: dist.Store, key: str, ended: threading.Event) -> None:
-    failed = False
-    while not failed:
-        if ended.wait(INTERVAL):
-            return
-        try:
-            failed = store.check([key])
-        except RuntimeError:  # the process that has the store is gone
-            failed = True
-    if not ended.wait(PATIENCE):
-        os.write(2, b"error: another process of this run has failed, and this one waited for it: it ends now\n")
-        os._exit(1)
 
 
 def record_collectives(folder: Path) -> None:

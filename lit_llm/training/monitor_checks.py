@@ -1,4 +1,4 @@
-"""Callbacks that `fit` adds: the metrics that EarlyStopping and StepCheckpoint watch exist, and the last step is validated."""
+"""Callbacks about the end of a run: watched metrics exist, the last step is validated, and what has ended stays ended."""
 
 from __future__ import annotations
 
@@ -63,14 +63,18 @@ class ValidateLast(Callback):
             trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, None
 
 
-def require_monitors(trainer: Trainer) -> None:
-    """Put a `RequireMonitor` before each EarlyStopping and StepCheckpoint."""
-    checked: list[Callback] = []
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, EarlyStopping | callbacks.StepCheckpoint):
-            checked.append(RequireMonitor(callback))
-        checked.append(callback)
-    trainer.callbacks = checked  # type: ignore[attr-defined]
+class StayEnded(Callback):
+    """Trains no further if the run has ended by a rule of its own, such as early stopping.
+
+    Args:
+        ended: whether it has. Rank 0's counts.
+    """
+
+    def __init__(self, ended: bool) -> None:
+        self.ended = ended
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop |= trainer.strategy.broadcast(self.ended)
 
 
 def validates_by_steps(trainer: Trainer) -> bool:

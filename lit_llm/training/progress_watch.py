@@ -1,8 +1,11 @@
-"""A run whose ranks wait for each other for ever ends on all of them, and names the rank that is behind.
+"""The processes of a run watch each other: no process outlives the failure of another one, or waits for ever.
 
-Each process publishes where it is, every few seconds, from a thread: the hooks of training that it has passed, the collectives
-that it has begun, and the line of its main thread. Rank 0 compares. If no rank goes on for `timeout` seconds, it publishes the
-verdict, which ends every process. If rank 0 itself is silent, the others say so.
+Each process publishes where it is, every second, from a thread: the hooks of training that it has passed, the collectives that
+it has begun, and the line of its main thread. Rank 0 compares. If no rank goes on for `timeout` seconds, it publishes the
+verdict, which ends every process, and names the rank that is behind. If rank 0 itself is silent, the others say so.
+
+A process that fails says so, too. Usually the others notice by themselves: gloo's next collective raises. They do not while
+processes connect, with NCCL, or where the failed process cannot end.
 
 Nothing here runs in a training step, apart from counting hooks.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import math
 import os
 import sys
 import threading
@@ -32,6 +36,8 @@ from lit_llm.training.progress_judge import UNANSWERED, Judge, Place, no_progres
 
 INTERVAL = 1.0
 """Most seconds between two beats."""
+PATIENCE = 20.0
+"""Seconds that a process has to end by itself once another one has failed."""
 _LIBRARIES = (f"{os.sep}torch{os.sep}", f"{os.sep}lightning{os.sep}", f"{os.sep}threading.py", f"{os.sep}contextlib.py")
 _MOVING = ("_dynamo", "_inductor", "_functorch", "checkpoint", "serialization.py", "log_likelihoods.py", "lm_eval")
 """Parts of the paths of code that works for minutes between two hooks: there, a main thread that moves makes progress."""
@@ -40,23 +46,28 @@ _MOVING = ("_dynamo", "_inductor", "_functorch", "checkpoint", "serialization.py
 class ProgressWatch(Callback):
     """Ends every process of a run that makes no progress, with one sentence that names the rank which is behind.
 
+    Ends this process when another one has failed, and this one does not notice.
+
     Slow validation, checkpoints, compilation and loading are progress as long as hooks, collectives or their code go on.
 
     Contract:
         setup: connects and starts the threads, with several processes. A collective.
         hooks of batches, steps, validation and checkpoints: count them.
-        on_exception: says in the store of the process group that this process has failed.
+        on_exception: says in the store of the process group that this process ends, which it now does by itself.
         teardown: stops the threads.
         State: none.
 
+    Put it before other callbacks.
+
     Args:
-        timeout: seconds without progress.
+        timeout: seconds without progress. None: no process is ended for want of progress.
         folder: for the record of the latest collectives of each rank, once the run has been ended.
     """
 
-    def __init__(self, timeout: float, folder: Path) -> None:
-        self.timeout, self.folder = timeout, folder
-        self.interval = min(INTERVAL, timeout / 4)
+    def __init__(self, timeout: float | None, folder: Path) -> None:
+        self.timeout, self.folder = math.inf if timeout is None else timeout, folder
+        self.interval = min(INTERVAL, self.timeout / 4)
+        self._fails = False
         self._ended = threading.Event()
         self._store: dist.Store | None = None
         self._key, self._rank, self._ranks, self._code = "", 0, 1, 1
@@ -126,6 +137,7 @@ class ProgressWatch(Callback):
     # -- the processes ------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._fails = False
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return
         key = trainer.strategy.broadcast(uuid.uuid4().hex)  # a store may outlive a run, as torchrun's does
@@ -141,23 +153,28 @@ class ProgressWatch(Callback):
                 threading.Thread(target=target, args=(self._ended,), name="progress-watch", daemon=True).start()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self._store is not None and not is_lost_peer(exception):
-            with contextlib.suppress(RuntimeError):
-                self._store.set(f"{self._key}/failed", str(self._rank))
+        self._fails = True
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):  # the process that has the store is gone
+                if not is_lost_peer(exception):
+                    self._store.set(f"{self._key}/failed", str(self._rank))
+                self._store.set(f"{self._key}/ends", str(self._rank))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._ended.set()
         self._store = None
 
     def _exchange(self, ended: threading.Event) -> None:
-        """Publish where this process is; rank 0 judges, the others read its verdict."""
+        """Publish where this process is; rank 0 judges, the others read its verdict. End if another process has failed."""
         store = self._store
         assert store is not None
         judge = Judge(self.timeout, silence=max(3 * self.interval, 1.0))
         ranks = range(self._ranks) if self._rank == 0 else (0,)
+        failed_since = math.inf
         while not ended.wait(self.interval):
             place = self.place()
-            with contextlib.suppress(RuntimeError):  # the process that has the store is gone, or does not answer
+            try:
+                other_ends = store.check([f"{self._key}/ends"])
                 store.set(self._of(self._rank), json.dumps(place))
                 for rank, heard in self._read(store, ranks).items():
                     before = judge.places.get(rank)
@@ -169,6 +186,12 @@ class ProgressWatch(Callback):
                 if store.check([f"{self._key}/verdict"]):
                     behind, sentence = json.loads(store.get(f"{self._key}/verdict"))
                     self._end(behind, sentence, ended)
+            except RuntimeError:  # the process that has the store is gone, or does not answer
+                other_ends = True
+            failed_since = min(failed_since, time.monotonic()) if other_ends else math.inf
+            if time.monotonic() - failed_since > PATIENCE and not self._fails and not ended.is_set():
+                os.write(2, b"error: another process of this run has failed, and this one waited for it: it ends now\n")
+                os._exit(1)
 
     def _listen_for_0(self, ended: threading.Event) -> None:
         """In a thread of its own, because a store in a process that has been stopped never answers."""

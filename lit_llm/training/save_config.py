@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from jsonargparse import Namespace
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
@@ -21,36 +19,34 @@ from lit_llm.hf.tokenizer_files import add_stop_id, copy_companions
 from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import trainable
-from lit_llm.runs.initial_weights import InitialWeights
-from lit_llm.runs.resume import is_path
-from lit_llm.runs.run_folder import CONFIG
+from lit_llm.runs.run_folder import CONFIG, run_of
 from lit_llm.runs.setting_changes import SETTINGS
+from lit_llm.tokenizers import TOKENIZER_FILE
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.logged_settings import log_settings
 
 T = TypeVar("T")
 
-LAUNCH_ONLY = (
-    *("base", "replace", "accept_changes", "additional_steps", "check_against", "check_tolerance", "hang_timeout", "log_dir"),
-)
 
-
-class SaveRunFolder(SaveConfigCallback):
+class SaveRunFolder(Callback):
     """Makes a run folder self-contained: writes config.yaml, which can be run again unchanged, and the tokenizer.
 
     Args:
+        text: of config.yaml.
         settings: by key, for checkpoints and loggers.
         scratch: the run is thrown away, and its length says nothing about that of the recipe.
     """
 
-    def __init__(self, parser: LightningArgumentParser, config: Namespace, settings: dict[str, Any], *, scratch: bool) -> None:
-        super().__init__(parser, config, save_to_log_dir=False)
-        self.settings, self.scratch = settings, scratch
+    def __init__(self, text: str, settings: dict[str, Any], *, scratch: bool) -> None:
+        self.text, self.settings, self.scratch = text, settings, scratch
+        self._saved = False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[SETTINGS] = self.settings  # a resume compares them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._saved:  # an evaluation after training
+            return
         values = _of_every_rank(trainer, (trainer.max_steps, trainer.precision))
         max_steps, precision = values[0]
         for rank, (its_steps, its_precision) in enumerate(values):  # every rank raises: one that went on would lose its peers
@@ -65,31 +61,28 @@ class SaveRunFolder(SaveConfigCallback):
                     f"trainer.precision is {precision} on rank 0 and {its_precision} on rank {rank}: set it "
                     f"(--trainer.precision {precision})"
                 )
-        super().setup(trainer, pl_module, stage)
+        if trainer.is_global_zero:
+            self._save(trainer, pl_module)
+        trainer.strategy.barrier("run folder")
+        self._saved = True
 
-    def save_config(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+    def _save(self, trainer: Trainer, pl_module: Any) -> None:
         run_dir = Path(trainer.default_root_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
-        config = self.config.clone()
-        for key in LAUNCH_ONLY:  # options of this launch only
-            config.pop(key, None)
-        if not is_path(config.resume):  # the checkpoint of a branch is part of the run, so its path is kept
-            config.pop("resume")
-        text = self.parser.dump(config, skip_unset=False, skip_validation=True)
-        write_text(run_dir / CONFIG, text)
+        write_text(run_dir / CONFIG, self.text)
         tokenizer = getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
         if tokenizer is not None:
             tokenizer.save(run_dir)
-            start = None if pl_module.init_from is None else InitialWeights.find(pl_module.init_from).tokenizer_file
-            if start is not None:  # `fit` has checked that the tokenizers are equal
-                copy_companions(start.parent, run_dir)
+            weights = None if pl_module.init_from is None else run_of(pl_module.init_from)
+            if weights is not None and (weights / TOKENIZER_FILE).is_file():  # `fit` has checked that the tokenizers are equal
+                copy_companions(weights, run_dir)
         form = getattr(trainer.datamodule, "chat_form", None)  # type: ignore[attr-defined]
         if form is not None:
             write_text(run_dir / CHAT_TEMPLATE_FILE, form.template)  # instead of the one of the weights
             if form.end_of_turn_id is not None:
                 add_stop_id(run_dir, form.end_of_turn_id, eos_id=trainer.datamodule.eos_id)  # type: ignore[attr-defined]
         for logger in trainer.loggers:
-            log_settings(logger, self.settings, text, trainer.global_step)
+            log_settings(logger, self.settings, self.text, trainer.global_step)
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

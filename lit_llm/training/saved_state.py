@@ -18,7 +18,7 @@ from lit_llm.checkpoint.load_weights import mismatch
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.models.lora import is_adapter
-from lit_llm.runs.tokenizer_file import PROMPT_START, TOKENIZER_SHA256
+from lit_llm.runs.saved_run import PROMPT_START, TOKENIZER_SHA256
 
 if TYPE_CHECKING:
     from lit_llm.training.language_model import LanguageModel

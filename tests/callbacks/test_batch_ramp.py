@@ -193,3 +193,14 @@ def test_what_the_trainer_or_the_module_decides_otherwise_is_refused(tmp_path):
     trainer = make_trainer([], tmp_path)
     trainer.strategy.__class__ = type("Own", (type(trainer.strategy),), {"handles_gradient_accumulation": True})
     assert "Own handles gradient accumulation itself" in BatchRamp.trainer_problems(trainer)[0]
+
+
+def test_a_whole_number_in_scientific_notation_is_one_and_a_fraction_is_refused():
+    ramp = BatchRamp([(0, 64.0), (1e7, 128)])
+    assert ramp.tokens_per_batch == [(0, 64), (10_000_000, 128)] and ramp.steps_for(10_000_000) == 156_250
+    assert all(type(number) is int for pair in ramp.tokens_per_batch for number in pair)
+    for wrong in ([(0, 64.5)], [(0, 64), (float("nan"), 128)], [(0, 64), (float("inf"), 128)]):
+        with pytest.raises(
+            ValueError, match=r"batch_ramp.tokens_per_batch is .*whole number.*\(--batch_ramp.tokens_per_batch\)"
+        ):
+            BatchRamp(wrong)

@@ -159,3 +159,10 @@ def test_two_clippers_are_refused(tmp_path):
 def test_a_limit_that_is_not_positive_is_refused(clip):
     with pytest.raises(ValueError, match=r"--gradient_norm\.clip"):
         GradientNorm(clip)
+
+
+def test_an_infinite_limit_clips_nothing(tmp_path):
+    module = Fixed([[30.0], [40.0]])
+    rows = fit([GradientNorm(math.inf)], tmp_path, module=module, steps=1)[2]
+    assert module.got[0] == [[30.0], [40.0]]
+    assert rows[1] == {"grad/norm": pytest.approx(50.0), "grad/norm_clipped": pytest.approx(50.0), "grad/clip_fraction": 0.0}

@@ -472,3 +472,13 @@ def test_several_optimizers_and_lbfgs_are_refused(tmp_path):
         fit([SpikeGuard()], tmp_path, module=Two())
     with pytest.raises(ValueError, match="LBFGS evaluates it several times"):
         fit([SpikeGuard()], tmp_path, module=Sick([0], {}, torch.optim.LBFGS))
+
+
+def test_a_module_that_says_half_of_its_loss_is_told_once(tmp_path):
+    class SaysHalf(Numbers):
+        step_loss = torch.tensor(99.0)
+
+    with pytest.warns(UserWarning, match=r"SaysHalf.step_loss is not used.*step_count") as warned:
+        fit([guard := SpikeGuard()], tmp_path, module=SaysHalf([1.0, 2.0, 3.0], [1.0] * 3), steps=3)
+    assert sum("SaysHalf.step_loss" in str(each.message) for each in warned) == 1
+    assert guard.state_dict()["losses"] == [1.0, 2.0, 3.0]  # the mean of the micro-batches

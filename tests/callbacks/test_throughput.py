@@ -243,3 +243,16 @@ def test_peak_memory_covers_what_the_process_held(tmp_path):
 def test_a_peak_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match=r"--throughput\.peak_tflops"):
         Throughput(peak_tflops=0.0)
+
+
+def test_flops_per_token_are_asked_for_once_because_they_may_be_traced(tmp_path, clock):
+    asked = []
+
+    class Traced(Slow):
+        @property
+        def flops_per_token(self):
+            asked.append(self)
+            return 123.0
+
+    rows = fit([Throughput(peak_tflops=1e-9)], tmp_path, module=Traced(clock, step=2.0))[2]
+    assert len(asked) == 1 and rows[8]["throughput/mfu"] == pytest.approx(TOKENS / 2 * 123 / 1e3)

@@ -13,6 +13,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from recipe_runs import RECIPE, TEXT, run
 
+from lit_llm.callbacks import SpikeGuard
 from lit_llm.commands import find_batch, find_lr, fit, generate, plan
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import read
@@ -113,7 +114,7 @@ def outside(domain: Domain) -> list[float]:
             low if domain.above_low else math.nextafter(low, -math.inf),
             high if domain.below_high else math.nextafter(high, math.inf),
         ]
-    return [end for end in ends if end not in domain.also] + [math.nan, math.inf, -math.inf]
+    return [end for end in [*ends, math.nan, math.inf, -math.inf] if end not in domain.also]
 
 
 def inside(domain: Domain) -> list[float]:
@@ -374,3 +375,17 @@ def test_fit_refuses_what_the_memory_cannot_hold_before_building_it(folder, caps
     monkeypatch.setattr("lit_llm.config.host_memory.memory_bytes", lambda device: 25_300_000_000)
     err = refused(capsys, "fit", "--config", "tiny.yaml", *flags)
     assert words in err and "this machine has 25.3 GB" in err and err.count("\n") == 1
+
+
+class OwnGuard(SpikeGuard):
+    """A user's class, with a default beyond the range of its base's argument, which it does not pass on."""
+
+    def __init__(self, window: int = 10**7, sigma: float = 6.0) -> None:
+        super().__init__(sigma=sigma)
+
+
+def test_a_users_subclass_may_have_its_own_default_but_what_is_given_has_the_range():
+    config = nested("spike_guard.window", 10**7, OwnGuard)
+    assert number_problems(config, set()) == {}
+    assert set(number_problems(config, {"spike_guard.window"})) == {"spike_guard.window"}
+    assert set(number_problems(nested("spike_guard.window", 10**7, SpikeGuard), set())) == {"spike_guard.window"}

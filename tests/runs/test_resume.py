@@ -9,7 +9,8 @@ from recipe_runs import breaking, curve, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.checkpoint.format import verify
-from lit_llm.runs import comparison
+from lit_llm.config.parse import parse
+from lit_llm.runs import comparison, saved_run
 
 
 def damage(checkpoint: Path) -> None:
@@ -175,3 +176,36 @@ def test_a_run_that_is_not_the_same_gets_no_certificate(folder, capsys):
     _, found = comparison.differences(Path("runs/a"), Path("runs/b"))
     assert any(sentence.startswith("train/loss differs first at 1") for sentence in found)
     assert any(sentence.startswith("checkpoint: state_dict differs first at state_dict.model.") for sentence in found)
+
+
+def test_a_launch_reads_the_values_of_a_checkpoint_once_and_parsing_reads_none(trained, capsys, monkeypatch):
+    read, real = [], saved_run.read_values
+    monkeypatch.setattr(saved_run, "read_values", lambda path: (read.append(Path(path).resolve().name), real(path))[1])
+
+    def reads(*words: str) -> list[str]:
+        read.clear()
+        assert run(capsys, *words)[0] == 0
+        return [*read]
+
+    assert reads("validate", "--run", "runs/tiny") == ["step-00000008.ckpt"]
+    branch = ["--resume", "runs/tiny/checkpoints/step-00000006.ckpt", "--additional_steps", "1", "--run_dir", "runs/branch"]
+    assert reads("fit", "--config", "tiny.yaml", *branch) == ["step-00000006.ckpt"]
+    longer = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "9"]
+    assert reads(*longer) == ["step-00000008.ckpt"]
+    weights = ["--config", "tiny.yaml", "--init_from", "runs/tiny", "--run_dir", "runs/next"]
+    assert reads("fit", *weights, "--trainer.max_steps", "3") == ["step-00000009.ckpt"]
+    read.clear()
+    parse("fit", weights)
+    assert read == []
+
+
+def test_the_values_of_a_checkpoint_hold_no_data_and_keep_no_file_open(trained):
+    def mapped() -> set[str]:
+        return {line for line in Path("/proc/self/maps").read_text().splitlines() if "checkpoint.pt" in line}
+
+    before = mapped()
+    values = saved_run.SavedRun.read(trained / "checkpoints" / "last.ckpt").values
+    assert values["global_step"] == 8 and values["model_config"]["n_embd"] == 16
+    tensors = [*values["state_dict"].values(), *values["optimizer_states"][0]["state"][0].values()]
+    assert all(tensor.is_meta for tensor in tensors if isinstance(tensor, torch.Tensor)) and len(tensors) > 5
+    assert mapped() <= before

@@ -10,7 +10,6 @@ from recipe_runs import curve, run
 from lit_llm.checkpoint import format
 from lit_llm.config.groups import GROUPS, OPTIONS
 from lit_llm.config.parse import parse
-from lit_llm.config.resolved_config import settings_of
 from lit_llm.runs.setting_changes import RULES, Change, rule, setting_changes
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/resume-settings.md").read_text()
@@ -42,14 +41,14 @@ def test_every_group_option_and_setting_of_the_trainer_has_a_rule():
         "--tasks",
         "TaskScores",
     ]  # off by default
-    settings = settings_of(parse("fit", flags))
+    settings = parse("fit", flags).settings()
     assert {key.partition(".")[0] for key in settings} >= set(GROUPS)
     names = {option.name for option in OPTIONS if "fit" in option.commands}
     assert [key for key in [*settings, *GROUPS, *names] if key != "trainer" and rule(key) is None] == []
 
 
 def test_no_rule_names_a_setting_that_does_not_exist():
-    settings = set(settings_of(parse("fit", ["--optimizer", "AdamW", "--data", "TextFiles", "--data.paths", "x"])))
+    settings = set(parse("fit", ["--optimizer", "AdamW", "--data", "TextFiles", "--data.paths", "x"]).settings())
     settings |= {option.name for option in OPTIONS} | {"optimizer.ns_dtype", *GROUPS}
     assert [prefix for prefix in RULES if not any(key == prefix or key.startswith(f"{prefix}.") for key in settings)] == []
 

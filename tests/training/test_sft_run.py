@@ -14,7 +14,7 @@ from lit_llm.checkpoint.format import read
 from lit_llm.checkpoint.load_model import load_model
 from lit_llm.models.gpt import KVCache
 from lit_llm.runs.logged_curve import logged
-from lit_llm.runs.tokenizer_file import prompt_start
+from lit_llm.runs.saved_run import SavedRun
 
 CAPITALS = {"Norway": "Oslo", "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Greece": "Athens", "Japan": "Tokyo"}
 ASKED = ["What is the capital of {}?", "Name the capital of {}.", "Tell me the capital of {}", "capital of {}?"]
@@ -89,7 +89,9 @@ def test_chats_become_a_model_that_answers_here_and_in_transformers(project, mon
         asked = ASKED[0].format(country)
         run("generate", "--run", "runs/sft", "--chat", "--prompt", asked, "--temperature", "0")
         assert capsys.readouterr().out == f"It is {city}.\n"  # the whole answer, and nothing after the end of the turn
-    assert prompt_start(folder / "runs/sft/checkpoints/last.ckpt") == []  # conversations begin as the template says
+    assert (
+        SavedRun.read(folder / "runs/sft/checkpoints/last.ckpt").prompt_start == []
+    )  # conversations begin as the template says
 
     run("export", "--run", "runs/sft", "--out", "answers-hf")
     theirs, tokenizer = (kind.from_pretrained("answers-hf") for kind in (AutoModelForCausalLM, AutoTokenizer))

@@ -1,0 +1,32 @@
+"""`python -m lit_llm validate` and `test`: the loss of a checkpoint on held-out text, or on the test set."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lit_llm.commands.launch import launch
+from lit_llm.config.arguments import Arguments
+
+
+def validate(words: list[str]) -> int:
+    """Entry point; returns the exit code."""
+    return launch("validate", words, lambda arguments: _evaluate("validate", arguments))
+
+
+def test(words: list[str]) -> int:
+    """Entry point; returns the exit code."""
+    return launch("test", words, lambda arguments: _evaluate("test", arguments))
+
+
+def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int:
+    from lit_llm.config.build import build
+    from lit_llm.config.resolve import read_recipe
+    from lit_llm.training.fit import print_metrics
+
+    built = build(read_recipe(command, arguments))
+    saved = built.start.saved
+    assert saved is not None
+    run = built.trainer.validate if command == "validate" else built.trainer.test
+    run(built.model, datamodule=built.datamodule, ckpt_path=saved.path, verbose=False, weights_only=True)
+    print_metrics(built.trainer, "val" if command == "validate" else "test", built.run_dir, saved.step)
+    return 0

@@ -1,0 +1,52 @@
+"""Every callback of a run, in the order in which they are called: the recipe's, and those that each run has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping
+
+from lit_llm import callbacks
+from lit_llm.config.groups import LAUNCH_ONLY
+from lit_llm.config.resolve import Run
+from lit_llm.runs.resume import is_path
+from lit_llm.runs.setting_changes import to_remember
+from lit_llm.training.folder_guard import FolderGuard
+from lit_llm.training.monitor_checks import RequireMonitor, StayEnded, ValidateLast
+from lit_llm.training.progress_watch import ProgressWatch
+from lit_llm.training.save_config import SaveRunFolder
+
+
+def run_callbacks(run: Run, own: list[Callback], groups: list[Callback], *, saves: bool, progress_bar: bool) -> list[Callback]:
+    """The callbacks for the Trainer, which adds those that its own settings ask for.
+
+    Args:
+        own: those of trainer.callbacks.
+        groups: those of the groups, in the order of `groups.CALLBACKS`.
+        saves: the run writes its folder.
+    """
+    chosen = [each for each in groups if progress_bar or not isinstance(each, callbacks.TrainingProgress)]
+    if not run.fits:  # only what shows or scores takes part
+        return [*own, *(c for c in chosen if isinstance(c, callbacks.TrainingProgress | callbacks.TaskScores))]
+    found = [callbacks.LoggerErrors(), *own, *chosen]
+    found += [callbacks.StepSeed(int(run.config.seed_everything)), callbacks.DDPBucketWarmup()]
+    if saves:
+        left_out = LAUNCH_ONLY if is_path(run.config.resume) else (*LAUNCH_ONLY, "resume")  # the origin of a branch is kept
+        text, settings = run.recipe.as_yaml(without=left_out), to_remember(run.recipe.settings())
+        found.append(SaveRunFolder(text, settings, scratch=run.scratch))
+    return found if run.scratch else [*_of_launches(run, found)]
+
+
+def _of_launches(run: Run, found: list[Callback]) -> Iterator[Callback]:
+    """The callbacks with those around them that only `training.fit` needs: it can be watched, refused and continued."""
+    yield ProgressWatch(run.config.hang_timeout, run.log_dir or run.run_dir)
+    yield StayEnded(run.start.end is not None)
+    for callback in found:
+        if isinstance(callback, EarlyStopping | callbacks.StepCheckpoint):
+            yield RequireMonitor(callback)
+        yield callback
+    if not any(isinstance(callback, callbacks.ValidateEvery) for callback in found):
+        yield ValidateLast()
+    if run.start.lock is not None:
+        yield FolderGuard(run.run_dir, run.start, replace=run.config.replace)

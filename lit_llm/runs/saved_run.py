@@ -1,0 +1,85 @@
+"""What a checkpoint says of its run, beside its tensors: read once in a launch, and handed on to everything that asks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lit_llm.checkpoint.format import read_values
+from lit_llm.core.errors import UserError
+from lit_llm.runs.run_folder import run_of
+from lit_llm.runs.setting_changes import SETTINGS
+from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE
+
+TOKENIZER_SHA256 = "tokenizer_sha256"
+"""Key in a checkpoint: `tokenizer_sha256` of the run. Missing without a tokenizer."""
+PROMPT_START = "prompt_start"
+"""Key in a checkpoint: a list of ids. Empty: the tokenizer's BOS, if it has one. Missing in imported checkpoints."""
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A checkpoint, and what it holds beside its tensors.
+
+    Attributes:
+        values: Lightning's dict, with tensors without data.
+    """
+
+    path: Path
+    values: dict[str, Any] = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> SavedRun:
+        """Nothing is verified.
+
+        Raises:
+            UserError: It is missing, in another format, or checkpoint.pt cannot be loaded.
+        """
+        return cls(path, read_values(path))
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps behind it; 0 if it does not say."""
+        return int(self.values.get("global_step", 0))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the run, by key. Empty if the checkpoint stores none."""
+        found: Mapping[str, Any] = self.values.get(SETTINGS, {})
+        return found
+
+    @property
+    def prompt_start(self) -> list[int]:
+        """The ids with which prompts start instead of BOS; empty for BOS, or none without it."""
+        return list(self.values.get(PROMPT_START, []))
+
+    def tokenizer_problem(self, run: Path | None = None) -> str | None:
+        """A sentence if the tokenizer in a run folder is not that of the checkpoint. None also if one of them is missing.
+
+        Args:
+            run: the folder; None: the one that holds the checkpoint.
+        """
+        run = run_of(self.path) if run is None else run
+        file, expected = run / TOKENIZER_FILE, self.values.get(TOKENIZER_SHA256)
+        if expected is None or not file.is_file() or tokenizer_sha256(run) == expected:
+            return None
+        return (
+            f"{file} is not the file with which {self.path.resolve().name} was trained, or {DOCUMENT_IDS_FILE} beside it was "
+            "changed, so ids would mean other text: restore both"
+        )
+
+    def require_tokenizer(self, run: Path) -> None:
+        """Raise a UserError with the sentence of `tokenizer_problem`, naming the flag --run."""
+        if problem := self.tokenizer_problem(run):
+            raise UserError(f"{problem} (--run)")
+
+
+def tokenizer_sha256(run: Path) -> str:
+    """SHA-256, in hex, of tokenizer.json, followed by document_ids.json if there is one: of `Tokenizer.files`."""
+    content = hashlib.sha256((run / TOKENIZER_FILE).read_bytes())
+    if (run / DOCUMENT_IDS_FILE).is_file():
+        content.update((run / DOCUMENT_IDS_FILE).read_bytes())
+    return content.hexdigest()

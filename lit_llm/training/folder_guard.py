@@ -1,0 +1,95 @@
+"""The run folder of a launch: locked while it trains, and as it was before if the launch is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_llm.core.disk import delete, is_disk_error, write_bytes
+from lit_llm.hf.tokenizer_files import COMPANIONS
+from lit_llm.plan.run_record import PLAN
+from lit_llm.runs.lock import LOCK
+from lit_llm.runs.resume import RunStart
+from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, set_aside
+from lit_llm.tokenizers import TOKENIZER_FILE
+
+_WRITTEN = {CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml", PLAN}
+"""What a launch writes into a run folder before the first step, beside TensorBoard's event file."""
+
+
+class FolderGuard(Callback):
+    """Holds the lock of the run folder, and restores the folder if the configuration is refused. On rank 0.
+
+    Contract:
+        on_train_batch_start: from the first one on, the folder is that of a run.
+        on_save_checkpoint: checks that this run still holds the lock.
+        State: none.
+
+    Args:
+        start: with the lock, checked but not yet acquired.
+        replace: move an existing folder aside.
+    """
+
+    def __init__(self, run_dir: Path, start: RunStart, *, replace: bool) -> None:
+        self.run_dir, self.start, self.replace = run_dir, start, replace
+        self.training_began = False
+        self._existed = False
+        self._aside: Path | None = None
+        self._names: set[str] = set()
+        self._contents: dict[Path, bytes] = {}
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.training_began = True
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        assert self.start.lock is not None
+        self.start.lock.check()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock, and remember what the folder has.
+
+        Raises:
+            UserError: Another process holds it, or has written into the folder in between.
+        """
+        self._existed, lock = self.run_dir.exists(), self.start.lock
+        assert lock is not None
+        with lock:
+            self.start.refuse_if_outdated(self.run_dir)
+            if self._existed and self.replace:
+                self._aside, self._existed = set_aside(self.run_dir), False
+                lock.acquire()  # in the new folder
+                assert self._aside is not None
+                delete(self._aside / LOCK)
+            if self._existed:
+                self._names = {path.name for path in self.run_dir.iterdir()}
+                self._contents = {self.run_dir / name: (self.run_dir / name).read_bytes() for name in self._names & _WRITTEN}
+            yield
+
+    def is_where(self, error: OSError) -> bool:
+        """Whether an error while files of the run are written concerns its folder. Of a write, it names no file."""
+        if error.filename is None:
+            return is_disk_error(error)
+        return Path(os.fsdecode(error.filename)).absolute().is_relative_to(self.run_dir.absolute())
+
+    def restore(self) -> None:
+        """Delete the files of this launch. Keeps a new folder that has checkpoints."""
+        if not self._existed:
+            if not (self.run_dir / CHECKPOINTS).exists():
+                shutil.rmtree(self.run_dir, ignore_errors=True)
+                if self._aside is not None:
+                    self._aside.rename(self.run_dir)
+            return
+        for path in self.run_dir.iterdir():
+            if path.name not in self._names and (path.name in _WRITTEN or path.name.startswith("events.out.tfevents.")):
+                delete(path)
+        for path, content in self._contents.items():
+            with contextlib.suppress(OSError):  # the disk refuses this, too; then it has refused a new file as well
+                write_bytes(path, content)
