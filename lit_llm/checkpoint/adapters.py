@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_llm.checkpoint.average import averaged
 from lit_llm.checkpoint.crash_safe import sha256_of
-from lit_llm.checkpoint.format import read, read_manifest, read_values, verify
+from lit_llm.checkpoint.disk_format import read, read_manifest, read_values, verify
 from lit_llm.core.errors import UserError
 from lit_llm.models.lora import LoRAConfig
 

@@ -8,7 +8,7 @@ import torch
 
 from lit_llm.checkpoint.adapters import saved_weights
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_weights import copy_weights
 from lit_llm.models.custom import CustomModel
 from lit_llm.models.gpt import GPT

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lit_llm.checkpoint.adapters import saved_weights
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.shared_verification import verify_shards_together
 from lit_llm.core.dtensor import fill_
 from lit_llm.core.errors import UserError

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_llm.clean.document_parts import complete_file
 from lit_llm.clean.documents import Document
-from lit_llm.clean.parts import complete_file
 from lit_llm.clean.rules import Removed
 from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes
 

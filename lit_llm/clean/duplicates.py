@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from lit_llm.clean.clean_settings import CleanSettings
+from lit_llm.clean.document_parts import Parts
 from lit_llm.clean.exact import first_of_each
 from lit_llm.clean.near import near_duplicates
-from lit_llm.clean.parts import Parts
 from lit_llm.clean.rules import Removed
-from lit_llm.clean.settings import CleanSettings
 from lit_llm.clean.tally import SAMPLES, Count, Tally, sample_of
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_llm.clean.parts import Parts
+from lit_llm.clean.document_parts import Parts
 
 
 class Repeats(NamedTuple):

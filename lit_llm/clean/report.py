@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lit_llm.clean.settings import CleanSettings
+from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.tally import READ, Count, Tally
 from lit_llm.core.disk import write_text
 from lit_llm.ingest.source import public_name

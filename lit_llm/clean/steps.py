@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+from lit_llm.clean.clean_settings import FORMAT, CleanSettings
 from lit_llm.clean.contamination import SHORTEST, Contamination, ReferenceIndex
 from lit_llm.clean.language import Language, known_languages
 from lit_llm.clean.language_names import unknown_language
@@ -14,7 +15,6 @@ from lit_llm.clean.personal_data import ACTIONS, Emails, Secrets
 from lit_llm.clean.quality import QUALITY_RULES, Quality
 from lit_llm.clean.reference_documents import References
 from lit_llm.clean.rules import Step
-from lit_llm.clean.settings import FORMAT, CleanSettings
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError, report
 

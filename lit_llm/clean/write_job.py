@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_llm.clean.parts import LINES, complete_file
+from lit_llm.clean.document_parts import LINES, complete_file
 
 KEPT = ".kept"
 """What follows the key in the name of the written file."""

@@ -10,8 +10,8 @@ import torch
 from lit_llm.checkpoint.adapters import BASE, MergedTensor, saved_lora, saved_weights
 from lit_llm.checkpoint.average import EMA_HELP, averaged
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
-from lit_llm.checkpoint.dcp_write import write_dcp
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.dcp_export import write_dcp
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.commands.new_output import REPLACE_HELP, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError

@@ -10,7 +10,7 @@ from typing import Any
 import lightning
 import torch
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.adapters import BASE, LORA, base_record
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.crash_safe import make_folder
@@ -176,7 +176,7 @@ def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[
     }
     if (partial / TOKENIZER_FILE).is_file():
         checkpoint[TOKENIZER_SHA256] = tokenizer_sha256(partial)
-    format.write(checkpoint, partial / CHECKPOINTS / STEP_0)
+    disk_format.write(checkpoint, partial / CHECKPOINTS / STEP_0)
     (partial / CHECKPOINTS / "last.ckpt").symlink_to(STEP_0)
 
 
@@ -239,7 +239,7 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{options.folder} is not a folder of torch.distributed.checkpoint: leave out --config_from")
     else:
         notes = import_folder(Path(options.folder), run, replace=options.replace)
-    saved = format.read(run / CHECKPOINTS / "last.ckpt", verify=False)
+    saved = disk_format.read(run / CHECKPOINTS / "last.ckpt", verify=False)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in saved["state_dict"].values()})
     count = sum(tensor.numel() for tensor in saved["state_dict"].values())
     print(f"{run}: {count:,} parameters in {', '.join(dtypes)}, context {saved['model_config']['block_size']:,}")

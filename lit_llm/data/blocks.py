@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_llm.data.documents import Documents
+from lit_llm.data.document_ends import Documents
 from lit_llm.data.token_stream import TokenStream
 
 IGNORE = -100

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_llm.data.documents import missing_documents
+from lit_llm.data.document_ends import missing_documents
 from lit_llm.data.source_files import file_changes
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.tokenizers import Tokenizer

@@ -27,7 +27,7 @@ from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutOrder, ResumableLoader
 from lit_llm.data.blocks import Blocks, HeldOutBlocks, TrainBlocks
 from lit_llm.data.corpus import Corpus, OpenedCorpus
-from lit_llm.data.documents import Documents
+from lit_llm.data.document_ends import Documents
 from lit_llm.data.order import SORTED_UP_TO, sample_index
 from lit_llm.data.pack_plan import PackPlan, open_plan
 from lit_llm.data.packed_blocks import PackedBlocks

@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lit_llm.core.disk import is_disk_error, naming
 from lit_llm.core.errors import UserError
-from lit_llm.data.documents import Documents, missing_documents
+from lit_llm.data.document_ends import Documents, missing_documents
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.packing import PIECE, POOL, Counts, consecutive, pack
 from lit_llm.data.token_stream import TokenStream

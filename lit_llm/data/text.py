@@ -25,14 +25,14 @@ from lit_llm.ingest.chat import ChatTemplate
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.manifest import META_FILE, Manifest, SplitInfo
-from lit_llm.ingest.parts import PARTS
 from lit_llm.ingest.paths import same_files
-from lit_llm.ingest.pipeline import FORMAT, Summary, ingest
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.selection import Selection
+from lit_llm.ingest.shard_pipeline import FORMAT, Summary, ingest
 from lit_llm.ingest.source import Source
 from lit_llm.ingest.split import hold_out
+from lit_llm.ingest.token_parts import PARTS
 from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 
 _CACHE_VERSION = 2  # increment when the same text and tokenizer would give different shards

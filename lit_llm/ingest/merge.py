@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lit_llm.ingest.manifest import SplitInfo
-from lit_llm.ingest.parts import PartCounts, read_part, token_type
 from lit_llm.ingest.shards import ShardWriter
+from lit_llm.ingest.token_parts import PartCounts, read_part, token_type
 
 
 def merge(

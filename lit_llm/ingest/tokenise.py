@@ -13,9 +13,9 @@ import numpy as np
 
 from lit_llm.ingest.chat import ChatEncoder, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job
-from lit_llm.ingest.parts import Part, PartCounts, PartWriter, token_type
 from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.selection import SelectedPiece, Selection
+from lit_llm.ingest.token_parts import Part, PartCounts, PartWriter, token_type
 from lit_llm.tokenizers import Bytes, Tokenizer
 from lit_llm.tokenizers.encoder import EncoderChoice, PieceEncoder
 

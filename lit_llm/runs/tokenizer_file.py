@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from lit_llm.checkpoint.format import read_values
+from lit_llm.checkpoint.disk_format import read_values
 from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lit_llm.__main__ import main
-from lit_llm.callbacks.schedule import DecayShape
+from lit_llm.callbacks.learning_rate_schedules import DecayShape
 from lit_llm.config.arguments import leaves
 from lit_llm.config.groups import CLASSES, GROUPS
 from lit_llm.config.parser import known_classes

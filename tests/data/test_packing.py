@@ -14,7 +14,7 @@ import pytest
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenShards
-from lit_llm.data.documents import Documents
+from lit_llm.data.document_ends import Documents
 from lit_llm.data.pack_plan import PackPlan, write_plan
 from lit_llm.data.packing import best_fit, consecutive, pack
 from lit_llm.data.token_stream import TokenStream

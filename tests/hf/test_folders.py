@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from lit_llm.__main__ import main
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.checkpoint.load_model import load_model
 from lit_llm.commands.export import export_folder
 from lit_llm.commands.import_hf import import_folder

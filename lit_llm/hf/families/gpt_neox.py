@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, PLAIN, Activation, Biases, Flag, Heads, Setting
 from lit_llm.hf.families.family import Family
 from lit_llm.hf.families.llama import SIZES
-from lit_llm.hf.families.parts import ATTENTION_BIASES, PLAIN, Activation, Biases, Flag, Heads, Setting
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.tensor_map import Link, linear
 from lit_llm.models.gpt import GPTConfig

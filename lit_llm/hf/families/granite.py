@@ -1,8 +1,8 @@
 """Granite 3: LLaMA with factors of embeddings, attention scores, residual updates and logits."""
 
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, Biases, Inverse, Setting, attention_scale, embedding_scale
 from lit_llm.hf.families.family import Family
 from lit_llm.hf.families.llama import FIXED, PARTS
-from lit_llm.hf.families.parts import ATTENTION_BIASES, Biases, Inverse, Setting, attention_scale, embedding_scale
 from lit_llm.hf.tensor_map import decoder
 
 GRANITE = Family(

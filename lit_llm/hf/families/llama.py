@@ -1,7 +1,7 @@
 """LLaMA 1 to 3.x and what was built like it, such as SmolLM2."""
 
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.family import Family, Part
-from lit_llm.hf.families.parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.tensor_map import decoder
 

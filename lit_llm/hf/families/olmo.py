@@ -1,9 +1,9 @@
 """OLMo 2 and 3: norms after attention and MLP, and one norm over all queries or keys of a position."""
 
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.family import Family, Part
 from lit_llm.hf.families.layers import WindowByKind, every
 from lit_llm.hf.families.llama import FIXED, SIZES
-from lit_llm.hf.families.parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.rope import Rope, RopeByKind
 from lit_llm.hf.tensor_map import decoder
 

@@ -1,9 +1,9 @@
 """Qwen2, Qwen2.5 and Qwen3."""
 
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.family import Family, Part
 from lit_llm.hf.families.layers import OptionalWindow
 from lit_llm.hf.families.llama import FIXED, SIZES
-from lit_llm.hf.families.parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.tensor_map import decoder
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.family import Family
 from lit_llm.hf.families.layers import FULL, SLIDING, layer_kinds, layer_settings
 from lit_llm.hf.families.llama import FIXED, SIZES
-from lit_llm.hf.families.parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.fields import Fields, shown
 from lit_llm.hf.tensor_map import decoder

@@ -2,10 +2,10 @@
 
 from functools import partial
 
+from lit_llm.hf.families.config_parts import PLAIN, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.family import Family
 from lit_llm.hf.families.layers import Window
 from lit_llm.hf.families.llama import SIZES
-from lit_llm.hf.families.parts import PLAIN, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.tensor_map import decoder
 

@@ -15,11 +15,11 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lit_llm.clean.clean_settings import CleanSettings
+from lit_llm.clean.document_parts import LINES, Parts, read_tally
 from lit_llm.clean.duplicates import find_duplicates
-from lit_llm.clean.parts import LINES, Parts, read_tally
 from lit_llm.clean.read_job import ReadJob
 from lit_llm.clean.report import write_report
-from lit_llm.clean.settings import CleanSettings
 from lit_llm.clean.steps import prepare_steps
 from lit_llm.clean.tally import Tally
 from lit_llm.clean.write_job import KeptLines, read_written, write_lines
@@ -27,8 +27,8 @@ from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.missing_jobs import finish
-from lit_llm.ingest.parts import PARTS, start_parts
 from lit_llm.ingest.progress import ProgressLog
+from lit_llm.ingest.token_parts import PARTS, start_parts
 
 
 def clean(
