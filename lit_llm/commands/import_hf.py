@@ -22,8 +22,7 @@ from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, write_config
 from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
 from lit_llm.hf.peft import is_adapter_folder, read_adapter
-from lit_llm.hf.read import CONFIG, WeightFiles, read_json, read_weights
-from lit_llm.hf.text_part import text_config
+from lit_llm.hf.read import CONFIG, WeightFiles, read_json, read_weights, text_config
 from lit_llm.hf.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, copy_companions, imported_family
 from lit_llm.hf.write import write_json
 from lit_llm.models.gpt import GPT

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from lit_llm.core.errors import UserError
 from lit_llm.hf.fields import shown
-from lit_llm.hf.optional_packages import safetensors
-from lit_llm.hf.read import read_json
+from lit_llm.hf.read import read_json, safetensors
 from lit_llm.hf.tensor_map import Link
 from lit_llm.hf.write import save_tensors, write_json
 from lit_llm.models.lora import LoRAConfig

@@ -15,8 +15,6 @@ from clean.clean_script import clean_folder
 from ingest.corpus import write_formats
 from kill_loop import run_with_kills
 
-from lit_llm.clean import clean_pipeline
-
 SCRIPT = Path(__file__).with_name("clean_script.py")
 
 

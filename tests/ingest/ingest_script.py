@@ -5,7 +5,7 @@ import unittest.mock
 from pathlib import Path
 
 from lit_llm.core.disk import delete
-from lit_llm.ingest import inputs, shard_pipeline
+from lit_llm.ingest import inputs
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.readers import ReadSettings

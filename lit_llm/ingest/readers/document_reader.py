@@ -10,6 +10,7 @@ from typing import BinaryIO, cast
 
 from lit_llm.core.disk import naming
 from lit_llm.core.errors import UserError
+from lit_llm.ingest.open_source import open_source
 from lit_llm.ingest.readers.arrow import read_arrow
 from lit_llm.ingest.readers.columns import TextColumn
 from lit_llm.ingest.readers.compression import compression_of, decompressed
@@ -55,7 +56,7 @@ class DocumentReader:
                     raise UserError(f"{source.name} is a dataset of the hub, not {settings.format}: use --data.format auto.")
                 self._pieces = read_hub(source, settings.text_key, self._counts, messages=settings.messages)
                 return
-            self._file = opened.enter_context(source.open())
+            self._file = opened.enter_context(open_source(source))
             self._pieces = self._open(start, stop)
             self._opened = opened.pop_all()
 
