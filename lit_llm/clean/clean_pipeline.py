@@ -19,9 +19,8 @@ from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.document_parts import LINES, Parts, read_tally
 from lit_llm.clean.duplicates import find_duplicates
 from lit_llm.clean.read_job import ReadJob
-from lit_llm.clean.report import write_report
+from lit_llm.clean.removal_report import Tally, write_report
 from lit_llm.clean.steps import prepare_steps
-from lit_llm.clean.tally import Tally
 from lit_llm.clean.write_job import KeptLines, read_written, write_lines
 from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_llm.clean.document_parts import complete_file
-from lit_llm.clean.documents import Document
-from lit_llm.clean.rules import Removed
+from lit_llm.clean.rules import Document, Removed
 from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes
 
 SHORTEST = 8

@@ -24,9 +24,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from lit_llm.clean.documents import Document
+from lit_llm.clean.removal_report import Tally
+from lit_llm.clean.rules import Document
 from lit_llm.clean.signatures import band_hashes
-from lit_llm.clean.tally import Tally
 from lit_llm.core.disk import delete, naming, write_text
 
 LINES, COUNTS = ".jsonl", ".json"

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.document_parts import PartWriter, write_tally
-from lit_llm.clean.documents import Document, documents_of
-from lit_llm.clean.exact import whole_hash
-from lit_llm.clean.rules import Removed
+from lit_llm.clean.duplicates import whole_hash
+from lit_llm.clean.removal_report import READ, Tally
+from lit_llm.clean.rules import Document, Removed, documents_of
 from lit_llm.clean.steps import steps_of
-from lit_llm.clean.tally import READ, Tally
 from lit_llm.ingest.inputs import Input, Job
 from lit_llm.ingest.readers import DocumentReader
 

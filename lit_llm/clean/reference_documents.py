@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_llm.clean.documents import Document, documents_of
+from lit_llm.clean.rules import Document, documents_of
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.listing import list_sources
 from lit_llm.ingest.manifest import META_FILE, Manifest

@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_llm.clean.clean_pipeline import clean
 from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.datatrove_script import datatrove_script
-from lit_llm.clean.report import REMOVED, table
+from lit_llm.clean.removal_report import REMOVED, table
 from lit_llm.clean.steps import step_problems
 from lit_llm.commands.field_flags import add_field_flags, settings_from
 from lit_llm.commands.new_output import REPLACE_HELP, kept_steps, log_beside, new_file, new_folder
