@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_llm.clean.document_parts import complete_file
+from lit_llm.clean.document_parts import part_file
 from lit_llm.clean.rules import Document, Removed
 from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes
 
@@ -86,7 +86,7 @@ class ReferenceIndex:
 
     def save(self, path: Path) -> None:
         """Write a file for ``load``, complete or not at all."""
-        with complete_file(path) as file:
+        with part_file(path) as file:
             np.savez(file, **{name: getattr(self, name) for name in _ARRAYS})
 
     @classmethod

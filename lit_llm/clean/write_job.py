@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_llm.clean.document_parts import LINES, complete_file
+from lit_llm.clean.document_parts import LINES, part_file
 
 KEPT = ".kept"
 """What follows the key in the name of the written file."""
@@ -34,7 +34,7 @@ class KeptLines(NamedTuple):
 def write_lines(folder: Path, job: KeptLines, key: str, report: Callable[[int, int], None]) -> str:
     """Write the kept lines into a file, and return its name."""
     unreported = 0
-    with open(folder / f"{job.part}{LINES}", "rb") as lines, complete_file(folder / f"{key}{KEPT}") as file:
+    with open(folder / f"{job.part}{LINES}", "rb") as lines, part_file(folder / f"{key}{KEPT}") as file:
         for line, keep in zip(lines, job.keep.tolist(), strict=True):
             if keep:
                 file.write(line)

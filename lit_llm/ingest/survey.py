@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lit_llm.core.disk import naming
+from lit_llm.core.disk import complete_file
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.missing_jobs import finish
@@ -20,6 +19,7 @@ from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.selection import Selection
 from lit_llm.ingest.split import text_hash
+from lit_llm.ingest.token_parts import unfinished
 
 _FORMAT = 4
 """Part of the name of every result. Increment it when the same inputs would give another one."""
@@ -104,8 +104,8 @@ def _read(folder: Path, key: str) -> Found | None:
 
 
 def _write(folder: Path, key: str, found: Found) -> None:
-    partial = folder / f"{key}.{os.getpid()}.tmp"
-    with naming(partial), open(partial, "wb") as file:
+    path = folder / f"{key}.npz"
+    with complete_file(path, unfinished(path)) as file:
         np.savez(
             file,
             documents=found.documents,
@@ -114,9 +114,6 @@ def _write(folder: Path, key: str, found: Found) -> None:
             lengths=[len(sketch) for sketch in found.sketches],
             sketches=np.concatenate([np.empty(0, np.uint64), *found.sketches]),
         )
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, folder / f"{key}.npz")
 
 
 def _surveyor(selection: Selection, folder: Path) -> Callable[[Job, str, Callable[[int, int], None]], Found]:
