@@ -11,21 +11,19 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
-from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from lit_llm.core._torch import foreach_lerp, lerp_
 from lit_llm.core.dtensor import local_gradients, local_part
 from lit_llm.core.errors import UserError
 from lit_llm.core.memory import MUON_BATCH_NUMEL
+from lit_llm.optim.base import GroupOptimizer, check_below_one, check_not_negative, to_device, undone_if
 from lit_llm.optim.exchange import Matrix, Turn, turns_of
-from lit_llm.optim.found_inf import to_device, undone_if
 from lit_llm.optim.newton_schulz import NS_DTYPES, NS_METHODS, newton_schulz, newton_schulz_dtype
-from lit_llm.optim.option_checks import check_below_one, check_not_negative
 from lit_llm.optim.owners import turns
 
 
-class MuonAdamW(Optimizer):
+class MuonAdamW(GroupOptimizer):
     """Muon for hidden matrices and AdamW for all other parameters, in one Optimizer, as automatic optimization needs.
 
     Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; ``torch.optim.Muon`` computes the same). For a matrix of
@@ -62,9 +60,6 @@ class MuonAdamW(Optimizer):
     Raises:
         UserError: if an option is out of range.
     """
-
-    honours_found_inf = True
-    found_inf: Tensor | None = None
 
     _MUON_ONLY = frozenset({"momentum", "nesterov", "ns_steps", "ns_dtype", "ns_method", "normuon_beta2", "adjust_lr"})
     _ADAMW_ONLY = frozenset({"betas", "eps", "adamw_lr"})
@@ -139,26 +134,11 @@ class MuonAdamW(Optimizer):
                 group.pop(key, None)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Checkpoints from before an option existed load with its default."""
         super().__setstate__(state)
         self._planned = {}
-        for group in self.param_groups:
-            if group["algorithm"] == "muon":
-                for option, default in _LATER_OPTIONS.items():
-                    group.setdefault(option, default)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                (self._muon if group["algorithm"] == "muon" else self._adamw)(group, params)
-        return loss
+    def _update_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        (self._muon if group["algorithm"] == "muon" else self._adamw)(group, params)
 
     def _muon(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in params:
@@ -296,9 +276,6 @@ def mean_squares(update: Tensor) -> Tensor:
     """(r,) in fp32: the mean square of each row."""
     return torch.linalg.vector_norm(update, dim=1, dtype=torch.float32).square() / update.size(1)
 
-
-_LATER_OPTIONS = {"ns_dtype": "auto", "ns_method": "jordan", "normuon_beta2": None}
-"""Options that the first checkpoints do not have."""
 
 _LR_SCALE: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
