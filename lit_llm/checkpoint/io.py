@@ -12,10 +12,10 @@ from lightning.fabric.plugins.io import CheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm.checkpoint import disk_format
-from lit_llm.checkpoint.free_memory import free_host_bytes
 from lit_llm.checkpoint.shared_verification import verify_shards_together
 from lit_llm.checkpoint.snapshot import Snapshots, bytes_to_copy
 from lit_llm.core.errors import UserError
+from lit_llm.core.memory import free_host_bytes
 
 _COPY_FRACTION = 0.5
 """Of the free host memory, what copies may take: data loaders and the page cache need some, too."""

@@ -8,9 +8,10 @@ import pytest
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
-from lit_llm.checkpoint import disk_format, free_memory
+from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.checkpoint.snapshot import Snapshots, bytes_to_copy
+from lit_llm.core import memory
 
 Pair = namedtuple("Pair", "a b")
 
@@ -90,15 +91,15 @@ def test_copies_are_made_only_if_those_of_all_processes_take_at_most_half_of_the
 
 def test_free_memory_is_that_of_the_machine_or_of_the_container_without_its_page_cache(tmp_path, monkeypatch):
     (tmp_path / "meminfo").write_text("MemTotal:  900 kB\nMemAvailable:  700 kB\n")
-    monkeypatch.setattr(free_memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(free_memory, "_CGROUP", tmp_path)
-    assert free_memory.free_host_bytes() == 700 * 1024
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    assert memory.free_host_bytes() == 700 * 1024
     (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory.free_host_bytes() == 700 * 1024
+    assert memory.free_host_bytes() == 700 * 1024
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("anon 600\ninactive_file 250\n")
-    assert free_memory.free_host_bytes() == 1000 - 900 + 250
+    assert memory.free_host_bytes() == 1000 - 900 + 250
 
 
 # -- snapshots ----------------------------------------------------------------------------------------------------------

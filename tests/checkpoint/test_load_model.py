@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_llm.checkpoint import disk_format
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.models.gpt import GPT, GPTConfig
 
 

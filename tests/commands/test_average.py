@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from lit_llm.callbacks import ema
 from lit_llm.checkpoint import average, disk_format
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.core.errors import UserError
 
 LAST = "checkpoints/last.ckpt"

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lit_llm.distributed.fsdp import apply_fsdp
-from lit_llm.distributed.kept_whole import KeptWhole, set_last_micro_batch
+from lit_llm.distributed.fsdp import apply_fsdp, set_last_micro_batch
+from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.plan.communication import ddp_bytes, fsdp_bytes

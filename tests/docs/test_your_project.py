@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.disk_format import read
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.tokenizers import load_tokenizer
 from lit_llm.training import checklist
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditiona
 
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.disk_format import read
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.export import export_folder
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.hf import write

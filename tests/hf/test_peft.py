@@ -14,7 +14,7 @@ from lit_llm.__main__ import main
 from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.adapters import base_record
 from lit_llm.checkpoint.disk_format import read
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.core.errors import UserError
 from lit_llm.hf.config_map import links
