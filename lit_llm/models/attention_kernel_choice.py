@@ -1,7 +1,7 @@
 """Which kernel computes attention: the names that `compute.attention` may have, the choice for a layer, and what cannot work.
 
 The kernels themselves: torch's scaled_dot_product_attention is called in `attention`, FlexAttention in `attention_flex`, and
-attention in blocks is in `attention_blocks`. Importing this file needs no torch: arguments are read and runs planned without it.
+attention in blocks is in `attention_blocks`. The file needs no torch: arguments are read and runs planned without it.
 """
 
 from __future__ import annotations

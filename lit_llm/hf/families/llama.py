@@ -30,13 +30,19 @@ SIZES: tuple[Part, ...] = (
     Setting("mlp_width", "intermediate_size", resolved=lambda config: config.hidden_width),
 )
 """Sizes under the names that all families since LLaMA use."""
-PARTS: tuple[Part, ...] = (
-    *SIZES,
-    Heads(),
-    Setting("norm_eps", "rms_norm_eps", "number", 1e-6),
-    Activation("hidden_act", GATED, "silu"),
-    Rope(),
-)
+
+
+def gated(norm_eps: float, heads: Heads | None = None) -> tuple[Part, ...]:
+    """LLaMA's sizes, heads, norm and gated MLP.
+
+    Args:
+        norm_eps: of transformers, if the key is missing.
+    """
+    norm = Setting("norm_eps", "rms_norm_eps", "number", norm_eps)
+    return *SIZES, heads or Heads(), norm, Activation("hidden_act", GATED, "silu")
+
+
+PARTS: tuple[Part, ...] = (*gated(1e-6), Rope())
 """LLaMA without biases."""
 
 LLAMA = Family(
@@ -77,19 +83,11 @@ GRANITE = Family(
 )
 
 # Qwen2, Qwen2.5 and Qwen3: a window that can be switched on.
-_QWEN: tuple[Part, ...] = (
-    *SIZES,
-    Setting("norm_eps", "rms_norm_eps", "number", 1e-6),
-    Activation("hidden_act", GATED, "silu"),
-    Rope(),
-    OptionalWindow(),
-)
-
 QWEN2 = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     fixed=FIXED | {"qkv_bias": True},
-    parts=(*_QWEN, Heads()),
+    parts=(*PARTS, OptionalWindow()),
     tensors=decoder,
     only={"use_mrope": (False,)},
 )
@@ -97,18 +95,12 @@ QWEN3 = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
     fixed=FIXED | {"qk_norm": True},
-    parts=(*_QWEN, Heads(default_head_dim=128), Biases("attention_bias", ATTENTION_BIASES)),
+    parts=(*gated(1e-6, Heads(default_head_dim=128)), Rope(), OptionalWindow(), Biases("attention_bias", ATTENTION_BIASES)),
     tensors=decoder,
 )
 
 # OLMo 2 and 3: norms after attention and MLP, and one norm over all queries or keys of a position.
-_OLMO: tuple[Part, ...] = (
-    *SIZES,
-    Heads(),
-    Setting("norm_eps", "rms_norm_eps", "number", 1e-5),
-    Activation("hidden_act", GATED, "silu"),
-    Biases("attention_bias", ATTENTION_BIASES),
-)
+_OLMO: tuple[Part, ...] = (*gated(1e-5), Biases("attention_bias", ATTENTION_BIASES))
 _OLMO_FIXED = FIXED | {"norm_position": "post", "qk_norm": True, "qk_norm_width": "projection"}
 
 OLMO2 = Family(
@@ -132,10 +124,7 @@ PHI3 = Family(
     architecture="Phi3ForCausalLM",
     fixed=FIXED,
     parts=(
-        *SIZES,
-        Heads(),
-        Setting("norm_eps", "rms_norm_eps", "number", 1e-5),
-        Activation("hidden_act", GATED, "silu"),
+        *gated(1e-5),
         Rope(partial="partial_rotary_factor", default_original=4096, scalings=("longrope",)),
         Window(),
     ),
