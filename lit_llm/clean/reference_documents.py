@@ -10,8 +10,8 @@ import numpy as np
 from lit_llm.clean.rules import Document, documents_of
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.listing import list_sources
-from lit_llm.ingest.manifest import META_FILE, Manifest
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
+from lit_llm.ingest.shard_manifest import META_FILE, Manifest
 from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, LAYOUTS, magic_for
 from lit_llm.ingest.source import Source
 from lit_llm.tokenizers import load_tokenizer

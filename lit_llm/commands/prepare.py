@@ -7,7 +7,7 @@ from lit_llm.commands.new_output import kept_steps, log_beside, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.manifest import Manifest
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.token_parts import PARTS
 from lit_llm.runs.run_folder import expanded
 

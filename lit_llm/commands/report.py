@@ -57,8 +57,8 @@ def main(arguments: list[str]) -> int:
 def _report(own: Namespace, command: str) -> Iterator[str]:
     """Write the page of the runs, and say what it does not have."""
     from lit_llm.reporting.evidence import Evidence, shipped_evidence
-    from lit_llm.reporting.page import MOST_RUNS, missing, report_page
     from lit_llm.reporting.ranking import ranked
+    from lit_llm.reporting.report_page import MOST_RUNS, missing, report_page
     from lit_llm.reporting.sweep_runs import must_be_run
     from lit_llm.runs import load
     from lit_llm.runs.curve_follower import CurveFollower
@@ -87,7 +87,7 @@ def _report(own: Namespace, command: str) -> Iterator[str]:
 
 def _compare(own: Namespace, command: str) -> Iterator[str]:
     """Write the page of the sweep, and say the ranking."""
-    from lit_llm.reporting.comparison import cautions, comparison_page, in_order, problems
+    from lit_llm.reporting.comparison_page import cautions, comparison_page, in_order, problems
     from lit_llm.reporting.sweep_runs import sweep_runs
 
     loaded, notes = sweep_runs(own.compare)

@@ -10,8 +10,8 @@ from pathlib import Path
 from lit_llm.core.errors import UserError
 from lit_llm.data.corpus import TextSize
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.ingest.manifest import META_FILE, Manifest, SplitInfo
 from lit_llm.ingest.paths import MissingFiles, expand, same_files
+from lit_llm.ingest.shard_manifest import META_FILE, Manifest, SplitInfo
 
 SPLITS = ("train", "val", "test")
 REQUIRED = ("train", "val")

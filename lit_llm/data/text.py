@@ -24,11 +24,11 @@ from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatTemplate
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources
-from lit_llm.ingest.manifest import META_FILE, Manifest, SplitInfo
 from lit_llm.ingest.paths import same_files
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.selection import Selection
+from lit_llm.ingest.shard_manifest import META_FILE, Manifest, SplitInfo
 from lit_llm.ingest.shard_pipeline import FORMAT, Summary, ingest
 from lit_llm.ingest.source import Source
 from lit_llm.ingest.split import hold_out

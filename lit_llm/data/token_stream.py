@@ -14,7 +14,7 @@ import numpy as np
 from lit_llm.core.errors import UserError
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout, read_layout
-from lit_llm.ingest.manifest import ShardInfo
+from lit_llm.ingest.shard_manifest import ShardInfo
 from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES, HEADER_BYTES, LAYOUTS, magic_for
 
 FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second

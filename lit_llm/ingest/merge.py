@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lit_llm.ingest.manifest import SplitInfo
+from lit_llm.ingest.shard_manifest import SplitInfo
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.ingest.token_parts import PartCounts, read_part, token_type
 

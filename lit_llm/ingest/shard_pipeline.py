@@ -21,12 +21,12 @@ from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import ChatEncoder, ChatForm, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job, jobs_of
-from lit_llm.ingest.manifest import Manifest
 from lit_llm.ingest.merge import merge
 from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.selection import Selection
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.source import public_name
 from lit_llm.ingest.survey import select
 from lit_llm.ingest.token_parts import PARTS, Part, start_parts, token_type

@@ -17,7 +17,7 @@ from lit_llm.clean.reference_documents import References
 from lit_llm.clean.steps import step_problems
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input
-from lit_llm.ingest.manifest import Manifest, SplitInfo
+from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.ingest.source import Source
 from lit_llm.tokenizers import Bytes

@@ -22,7 +22,7 @@ from ingest.ingest_script import run
 from kill_loop import run_with_kills
 
 from lit_llm.ingest import shard_pipeline
-from lit_llm.ingest.manifest import Manifest
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.split import text_hash
 from lit_llm.tokenizers import BPE
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.manifest import Manifest
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.shards import HASH_BYTES, HEADER_BYTES
 from lit_llm.plan.run_record import recorded_launches
 from lit_llm.reporting.doctor.data_rules import DATA_RULES

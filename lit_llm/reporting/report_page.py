@@ -1,4 +1,4 @@
-"""The whole page."""
+"""The page of `report`: one run, or several beside each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_llm.plan.numbers import count, duration, size
 from lit_llm.reporting.charts import COLORS, Line, chart
 from lit_llm.reporting.doctor.diagnose import diagnose, observed
 from lit_llm.reporting.evidence import Evidence
-from lit_llm.reporting.health import health_charts
+from lit_llm.reporting.health_charts import health_charts
 from lit_llm.reporting.ranking import figures, ranked
 from lit_llm.reporting.run_curves import RunCurves
 from lit_llm.reporting.summary import described

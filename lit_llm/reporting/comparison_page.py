@@ -16,8 +16,8 @@ from lit_llm.reporting.charts import COLORS, Line, chart, number
 from lit_llm.reporting.doctor.diagnose import diagnose, observed
 from lit_llm.reporting.doctor.finding import Finding
 from lit_llm.reporting.evidence import OTHER_CURVES
-from lit_llm.reporting.page import charts
 from lit_llm.reporting.ranking import BITS, Place, diverged, figures, last_step, passes, planned_passes, ranked
+from lit_llm.reporting.report_page import charts
 from lit_llm.reporting.run_curves import RunCurves, is_number
 from lit_llm.reporting.summary import cost
 from lit_llm.runs.setting_changes import Change, rule
