@@ -64,7 +64,9 @@ class References:
 def _manifest(folder: Path) -> Manifest:
     manifest = Manifest.read(folder)
     if manifest is None:
-        raise UserError(f"{folder} was prepared by an older version: prepare it again, or give text files (--against).")
+        raise UserError(
+            f"{folder} has a {META_FILE} that prepare did not write: prepare it again, or give text files (--against)."
+        )
     return manifest
 
 

@@ -13,8 +13,7 @@ from lit_llm.data.source_files import file_changes
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.tokenizers import Tokenizer
 
-# Before the fingerprint of data of which every token was hashed. Older checkpoints have fingerprints without it, which are
-# of samples if the data are long.
+# Before the fingerprint of data of which every token was hashed. Others are of samples: long data without a manifest.
 _ALL_TOKENS = "tokens-"
 
 
@@ -66,15 +65,6 @@ class OpenedCorpus:
         form = _ALL_TOKENS if all(stream.hash_covers_all for stream in corpus.streams.values()) else ""
         known = frozenset(name for name, stream in corpus.streams.items() if missing_documents(stream) is None)
         return cls(corpus, hashes, files, form + combined_hash(corpus.streams, hashes), known)
-
-    def is_older_form(self, fingerprint: str) -> bool:
-        """Whether a saved fingerprint is that of these data in an older form: from samples, if a stream is long."""
-        if fingerprint.startswith(_ALL_TOKENS):
-            return False
-        if fingerprint == self.fingerprint.removeprefix(_ALL_TOKENS):
-            return True
-        streams, vocab_size = self.corpus.streams, self.corpus.vocab_size
-        return fingerprint == combined_hash(streams, {name: s.scan_tokens(vocab_size) for name, s in streams.items()})
 
     def change_since(self, fingerprint: str, files: Mapping[str, str], sources: Iterable[Path]) -> str:
         """One phrase about a saved fingerprint that differs: which files have changed, as far as they were saved.
