@@ -12,12 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_llm.clean.clean_settings import SHORTEST
 from lit_llm.clean.document_parts import part_file
 from lit_llm.clean.rules import Document, Removed
 from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes
-
-SHORTEST = 8
-"""Words. GPT-3's smallest n; a shorter phrase is common without being copied."""
 
 _TABLE_PER_HASH = 16  # entries of a first look-up table: few n-grams that are not there pass it
 _LARGEST_TABLE = 2**26  # bytes
