@@ -25,14 +25,12 @@ from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutOrder, ResumableLoader
-from lit_llm.data.blocks import Blocks, HeldOutBlocks, TrainBlocks
-from lit_llm.data.corpus import Corpus, OpenedCorpus
+from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, TrainBlocks
+from lit_llm.data.corpus import Corpus, OpenedCorpus, describe_files
 from lit_llm.data.document_ends import Documents
 from lit_llm.data.order import sample_index
 from lit_llm.data.pack_plan import PackPlan, open_plan
-from lit_llm.data.packed_blocks import PackedBlocks
 from lit_llm.data.run_length import set_accumulation, set_end
-from lit_llm.data.source_files import describe_files
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatForm
 from lit_llm.tokenizers import Tokenizer

@@ -64,7 +64,7 @@ def test_conversations_become_documents_with_the_template_s_tokens_in_every_form
     assert (data.corpus.eos_id, data.every_target_counts) == (TokenizerJSON(str(tokenizer)).eos_id, False)
     found = []
     for stream in data.corpus.streams.values():
-        ends = stream.document_ends(0)
+        ends = stream.layouts[0].document_ends()
         for start, end in zip([0, *ends[:-1]], ends, strict=True):
             ids, mask = stream.read(int(start), int(end - start)), stream.read_mask(int(start), int(end - start))
             found.append((data.tokenizer.decode(ids), data.tokenizer.decode(ids[mask == 1])))
