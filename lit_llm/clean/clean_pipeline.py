@@ -26,7 +26,7 @@ from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.missing_jobs import finish
-from lit_llm.ingest.progress import ProgressLog
+from lit_llm.ingest.progress import ProgressLog, Report
 from lit_llm.ingest.token_parts import PARTS, start_parts
 
 
@@ -89,9 +89,9 @@ def clean(
     return total
 
 
-def _reader(settings: CleanSettings, folder: Path) -> Callable[[Job, str, Callable[[int, int], None]], Tally]:
+def _reader(settings: CleanSettings, folder: Path) -> Callable[[Job, str, Report], Tally]:
     return ReadJob(settings, folder).run
 
 
-def _writer(folder: Path) -> Callable[[KeptLines, str, Callable[[int, int], None]], str]:
+def _writer(folder: Path) -> Callable[[KeptLines, str, Report], str]:
     return functools.partial(write_lines, folder)

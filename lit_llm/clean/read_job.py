@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from lit_llm.clean.clean_settings import CleanSettings
@@ -13,12 +13,8 @@ from lit_llm.clean.removal_report import READ, Tally
 from lit_llm.clean.rules import Document, Removed, documents_of
 from lit_llm.clean.steps import steps_of
 from lit_llm.ingest.inputs import Input, Job
+from lit_llm.ingest.progress import Reading, Report
 from lit_llm.ingest.readers import DocumentReader
-
-Report = Callable[[int, int], None]
-"""Takes the bytes of sources and of text that were read since the last call."""
-
-_REPORT_BYTES = 2**20
 
 
 class ReadJob:
@@ -69,19 +65,16 @@ class ReadJob:
 
     def _documents(self, one: Input, tally: Tally, report: Report) -> Iterator[Document]:
         """The documents of an input, counted and reported."""
-        position, size = 0, 0
+        reading = Reading(report)
         with DocumentReader(one.source, one.settings) as reader:
             for document in documents_of(reader, name=one.source.name):
                 length = len(document.text.encode())
                 tally.read.add(1, length)
                 tally.not_utf8 += not document.is_utf8
-                size += length
-                if size >= _REPORT_BYTES:
-                    report(max(0, reader.position - position), size)
-                    position, size = max(position, reader.position), 0
+                reading.add(length, reader.position)
                 yield document
             tally.without_text += reader.skipped
-        report(max(0, one.size - position), size)
+        reading.end(one.size)
 
     def _apply(self, document: Document, tally: Tally) -> Document | None:
         """The document after all rules; None if one removes it."""

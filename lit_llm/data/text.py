@@ -187,7 +187,7 @@ class TextDataModule(TokenDataModule):
         """The bytes of the validation text in pieces, for comparing its compression with other programs."""
         for one in self.inputs():
             if one.split in (None, "val"):
-                for piece in Selection(self.val_fraction).pieces(one, lambda reader: None):
+                for piece in Selection(self.val_fraction).pieces(one):
                     if piece.split == "val":
                         yield piece.text
 

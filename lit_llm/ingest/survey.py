@@ -15,16 +15,13 @@ from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.near_duplicates import HeldOutIndex, Sketcher
-from lit_llm.ingest.progress import ProgressLog
-from lit_llm.ingest.readers import DocumentReader
+from lit_llm.ingest.progress import ProgressLog, Report
 from lit_llm.ingest.selection import Selection
 from lit_llm.ingest.split import text_hash
 from lit_llm.ingest.token_parts import unfinished
 
 _FORMAT = 4
 """Part of the name of every result. Increment it when the same inputs would give another one."""
-
-_REPORT_BYTES = 2**22
 
 
 @dataclass(frozen=True)
@@ -116,26 +113,18 @@ def _write(folder: Path, key: str, found: Found) -> None:
         )
 
 
-def _surveyor(selection: Selection, folder: Path) -> Callable[[Job, str, Callable[[int, int], None]], Found]:
+def _surveyor(selection: Selection, folder: Path) -> Callable[[Job, str, Report], Found]:
     return functools.partial(_survey_job, selection, folder)
 
 
-def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: Callable[[int, int], None]) -> Found:
+def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: Report) -> Found:
     """Read the documents of a job, and write what was found."""
-    documents, smallest, total_skipped = 0, 1.0, 0
+    documents, smallest = 0, 1.0
     sketches: list[np.ndarray] = []
+    skipped: list[int] = []
     for part in job.inputs:
-        sketcher, size, seen, skipped = Sketcher(), 0, part.start, 0
-
-        def advance(reader: DocumentReader) -> None:
-            nonlocal size, seen, skipped
-            skipped = reader.skipped
-            if size >= _REPORT_BYTES:
-                report(max(0, reader.position - seen), size)
-                size, seen = 0, max(seen, reader.position)
-
-        for piece in selection.pieces(part, advance):
-            size += len(piece.text)
+        sketcher = Sketcher()
+        for piece in selection.pieces(part, report, skipped.append):
             if piece.first and part.split is None:
                 smallest = min(smallest, text_hash(piece.text))
                 documents += piece.split == "val"
@@ -145,8 +134,6 @@ def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: 
             if piece.last:
                 sketches.append(sketcher.sketch())
                 sketcher = Sketcher()
-        report(max(0, part.start + part.size - seen), size)
-        total_skipped += skipped
-    found = Found(documents, smallest, sketches, total_skipped)
+    found = Found(documents, smallest, sketches, sum(skipped))
     _write(folder, key, found)
     return found
