@@ -38,6 +38,11 @@ def report(message: str, kind: str = "error") -> None:
             unsaid.append(f"{kind}: {line}")
 
 
+def first_line(error: BaseException) -> str:
+    """What another library's error says, without its details and a full stop."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
 def need(module: str, *, extra: str, what: str) -> ModuleType:
     """Import a module of a package that only some formats need.
 

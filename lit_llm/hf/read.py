@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_llm.core.errors import UserError, need
+from lit_llm.core.errors import UserError, first_line, need
 from lit_llm.hf.dcp_weights import DcpWeightFiles
 from lit_llm.hf.fields import shown
 from lit_llm.hf.tensor_map import VOCABULARY, Link
@@ -116,7 +116,7 @@ class WeightFiles:
                 for name, file in names.items()
                 if not _is_file_name(file)
             ]
-            _refuse(wrong)
+            refuse(wrong)
             self.files = {name: folder / file for name, file in names.items()}
             missing = [file for file in dict.fromkeys(self.files.values()) if not file.is_file()]
             if missing:
@@ -143,8 +143,8 @@ class WeightFiles:
                 else:
                     self._open[file] = torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=True)
             except Exception as error:  # the libraries raise many types for damaged files
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-                raise UserError(f"{file} cannot be read. It is damaged or contains more than tensors: {reason}") from error
+                said = f"{file} cannot be read. It is damaged or contains more than tensors: {first_line(error)}"
+                raise UserError(said) from error
             content = self._open[file]
             if library is None and not (
                 isinstance(content, dict)
@@ -191,7 +191,7 @@ def read_weights(
     for name in sorted(source.files.keys() - stored_names):
         if not (tied and name in _HEADS):
             problems.append(f"{source.files[name]} has a tensor {name}, which is not part of the model in {CONFIG}")
-    _refuse(problems)
+    refuse(problems)
     weights: dict[str, Tensor] = {}
     for link in table:
         stored = names[link.theirs]
@@ -217,7 +217,7 @@ def read_weights(
             head = source[name]
             if not torch.equal(head, weights["embedding.weight"][: len(head)]):
                 problems.append(f"{source.files[name]}: {name} differs from the embedding, but {CONFIG} ties the two")
-    _refuse(problems)
+    refuse(problems)
     return weights
 
 
@@ -234,10 +234,15 @@ def _is_file_name(file: Any) -> bool:
     return isinstance(file, str) and file not in ("", ".", "..") and not set(file) & {"/", "\\", "\0"}
 
 
-def _refuse(problems: list[str]) -> None:
-    """Raise the first five problems, if any: one wrong size affects every layer."""
+def refuse(problems: list[str], file: Path | None = None) -> None:
+    """Raise the first five problems, if any: one wrong size affects every layer.
+
+    Args:
+        file: that has them all.
+    """
     if problems:
-        raise UserError("\n".join(problems[:5] + [f"… and {len(problems) - 5} more"] * (len(problems) > 5)))
+        said = problems[:5] if file is None else [f"{file}: {problem}" for problem in problems[:5]]
+        raise UserError("\n".join(said + [f"… and {len(problems) - 5} more"] * (len(problems) > 5)))
 
 
 def _stored_name(theirs: str, files: dict[str, Path]) -> str | None:
