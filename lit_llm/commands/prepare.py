@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
 def _run(arguments: Arguments) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.parse import parse
-    from lit_llm.data.prepare import prepare
+    from lit_llm.data.prepare_shards import prepare
 
     built = build(parse("prepare", arguments))
     if built.config.out is None:

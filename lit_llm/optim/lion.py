@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_llm.core._torch import foreach_add_, foreach_lerp, foreach_mul_, foreach_sign_, lerp_
 from lit_llm.core.dtensor import local_gradients, local_part
 from lit_llm.core.memory import MUON_BATCH_NUMEL
-from lit_llm.optim.base import GroupOptimizer, check_below_one, check_not_negative, undone_if
+from lit_llm.optim.group_optimizer import GroupOptimizer, check_below_one, check_not_negative, undone_if
 
 
 class Lion(GroupOptimizer):

@@ -17,8 +17,8 @@ from lit_llm.core._torch import foreach_lerp, lerp_
 from lit_llm.core.dtensor import local_gradients, local_part
 from lit_llm.core.errors import UserError
 from lit_llm.core.memory import MUON_BATCH_NUMEL
-from lit_llm.optim.base import GroupOptimizer, check_below_one, check_not_negative, to_device, undone_if
 from lit_llm.optim.exchange import Matrix, Turn, turns_of
+from lit_llm.optim.group_optimizer import GroupOptimizer, check_below_one, check_not_negative, to_device, undone_if
 from lit_llm.optim.newton_schulz import NS_DTYPES, NS_METHODS, newton_schulz, newton_schulz_dtype
 from lit_llm.optim.owners import turns
 

@@ -11,7 +11,7 @@ import pytest
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import BPE, Bytes, Characters, PythonStdlib, TextFiles, TokenizerJSON, TokenShards
-from lit_llm.data.prepare import prepare
+from lit_llm.data.prepare_shards import prepare
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.readers import interface as pieces_file

@@ -9,7 +9,7 @@ from typing import Any
 from lit_llm.core.errors import UserError, need
 from lit_llm.ingest.readers import interface
 from lit_llm.ingest.readers.interface import Counts, Piece
-from lit_llm.ingest.readers.text import cut_pieces, pieces_of
+from lit_llm.ingest.readers.plain_text import cut_pieces, pieces_of
 from lit_llm.ingest.readers.text_value import keys_of, missing_key
 
 

@@ -20,8 +20,8 @@ from lit_llm.ingest.readers.interface import Counts, Piece, ReadSettings
 from lit_llm.ingest.readers.jsonl import read_jsonl
 from lit_llm.ingest.readers.messages import MessagesColumn, read_messages
 from lit_llm.ingest.readers.parquet import read_parquet
+from lit_llm.ingest.readers.plain_text import cut_pieces, read_bytes, read_chunks, without_mark
 from lit_llm.ingest.readers.tar import read_tar
-from lit_llm.ingest.readers.text import cut_pieces, read_bytes, read_chunks, without_mark
 from lit_llm.ingest.source import Source
 
 
