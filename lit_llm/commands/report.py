@@ -14,7 +14,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import TOLERANCE
 
 if TYPE_CHECKING:
-    from lit_llm.reporting.ranking import Place
+    from lit_llm.reporting.ranking import RankedRun
     from lit_llm.reporting.run_curves import RunCurves
     from lit_llm.runs.loaded_run import LoadedRun
 
@@ -98,7 +98,7 @@ def _compare(own: Namespace, command: str) -> Iterator[str]:
     yield from (f"note: {sentence}" for sentence in [*notes, *cautions(places), *problems(runs, tag)])
 
 
-def _places(tag: str | None, places: Sequence[Place]) -> Iterator[str]:
+def _places(tag: str | None, places: Sequence[RankedRun]) -> Iterator[str]:
     """Each run with its value and the step of that value."""
     for i, (run, value) in enumerate(places, 1):
         if value is None:

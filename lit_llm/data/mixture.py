@@ -57,8 +57,8 @@ class PhaseDraws(NamedTuple):
 class Mixture(TokenDataModule):
     """Several sources of token shards, mixed by weight. ``lit_llm.data.mixture_order`` has the order of samples.
 
-    All sources have one tokenizer. The weights hold exactly over every period of samples, and nothing of a source repeats
-    before its epoch ends. Batches have ``sources`` too: (B,) int64, each row's number in ``source_names``. A validation reads
+    All sources have one tokenizer. The weights hold exactly over every period of samples, and each source is read once
+    per epoch. Batches have ``sources`` too: (B,) int64, each row's number in ``source_names``. A validation reads
     the held-out text of every source.
 
     Args:

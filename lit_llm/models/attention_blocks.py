@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from lit_llm.core._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
-from lit_llm.models.attention_scores import Place, Scores
+from lit_llm.models.attention_scores import Scores, Slices
 from lit_llm.models.dropout import WeightDrops
 
 BAND = 64  # queries of a block that needs a mask: fewer make more calls, more compute scores that the mask removes
@@ -41,7 +41,7 @@ class Block:
     causal: bool
     shared: bool = False
 
-    def places(self, begin: int) -> tuple[Place, Place]:
+    def places(self, begin: int) -> tuple[Slices, Slices]:
         """Indices of the queries in (B, H, T, h), whose first position is `begin`, and of the keys in (B, K, S, h)."""
         queries, keys = slice(self.first - begin, self.end - begin), slice(self.start, self.end)
         return (self.sequences, slice(None), queries), (self.sequences, slice(None), keys)

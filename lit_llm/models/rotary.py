@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Places(NamedTuple):
+class PositionsInDocuments(NamedTuple):
     """Where each position is in its document."""
 
     positions: Tensor
@@ -30,7 +30,7 @@ def document_numbers(ids: Tensor, eos_id: int) -> Tensor:
     return ids.eq(eos_id).cumsum(dim=1)
 
 
-def places_in(documents: Tensor) -> Places:
+def places_in(documents: Tensor) -> PositionsInDocuments:
     """The places of (B, S) document numbers, which never decrease along a sequence. Nothing waits for the device."""
     batch, size = documents.shape
     place = torch.arange(size, device=documents.device).expand(batch, size)  # (B, S)
@@ -38,7 +38,7 @@ def places_in(documents: Tensor) -> Places:
     edge = changes.new_ones(batch, 1)
     first = torch.where(torch.cat((edge, changes), dim=1), place, 0).cummax(dim=1).values
     last = torch.where(torch.cat((changes, edge), dim=1), place, size).flip(1).cummin(dim=1).values.flip(1)
-    return Places(place - first, last - first + 1)
+    return PositionsInDocuments(place - first, last - first + 1)
 
 
 Rotation = tuple[Tensor, Tensor]
@@ -82,7 +82,7 @@ class RotaryTable(nn.Module):
         self.register_buffer("cos", torch.empty(tables, positions, rotated // 2, dtype=torch.float32), persistent=False)
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
-    def forward(self, start: int, end: int, places: Places | None = None) -> Rotation:
+    def forward(self, start: int, end: int, places: PositionsInDocuments | None = None) -> Rotation:
         """Cosines and sines of the positions from `start` to `end`, (end - start, r/2) each.
 
         Args:

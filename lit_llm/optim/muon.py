@@ -17,7 +17,7 @@ from lit_llm.core._torch import foreach_lerp, lerp_
 from lit_llm.core.dtensor import local_gradients, local_part
 from lit_llm.core.errors import UserError
 from lit_llm.core.memory import MUON_BATCH_NUMEL
-from lit_llm.optim.exchange import Matrix, Turn, turns_of
+from lit_llm.optim.exchange import Matrix, MatrixExchange, exchanges_of
 from lit_llm.optim.group_optimizer import GroupOptimizer, check_below_one, check_not_negative, to_device, undone_if
 from lit_llm.optim.newton_schulz import NS_DTYPES, NS_METHODS, newton_schulz, newton_schulz_dtype
 from lit_llm.optim.owners import turns
@@ -108,7 +108,7 @@ class MuonAdamW(GroupOptimizer):
             "betas": tuple(betas),
             "eps": eps,
         }
-        self._planned: dict[Any, list[Turn]] = {}  # by mesh and matrices
+        self._planned: dict[Any, list[MatrixExchange]] = {}  # by mesh and matrices
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -164,13 +164,13 @@ class MuonAdamW(GroupOptimizer):
             for turn in self._turns(mesh, distributed):
                 self._muon_on_mesh(group, turn, distributed)
 
-    def _turns(self, mesh: DeviceMesh, params: list[DTensor]) -> list[Turn]:
+    def _turns(self, mesh: DeviceMesh, params: list[DTensor]) -> list[MatrixExchange]:
         key = mesh, tuple(Matrix(tuple(p.shape), p.placements) for p in params)
         if key not in self._planned:
-            self._planned[key] = turns_of(*key)
+            self._planned[key] = exchanges_of(*key)
         return self._planned[key]
 
-    def _muon_on_mesh(self, group: dict[str, Any], turn: Turn, params: Sequence[DTensor]) -> None:
+    def _muon_on_mesh(self, group: dict[str, Any], turn: MatrixExchange, params: Sequence[DTensor]) -> None:
         """Each matrix of a turn on its owner. Parts travel in the iteration's dtype."""
         device = torch.device(params[0].device_mesh.device_type)
         like = torch.empty(0, dtype=newton_schulz_dtype(group["ns_dtype"], device.type), device=device)

@@ -16,7 +16,7 @@ from lit_llm.reporting.charts import COLORS, Line, chart, number
 from lit_llm.reporting.doctor.diagnose import diagnose, observed
 from lit_llm.reporting.doctor.finding import Finding
 from lit_llm.reporting.evidence import OTHER_CURVES
-from lit_llm.reporting.ranking import BITS, Place, diverged, figures, last_step, passes, planned_passes, ranked
+from lit_llm.reporting.ranking import BITS, RankedRun, diverged, figures, last_step, passes, planned_passes, ranked
 from lit_llm.reporting.report_page import charts
 from lit_llm.reporting.run_curves import RunCurves, is_number
 from lit_llm.reporting.summary import cost
@@ -29,7 +29,7 @@ _NO_QUANTITIES = ("seed_everything", "data.seed")
 """Numbers whose size means nothing."""
 
 
-def in_order(runs: Sequence[RunCurves]) -> tuple[str | None, list[Place]]:
+def in_order(runs: Sequence[RunCurves]) -> tuple[str | None, list[RankedRun]]:
     """As `ranked`, but runs that did not come to the end that their settings ask for are last."""
     tag, places = ranked(runs)
     return tag, sorted(places, key=lambda place: (place.value is None, bool(stopped(place.run))))
@@ -98,7 +98,7 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
     return html.document(title, body)
 
 
-def cautions(places: Sequence[Place]) -> Iterator[str]:
+def cautions(places: Sequence[RankedRun]) -> Iterator[str]:
     """How far ahead the first place is, compared with other seeds, and which of its values is the last one that was tried."""
     settings = {place.run.name: _settings(place.run) for place in places}
     finite = [(place.run.name, place.value) for place in places if place.value is not None and not stopped(place.run)]
@@ -186,7 +186,7 @@ def _settings(run: RunCurves) -> dict[str, Any]:
 
 def _ranking(
     tag: str | None,
-    places: Sequence[Place],
+    places: Sequence[RankedRun],
     columns: Mapping[str, Sequence[str]],
     found: Mapping[str, Sequence[Finding]],
 ) -> str:
@@ -211,7 +211,7 @@ def _ranking(
 
 
 def _effects(
-    places: Sequence[Place], tag: str, varying: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
+    places: Sequence[RankedRun], tag: str, varying: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
     """A chart of the final losses over each setting that is a number."""
     finite = [place for place in places if place.value is not None]
