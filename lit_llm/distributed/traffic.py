@@ -2,7 +2,7 @@
 
     with Traffic(strategy.device_mesh) as traffic:
         step()
-    print(*traffic.rows(), sep="\n")
+    rows = traffic.rows()
 
 Bytes are those of algorithms that use every link once (rings), the convention of `lit_llm.plan.communication`: for a whole
 tensor of M bytes on n ranks each rank sends 2(n − 1)/n · M in an all-reduce, and (n − 1)/n · M in an all-gather, a
