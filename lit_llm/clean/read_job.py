@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.document_parts import PartWriter, write_tally
 from lit_llm.clean.duplicates import whole_hash
 from lit_llm.clean.removal_report import READ, Tally
-from lit_llm.clean.rules import Document, Removed, documents_of
+from lit_llm.clean.rules import Document, Removed, Step, documents_of
+from lit_llm.clean.signatures import Signer
 from lit_llm.clean.steps import steps_of
 from lit_llm.ingest.inputs import Input, Job
 from lit_llm.ingest.progress import Reading, Report
@@ -26,8 +28,14 @@ class ReadJob:
 
     def __init__(self, settings: CleanSettings, folder: Path) -> None:
         self._settings, self._folder = settings, folder
-        self._steps = steps_of(settings, folder)
-        self._signer = settings.signer()
+
+    @functools.cached_property
+    def _steps(self) -> list[Step]:  # when the first job runs, in the process of the worker
+        return steps_of(self._settings, self._folder)
+
+    @functools.cached_property
+    def _signer(self) -> Signer | None:
+        return self._settings.signer()
 
     def run(self, job: Job, key: str, report: Report) -> Tally:
         """Write the part ``key``.
@@ -36,9 +44,10 @@ class ReadJob:
             UserError: A source cannot be read as text.
             OSError: The disk refused.
         """
+        names = [READ, *(step.name for step in self._steps)]
         started, tally = time.process_time(), Tally()
-        for step in (READ, *(step.name for step in self._steps)):
-            tally.step(step)
+        for name in names:
+            tally.step(name)
         with PartWriter(self._folder, key) as part:
             for one in job.inputs:
                 for document in self._documents(one, tally, report):

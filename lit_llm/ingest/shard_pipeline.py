@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from pathlib import Path
 
@@ -109,7 +109,7 @@ def ingest(
         jobs,
         keys,
         functools.partial(Part.read, parts),
-        functools.partial(_job_runner, recipe, parts),
+        JobRunner(recipe, parts).run,
         stage="Tokenising",
         workers=workers,
         progress=progress,
@@ -181,10 +181,6 @@ def _refuse_empty(parts: Sequence[Part], inputs: Sequence[Input]) -> None:
                 f"The {name} text has only {size} bytes = {tokens} tokens{also}: give more text (--data.paths, or --data.train "
                 "and --data.val)."
             )
-
-
-def _job_runner(recipe: Recipe, folder: Path) -> Callable[[Job, str, Report], Part]:
-    return JobRunner(recipe, folder).run
 
 
 def _learned(

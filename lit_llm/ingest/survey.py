@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def _survey(inputs: Sequence[Input], selection: Selection, folder: Path, workers
         jobs,
         keys,
         functools.partial(_read, folder),
-        functools.partial(_surveyor, selection, folder),
+        functools.partial(_survey_job, selection, folder),
         stage="Choosing held-out text",
         workers=workers,
         progress=progress,
@@ -111,10 +111,6 @@ def _write(folder: Path, key: str, found: Found) -> None:
             lengths=[len(sketch) for sketch in found.sketches],
             sketches=np.concatenate([np.empty(0, np.uint64), *found.sketches]),
         )
-
-
-def _surveyor(selection: Selection, folder: Path) -> Callable[[Job, str, Report], Found]:
-    return functools.partial(_survey_job, selection, folder)
 
 
 def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: Report) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -50,13 +51,16 @@ class JobRunner:
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe, self.folder = recipe, folder
-        if isinstance(recipe.encoder, ChatTemplate):
-            self._encoder: _Encoder = _Conversations(ChatEncoder(recipe.tokenizer, recipe.encoder))
-        else:
-            self._encoder = _Texts(PieceEncoder(recipe.tokenizer, recipe.encoder))
         bos, eos = recipe.document_ids
         self._bos = np.array([] if bos is None else [bos], dtype=np.int64)
         self._eos = np.array([] if eos is None else [eos], dtype=np.int64)
+
+    @functools.cached_property
+    def _encoder(self) -> _Encoder:  # when the first job runs, in the process of the worker
+        tokenizer, encoder = self.recipe.tokenizer, self.recipe.encoder
+        if isinstance(encoder, ChatTemplate):
+            return _Conversations(ChatEncoder(tokenizer, encoder))
+        return _Texts(PieceEncoder(tokenizer, encoder))
 
     def run(self, job: Job, key: str, report: Report) -> Part:
         """Write the part ``key``.
