@@ -75,21 +75,22 @@ def chart(
     columns = columns or [10**x if logarithmic_x else x for x in html.round_numbers(low_x, high_x, 8)]
     low_y, high_y = min(low_y, rows[0]), max(high_y, rows[-1])
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        return 100 * (scale(x) - low_x) / (high_x - low_x), 100 * (high_y - y) / (high_y - low_y)
+    def across(x: float) -> float:
+        return 100 * (scale(x) - low_x) / (high_x - low_x)
+
+    def down(y: float) -> float:
+        return 100 * (high_y - y) / (high_y - low_y)
 
     axes = []
     for y, said in zip(rows, labels(rows, text_of_y), strict=True):
-        at = place(columns[0], y)[1]
-        axes.append(html.line(0, at, 100, at, "grid"))
-        axes.append(html.text("-6", at, said, anchor="end", dy=4))
+        axes.append(html.line(0, down(y), 100, down(y), "grid"))
+        axes.append(html.text("-6", down(y), said, anchor="end", dy=4))
     for x, said in zip(columns, labels(columns, text_of_x), strict=True):
-        at = place(x, low_y)[0]
-        axes.append(html.text(at, 100.0, said, anchor=html.anchor(at), dy=15))
+        axes.append(html.text(across(x), 100.0, said, anchor=html.anchor(across(x)), dy=15))
     paths, dots = [], []
     for line in drawn:
         shown = thinned(line.points)
-        places = [place(x, y) for x, y in shown]
+        places = [(across(x), down(y)) for x, y in shown]
         path = "L".join(f"{10 * x:.1f} {10 * y:.1f}" for x, y in places)
         if line.kind != "points":
             paths.append(f'<path class="curve {line.kind}" d="M{path}" stroke="var(--c{line.color})"/>')
