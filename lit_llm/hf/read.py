@@ -5,6 +5,7 @@ Of a folder that also reads images, only the text model is imported.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import zipfile
@@ -44,8 +45,9 @@ def safetensors() -> Any:
     Raises:
         UserError: it is not installed.
     """
-    need("safetensors.torch", extra="hf", what="A Hugging Face folder")
-    return need("safetensors", extra="hf", what="A Hugging Face folder")
+    library = need("safetensors", extra="hf", what="A Hugging Face folder")
+    importlib.import_module("safetensors.torch")
+    return library
 
 
 def read_json(file: Path) -> dict[str, Any]:

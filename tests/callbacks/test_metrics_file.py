@@ -58,7 +58,7 @@ def test_the_values_of_a_step_are_one_line_that_every_json_reader_reads(file):
 
 def test_lightnings_default_checkpoints_are_beside_the_file(file, tmp_path):
     """As the only logger, it says where they go: save_dir / name / version / checkpoints."""
-    trainer = make_trainer([], tmp_path, steps=2, logger=MetricsFile(file), enable_checkpointing=True)
+    trainer = make_trainer([GradientNorm()], tmp_path, steps=2, logger=MetricsFile(file), enable_checkpointing=True)
     trainer.fit(Foreign(2))
     assert [path.suffix for path in (file.parent / "checkpoints").iterdir()] == [".ckpt"]
     assert [row["step"] for row in rows(file)]

@@ -58,8 +58,8 @@ def test_a_run_without_steps_says_so_and_unchanged_documents_are_not_counted(pro
 
 
 MISTAKES = {
-    "--near_duplicates 0.1": "near_duplicates is 0.1, but must be at least 0.3 and at most 1 (--near_duplicates)",
-    "--near_duplicates 5": "near_duplicates is 5.0, but must be at least 0.3 and at most 1 (--near_duplicates).",
+    "--near_duplicates 0.1": "near_duplicates is 0.1, but must be at least 0.3",
+    "--near_duplicates 5": "near_duplicates is 5.0, but must be at least 0.3 and at most 1 or null (--near_duplicates).",
     "--near_duplicates nan": "near_duplicates is .nan, but must be a finite number",
     "--near_duplicates 0.7 --near_ngram 0": "near_ngram is 0, but must be at least 1 and at most 50 (--near_ngram)",
     "--near_duplicates 0.7 --near_permutations 8": "near_permutations is 8, but must be at least 16",
