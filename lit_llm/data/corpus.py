@@ -71,6 +71,12 @@ class OpenedCorpus:
         known = frozenset(name for name, stream in corpus.streams.items() if missing_documents(stream) is None)
         return cls(corpus, hashes, files, form + combined_hash(corpus.streams, hashes), known)
 
+    def is_of_samples(self, fingerprint: str) -> bool:
+        """Whether a saved fingerprint is of samples of these data: then they had no manifest yet."""
+        streams, vocab_size = self.corpus.streams, self.corpus.vocab_size
+        sampled = {name: stream.scan_tokens(vocab_size) for name, stream in streams.items()}
+        return not fingerprint.startswith(_ALL_TOKENS) and fingerprint == combined_hash(streams, sampled)
+
     def change_since(self, fingerprint: str, files: Mapping[str, str], sources: Iterable[Path]) -> str:
         """One phrase about a saved fingerprint that differs: which files have changed, as far as they were saved.
 

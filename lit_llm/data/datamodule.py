@@ -473,7 +473,11 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def changed_settings(self, saved: dict[str, Any]) -> dict[str, Any]:
         """The settings that differ from a saved state, with their saved values ("none" if not saved)."""
-        return {name: saved.get(name, "none") for name, now in self._identity().items() if saved.get(name, "none") != now}
+        before = {name: saved.get(name, "none") for name in self._identity()}
+        changed = {name: before[name] for name, now in self._identity().items() if before[name] != now}
+        if "fingerprint" in changed and self._open_data.is_of_samples(str(changed["fingerprint"])):
+            del changed["fingerprint"]
+        return changed
 
     def _identity(self) -> dict[str, Any]:
         """The settings that, with the position, determine the next batches."""
