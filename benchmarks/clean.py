@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from planted_copies import edited
 
-from lit_llm.clean.pipeline import clean
-from lit_llm.clean.settings import CleanSettings
+from lit_llm.clean.clean_pipeline import clean
+from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.source import Source
 

@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from planted_copies import edited
 
 from lit_llm.clean.contamination import Contamination, ReferenceIndex
-from lit_llm.clean.documents import Document
-from lit_llm.clean.rules import Removed
+from lit_llm.clean.rules import Document, Removed
 
 EDITS = (0.0, 0.02, 0.08, 0.2)
 SUFFIXES = {".py", ".txt", ".md", ".rst", ".html"}

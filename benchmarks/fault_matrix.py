@@ -28,8 +28,7 @@ import torch
 
 import lit_llm.__main__
 from lit_llm.config import build  # noqa: F401  # so that forks need not import it
-from lit_llm.reporting.doctor.diagnose import diagnose
-from lit_llm.reporting.doctor.read_run import read_run
+from lit_llm.reporting.doctor.diagnose import diagnose, read_run
 
 HERE = Path(__file__).resolve().parent
 STEPS = 160

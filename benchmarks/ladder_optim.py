@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from lit_llm.callbacks.schedule import cosine, linear, wsd
+from lit_llm.callbacks.learning_rate_schedules import cosine, linear, wsd
 
 Rate = Callable[[float, int], float]
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from lit_llm.callbacks.schedule import cosine
+from lit_llm.callbacks.learning_rate_schedules import cosine
 from lit_llm.core.errors import UserError
 from lit_llm.models.loss import LossSums
 

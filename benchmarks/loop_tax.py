@@ -21,7 +21,7 @@ import torch
 from lightning.pytorch import Callback
 from torch.utils.tensorboard import SummaryWriter
 
-from lit_llm.callbacks.schedule import cosine
+from lit_llm.callbacks.learning_rate_schedules import cosine
 from lit_llm.config.build import Built, build
 from lit_llm.config.parse import parse
 from lit_llm.data import TokenDataModule

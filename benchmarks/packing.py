@@ -26,11 +26,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lit_llm.data.blocks import Blocks, TrainBlocks
-from lit_llm.data.documents import Documents
+from lit_llm.data.blocks import Blocks, PackedBlocks, TrainBlocks
+from lit_llm.data.document_ends import Documents
 from lit_llm.data.order import sample_index
 from lit_llm.data.pack_plan import PackPlan, write_plan
-from lit_llm.data.packed_blocks import PackedBlocks
 from lit_llm.data.packing import POOL, pack
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shards import ShardWriter

@@ -25,7 +25,7 @@ import transformers
 from family_models import LENGTHS, MODELS, gradient_differences, model_of
 from folders import differ, export, greedy, ids, load, logits, same_tensors, save
 
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.import_hf import import_folder
 
 HEADS = ("family", "logits reach", "in", "out", "gradients", "text", "bits")

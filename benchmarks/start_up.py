@@ -42,7 +42,7 @@ def make(folder: Path, shards: int) -> None:
                 writer.write(random.integers(0, 256, SHARD_TOKENS))
         written[name] = writer
     try:
-        from lit_llm.ingest.manifest import Manifest, SplitInfo
+        from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
     except ImportError:
         return
     splits = {name: SplitInfo(0, w.tokens, w.tokens, 0, 0, w.tokens_blake2b, tuple(w.shards)) for name, w in written.items()}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lit_llm.callbacks.schedule import cosine
+from lit_llm.callbacks.learning_rate_schedules import cosine
 from lit_llm.data import Characters, PythonStdlib
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.loss import LossSums

@@ -8,12 +8,12 @@ from .gradient_noise import GradientNoise
 from .gradient_norm_and_clipping import GradientNorm
 from .health import HealthSignals
 from .histograms import Histograms
+from .learning_rate_schedules import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule
 from .logger_errors import LoggerErrors
 from .metrics_file import MetricsFile
 from .profile_steps import Profile
 from .progress_bar import TrainingProgress
 from .samples import TextSamples
-from .schedule import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule
 from .spike_guard import SpikeGuard
 from .step_seed import StepSeed
 from .stop_on_signal import StopOnSignal, ignore_signals

@@ -48,7 +48,8 @@ class MetricsFile(Logger):
 
     @property
     def name(self) -> str:
-        return self.path.name
+        """Part of the path of Lightning's default checkpoints, which are then in `checkpoints` beside the file."""
+        return ""
 
     @property
     def version(self) -> str:

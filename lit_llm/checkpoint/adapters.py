@@ -11,14 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from lit_llm.checkpoint.average import averaged
 from lit_llm.checkpoint.crash_safe import sha256_of
-from lit_llm.checkpoint.format import read, read_manifest, read_values, verify
+from lit_llm.checkpoint.disk_format import read, read_manifest, read_values, verify
 from lit_llm.core.errors import UserError
-from lit_llm.models.lora import LoRAConfig
+from lit_llm.models.lora import LoRAConfig, merged_weights
 
 LORA, BASE = "lora", "base"
 """Keys in a checkpoint."""
@@ -66,27 +63,6 @@ def base_checkpoint(content: dict[str, Any], checkpoint: Path, named: Path | Non
     return path
 
 
-class MergedTensor:
-    """A frozen weight plus the update of its adapter, in fp32. Indexing, as of `TensorOnDisk`, computes only that box.
-
-    Args:
-        weight: (o, i), a tensor or on disk.
-        a: (r, i).
-        b: (o, r).
-    """
-
-    def __init__(self, weight: Any, a: Tensor, b: Tensor, scale: float) -> None:
-        self.weight, self.a, self.b, self.scale = weight, a, b, scale
-        self.shape: torch.Size = weight.shape
-        self.dtype: torch.dtype = weight.dtype
-        """Of the frozen weight."""
-
-    def __getitem__(self, box: Any) -> Tensor:
-        rows, columns = (slice(None), slice(None)) if box is ... else box
-        merged: Tensor = self.weight[box].float() + self.scale * (self.b[rows].float() @ self.a[:, columns].float())
-        return merged
-
-
 def saved_weights(
     content: dict[str, Any],
     checkpoint: Path,
@@ -119,12 +95,7 @@ def saved_weights(
         return saved
     path = base_checkpoint(content, checkpoint, base, can_be_named=base_can_be_named)
     weights = saved_weights(read(path, verify=verify, lazy=True), path, verify=verify, base_can_be_named=False)
-    for name in saved:
-        if name.endswith(".lora_a"):
-            layer = name.removesuffix("lora_a")
-            a, b = saved[f"{layer}lora_a"][...], saved[f"{layer}lora_b"][...]
-            weights[f"{layer}weight"] = MergedTensor(weights[f"{layer}weight"], a, b, lora.scale)
-    return weights
+    return weights | merged_weights(weights, saved, lora)
 
 
 def no_base(checkpoint: Path) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_llm.checkpoint.dcp_metadata import METADATA, StoredBytes, read_metadata
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, first_line
 
 _LIGHTNING = "meta.pt"
 """What Lightning saves beside the tensors."""
@@ -67,5 +67,5 @@ class DcpFolder:
         try:
             return torch.load(content, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises several types for damaged and for refused content
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise UserError(f"{place.file}: {name} is damaged or holds more than tensors and plain values: {reason}") from error
+            what = f"{name} is damaged or holds more than tensors and plain values"
+            raise UserError(f"{place.file}: {what}: {first_line(error)}") from error

@@ -11,18 +11,18 @@ import torch.distributed as dist
 from lightning.fabric.plugins.io import CheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_llm.checkpoint import format
-from lit_llm.checkpoint.free_memory import free_host_bytes
+from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.shared_verification import verify_shards_together
 from lit_llm.checkpoint.snapshot import Snapshots, bytes_to_copy
 from lit_llm.core.errors import UserError
+from lit_llm.core.memory import free_host_bytes
 
 _COPY_FRACTION = 0.5
 """Of the free host memory, what copies may take: data loaders and the page cache need some, too."""
 
 
 class FolderCheckpointIO(CheckpointIO):
-    """Saves checkpoints as folders with a manifest (`lit_llm.checkpoint.format`); loads those and plain Lightning files.
+    """Saves checkpoints as folders with a manifest (`lit_llm.checkpoint.disk_format`); loads those and plain Lightning files.
 
     A save that fails with an OSError (disk full, read-only, …) is reported in one warning and the run goes on: earlier
     checkpoints are kept. `finished` tells callbacks how a save ended, so that they delete and link only after a good one.
@@ -73,14 +73,14 @@ class FolderCheckpointIO(CheckpointIO):
             UserError: It is missing, in another format, or damaged; on every rank.
         """
         path = self._verify_together(Path(path))
-        return format.read(path, map_location=map_location or "cpu", verify=False, lazy=lazy)
+        return disk_format.read(path, map_location=map_location or "cpu", verify=False, lazy=lazy)
 
     def _verify_together(self, path: Path) -> Path:
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         problem, shards_left = None, False
         if not together or dist.get_rank() == 0:
             known = path == self._verified
-            problem = None if known else format.verify(path, shards=not together)
+            problem = None if known else disk_format.verify(path, shards=not together)
             shards_left = self._shards_left if known else together
         if together:
             choice: list[Any] = [path, problem, shards_left]
@@ -98,7 +98,7 @@ class FolderCheckpointIO(CheckpointIO):
         """Delete a checkpoint; a failure is reported in a warning."""
         error = None
         try:
-            format.remove(path)
+            disk_format.remove(path)
         except OSError as caught:
             error = caught
         self._report_removal(Path(path), error)
@@ -168,7 +168,7 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint in the thread, after the jobs before it: deleting gigabytes takes time."""
-        self._submit(Path(path), self._report_removal, format.remove, path)
+        self._submit(Path(path), self._report_removal, disk_format.remove, path)
 
     def teardown(self) -> None:
         """Wait until everything is on disk, and free the memory. A later save starts a new thread."""
@@ -206,6 +206,6 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
 
 def _write(checkpoint: dict[str, Any], path: str | Path, group: Any) -> None:
     if group is None:
-        format.write(checkpoint, path)
+        disk_format.write(checkpoint, path)
     else:
-        format.write(checkpoint["rest"], path, parts=checkpoint["parts"], group=group)
+        disk_format.write(checkpoint["rest"], path, parts=checkpoint["parts"], group=group)

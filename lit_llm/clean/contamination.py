@@ -12,20 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_llm.clean.documents import Document
-from lit_llm.clean.parts import complete_file
-from lit_llm.clean.rules import Removed
+from lit_llm.clean.clean_settings import SHORTEST
+from lit_llm.clean.document_parts import part_file
+from lit_llm.clean.rules import Document, Removed
 from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes
-
-SHORTEST = 8
-"""Words. GPT-3's smallest n; a shorter phrase is common without being copied."""
+from lit_llm.ingest.hash_index import HashIndex, by_hash
 
 _TABLE_PER_HASH = 16  # entries of a first look-up table: few n-grams that are not there pass it
-_LARGEST_TABLE = 2**26  # bytes
 _ARRAYS = ("counts", "files", "places", "hashes", "documents", "lengths", "too_short")
 
 
-class ReferenceIndex:
+class ReferenceIndex(HashIndex):
     """The n-grams of all reference documents: 12 bytes each, and a table of up to 64 MB.
 
     Args:
@@ -49,18 +46,15 @@ class ReferenceIndex:
         lengths: np.ndarray,
         too_short: int,
     ) -> None:
-        self.counts, self.files, self.places, self.hashes, self.documents = counts, files, places, hashes, documents
+        super().__init__(hashes, documents, table_per_hash=_TABLE_PER_HASH)
+        self.counts, self.files, self.places = counts, files, places
         self.lengths, self.too_short = lengths, int(too_short)
-        size = min(_LARGEST_TABLE, 1 << max(10, (len(hashes) * _TABLE_PER_HASH).bit_length()))
-        self._mask = np.uint64(size - 1)
-        self._table = np.zeros(size, dtype=bool)  # whether any hash has these low bits
-        self._table[(self.hashes & self._mask).view(np.int64)] = True
 
     @classmethod
     def of_documents(cls, references: Iterable[Document], *, n: int) -> ReferenceIndex:
         """The n-grams of ``n`` words, at least ``SHORTEST``."""
         too_short = 0
-        places, lengths, parts = [], set(), [np.empty(0, dtype=np.uint64)]
+        places, lengths, parts = [], set(), []
         files: dict[str, int] = {}
         for reference in references:
             words = word_hashes(reference.text)
@@ -72,22 +66,20 @@ class ReferenceIndex:
             places.append((files.setdefault(file, len(files)), int(number)))
             lengths.add(length)
             parts.append(np.unique(ngram_hashes(words, length)))
-        counts = np.array([len(part) for part in parts[1:]], dtype=np.int64)
-        hashes = np.concatenate(parts)
-        order = np.argsort(hashes, kind="stable")
+        hashes, documents = by_hash(parts)
         return cls(
-            counts=counts,
+            counts=np.array([len(part) for part in parts], dtype=np.int64),
             files=np.array(list(files), dtype=np.str_),
             places=np.array(places, dtype=np.int64).reshape(-1, 2),
-            hashes=hashes[order],
-            documents=np.repeat(np.arange(len(counts), dtype=np.int32), counts)[order],
+            hashes=hashes,
+            documents=documents,
             lengths=np.array(sorted(lengths), dtype=np.int64),
             too_short=too_short,
         )
 
     def save(self, path: Path) -> None:
         """Write a file for ``load``, complete or not at all."""
-        with complete_file(path) as file:
+        with part_file(path) as file:
             np.savez(file, **{name: getattr(self, name) for name in _ARRAYS})
 
     @classmethod
@@ -108,21 +100,8 @@ class ReferenceIndex:
     def found(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Reference documents (m,) that have an n-gram of ``text``, and how many different ones of each (m,)."""
         words = word_hashes(text)
-        common = [np.empty(0, np.uint64)]
-        for n in self.lengths.tolist():
-            ngrams = ngram_hashes(words, n)
-            possible = np.unique(ngrams[self._table.take((ngrams & self._mask).view(np.int64))])
-            common.append(possible[self._has(possible)])
-        hashes = np.concatenate(common)
-        first, last = np.searchsorted(self.hashes, hashes), np.searchsorted(self.hashes, hashes, side="right")
-        documents = [self.documents[a:b] for a, b in zip(first, last, strict=True)]
-        return np.unique(np.concatenate([np.empty(0, np.int32), *documents]), return_counts=True)
-
-    def _has(self, hashes: np.ndarray) -> np.ndarray:
-        """(n,) bool: whether any reference document has each of ``hashes`` (n,)."""
-        places = np.searchsorted(self.hashes, hashes)
-        places[places == len(self.hashes)] = 0
-        return self.hashes[places] == hashes if len(self.hashes) else np.zeros(len(hashes), dtype=bool)
+        common = [np.unique(self.known(ngram_hashes(words, n))) for n in self.lengths.tolist()]
+        return self.documents_with(np.concatenate([np.empty(0, np.uint64), *common]))
 
 
 class Contamination:

@@ -1,17 +1,27 @@
-"""Pass 2, in one process: which documents of all parts repeat an earlier one."""
+"""Pass 2, in one process: which documents of all parts repeat an earlier one.
+
+Equal documents: of those with the same hash, the first is kept. Near-duplicates: a document is removed if its signature is like
+that of an earlier one that is kept.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
+import re
+import unicodedata
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from lit_llm.clean.exact import first_of_each
-from lit_llm.clean.near import near_duplicates
-from lit_llm.clean.parts import Parts
+from lit_llm.clean.clean_settings import CleanSettings
+from lit_llm.clean.document_parts import Parts
+from lit_llm.clean.removal_report import SAMPLES, Count, Tally, sample_of
 from lit_llm.clean.rules import Removed
-from lit_llm.clean.settings import CleanSettings
-from lit_llm.clean.tally import SAMPLES, Count, Tally, sample_of
+
+_CHUNK = 2**20  # characters whose words are in memory at a time
+_SPACE = re.compile(r"\s")
 
 
 def find_duplicates(settings: CleanSettings, parts: Parts, tally: Tally) -> list[np.ndarray]:
@@ -46,3 +56,96 @@ def _count(step: str, removed: np.ndarray, kept: np.ndarray, detail: Callable[[i
         sample_of(Removed(step, f"{detail(i)} {parts.document(int(kept[i])).source}"), parts.document(int(removed[i])))
         for i in sorted(chosen.tolist())
     ]
+
+
+def whole_hash(text: str) -> bytes:
+    """16 bytes that are equal for texts that differ in whitespace or in their Unicode form only."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    digest, start = hashlib.blake2b(digest_size=16), 0
+    while start < len(text):
+        space = _SPACE.search(text, start + _CHUNK)
+        end = len(text) if space is None else space.end()
+        words = text[start:end].split()
+        digest.update(" ".join([*words, ""]).encode())
+        start = end
+    return digest.digest()
+
+
+def first_of_each(hashes: np.ndarray) -> np.ndarray:
+    """For each document, the number of the first with the same hash: its own if it is the first.
+
+    Args:
+        hashes: (n, 2) uint64, in the order of the documents.
+
+    Returns:
+        (n,) int64.
+    """
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal hashes stay in the order of the documents
+    ordered = hashes[order]
+    starts = np.ones(len(order), dtype=bool)  # of runs of equal hashes
+    starts[1:] = np.any(ordered[1:] != ordered[:-1], axis=1)
+    first = np.empty(len(order), dtype=np.int64)
+    first[order] = order[starts][np.cumsum(starts) - 1]
+    return first
+
+
+class Repeats(NamedTuple):
+    """Documents that nearly repeat one that is kept."""
+
+    removed: np.ndarray
+    """(m,) int64: their numbers."""
+    kept: np.ndarray
+    """(m,) int64: of the documents that are kept before each, the most similar one."""
+    similarity: np.ndarray
+    """(m,) float64: the share of equal values in the two signatures."""
+
+
+def near_duplicates(parts: Parts, bands: int, looked_at: np.ndarray, threshold: float) -> Repeats:
+    """Compare the documents that share a band, in their order.
+
+    Similar to similar is not similar: if b repeats a, and c repeats b but not a, then c is kept.
+
+    Args:
+        looked_at: (n,) bool: which documents are compared.
+        threshold: the share of equal values from which on a document is removed.
+    """
+    documents, groups = _sharing(parts, bands, np.flatnonzero(looked_at))
+    numbers, starts = np.unique(documents, return_index=True)
+    signatures = parts.signatures(numbers)
+    enough = math.ceil(threshold * signatures.shape[1] - 1e-9)
+    kept_of: dict[int, list[int]] = {}  # group → those that are kept, as places in `numbers`
+    removed, kept, similarity = [], [], []
+    for place, own in enumerate(np.split(groups, starts[1:]) if len(numbers) else []):
+        candidates = sorted({other for group in own.tolist() for other in kept_of.get(group, ())})
+        if candidates:
+            equal = np.count_nonzero(signatures[candidates] == signatures[place], axis=1)
+            best = int(equal.argmax())
+            if equal[best] >= enough:
+                removed.append(place)
+                kept.append(candidates[best])
+                similarity.append(equal[best] / signatures.shape[1])
+                continue
+        for group in own.tolist():
+            kept_of.setdefault(group, []).append(place)
+    return Repeats(numbers[np.array(removed, dtype=np.int64)], numbers[np.array(kept, dtype=np.int64)], np.array(similarity))
+
+
+def _sharing(parts: Parts, bands: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of some documents, those (m,) that share a band, and the group (m,) that shares it, sorted by document.
+
+    A document is in as many groups as it shares bands. One band is in memory at a time.
+    """
+    documents, groups, found = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+    for band in range(bands):
+        hashes = parts.band(band)[numbers]
+        order = np.argsort(hashes, kind="stable")
+        equal = np.diff(hashes[order]) == 0
+        as_before, as_after = np.append([False], equal)[: len(order)], np.append(equal, [False])[: len(order)]
+        shared = as_before | as_after
+        documents.append(numbers[order[shared]])
+        groups.append(found + np.cumsum(~as_before[shared]))
+        found += int(np.count_nonzero(~as_before[shared]))
+    joined = np.concatenate(documents)
+    by_document = np.argsort(joined, kind="stable")
+    return joined[by_document], np.concatenate(groups)[by_document]

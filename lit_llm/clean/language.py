@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_llm.clean.rules import Removed
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import need
 
 _PARTS, _PART = 4, 1000  # of a long document, four parts of 1,000 characters are read
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import need
 
 # C0 and C1 control characters but for tab and newline, the byte order mark, and what is no character.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")

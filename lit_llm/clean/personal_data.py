@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lit_llm.clean.rules import Removed
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import need
 
 ACTIONS = ("redact", "remove")
 SECRET, EMAIL = "<SECRET>", "<EMAIL>"

@@ -11,7 +11,7 @@ from typing import Any
 
 from lit_llm.clean.quality_details import c4_detail, gopher_quality_detail, gopher_repetition_detail
 from lit_llm.clean.rules import Removed
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import need
 
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*(?=\s|$)")
 

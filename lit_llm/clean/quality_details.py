@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import need
 
 _GRAMS = re.compile(r"(top|duplicated)_(\d+)_(?:n_)?grams?")
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from lit_llm.clean.documents import Document, documents_of
-from lit_llm.clean.exact import whole_hash
-from lit_llm.clean.parts import PartWriter, write_tally
-from lit_llm.clean.rules import Removed
-from lit_llm.clean.settings import CleanSettings
+from lit_llm.clean.clean_settings import CleanSettings
+from lit_llm.clean.document_parts import PartWriter, write_tally
+from lit_llm.clean.duplicates import whole_hash
+from lit_llm.clean.removal_report import READ, Tally
+from lit_llm.clean.rules import Document, Removed, Step, documents_of
+from lit_llm.clean.signatures import Signer
 from lit_llm.clean.steps import steps_of
-from lit_llm.clean.tally import READ, Tally
 from lit_llm.ingest.inputs import Input, Job
+from lit_llm.ingest.progress import Reading, Report
 from lit_llm.ingest.readers import DocumentReader
-
-Report = Callable[[int, int], None]
-"""Takes the bytes of sources and of text that were read since the last call."""
-
-_REPORT_BYTES = 2**20
 
 
 class ReadJob:
@@ -31,8 +28,14 @@ class ReadJob:
 
     def __init__(self, settings: CleanSettings, folder: Path) -> None:
         self._settings, self._folder = settings, folder
-        self._steps = steps_of(settings, folder)
-        self._signer = settings.signer()
+
+    @functools.cached_property
+    def _steps(self) -> list[Step]:  # when the first job runs, in the process of the worker
+        return steps_of(self._settings, self._folder)
+
+    @functools.cached_property
+    def _signer(self) -> Signer | None:
+        return self._settings.signer()
 
     def run(self, job: Job, key: str, report: Report) -> Tally:
         """Write the part ``key``.
@@ -41,9 +44,10 @@ class ReadJob:
             UserError: A source cannot be read as text.
             OSError: The disk refused.
         """
+        names = [READ, *(step.name for step in self._steps)]
         started, tally = time.process_time(), Tally()
-        for step in (READ, *(step.name for step in self._steps)):
-            tally.step(step)
+        for name in names:
+            tally.step(name)
         with PartWriter(self._folder, key) as part:
             for one in job.inputs:
                 for document in self._documents(one, tally, report):
@@ -70,19 +74,16 @@ class ReadJob:
 
     def _documents(self, one: Input, tally: Tally, report: Report) -> Iterator[Document]:
         """The documents of an input, counted and reported."""
-        position, size = 0, 0
+        reading = Reading(report)
         with DocumentReader(one.source, one.settings) as reader:
             for document in documents_of(reader, name=one.source.name):
                 length = len(document.text.encode())
                 tally.read.add(1, length)
                 tally.not_utf8 += not document.is_utf8
-                size += length
-                if size >= _REPORT_BYTES:
-                    report(max(0, reader.position - position), size)
-                    position, size = max(position, reader.position), 0
+                reading.add(length, reader.position)
                 yield document
             tally.without_text += reader.skipped
-        report(max(0, one.size - position), size)
+        reading.end(one.size)
 
     def _apply(self, document: Document, tally: Tally) -> Document | None:
         """The document after all rules; None if one removes it."""

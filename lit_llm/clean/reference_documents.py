@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_llm.clean.documents import Document, documents_of
+from lit_llm.clean.rules import Document, documents_of
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.listing import list_sources
-from lit_llm.ingest.manifest import META_FILE, Manifest
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
+from lit_llm.ingest.shard_manifest import META_FILE, Manifest
 from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, LAYOUTS, magic_for
 from lit_llm.ingest.source import Source
 from lit_llm.tokenizers import load_tokenizer
@@ -64,7 +64,9 @@ class References:
 def _manifest(folder: Path) -> Manifest:
     manifest = Manifest.read(folder)
     if manifest is None:
-        raise UserError(f"{folder} was prepared by an older version: prepare it again, or give text files (--against).")
+        raise UserError(
+            f"{folder} has a {META_FILE} that prepare did not write: prepare it again, or give text files (--against)."
+        )
     return manifest
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 
 from lit_llm.clean.word_ngrams import WORD_PATTERN
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import need
 
 SEED = 1
 MOST_MISSED = 0.02

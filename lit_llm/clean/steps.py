@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from lit_llm.clean.contamination import SHORTEST, Contamination, ReferenceIndex
+from lit_llm.clean.clean_settings import FORMAT, SHORTEST, CleanSettings
+from lit_llm.clean.contamination import Contamination, ReferenceIndex
 from lit_llm.clean.language import Language, known_languages
 from lit_llm.clean.language_names import unknown_language
 from lit_llm.clean.normalise import FixEncoding, normalise
@@ -14,11 +15,9 @@ from lit_llm.clean.personal_data import ACTIONS, Emails, Secrets
 from lit_llm.clean.quality import QUALITY_RULES, Quality
 from lit_llm.clean.reference_documents import References
 from lit_llm.clean.rules import Step
-from lit_llm.clean.settings import FORMAT, CleanSettings
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError, report
 
-MAX_AGAINST_NGRAM = 100
 _INDEX = "against.npz"
 
 
@@ -104,12 +103,6 @@ def _problems(settings: CleanSettings) -> Iterator[str]:
         action = getattr(settings, name)
         if action not in (None, *ACTIONS):
             yield f"{name} is {action!r}, but must be {' or '.join(ACTIONS)} (--{name})."
-    if not SHORTEST <= settings.against_ngram <= MAX_AGAINST_NGRAM:
-        limits = f"{SHORTEST} and {MAX_AGAINST_NGRAM}"
-        yield f"against_ngram is {settings.against_ngram}, but must lie between {limits} (--against_ngram)."
-    for name in ("against_share", "language_confidence"):
-        if not 0 <= getattr(settings, name) <= 1:
-            yield f"{name} is {getattr(settings, name)}, but must lie between 0 and 1 (--{name})."
     try:
         if settings.against:
             _references(settings)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from lit_llm.clean.parts import LINES, complete_file
+from lit_llm.clean.document_parts import LINES, part_file
+from lit_llm.ingest.progress import Reading, Report
 
 KEPT = ".kept"
 """What follows the key in the name of the written file."""
-
-_REPORT_BYTES = 2**22
 
 
 class KeptLines(NamedTuple):
@@ -31,18 +29,16 @@ class KeptLines(NamedTuple):
         return hashlib.sha256(self.part.encode() + np.packbits(self.keep).tobytes()).hexdigest()[:32]
 
 
-def write_lines(folder: Path, job: KeptLines, key: str, report: Callable[[int, int], None]) -> str:
+def write_lines(folder: Path, job: KeptLines, key: str, report: Report) -> str:
     """Write the kept lines into a file, and return its name."""
-    unreported = 0
-    with open(folder / f"{job.part}{LINES}", "rb") as lines, complete_file(folder / f"{key}{KEPT}") as file:
+    reading, position = Reading(report), 0
+    with open(folder / f"{job.part}{LINES}", "rb") as lines, part_file(folder / f"{key}{KEPT}") as file:
         for line, keep in zip(lines, job.keep.tolist(), strict=True):
             if keep:
                 file.write(line)
-            unreported += len(line)
-            if unreported >= _REPORT_BYTES:
-                report(unreported, unreported)
-                unreported = 0
-    report(unreported, unreported)
+            position += len(line)
+            reading.add(len(line), position)
+    reading.end(position)
     return f"{key}{KEPT}"
 
 

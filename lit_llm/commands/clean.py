@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from lit_llm.clean.clean_pipeline import clean
+from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.datatrove_script import datatrove_script
-from lit_llm.clean.pipeline import clean
-from lit_llm.clean.report import REMOVED, table
-from lit_llm.clean.settings import CleanSettings
+from lit_llm.clean.removal_report import REMOVED, table
 from lit_llm.clean.steps import step_problems
 from lit_llm.commands.field_flags import add_field_flags, settings_from
 from lit_llm.commands.new_output import REPLACE_HELP, kept_steps, log_beside, new_file, new_folder
@@ -19,8 +19,8 @@ from lit_llm.core.errors import UserError, report
 from lit_llm.core.number_domain import whole
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources
-from lit_llm.ingest.parts import PARTS
 from lit_llm.ingest.progress import ProgressLog
+from lit_llm.ingest.token_parts import PARTS
 from lit_llm.runs.run_folder import expanded
 
 

@@ -10,7 +10,7 @@ import torch
 from lit_llm.checkpoint.adapters import BASE, LORA
 from lit_llm.checkpoint.average import AVERAGE, EMA_HELP, averaged
 from lit_llm.checkpoint.crash_safe import HashingFile
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.commands.new_output import REPLACE_HELP, new_file
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError

@@ -22,9 +22,8 @@ def main(arguments: list[str]) -> int:
         help="compare the shards of the training data with their hashes; by default if they have at most 2 GB",
     )
     own = flags.parse(arguments)
-    from lit_llm.reporting.doctor.diagnose import RULES, diagnose
+    from lit_llm.reporting.doctor.diagnose import RULES, diagnose, read_run
     from lit_llm.reporting.doctor.finding import Severity
-    from lit_llm.reporting.doctor.read_run import read_run
     from lit_llm.runs.run_folder import expanded
 
     run, notes = read_run(expanded(own.run), check_data=own.check_data)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from lit_llm.checkpoint.adapters import BASE, MergedTensor, saved_lora, saved_weights
+from lit_llm.checkpoint.adapters import BASE, saved_lora, saved_weights
 from lit_llm.checkpoint.average import EMA_HELP, averaged
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
-from lit_llm.checkpoint.dcp_write import write_dcp
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.dcp_export import write_dcp
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.commands.new_output import REPLACE_HELP, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
@@ -22,6 +22,7 @@ from lit_llm.hf.read import CONFIG
 from lit_llm.hf.tokenizer_files import imported_family, write_generation_config, write_tokenizer
 from lit_llm.hf.write import write_json, write_weights
 from lit_llm.models.gpt import GPT
+from lit_llm.models.lora import MergedTensor
 from lit_llm.runs.initial_weights import BASE_HELP, named_base
 from lit_llm.runs.run_folder import expanded, named_checkpoint, run_of
 from lit_llm.runs.saved_run import SavedRun

@@ -10,7 +10,7 @@ from typing import Any
 import lightning
 import torch
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.adapters import BASE, LORA, base_record
 from lit_llm.checkpoint.compatibility import saved_architecture, saved_model_config
 from lit_llm.checkpoint.crash_safe import make_folder
@@ -22,8 +22,7 @@ from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, write_config
 from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
 from lit_llm.hf.peft import is_adapter_folder, read_adapter
-from lit_llm.hf.read import CONFIG, WeightFiles, read_json, read_weights
-from lit_llm.hf.text_part import text_config
+from lit_llm.hf.read import CONFIG, WeightFiles, read_json, read_weights, text_config
 from lit_llm.hf.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, copy_companions, imported_family
 from lit_llm.hf.write import write_json
 from lit_llm.models.gpt import GPT
@@ -176,7 +175,7 @@ def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[
     }
     if (partial / TOKENIZER_FILE).is_file():
         checkpoint[TOKENIZER_SHA256] = tokenizer_sha256(partial)
-    format.write(checkpoint, partial / CHECKPOINTS / STEP_0)
+    disk_format.write(checkpoint, partial / CHECKPOINTS / STEP_0)
     (partial / CHECKPOINTS / "last.ckpt").symlink_to(STEP_0)
 
 
@@ -239,7 +238,7 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{options.folder} is not a folder of torch.distributed.checkpoint: leave out --config_from")
     else:
         notes = import_folder(Path(options.folder), run, replace=options.replace)
-    saved = format.read(run / CHECKPOINTS / "last.ckpt", verify=False)
+    saved = disk_format.read(run / CHECKPOINTS / "last.ckpt", verify=False)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in saved["state_dict"].values()})
     count = sum(tensor.numel() for tensor in saved["state_dict"].values())
     print(f"{run}: {count:,} parameters in {', '.join(dtypes)}, context {saved['model_config']['block_size']:,}")

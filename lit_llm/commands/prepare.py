@@ -7,8 +7,8 @@ from lit_llm.commands.new_output import kept_steps, log_beside, new_folder
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Arguments
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.manifest import Manifest
-from lit_llm.ingest.parts import PARTS
+from lit_llm.ingest.shard_manifest import Manifest
+from lit_llm.ingest.token_parts import PARTS
 from lit_llm.runs.run_folder import expanded
 
 
@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
 def _run(arguments: Arguments) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.resolve import read_recipe
-    from lit_llm.data.prepare import prepare
+    from lit_llm.data.prepare_shards import prepare
 
     built = build(read_recipe("prepare", arguments))
     if built.config.out is None:

@@ -14,7 +14,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import TOLERANCE
 
 if TYPE_CHECKING:
-    from lit_llm.reporting.ranking import Place
+    from lit_llm.reporting.ranking import RankedRun
     from lit_llm.reporting.run_curves import RunCurves
     from lit_llm.runs.loaded_run import LoadedRun
 
@@ -57,8 +57,8 @@ def main(arguments: list[str]) -> int:
 def _report(own: Namespace, command: str) -> Iterator[str]:
     """Write the page of the runs, and say what it does not have."""
     from lit_llm.reporting.evidence import Evidence, shipped_evidence
-    from lit_llm.reporting.page import MOST_RUNS, missing, report_page
     from lit_llm.reporting.ranking import ranked
+    from lit_llm.reporting.report_page import MOST_RUNS, missing, report_page
     from lit_llm.reporting.sweep_runs import must_be_run
     from lit_llm.runs import load
     from lit_llm.runs.curve_follower import CurveFollower
@@ -87,7 +87,7 @@ def _report(own: Namespace, command: str) -> Iterator[str]:
 
 def _compare(own: Namespace, command: str) -> Iterator[str]:
     """Write the page of the sweep, and say the ranking."""
-    from lit_llm.reporting.comparison import cautions, comparison_page, in_order, problems
+    from lit_llm.reporting.comparison_page import cautions, comparison_page, in_order, problems
     from lit_llm.reporting.sweep_runs import sweep_runs
 
     loaded, notes = sweep_runs(own.compare)
@@ -98,7 +98,7 @@ def _compare(own: Namespace, command: str) -> Iterator[str]:
     yield from (f"note: {sentence}" for sentence in [*notes, *cautions(places), *problems(runs, tag)])
 
 
-def _places(tag: str | None, places: Sequence[Place]) -> Iterator[str]:
+def _places(tag: str | None, places: Sequence[RankedRun]) -> Iterator[str]:
     """Each run with its value and the step of that value."""
     for i, (run, value) in enumerate(places, 1):
         if value is None:

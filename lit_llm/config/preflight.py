@@ -16,11 +16,11 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lit_llm import callbacks
 from lit_llm.config.parse_errors import is_mistake
 from lit_llm.data import TokenDataModule
-from lit_llm.distributed.attention_kernel import attention_problem
 from lit_llm.distributed.block_kernels import float8_problem
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.layout_problems import clip_problem
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.models.attention_kernel_choice import attention_problem
 from lit_llm.models.gpt import GPTConfig
 
 

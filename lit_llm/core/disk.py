@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """Error numbers of a disk that takes no more: full, over the quota, a file too large, read-only."""
@@ -41,17 +42,22 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: The disk refused. `path` is unchanged and nothing partial remains.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    with complete_file(path, path.with_name(f".{path.name}.partial")) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
+    """A file to write and read. It is at `path` once the block has ended, and at `partial` until then; an error deletes it."""
     try:
         with naming(path):
-            with open(partial, "wb") as file:
-                file.write(content)
+            with open(partial, "w+b") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        delete(partial)
         raise
 
 

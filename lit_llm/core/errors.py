@@ -1,9 +1,11 @@
-"""The exception for a user's mistake, and how mistakes are printed."""
+"""The exception for a user's mistake, how mistakes are printed, and the mistake that a package is not installed."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from types import ModuleType
 
 from lit_llm.callbacks.errors import UserError as UserError
 
@@ -34,3 +36,27 @@ def report(message: str, kind: str = "error") -> None:
             print(f"{kind}: {line}", file=sys.stderr, flush=True)
         elif kind == "error":
             unsaid.append(f"{kind}: {line}")
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, without its details and a full stop."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def need(module: str, *, extra: str, what: str) -> ModuleType:
+    """Import a module of a package that only some formats need.
+
+    Args:
+        extra: the extra of lit_llm that installs its package.
+        what: what needs it, as the subject of a sentence: "Parquet".
+
+    Raises:
+        UserError: The package is not installed.
+    """
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != package:  # a package that is installed but incomplete keeps its traceback
+            raise
+        raise UserError(f"{what} needs the package {package}: pip install 'lit_llm[{extra}]'.") from error

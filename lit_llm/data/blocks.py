@@ -13,14 +13,16 @@ There are no per-sample Python objects and no collation.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_llm.data.documents import Documents
+from lit_llm.core.errors import UserError
+from lit_llm.data.document_ends import Documents
+from lit_llm.data.pack_plan import PackPlan
 from lit_llm.data.token_stream import TokenStream
 
 IGNORE = -100
@@ -124,3 +126,38 @@ class HeldOutBlocks(_Consecutive):
 
     def __len__(self) -> int:
         return -(-(len(self.stream) - 1) // self.block_size)
+
+
+class PackedBlocks(StreamBlocks):
+    """The blocks of a plan. What documents leave of a block is padding: it has no targets, and is a document of its own.
+
+    Args:
+        plan: made for this stream and block size.
+        kwargs: the arguments of ``StreamBlocks``.
+    """
+
+    _random = True
+
+    def __init__(self, stream: TokenStream, plan: PackPlan, **kwargs: Any) -> None:
+        super().__init__(stream, **kwargs)
+        assert plan.size == self.block_size
+        self.plan = plan
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def rows(self, blocks: np.ndarray) -> Rows:
+        rows = self._padding(len(blocks))
+        for row, block in enumerate(blocks.tolist()):
+            at = 0
+            for number, (start, pairs) in enumerate(self.plan.block(block).tolist()):
+                if start + pairs >= len(self.stream):
+                    raise UserError(f"{self.plan.path} is damaged: delete it, and the next run makes it again.")
+                place = row, slice(at, at + pairs)
+                self._read_pairs(start, rows.input_ids[place], rows.targets[place])
+                if rows.documents is not None:
+                    rows.documents[place] = number
+                at += pairs
+            if rows.documents is not None:
+                rows.documents[row, at:] = self.block_size
+        return rows

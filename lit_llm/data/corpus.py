@@ -1,4 +1,4 @@
-"""The opened data of a run: its token streams, and what identifies their content."""
+"""The opened data of a run: its token streams, what identifies their content, and which source files have changed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_llm.data.documents import missing_documents
-from lit_llm.data.source_files import file_changes
+from lit_llm.data.document_ends import missing_documents
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.tokenizers import Tokenizer
 
-# Before the fingerprint of data of which every token was hashed. Older checkpoints have fingerprints without it, which are
-# of samples if the data are long.
+# Before the fingerprint of data of which every token was hashed. Others are of samples: long data without a manifest.
 _ALL_TOKENS = "tokens-"
+
+MAX_FILES = 1000
+"""A checkpoint lists no more files than this."""
+
+_SAMPLE = 2**18
+"""Bytes that are read at the start, in the middle and at the end of a file. Shorter files are read whole."""
 
 
 class TextSize(NamedTuple):
@@ -67,14 +71,11 @@ class OpenedCorpus:
         known = frozenset(name for name, stream in corpus.streams.items() if missing_documents(stream) is None)
         return cls(corpus, hashes, files, form + combined_hash(corpus.streams, hashes), known)
 
-    def is_older_form(self, fingerprint: str) -> bool:
-        """Whether a saved fingerprint is that of these data in an older form: from samples, if a stream is long."""
-        if fingerprint.startswith(_ALL_TOKENS):
-            return False
-        if fingerprint == self.fingerprint.removeprefix(_ALL_TOKENS):
-            return True
+    def is_of_samples(self, fingerprint: str) -> bool:
+        """Whether a saved fingerprint is of samples of these data: then they had no manifest yet."""
         streams, vocab_size = self.corpus.streams, self.corpus.vocab_size
-        return fingerprint == combined_hash(streams, {name: s.scan_tokens(vocab_size) for name, s in streams.items()})
+        sampled = {name: stream.scan_tokens(vocab_size) for name, stream in streams.items()}
+        return not fingerprint.startswith(_ALL_TOKENS) and fingerprint == combined_hash(streams, sampled)
 
     def change_since(self, fingerprint: str, files: Mapping[str, str], sources: Iterable[Path]) -> str:
         """One phrase about a saved fingerprint that differs: which files have changed, as far as they were saved.
@@ -103,3 +104,31 @@ def combined_hash(streams: Mapping[str, TokenStream], hashes: Mapping[str, str])
     """One hash of the counts and hashes of streams."""
     content = " ".join(f"{name}={len(stream)}:{hashes[name]}" for name, stream in streams.items())
     return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def describe_files(paths: Iterable[Path]) -> dict[str, str]:
+    """Path → size and hash of each file; empty if there are more than MAX_FILES."""
+    listed = list(dict.fromkeys(paths))
+    return {} if len(listed) > MAX_FILES else {str(path): _identity(path) for path in listed}
+
+
+def file_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What happened to each file: "a.txt has changed", "b.txt is gone", "c.txt is new". A file that only moved is unchanged."""
+    same = set(before.values()) & set(now.values())
+    changed = [f"{path} has changed" for path in before if path in now and before[path] != now[path]]
+    gone = [f"{path} is gone" for path, identity in before.items() if path not in now and identity not in same]
+    new = [f"{path} is new" for path, identity in now.items() if path not in before and identity not in same]
+    return changed + gone + new
+
+
+def _identity(path: Path) -> str:
+    size = path.stat().st_size
+    digest = hashlib.blake2b(digest_size=8)
+    with open(path, "rb") as file:
+        if size <= 3 * _SAMPLE:
+            digest.update(file.read())
+        else:
+            for start in (0, (size - _SAMPLE) // 2, size - _SAMPLE):
+                file.seek(start)
+                digest.update(file.read(_SAMPLE))
+    return f"{size} bytes {digest.hexdigest()}"

@@ -25,14 +25,12 @@ from lit_llm.core.batch_sizes import batch_problem, micro_batch
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import INT64, range_problems, whole
 from lit_llm.data.batches import ENDLESS, GlobalOrder, HeldOutOrder, ResumableLoader
-from lit_llm.data.blocks import Blocks, HeldOutBlocks, TrainBlocks
-from lit_llm.data.corpus import Corpus, OpenedCorpus
-from lit_llm.data.documents import Documents
-from lit_llm.data.order import SORTED_UP_TO, sample_index
+from lit_llm.data.blocks import Blocks, HeldOutBlocks, PackedBlocks, TrainBlocks
+from lit_llm.data.corpus import Corpus, OpenedCorpus, describe_files
+from lit_llm.data.document_ends import Documents
+from lit_llm.data.order import sample_index
 from lit_llm.data.pack_plan import PackPlan, open_plan
-from lit_llm.data.packed_blocks import PackedBlocks
 from lit_llm.data.run_length import set_accumulation, set_end
-from lit_llm.data.source_files import describe_files
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatForm
 from lit_llm.tokenizers import Tokenizer
@@ -468,11 +466,6 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def describe_change(self, name: str, before: Any, saved: dict[str, Any]) -> str:
         """One phrase about a part of `_identity` that was ``before`` in a saved state."""
-        if name == "order":
-            return (
-                f"this version reads a training text of at most {SORTED_UP_TO} blocks in another order than the "
-                "checkpoint's version"
-            )
         if name == "fingerprint":
             return self._open_data.change_since(str(before), saved.get("files", {}), self.source_files())
         key = "batch_ramp.tokens_per_batch" if name == "batch_ramp" else f"data.{name}"
@@ -480,10 +473,9 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def changed_settings(self, saved: dict[str, Any]) -> dict[str, Any]:
         """The settings that differ from a saved state, with their saved values ("none" if not saved)."""
-        of_older_versions = {"packing": "concatenate"}
-        before = {name: saved.get(name, of_older_versions.get(name, "none")) for name in self._identity()}
+        before = {name: saved.get(name, "none") for name in self._identity()}
         changed = {name: before[name] for name, now in self._identity().items() if before[name] != now}
-        if "fingerprint" in changed and self._open_data.is_older_form(str(changed["fingerprint"])):
+        if "fingerprint" in changed and self._open_data.is_of_samples(str(changed["fingerprint"])):
             del changed["fingerprint"]
         return changed
 
@@ -500,9 +492,7 @@ class TokenDataModule(LightningDataModule, ABC):
 
     def _data_identity(self) -> dict[str, Any]:
         """The part of `_identity` that shows once the data are open."""
-        # Versions that saved no "order" had the same one for longer texts.
-        order = {"order": "sorted"} if len(self._train_blocks()) <= SORTED_UP_TO else {}
-        return order | {"fingerprint": self.fingerprint}
+        return {"fingerprint": self.fingerprint}
 
     # ---- The trainer --------------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_
 from lit_llm.data.shard_vocabulary import ShardVocabulary, TokenId, VocabSize
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatForm
-from lit_llm.ingest.manifest import Manifest
 from lit_llm.ingest.paths import MissingFiles, same_files
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.tokenizers import Tokenizer
 
 _NEEDS_LENGTH = "A mixture needs the length of the run, of which its phases are fractions: set --trainer.max_steps."
@@ -57,8 +57,8 @@ class PhaseDraws(NamedTuple):
 class Mixture(TokenDataModule):
     """Several sources of token shards, mixed by weight. ``lit_llm.data.mixture_order`` has the order of samples.
 
-    All sources have one tokenizer. The weights hold exactly over every period of samples, and nothing of a source repeats
-    before its epoch ends. Batches have ``sources`` too: (B,) int64, each row's number in ``source_names``. A validation reads
+    All sources have one tokenizer. The weights hold exactly over every period of samples, and each source is read once
+    per epoch. Batches have ``sources`` too: (B,) int64, each row's number in ``source_names``. A validation reads
     the held-out text of every source.
 
     Args:

@@ -10,20 +10,20 @@ A plan ``train_pack-T4096.idx`` stands beside the shards that it packs. All numb
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import hashlib
 import os
 import re
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lit_llm.core.disk import is_disk_error, naming
+from lit_llm.core.disk import complete_file, is_disk_error
 from lit_llm.core.errors import UserError
-from lit_llm.data.documents import Documents, missing_documents
+from lit_llm.data.document_ends import Documents, missing_documents
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.packing import PIECE, POOL, Counts, consecutive, pack
 from lit_llm.data.token_stream import TokenStream
@@ -198,11 +198,9 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> No
     Raises:
         UserError: the folder cannot be written or is gone, or the document ends are damaged.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with naming(path):
-            _write(partial, documents, size, key)
-            os.replace(partial, path)
+        with complete_file(path, path.with_name(f".{path.name}.{os.getpid()}.partial")) as file:
+            _write(file, documents, size, key)
     except FileNotFoundError as error:
         raise UserError(
             f"The plan of packing {path} cannot be written: {error.strerror}. Its shards were deleted: repeat the command."
@@ -214,25 +212,19 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> No
             f"The plan of packing {path} cannot be written: {error.strerror}. Make its folder writable once, or set "
             "--data.packing concatenate."
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
-def _write(path: Path, documents: Documents, size: int, key: bytes) -> None:
+def _write(file: BinaryIO, documents: Documents, size: int, key: bytes) -> None:
     counts, other, pieces = Counts(), Counts(), 0
     ends: list[np.ndarray] = []  # of each pool, the pieces up to the end of each of its blocks
-    with open(path, "wb") as file:
-        file.write(bytes(_HEADER_BYTES))  # written when the counts are known
-        for starts, lengths in documents.pools(POOL):
-            packed, of_blocks, added = pack(starts, lengths, size)
-            file.write(packed.tobytes())
-            ends.append((pieces + np.cumsum(of_blocks)).astype(_INDEX))
-            counts, other, pieces = counts + added, other + consecutive(starts, lengths, size), pieces + len(packed)
-        file.write(bytes(_INDEX.itemsize))
-        for of_pool in ends:
-            file.write(of_pool.tobytes())
-        file.seek(0)
-        file.write(_HEADER.pack(_MAGIC, _VERSION, size, key, pieces, *counts[:5], other.cut, other.separated))
-        file.flush()
-        os.fsync(file.fileno())
+    file.write(bytes(_HEADER_BYTES))  # written when the counts are known
+    for starts, lengths in documents.pools(POOL):
+        packed, of_blocks, added = pack(starts, lengths, size)
+        file.write(packed.tobytes())
+        ends.append((pieces + np.cumsum(of_blocks)).astype(_INDEX))
+        counts, other, pieces = counts + added, other + consecutive(starts, lengths, size), pieces + len(packed)
+    file.write(bytes(_INDEX.itemsize))
+    for of_pool in ends:
+        file.write(of_pool.tobytes())
+    file.seek(0)
+    file.write(_HEADER.pack(_MAGIC, _VERSION, size, key, pieces, *counts[:5], other.cut, other.separated))

@@ -10,8 +10,8 @@ from pathlib import Path
 from lit_llm.core.errors import UserError
 from lit_llm.data.corpus import TextSize
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.ingest.manifest import META_FILE, Manifest, SplitInfo
 from lit_llm.ingest.paths import MissingFiles, expand, same_files
+from lit_llm.ingest.shard_manifest import META_FILE, Manifest, SplitInfo
 
 SPLITS = ("train", "val", "test")
 REQUIRED = ("train", "val")
@@ -84,7 +84,7 @@ def in_folder(path: str, *, settings: str = "--data", required: Collection[str] 
         split = manifest.splits.get(name)
         if split is not None and split.shards:
             found.manifests[name] = folder, manifest
-            _add(found, name, flag, partial(_listed, folder, manifest, [shard.file for shard in split.shards]))
+            _add(found, name, flag, partial(listed_stream, folder, manifest, [shard.file for shard in split.shards]))
         elif name in required:
             found.problems.append(f"{folder} has no {name} shards: prepare the data again with {name} text ({flag}).")
     return found
@@ -135,7 +135,7 @@ def of_files(
         names = [path.name for path in files[name]]
         if folder is not None and manifest is not None and manifest.lists(names):
             found.manifests[name] = folder, manifest
-            _add(found, name, f"{settings}.{name}", partial(_listed, folder, manifest, names))
+            _add(found, name, f"{settings}.{name}", partial(listed_stream, folder, manifest, names))
         else:
             _add(found, name, f"{settings}.{name}", partial(TokenStream, files[name], headerless=headerless))
     if not found.problems:
@@ -168,7 +168,7 @@ def _common_folder(files: list[Path]) -> Path | None:
     return folders.pop() if len(folders) == 1 else None
 
 
-def _listed(folder: Path, manifest: Manifest, files: list[str]) -> TokenStream:
+def listed_stream(folder: Path, manifest: Manifest, files: list[str]) -> TokenStream:
     """The stream of ``files``, which the manifest lists."""
     splits = manifest.splits.values()
     whole = next((split for split in splits if [shard.file for shard in split.shards] == files), None)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import range_problems, whole
-from lit_llm.ingest.manifest import Manifest
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, recognised
 
 _GPT2_VOCAB_SIZE = 50257

@@ -19,20 +19,20 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import Domain
 from lit_llm.data.corpus import Corpus
 from lit_llm.data.datamodule import TokenDataModule
-from lit_llm.data.shard_splits import text_sizes
+from lit_llm.data.shard_splits import listed_stream, text_sizes
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.chat import ChatTemplate
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources
-from lit_llm.ingest.manifest import META_FILE, Manifest, SplitInfo
-from lit_llm.ingest.parts import PARTS
 from lit_llm.ingest.paths import same_files
-from lit_llm.ingest.pipeline import FORMAT, Summary, ingest
 from lit_llm.ingest.progress import ProgressLog
 from lit_llm.ingest.readers import DocumentReader, ReadSettings
 from lit_llm.ingest.selection import Selection
+from lit_llm.ingest.shard_manifest import META_FILE, Manifest, SplitInfo
+from lit_llm.ingest.shard_pipeline import FORMAT, Summary, ingest
 from lit_llm.ingest.source import Source
 from lit_llm.ingest.split import hold_out
+from lit_llm.ingest.token_parts import PARTS
 from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 
 _CACHE_VERSION = 2  # increment when the same text and tokenizer would give different shards
@@ -154,14 +154,7 @@ class TextDataModule(TokenDataModule):
         manifest = Manifest.read(folder)
         assert manifest is not None, "the cache is not damaged"
         streams = {
-            name: TokenStream.listed(
-                folder,
-                split.shards,
-                vocab_size=manifest.vocab_size,
-                tokens_blake2b=split.tokens_blake2b,
-                mask_blake2b=split.mask_blake2b,
-                ends_open=manifest.ends_open,
-            )
+            name: listed_stream(folder, manifest, [shard.file for shard in split.shards])
             for name, split in manifest.splits.items()
         }
         return Corpus(
@@ -194,7 +187,7 @@ class TextDataModule(TokenDataModule):
         """The bytes of the validation text in pieces, for comparing its compression with other programs."""
         for one in self.inputs():
             if one.split in (None, "val"):
-                for piece in Selection(self.val_fraction).pieces(one, lambda reader: None):
+                for piece in Selection(self.val_fraction).pieces(one):
                     if piece.split == "val":
                         yield piece.text
 

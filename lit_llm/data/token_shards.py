@@ -12,7 +12,7 @@ from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.shard_splits import ShardSplits, in_folder, no_split_text, of_files, text_sizes
 from lit_llm.data.shard_vocabulary import ShardVocabulary, TokenId, VocabSize
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.ingest.manifest import Manifest
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.tokenizers import Tokenizer
 
 

@@ -14,11 +14,11 @@ import numpy as np
 from lit_llm.core.errors import UserError
 from lit_llm.data.open_files import OpenFiles
 from lit_llm.data.shard_layout import ShardLayout, read_layout
-from lit_llm.ingest.manifest import ShardInfo
+from lit_llm.ingest.shard_manifest import ShardInfo
 from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES, HEADER_BYTES, LAYOUTS, magic_for
 
 FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second
-# Of longer streams. Older checkpoints hold hashes of these windows.
+# Of longer streams.
 WINDOW_TOKENS, WINDOWS = 2**16, 1024
 
 
@@ -126,10 +126,6 @@ class TokenStream:
     def hash_covers_all(self) -> bool:
         """Whether ``scan`` returns a hash of every token."""
         return self._hash is not None or len(self) <= FULL_SCAN_TOKENS
-
-    def document_ends(self, shard: int) -> np.ndarray | None:
-        """Where documents end that end in the shard of that number: see ``ShardLayout.document_ends``."""
-        return self._layouts[shard].document_ends()
 
     def read(self, start: int, length: int, *, random: bool = False) -> np.ndarray:
         """Tokens [start, start + length), unsigned integers (length,); read-only if they come from one shard.

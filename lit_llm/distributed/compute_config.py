@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from lit_llm.core.number_domain import range_problems, whole
-from lit_llm.models.attention_kernel import AttentionKernel
-
-MODES = ("none", "full", "attention", "cheap")
+from lit_llm.models.attention_kernel_choice import AttentionKernel
 
 
 @dataclass

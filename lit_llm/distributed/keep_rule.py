@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from lit_llm.core.memory import KEPT_WHOLE_SHARE
+KEPT_WHOLE_SHARE = 1 / 8
+"""Share of a device's memory up to which whole weights, or whole gradients, are kept where a setting is auto."""
 
 
 class KeptWhole(NamedTuple):

@@ -14,7 +14,7 @@ from lit_llm.distributed.layout_problems import pipeline_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
-from lit_llm.models.custom import Architecture, layout_problems
+from lit_llm.models.custom import Architecture, architecture_layout_problems
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 
@@ -44,7 +44,7 @@ def layout(
         return None, [str(error)]
     found, tensor_parallel = _unused_settings(strategy), sizes.tensor_parallel
     if architecture is not None:
-        found += layout_problems(architecture.class_path, tensor_parallel, sizes.context)
+        found += architecture_layout_problems(architecture.class_path, tensor_parallel, sizes.context)
     elif model is not None and not model.problems() and tensor_parallel > 1:
         problem = tensor_parallel_problem(model, tensor_parallel)
         found += [problem] if problem else []

@@ -36,8 +36,8 @@ from lit_llm.core.dtensor import fill_
 from lit_llm.core.errors import UserError
 from lit_llm.core.mesh_sizes import MeshSizes, mesh_sizes
 from lit_llm.core.number_domain import above, range_problems, whole
+from lit_llm.distributed.fsdp import set_last_micro_batch
 from lit_llm.distributed.keep_rule import KeptWhole
-from lit_llm.distributed.kept_whole import set_last_micro_batch
 from lit_llm.distributed.layout_problems import clip_problem, loss_scale_problem
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout, Schedule
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT, pipelined_part

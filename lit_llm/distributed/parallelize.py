@@ -11,15 +11,14 @@ import torch
 
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.activation_checkpointing import apply_activation_checkpointing
-from lit_llm.distributed.attention_kernel import activate_flash, attention_problem, flash_implementation
 from lit_llm.distributed.block_kernels import compile_blocks, convert_to_float8, float8_problem
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.context_parallel import apply_context_parallel
-from lit_llm.distributed.fsdp import apply_fsdp, gathered_bytes, narrow_dtype
-from lit_llm.distributed.kept_whole import kept_whole
+from lit_llm.distributed.fsdp import apply_fsdp, gathered_bytes, kept_whole, narrow_dtype
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
+from lit_llm.models.attention_kernel_choice import activate_flash, attention_problem, flash_implementation
 from lit_llm.models.custom import CustomModel, blocks_problem
 from lit_llm.models.gpt import GPT
 

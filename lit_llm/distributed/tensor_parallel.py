@@ -24,7 +24,7 @@ from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRALinear
 from lit_llm.models.loss import VocabularyShards
 from lit_llm.models.self_attention import Attention
-from lit_llm.models.short_convolution import ShortConvolution
+from lit_llm.models.small_layers import ShortConvolution
 
 
 def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:

@@ -2,7 +2,7 @@
 
     with Traffic(strategy.device_mesh) as traffic:
         step()
-    print(traffic.table())
+    rows = traffic.rows()
 
 Bytes are those of algorithms that use every link once (rings), the convention of `lit_llm.plan.communication`: for a whole
 tensor of M bytes on n ranks each rank sends 2(n − 1)/n · M in an all-reduce, and (n − 1)/n · M in an all-gather, a
@@ -124,12 +124,3 @@ class Traffic(DispatchMode):
     def sent(self, dimension: str | None = None, kind: str | None = None) -> float:
         """Bytes that this rank sent, along one dimension and by one kind of collective if they are given."""
         return sum(row.sent for row in self.rows() if dimension in (None, row.dimension) and kind in (None, row.kind))
-
-    def table(self) -> str:
-        """`rows` as a Markdown table, in MB (10⁶ bytes)."""
-        lines = ["| dimension | collective | ranks | calls | MB of whole tensors | MB sent |", "|---|---|---|---|---|---|"]
-        lines += [
-            f"| {row.dimension} | {row.kind} | {row.ranks} | {row.calls} | {row.size / 1e6:.3f} | {row.sent / 1e6:.3f} |"
-            for row in self.rows()
-        ]
-        return "\n".join(lines)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from lit_llm.core.errors import UserError
 from lit_llm.hf.families import FAMILIES
+from lit_llm.hf.families.config_parts import attention_scale, embedding_scale
 from lit_llm.hf.families.family import BIASES, Family
 from lit_llm.hf.families.layers import layer_settings
-from lit_llm.hf.families.parts import attention_scale, embedding_scale
 from lit_llm.hf.fields import Fields
 from lit_llm.models.config import LayerSettings
 from lit_llm.models.gpt import GPTConfig

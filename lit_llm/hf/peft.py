@@ -19,8 +19,7 @@ from torch import Tensor
 
 from lit_llm.core.errors import UserError
 from lit_llm.hf.fields import shown
-from lit_llm.hf.optional_packages import safetensors
-from lit_llm.hf.read import read_json
+from lit_llm.hf.read import read_json, refuse, safetensors
 from lit_llm.hf.tensor_map import Link
 from lit_llm.hf.write import save_tensors, write_json
 from lit_llm.models.lora import LoRAConfig
@@ -126,7 +125,7 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
     ]
     if "peft_type" not in content:
         problems.append("'peft_type' is missing")
-    _refuse(problems, folder / CONFIG)
+    refuse(problems, folder / CONFIG)
     theirs = _tensors(folder / WEIGHTS)
     found: dict[str, tuple[Tensor, Tensor, float]] = {}  # our layer → A, B, scale
     for link in _matrices(table):
@@ -150,7 +149,7 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
     problems += [f"{name} adapts no linear layer in a block of the base model" for name in left]
     if not found and not problems:
         problems.append("it has no tensors")
-    _refuse(problems, folder / WEIGHTS)
+    refuse(problems, folder / WEIGHTS)
     every = [name.removesuffix("weight") for name in shapes if name.startswith("blocks.") and len(shapes[name]) == 2]
     kinds = {_kind(layer) for layer in found}
     rank, scale = max(a.shape[0] for a, *_ in found.values()), next(iter(found.values()))[2]
@@ -229,9 +228,3 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     except Exception as error:  # the library raises many types for damaged files
         raise UserError(f"{file} cannot be read: {error}") from error
     return found
-
-
-def _refuse(problems: list[str], file: Path) -> None:
-    if problems:
-        more = [f"… and {len(problems) - 5} more"] if len(problems) > 5 else []
-        raise UserError("\n".join([*(f"{file}: {problem}" for problem in problems[:5]), *more]))

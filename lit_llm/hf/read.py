@@ -1,7 +1,11 @@
-"""Read the weights of a Hugging Face folder: safetensors, or pickles of plain tensors, in one file or several."""
+"""Read the weights of a Hugging Face folder: safetensors, or pickles of plain tensors, in one file or several.
+
+Of a folder that also reads images, only the text model is imported.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import zipfile
@@ -12,12 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, first_line, need
 from lit_llm.hf.dcp_weights import DcpWeightFiles
 from lit_llm.hf.fields import shown
-from lit_llm.hf.optional_packages import safetensors
 from lit_llm.hf.tensor_map import VOCABULARY, Link
-from lit_llm.hf.text_part import name_in_text_model
 
 CONFIG = "config.json"
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -25,6 +27,27 @@ _NOT_WEIGHTS = re.compile(r"(^|\.)((attn|attention)\.(bias|masked_bias)|rotary_e
 """Masks and rotary tables in old folders."""
 _HEADS = ("lm_head.weight", "embed_out.weight")
 """The output head of any family. Some folders have it beside the embedding that it is tied to."""
+_GEMMA3_SIZES = {
+    **{"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26},
+    **{"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072},
+}
+"""Sizes of Gemma3TextConfig. Published files leave out those that are equal."""
+_TEXT_FAMILIES = {"gemma3": ("gemma3_text", _GEMMA3_SIZES)}
+"""`model_type` → that of its text model, and the sizes that its `text_config` may lack."""
+_SHARED_KEYS = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
+"""Keys outside `text_config` that its model needs."""
+_TEXT_PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)language_model\.)")
+
+
+def safetensors() -> Any:
+    """The module `safetensors`, with its part `torch`.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    library = need("safetensors", extra="hf", what="A Hugging Face folder")
+    importlib.import_module("safetensors.torch")
+    return library
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -44,6 +67,25 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file} is not a JSON object")
     return content
+
+
+def text_config(content: dict[str, Any]) -> dict[str, Any] | None:
+    """The config.json of the text model alone; None if `content` is of no family that has one."""
+    family = content.get("model_type")
+    text = content.get("text_config")
+    if not isinstance(family, str) or family not in _TEXT_FAMILIES or not isinstance(text, dict):
+        return None
+    name, defaults = _TEXT_FAMILIES[family]
+    shared = {key: content[key] for key in _SHARED_KEYS if key in content}
+    return {**defaults, **shared, **text, "model_type": name}
+
+
+def name_in_text_model(stored: str) -> str | None:
+    """The name of a stored tensor in the text model; None if it belongs to another part."""
+    if stored == "lm_head.weight":
+        return stored
+    found = _TEXT_PREFIX.match(stored)
+    return None if found is None else (found[1] or "") + stored[found.end() :]
 
 
 class WeightFiles:
@@ -76,7 +118,7 @@ class WeightFiles:
                 for name, file in names.items()
                 if not _is_file_name(file)
             ]
-            _refuse(wrong)
+            refuse(wrong)
             self.files = {name: folder / file for name, file in names.items()}
             missing = [file for file in dict.fromkeys(self.files.values()) if not file.is_file()]
             if missing:
@@ -103,8 +145,8 @@ class WeightFiles:
                 else:
                     self._open[file] = torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=True)
             except Exception as error:  # the libraries raise many types for damaged files
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-                raise UserError(f"{file} cannot be read. It is damaged or contains more than tensors: {reason}") from error
+                said = f"{file} cannot be read. It is damaged or contains more than tensors: {first_line(error)}"
+                raise UserError(said) from error
             content = self._open[file]
             if library is None and not (
                 isinstance(content, dict)
@@ -151,7 +193,7 @@ def read_weights(
     for name in sorted(source.files.keys() - stored_names):
         if not (tied and name in _HEADS):
             problems.append(f"{source.files[name]} has a tensor {name}, which is not part of the model in {CONFIG}")
-    _refuse(problems)
+    refuse(problems)
     weights: dict[str, Tensor] = {}
     for link in table:
         stored = names[link.theirs]
@@ -177,7 +219,7 @@ def read_weights(
             head = source[name]
             if not torch.equal(head, weights["embedding.weight"][: len(head)]):
                 problems.append(f"{source.files[name]}: {name} differs from the embedding, but {CONFIG} ties the two")
-    _refuse(problems)
+    refuse(problems)
     return weights
 
 
@@ -194,10 +236,15 @@ def _is_file_name(file: Any) -> bool:
     return isinstance(file, str) and file not in ("", ".", "..") and not set(file) & {"/", "\\", "\0"}
 
 
-def _refuse(problems: list[str]) -> None:
-    """Raise the first five problems, if any: one wrong size affects every layer."""
+def refuse(problems: list[str], file: Path | None = None) -> None:
+    """Raise the first five problems, if any: one wrong size affects every layer.
+
+    Args:
+        file: that has them all.
+    """
     if problems:
-        raise UserError("\n".join(problems[:5] + [f"… and {len(problems) - 5} more"] * (len(problems) > 5)))
+        said = problems[:5] if file is None else [f"{file}: {problem}" for problem in problems[:5]]
+        raise UserError("\n".join(said + [f"… and {len(problems) - 5} more"] * (len(problems) > 5)))
 
 
 def _stored_name(theirs: str, files: dict[str, Path]) -> str | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lit_llm.hf.families.harmless import HARMLESS
-from lit_llm.hf.fields import is_empty, shown
+from lit_llm.hf.fields import HARMLESS, is_empty, shown
 
 _NEEDS: dict[str, tuple[str, ...]] = {
     "a mixture of experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size"),

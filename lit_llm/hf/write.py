@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_llm.hf.optional_packages import safetensors
+from lit_llm.hf.read import safetensors
 from lit_llm.hf.tensor_map import VOCABULARY, Link
 
 

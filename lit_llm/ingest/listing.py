@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lit_llm.core.errors import UserError
+from lit_llm.ingest.open_source import file_system, version
 from lit_llm.ingest.paths import MissingFiles, expand, is_report
 from lit_llm.ingest.readers.hub import list_hub
-from lit_llm.ingest.remote import file_system, version
 from lit_llm.ingest.remote_errors import sentence
 from lit_llm.ingest.source import HUB, Source, is_http, is_url, public_name
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lit_llm.ingest.manifest import SplitInfo
-from lit_llm.ingest.parts import PartCounts, read_part, token_type
+from lit_llm.ingest.progress import Report
+from lit_llm.ingest.shard_manifest import SplitInfo
 from lit_llm.ingest.shards import ShardWriter
+from lit_llm.ingest.token_parts import PartCounts, read_part, token_type
 
 
 def merge(
@@ -19,7 +20,7 @@ def merge(
     vocab_size: int,
     shard_tokens: int,
     masked: bool = False,
-    report: Callable[[int, int], None],
+    report: Report,
 ) -> SplitInfo:
     """Write ``<name>_000000.bin``, ... into ``folder``.
 

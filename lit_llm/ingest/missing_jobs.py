@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from lit_llm.ingest.progress import ProgressLog
-from lit_llm.ingest.workers import Make, Workers
+from lit_llm.ingest.workers import Run, Workers
 
 
 class Work(Protocol):
@@ -25,7 +25,7 @@ def finish(
     jobs: Sequence[Job],
     keys: Sequence[str],
     read: Callable[[str], Result | None],
-    make: Make,
+    run: Run,
     *,
     stage: str,
     workers: int,
@@ -37,7 +37,7 @@ def finish(
     Args:
         keys: names of the jobs' results.
         read: the result that an earlier run left under a key, or None.
-        make: makes the function that runs a job and leaves its result (`Workers`). It takes a job and its key.
+        run: takes a job and its key, runs it, and leaves its result (`Workers`).
         stage: name of this work in the progress.
         finished: called with each job that this run finishes.
     """
@@ -46,7 +46,7 @@ def finish(
     total = sum(job.size for job in jobs)
     with (
         progress.stage(stage, total=total, done=total - sum(job.size for job, _ in missing)) as report,
-        Workers(min(workers, len(missing)), make) as processes,
+        Workers(min(workers, len(missing)), run) as processes,
     ):
         for number, result in processes.run(missing, report):
             job, key = missing[number]

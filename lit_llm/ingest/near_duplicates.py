@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lit_llm.ingest.hash_index import HashIndex, by_hash
+
 SHINGLE_BYTES = 16  # about three words
 SAMPLING = 8
 SKETCH_HASHES = 64
@@ -27,7 +29,6 @@ SHARE = 0.2
 _MOST_HASHES = 2**21  # in an index: 24 MB
 _FEWEST_HASHES = 8  # of a document; with fewer, it is compared as a whole only
 _TABLE_PER_HASH = 64  # entries of the first look-up table: one of so many shingles hits by chance
-_LARGEST_TABLE = 2**26  # bytes
 _CHUNK = 2**15  # bytes hashed at once, so that the arrays stay in the cache of a core
 _LOWER = bytes(range(256)).lower()
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
@@ -52,7 +53,7 @@ class Sketcher:
         return np.concatenate([np.array([self._text.size, self._text.whole()], dtype=np.uint64), self._smallest])
 
 
-class HeldOutIndex:
+class HeldOutIndex(HashIndex):
     """The sketches of all held-out documents.
 
     With more than 32,768 documents, fewer hashes of each are kept, at least 8. With more than 262,144, the others are compared
@@ -73,14 +74,7 @@ class HeldOutIndex:
             shingled = [is_long and head < limit for is_long, head in zip(shingled, heads[:, 1], strict=True)]
         parts = [sketch[2 : 2 + kept] if is_kept else sketch[:0] for sketch, is_kept in zip(sketches, shingled, strict=True)]
         self.counts = np.array([len(part) for part in parts], dtype=np.int32)  # (documents,) hashes
-        hashes = np.concatenate([np.empty(0, np.uint64), *parts])  # (n,)
-        order = np.argsort(hashes, kind="stable")
-        self.hashes = hashes[order]
-        self.documents = np.repeat(np.arange(len(parts), dtype=np.int32), self.counts)[order]  # (n,)
-        size = min(_LARGEST_TABLE, 1 << max(10, (len(hashes) * _TABLE_PER_HASH).bit_length()))
-        self.mask = np.uint64(size - 1)
-        self.table = np.zeros(size, dtype=bool)  # whether any hash has these low bits
-        self.table[(self.hashes & self.mask).view(np.int64)] = True
+        super().__init__(*by_hash(parts), table_per_hash=_TABLE_PER_HASH)
 
     def identity(self) -> str:
         """A hash of the content."""
@@ -103,7 +97,9 @@ class Checker:
 
     def add(self, piece: bytes) -> None:
         for hashes in self._text.add(piece):
-            self._look_up(hashes)
+            found = self._index.known(hashes)
+            if found.size:
+                self._found.append(found)
 
     @property
     def equal(self) -> bool:
@@ -116,9 +112,7 @@ class Checker:
         """Held-out documents (m,) that the document has something of, and which part of each (m,), between 0 and 1."""
         index = self._index
         found = np.unique(np.concatenate([np.empty(0, np.uint64), *self._found]))
-        first, last = np.searchsorted(index.hashes, found), np.searchsorted(index.hashes, found, side="right")
-        documents = [index.documents[a:b] for a, b in zip(first, last, strict=True)]
-        named, counts = np.unique(np.concatenate([np.empty(0, np.int32), *documents]), return_counts=True)
+        named, counts = index.documents_with(found)
         return named, counts / index.counts[named]
 
     @property
@@ -129,16 +123,6 @@ class Checker:
         named, parts = self.contained()
         common = parts * self._index.sizes[named]  # bytes
         return bool(np.any((parts >= CONTAINED) & (common >= SHARE * self._text.size)))
-
-    def _look_up(self, hashes: np.ndarray) -> None:
-        index = self._index
-        possible = hashes[index.table.take((hashes & index.mask).view(np.int64))]
-        if possible.size:
-            places = np.searchsorted(index.hashes, possible)
-            places[places == len(index.hashes)] = 0
-            found = possible[index.hashes[places] == possible]
-            if found.size:
-                self._found.append(found)
 
 
 class _Text:

@@ -14,6 +14,33 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 _SECONDS_BETWEEN_LINES = 30.0
 
 
+Report = Callable[[int, int], None]
+"""Takes the bytes of sources and of text that were read since the last call."""
+_REPORT_BYTES = 2**19  # of text
+
+
+class Reading:
+    """Tells a report, now and then, how far an input was read.
+
+    Args:
+        start: the first byte of the source that is read.
+    """
+
+    def __init__(self, report: Report, start: int = 0) -> None:
+        self._report, self._position, self._text = report, start, 0
+
+    def add(self, text: int, position: int) -> None:
+        """So many bytes of text were read, and the source up to a position."""
+        self._text += text
+        if self._text >= _REPORT_BYTES:
+            self.end(position)
+
+    def end(self, position: int) -> None:
+        """The source was read up to a position."""
+        self._report(max(0, position - self._position), self._text)
+        self._position, self._text = max(position, self._position), 0
+
+
 class ProgressLog:
     """A bar on a terminal; elsewhere a line every 30 seconds. With a log file, the lines go there too.
 
@@ -32,7 +59,7 @@ class ProgressLog:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager
-    def stage(self, title: str, *, total: int, done: int = 0, unit: str = "MB of text") -> Iterator[Callable[[int, int], None]]:
+    def stage(self, title: str, *, total: int, done: int = 0, unit: str = "MB of text") -> Iterator[Report]:
         """One stage of the work. Call what it gives with the bytes of sources and of text that were read since the last call.
 
         Args:

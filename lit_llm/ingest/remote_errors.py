@@ -1,15 +1,12 @@
 """What is wrong when a remote file cannot be read, as one sentence.
 
-Each service has exceptions of its own, and fsspec passes most of them on. They are told apart by their types and status codes.
-A type is looked up among the imported modules: whoever raised it has imported it, and no package is imported for its errors.
+Each service has exceptions of its own, and fsspec passes most of them on. They are told apart by the names
+of their types, so that no package is imported for its errors, and by their status codes.
 """
 
 from __future__ import annotations
 
 import errno
-import socket
-import ssl
-import sys
 from collections.abc import Iterator
 from enum import Enum
 from urllib.parse import urlsplit
@@ -34,32 +31,20 @@ class Fault(Enum):
 
 RETRIED = frozenset({Fault.UNREACHABLE, Fault.SERVER})
 
-_TYPES = [
-    (
-        Fault.NO_CREDENTIALS,
-        "botocore.exceptions",
-        ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"),
-    ),
-    (Fault.NO_CREDENTIALS, "botocore.exceptions", ("TokenRetrievalError", "SSOError", "ProfileNotFound")),
-    (Fault.NO_CREDENTIALS, "google.auth.exceptions", ("GoogleAuthError",)),
-    (Fault.ADDRESS, "botocore.exceptions", ("ParamValidationError",)),
-    (Fault.ADDRESS, "aiohttp", ("InvalidURL",)),
-    (Fault.ADDRESS, "huggingface_hub.errors", ("HFValidationError",)),
-    (Fault.DENIED, "huggingface_hub.errors", ("GatedRepoError",)),
-    (Fault.MISSING, "huggingface_hub.errors", ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError")),
-    (Fault.UNREACHABLE, "huggingface_hub.errors", ("OfflineModeIsEnabled",)),
-    (Fault.UNREACHABLE, "aiohttp", ("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError")),
-    (Fault.UNREACHABLE, "botocore.exceptions", ("ConnectionError", "HTTPClientError", "IncompleteReadError")),
-    (Fault.UNREACHABLE, "httpx", ("TransportError",)),
-    (Fault.UNREACHABLE, "httpx2", ("TransportError",)),
-    (Fault.UNREACHABLE, "requests.exceptions", ("ConnectionError", "Timeout", "ChunkedEncodingError")),
-    (Fault.UNREACHABLE, "fsspec.exceptions", ("FSTimeoutError",)),
-]
-_BUILTIN: list[tuple[Fault, tuple[type[BaseException], ...]]] = [
-    (Fault.MISSING, (FileNotFoundError, NotADirectoryError)),
-    (Fault.DENIED, (PermissionError,)),
-    (Fault.UNREACHABLE, (ConnectionError, TimeoutError, socket.gaierror, ssl.SSLError)),
-]
+_NAMES = {
+    Fault.NO_CREDENTIALS: """botocore.NoCredentialsError botocore.PartialCredentialsError botocore.CredentialRetrievalError
+        botocore.TokenRetrievalError botocore.SSOError botocore.ProfileNotFound google.GoogleAuthError""",
+    Fault.ADDRESS: "botocore.ParamValidationError aiohttp.InvalidURL huggingface_hub.HFValidationError",
+    Fault.DENIED: "huggingface_hub.GatedRepoError builtins.PermissionError",
+    Fault.MISSING: """huggingface_hub.RepositoryNotFoundError huggingface_hub.RevisionNotFoundError
+        huggingface_hub.EntryNotFoundError builtins.FileNotFoundError builtins.NotADirectoryError""",
+    Fault.UNREACHABLE: """huggingface_hub.OfflineModeIsEnabled aiohttp.ClientConnectionError aiohttp.ClientPayloadError
+        aiohttp.ServerTimeoutError botocore.ConnectionError botocore.HTTPClientError botocore.IncompleteReadError
+        httpx.TransportError httpx2.TransportError requests.ConnectionError requests.Timeout requests.ChunkedEncodingError
+        fsspec.FSTimeoutError builtins.ConnectionError builtins.TimeoutError socket.gaierror ssl.SSLError""",
+}
+_FAULTS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+"""By package and class."""
 _BUSY = frozenset({errno.EBUSY, errno.EREMOTEIO})  # s3fs translates "slow down" and "internal error" into these
 _REFUSED = frozenset({errno.EINVAL, errno.EREMCHG, errno.ENOSYS})  # other answers, such as that of a server of another region
 _NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN})
@@ -121,7 +106,7 @@ def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    elif _is(error, "gcsfs.retry", "HttpError"):
+    elif "gcsfs.HttpError" in _names_of(error):
         status = getattr(error, "code", None)
     else:  # httpx and requests, or aiohttp
         status = getattr(response, "status_code", None) or getattr(error, "status", None)
@@ -141,12 +126,9 @@ def _fault_of_status(status: int | None) -> Fault | None:
 
 
 def _fault_of_type(error: BaseException) -> Fault | None:
-    for kind, module, names in _TYPES:
-        if _is(error, module, *names):
-            return kind
-    for kind, builtin in _BUILTIN:
-        if isinstance(error, builtin):
-            return kind
+    known = (_FAULTS.get(name) for name in _names_of(error))
+    if (kind := next((kind for kind in known if kind is not None), None)) is not None:
+        return kind
     number = error.errno if isinstance(error, OSError) else None
     if number in _NO_ROUTE:
         return Fault.UNREACHABLE
@@ -155,7 +137,6 @@ def _fault_of_type(error: BaseException) -> Fault | None:
     return Fault.REFUSED if number in _REFUSED else None
 
 
-def _is(error: BaseException, module: str, *names: str) -> bool:
-    """Whether the error is of one of the types that an imported module has under these names."""
-    types = [getattr(sys.modules.get(module), name, None) for name in names]
-    return any(isinstance(known, type) and isinstance(error, known) for known in types)
+def _names_of(error: BaseException) -> list[str]:
+    """Package and name of the error's class, then of those that it is derived from."""
+    return [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__]

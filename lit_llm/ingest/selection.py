@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.near_duplicates import HeldOutIndex
+from lit_llm.ingest.progress import Reading, Report
 from lit_llm.ingest.readers import DocumentReader
 from lit_llm.ingest.split import text_hash
 
@@ -42,13 +43,17 @@ class Selection:
             return part.split
         return "val" if text_hash(first_piece) < self.hold_out_below else "train"
 
-    def pieces(self, part: Input, seen: Callable[[DocumentReader], None]) -> Iterator[SelectedPiece]:
+    def pieces(
+        self, part: Input, report: Report = lambda source, text: None, skipped: Callable[[int], None] = lambda documents: None
+    ) -> Iterator[SelectedPiece]:
         """The pieces of an input.
 
         Args:
-            seen: called after every piece, and at the end.
+            report: of the bytes that are read.
+            skipped: called at the end with the number of documents without text.
         """
         compare = self.held_out is not None and part.start == 0 and part.stop is None
+        reading = Reading(report, part.start)
         with DocumentReader(part.source, part.settings, start=part.start, stop=part.stop) as reader:
             first, split, checker = True, "", None
             for piece in reader:
@@ -60,5 +65,6 @@ class Selection:
                 repeats = piece.last and checker is not None and checker.duplicate
                 yield SelectedPiece(piece.text, split, first, piece.last, repeats)
                 first = piece.last
-                seen(reader)
-            seen(reader)
+                reading.add(len(piece.text), reader.position)
+            skipped(reader.skipped)
+        reading.end(part.start + part.size)

@@ -26,7 +26,7 @@ import numpy as np
 
 from lit_llm.core.disk import naming, write_bytes
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.manifest import ShardInfo
+from lit_llm.ingest.shard_manifest import ShardInfo
 
 HEADER_INTS = 256
 HEADER_BYTES = HEADER_INTS * 4

@@ -6,7 +6,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from lit_llm.core.errors import UserError
 
@@ -28,7 +27,7 @@ class Source:
 
     @classmethod
     def local(cls, path: Path) -> Source:
-        return cls(str(path), *_state(os.stat(path)))
+        return cls(str(path), *state_of(os.stat(path)))
 
     @property
     def is_local(self) -> bool:
@@ -43,28 +42,6 @@ class Source:
     def name(self) -> str:
         """The path without what may be secret: the user and the query of a URL."""
         return public_name(self.path)
-
-    def open(self) -> BinaryIO:
-        """The content as a binary file, from its start. ``tell`` is the number of bytes read so far.
-
-        A remote file asks its server again from the same byte if a connection breaks, where the server allows it.
-        ``seekable`` is false for a file over HTTP.
-
-        Raises:
-            UserError: The file cannot be read, or has changed since it was listed.
-        """
-        if not self.is_local:
-            from lit_llm.ingest.remote import open_remote
-
-            return open_remote(self)
-        try:
-            file = open(self.path, "rb")  # noqa: SIM115 - the caller closes it
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be read: {error.strerror}.") from error
-        if _state(os.fstat(file.fileno())) != (self.size, self.version):
-            file.close()
-            raise changed(self)
-        return file
 
     def __repr__(self) -> str:
         return f"Source({self.name!r}, size={self.size}, version={self.version!r})"
@@ -92,5 +69,6 @@ def changed(source: Source) -> UserError:
     return UserError(f"{source.name} has changed since this command started: start it again.")
 
 
-def _state(status: os.stat_result) -> tuple[int, str]:
+def state_of(status: os.stat_result) -> tuple[int, str]:
+    """Size and version of a local file."""
     return status.st_size, str(status.st_mtime_ns)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from lit_llm.ingest.inputs import Input
+from lit_llm.ingest.open_source import open_source
 
 MIN_FILES_TO_HOLD_OUT = 10
 
@@ -61,7 +62,7 @@ def _tail_cut(file: Input, fraction: float) -> int:
     size = file.source.size
     wanted = size - round(size * fraction)
     before = max(wanted - 1, 0)  # a line may end exactly there
-    with file.source.open() as content:
+    with open_source(file.source) as content:
         content.seek(before)
         text = content.read(min(size - before, _LONGEST_LINE))
     line_end = text.find(b"\n") + 1

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lit_llm.core.disk import naming
+from lit_llm.core.disk import complete_file
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.missing_jobs import finish
 from lit_llm.ingest.near_duplicates import HeldOutIndex, Sketcher
-from lit_llm.ingest.progress import ProgressLog
-from lit_llm.ingest.readers import DocumentReader
+from lit_llm.ingest.progress import ProgressLog, Report
 from lit_llm.ingest.selection import Selection
 from lit_llm.ingest.split import text_hash
+from lit_llm.ingest.token_parts import unfinished
 
 _FORMAT = 4
 """Part of the name of every result. Increment it when the same inputs would give another one."""
-
-_REPORT_BYTES = 2**22
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def _survey(inputs: Sequence[Input], selection: Selection, folder: Path, workers
         jobs,
         keys,
         functools.partial(_read, folder),
-        functools.partial(_surveyor, selection, folder),
+        functools.partial(_survey_job, selection, folder),
         stage="Choosing held-out text",
         workers=workers,
         progress=progress,
@@ -104,8 +101,8 @@ def _read(folder: Path, key: str) -> Found | None:
 
 
 def _write(folder: Path, key: str, found: Found) -> None:
-    partial = folder / f"{key}.{os.getpid()}.tmp"
-    with naming(partial), open(partial, "wb") as file:
+    path = folder / f"{key}.npz"
+    with complete_file(path, unfinished(path)) as file:
         np.savez(
             file,
             documents=found.documents,
@@ -114,31 +111,16 @@ def _write(folder: Path, key: str, found: Found) -> None:
             lengths=[len(sketch) for sketch in found.sketches],
             sketches=np.concatenate([np.empty(0, np.uint64), *found.sketches]),
         )
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, folder / f"{key}.npz")
 
 
-def _surveyor(selection: Selection, folder: Path) -> Callable[[Job, str, Callable[[int, int], None]], Found]:
-    return functools.partial(_survey_job, selection, folder)
-
-
-def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: Callable[[int, int], None]) -> Found:
+def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: Report) -> Found:
     """Read the documents of a job, and write what was found."""
-    documents, smallest, total_skipped = 0, 1.0, 0
+    documents, smallest = 0, 1.0
     sketches: list[np.ndarray] = []
+    skipped: list[int] = []
     for part in job.inputs:
-        sketcher, size, seen, skipped = Sketcher(), 0, part.start, 0
-
-        def advance(reader: DocumentReader) -> None:
-            nonlocal size, seen, skipped
-            skipped = reader.skipped
-            if size >= _REPORT_BYTES:
-                report(max(0, reader.position - seen), size)
-                size, seen = 0, max(seen, reader.position)
-
-        for piece in selection.pieces(part, advance):
-            size += len(piece.text)
+        sketcher = Sketcher()
+        for piece in selection.pieces(part, report, skipped.append):
             if piece.first and part.split is None:
                 smallest = min(smallest, text_hash(piece.text))
                 documents += piece.split == "val"
@@ -148,8 +130,6 @@ def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: 
             if piece.last:
                 sketches.append(sketcher.sketch())
                 sketcher = Sketcher()
-        report(max(0, part.start + part.size - seen), size)
-        total_skipped += skipped
-    found = Found(documents, smallest, sketches, total_skipped)
+    found = Found(documents, smallest, sketches, sum(skipped))
     _write(folder, key, found)
     return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +13,13 @@ import numpy as np
 
 from lit_llm.ingest.chat import ChatEncoder, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job
-from lit_llm.ingest.parts import Part, PartCounts, PartWriter, token_type
-from lit_llm.ingest.readers import DocumentReader
+from lit_llm.ingest.progress import Report
 from lit_llm.ingest.selection import SelectedPiece, Selection
+from lit_llm.ingest.token_parts import Part, PartCounts, PartWriter, token_type
 from lit_llm.tokenizers import Bytes, Tokenizer
 from lit_llm.tokenizers.encoder import EncoderChoice, PieceEncoder
 
 _FLUSH_TOKENS = 2**18  # written at a time
-_SECONDS_BETWEEN_REPORTS = 0.2
-
-Report = Callable[[int, int], None]
-"""Takes the bytes of sources and of text that were read since the last call."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +51,16 @@ class JobRunner:
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe, self.folder = recipe, folder
-        if isinstance(recipe.encoder, ChatTemplate):
-            self._encoder: _Encoder = _Conversations(ChatEncoder(recipe.tokenizer, recipe.encoder))
-        else:
-            self._encoder = _Texts(PieceEncoder(recipe.tokenizer, recipe.encoder))
         bos, eos = recipe.document_ids
         self._bos = np.array([] if bos is None else [bos], dtype=np.int64)
         self._eos = np.array([] if eos is None else [eos], dtype=np.int64)
+
+    @functools.cached_property
+    def _encoder(self) -> _Encoder:  # when the first job runs, in the process of the worker
+        tokenizer, encoder = self.recipe.tokenizer, self.recipe.encoder
+        if isinstance(encoder, ChatTemplate):
+            return _Conversations(ChatEncoder(tokenizer, encoder))
+        return _Texts(PieceEncoder(tokenizer, encoder))
 
     def run(self, job: Job, key: str, report: Report) -> Part:
         """Write the part ``key``.
@@ -97,25 +96,15 @@ class JobRunner:
     def _pieces(self, one: Input, part: Part, report: Report) -> Iterator[SelectedPiece]:
         """The pieces of an input, reported and checked."""
         keeps_bytes = isinstance(self.recipe.tokenizer, Bytes)
-        position, size, before, skipped = one.start, 0, time.monotonic(), 0
-
-        def seen(reader: DocumentReader) -> None:
-            nonlocal position, size, before, skipped
-            skipped = reader.skipped
-            if time.monotonic() - before >= _SECONDS_BETWEEN_REPORTS:
-                report(max(0, reader.position - position), size)
-                position, size, before = max(position, reader.position), 0, time.monotonic()
-
-        for piece in self.recipe.selection.pieces(one, seen):
-            size += len(piece.text)
+        skipped: list[int] = []
+        for piece in self.recipe.selection.pieces(one, report, skipped.append):
             if not keeps_bytes and not _is_utf8(piece.text) and one.source.path not in part.invalid:
                 part.invalid.append(one.source.path)
             if piece.first and piece.last and piece.repeats_held_out:
                 part.near_duplicates += 1  # not worth encoding; a longer document is written and taken back
                 continue
             yield piece
-        part.skipped += skipped
-        report(max(0, one.start + one.size - position), size)
+        part.skipped += sum(skipped)
 
 
 class _Encoded(NamedTuple):

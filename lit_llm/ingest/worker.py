@@ -45,7 +45,7 @@ def main(descriptor: int) -> None:
             os._exit(1)
 
     try:
-        run = pipe.recv()()
+        run = pipe.recv()
         while True:
             arguments = pipe.recv()
             try:

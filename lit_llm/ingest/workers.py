@@ -14,8 +14,8 @@ from typing import Any
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.worker import Done, Failed, Progress
 
-Make = Callable[[], Callable[..., Any]]
-"""Makes, in the worker, the function that runs a task. It takes the task's arguments and a report function."""
+Run = Callable[..., Any]
+"""Runs a task: takes its arguments and a report function. It is sent to the workers, and makes what it needs there."""
 
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
@@ -24,11 +24,11 @@ class Workers:
     """``count`` processes that run tasks; with 0, this process runs them. Use as a context manager: it ends the processes.
 
     Args:
-        make: picklable; called once in each process.
+        run: picklable; each process has a copy.
     """
 
-    def __init__(self, count: int, make: Make) -> None:
-        self._count, self._make = count, make
+    def __init__(self, count: int, run: Run) -> None:
+        self._count, self._run = count, run
         self._started: dict[connection.Connection, subprocess.Popen[bytes]] = {}
 
     def run(self, tasks: Sequence[tuple[Any, ...]], report: Callable[[int, int], None]) -> Iterator[tuple[int, Any]]:
@@ -41,9 +41,8 @@ class Workers:
             UserError: A task raised it, or a process was killed.
         """
         if not self._count:
-            run = self._make()
             for number, task in enumerate(tasks):
-                yield number, run(*task, report)
+                yield number, self._run(*task, report)
             return
         waiting = iter(enumerate(tasks))
         running: dict[connection.Connection, int] = {}
@@ -92,7 +91,7 @@ class Workers:
                 env=os.environ | _ONE_THREAD | paths,
             )
         self._started[ours] = process
-        self._send(ours, self._make)
+        self._send(ours, self._run)
         return ours
 
     def _send(self, pipe: connection.Connection, message: object) -> None:

@@ -1,4 +1,4 @@
-"""Causal attention within a window and within documents: one function, and the one choice of its kernel.
+"""Causal attention within a window and within documents, by the kernel that `attention_kernel_choice` names.
 
 Shape letters: B sequences, T queries, S keys, H query heads, K key/value heads, h ``head_dim``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from lit_llm.models.attention_blocks import block_attention
-from lit_llm.models.attention_kernel import AttentionKernel
+from lit_llm.models.attention_kernel_choice import AttentionKernel, choose
 from lit_llm.models.attention_ranks import attend_by_heads, gather_sequence
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import WeightDrops
@@ -86,32 +86,6 @@ def visibilities(
             chunks = tuple((keys, of_keys(window, size, keys)) for keys in needed)
             found[window] = Visibility(window, documents, kernel, shard=shard, chunks=chunks)
     return found
-
-
-def choose(
-    kernel: AttentionKernel, device: str, *, hides: bool, caps: bool, sinks: bool, drops: bool
-) -> Literal["sdpa", "flex", "blocks"]:
-    """The kernel of attention of T positions to themselves. This is the only place that decides it.
-
-    sdpa: torch's scaled_dot_product_attention, for plain causal attention: a flash kernel, on CUDA also cuDNN's,
-    FlashAttention-3 or -4. flex: FlexAttention. blocks: `attention_blocks`.
-
-    Args:
-        kernel: `compute.attention`. sdpa, flash3 and flash4 apply where attention is plain causal, the others everywhere.
-        device: type of the device.
-        hides: there is a window, or there are documents.
-        caps: scores have a soft cap.
-        sinks: heads have sinks.
-        drops: attention weights are dropped.
-    """
-    if kernel == "blocks":
-        return "blocks"
-    if drops:
-        return "blocks"  # the other kernels draw from a generator, or have no dropout
-    plain = not (hides or caps or sinks)
-    if device != "cuda":
-        return "sdpa" if plain else "blocks"  # FlexAttention has no backward pass there
-    return "sdpa" if plain and kernel != "flex" else "flex"
 
 
 def attend(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from lit_llm.core._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
-from lit_llm.models.attention_scores import Place, Scores
+from lit_llm.models.attention_scores import Scores, Slices
 from lit_llm.models.dropout import WeightDrops
 
 BAND = 64  # queries of a block that needs a mask: fewer make more calls, more compute scores that the mask removes
@@ -41,7 +41,7 @@ class Block:
     causal: bool
     shared: bool = False
 
-    def places(self, begin: int) -> tuple[Place, Place]:
+    def places(self, begin: int) -> tuple[Slices, Slices]:
         """Indices of the queries in (B, H, T, h), whose first position is `begin`, and of the keys in (B, K, S, h)."""
         queries, keys = slice(self.first - begin, self.end - begin), slice(self.start, self.end)
         return (self.sequences, slice(None), queries), (self.sequences, slice(None), keys)
@@ -153,10 +153,7 @@ def forward_in_blocks(
     # In memory (B, T, H, h), as torch's kernels write it: joining the heads is then a view.
     out = q.new_empty(batch, length, heads, width).transpose(1, 2)
     logsumexp = torch.empty(batch, heads, length, dtype=_accumulator(q), device=q.device)
-    drops = None
-    if rows is not None and head_numbers is not None and columns is not None:
-        drops = WeightDrops(dropout, rows, head_numbers, columns)
-    scores = Scores(scale, softcap, drops) if from_scores else None
+    scores = _scores(rows, head_numbers, columns, scale, softcap, dropout) if from_scores else None
     masks, begin = _Masks(window, documents, logsumexp if from_scores else q), k.size(2) - length
     for block in blocks(batch, length, k.size(2), window, documents, flash=not from_scores):
         queries, keys = block.places(begin)
@@ -196,10 +193,7 @@ def backward_in_blocks(
     q_gradient = _empty_like_heads(q, q.dtype)
     # Several blocks add to a key: in the wide type, so that their order costs no precision.
     k_gradient, v_gradient = _empty_like_heads(k, _accumulator(k)).zero_(), _empty_like_heads(v, _accumulator(v)).zero_()
-    drops = None
-    if rows is not None and head_numbers is not None and columns is not None:
-        drops = WeightDrops(dropout, rows, head_numbers, columns)
-    scores = Scores(scale, softcap, drops) if from_scores else None
+    scores = _scores(rows, head_numbers, columns, scale, softcap, dropout) if from_scores else None
     masks = _Masks(window, documents, logsumexp if from_scores else q)
     for block in blocks(q.size(0), length, k.size(2), window, documents, flash=not from_scores):
         queries, keys = block.places(begin)
@@ -217,6 +211,14 @@ def backward_in_blocks(
         moved = (gradient.to(logsumexp.dtype) * out).sum(-1)
         sink_gradient = -(share * moved).sum((0, 2)).to(sinks.dtype)
     return q_gradient, k_gradient.to(k.dtype), v_gradient.to(v.dtype), sink_gradient
+
+
+def _scores(
+    rows: Tensor | None, heads: Tensor | None, columns: Tensor | None, scale: float, softcap: float | None, dropout: float
+) -> Scores:
+    if rows is None or heads is None or columns is None:
+        return Scores(scale, softcap, None)
+    return Scores(scale, softcap, WeightDrops(dropout, rows, heads, columns))
 
 
 def _rows_are_dense(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_llm.models.dropout import WeightDrops, hashed, kept
 
-Place = tuple[slice, slice, slice]
+Slices = tuple[slice, slice, slice]
 """Indices of sequences, heads and positions."""
 ELEMENTS = 2**21  # of scores at a time, about: 8 MB in fp32
 
@@ -24,7 +24,7 @@ class Scores:
         self.scale, self.softcap, self.drops = scale, softcap, drops
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, block: tuple[Place, Place]
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, block: tuple[Slices, Slices]
     ) -> tuple[Tensor, Tensor]:
         """Output (B, H, T, h) and logsumexp (B, H, T) of one block.
 
@@ -53,7 +53,7 @@ class Scores:
         out: Tensor,
         logsumexp: Tensor,
         mask: Tensor | None,
-        block: tuple[Place, Place],
+        block: tuple[Slices, Slices],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of queries, keys and values of one block, in the wide type."""
         found = [torch.empty_like(x, dtype=_wide(x)) for x in (q, k, v)]
@@ -83,7 +83,7 @@ class Scores:
     def _capped(self, scores: Tensor) -> Tensor:
         return scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
 
-    def _keep(self, weights: Tensor, heads: slice, block: tuple[Place, Place]) -> Tensor | None:
+    def _keep(self, weights: Tensor, heads: slice, block: tuple[Slices, Slices]) -> Tensor | None:
         """(B, H, T, S) zeros where a weight is dropped, and 1 / (1 - rate) elsewhere; None if nothing is dropped."""
         if self.drops is None:
             return None

@@ -14,10 +14,9 @@ from lit_llm.models.attention import Visibility
 from lit_llm.models.cache import LayerCache
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import SITES, Drops, apply_linear, drop
-from lit_llm.models.norms import make_norm
 from lit_llm.models.rotary import Rotation
 from lit_llm.models.self_attention import Attention
-from lit_llm.models.short_convolution import ShortConvolution
+from lit_llm.models.small_layers import ShortConvolution, make_norm
 
 
 class MLP(nn.Module):

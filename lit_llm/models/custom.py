@@ -160,7 +160,7 @@ def blocks_problem(class_path: str, names: list[str]) -> str:
     )
 
 
-def layout_problems(class_path: str, tensor_parallel: int, context: int) -> list[str]:
+def architecture_layout_problems(class_path: str, tensor_parallel: int, context: int) -> list[str]:
     """Why these ranks cannot share a custom model, one sentence each."""
     sizes = {"tensor_parallel": tensor_parallel, "context": context}
     return [

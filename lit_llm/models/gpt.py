@@ -20,18 +20,16 @@ from torch.distributed.tensor import DTensor
 from lit_llm.core.dtensor import draw_
 from lit_llm.core.errors import UserError
 from lit_llm.models.attention import Visibility, visibilities
-from lit_llm.models.attention_kernel import AttentionKernel
+from lit_llm.models.attention_kernel_choice import AttentionKernel
 from lit_llm.models.block import Block
 from lit_llm.models.cache import KVCache
 from lit_llm.models.config import GPTConfig
-from lit_llm.models.documents import Places, document_numbers, places_in
 from lit_llm.models.dropout import Drops, drop, make_drops, new_seed
 from lit_llm.models.loss import LossSums, VocabularyShards, cross_entropy, logits
-from lit_llm.models.norms import make_norm
-from lit_llm.models.rotary import RotaryTable, Rotation
+from lit_llm.models.rotary import PositionsInDocuments, RotaryTable, Rotation, document_numbers, places_in
 from lit_llm.models.self_attention import Attention
 from lit_llm.models.sequence_shard import SequenceShard
-from lit_llm.models.short_convolution import ShortConvolution
+from lit_llm.models.small_layers import ShortConvolution, make_norm
 
 __all__ = ["GPT", "GPTConfig", "KVCache"]
 
@@ -212,7 +210,7 @@ class GPT(nn.Module):
         positions = torch.arange(start, end, device=input_ids.device)[None]  # (1, T)
         places = None if documents is None else places_in(documents)
         if padding:  # the tables may have no rows for it
-            places = places or Places(positions, torch.full_like(positions, length))
+            places = places or PositionsInDocuments(positions, torch.full_like(positions, length))
             places = places._replace(positions=places.positions.clamp(max=config.block_size - 1))
         positions = positions if places is None else places.positions
         rotations = [table(start, end, places) for table in self.rotary]

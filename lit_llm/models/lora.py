@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -190,6 +190,43 @@ def reset_adapters(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, LoRALinear):
             module.reset_adapter()
+
+
+class MergedTensor:
+    """A frozen weight plus the update of its adapter, in fp32. Indexing computes only that box, and reads no more from disk.
+
+    Args:
+        weight: (o, i), a tensor or on disk.
+        a: (r, i).
+        b: (o, r).
+    """
+
+    def __init__(self, weight: Any, a: Tensor, b: Tensor, scale: float) -> None:
+        self.weight, self.a, self.b, self.scale = weight, a, b, scale
+        self.shape: torch.Size = weight.shape
+        self.dtype: torch.dtype = weight.dtype
+        """Of the frozen weight."""
+
+    def __getitem__(self, box: Any) -> Tensor:
+        rows, columns = (slice(None), slice(None)) if box is ... else box
+        merged: Tensor = self.weight[box].float() + self.scale * (self.b[rows].float() @ self.a[:, columns].float())
+        return merged
+
+
+def merged_weights(weights: Mapping[str, Any], adapters: Mapping[str, Any], config: LoRAConfig) -> dict[str, MergedTensor]:
+    """The weights that have an adapter, merged with it, by their names.
+
+    Args:
+        weights: of the frozen model, tensors or on disk.
+        adapters: `….lora_a` and `….lora_b` by name.
+    """
+    layers = [name.removesuffix("lora_a") for name in adapters if name.endswith(".lora_a")]
+    return {
+        f"{layer}weight": MergedTensor(
+            weights[f"{layer}weight"], adapters[f"{layer}lora_a"][...], adapters[f"{layer}lora_b"][...], config.scale
+        )
+        for layer in layers
+    }
 
 
 def trainable(model: nn.Module) -> tuple[int, int]:

@@ -64,7 +64,7 @@ class LossSums(NamedTuple):
     """Differentiable sum to minimise: NLL plus z-loss; float32 (float64 for float64 inputs)."""
     nll: Tensor
     """Detached sum of the negative log-likelihood alone, in nats, same dtype: what perplexity is made of."""
-    count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody wants of three tensors
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count
     """Detached int64 number of targets ≠ ignore_index."""
     row_nll: Tensor | None = None
     """Only ``by_row``: `nll` of each sequence, shape (B,), same dtype."""

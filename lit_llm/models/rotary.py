@@ -1,18 +1,45 @@
-"""Rotary position embeddings (RoPE, Su et al. 2021), and the ways to scale their frequencies to a longer context.
+"""Rotary position embeddings (RoPE, Su et al. 2021), the ways to scale their frequencies, and positions within documents.
 
-Shape letters: T positions, h ``head_dim``, r rotated dimensions of a head (``partial_rotary_factor`` * h).
+Shape letters: B sequences, T and S positions, h ``head_dim``, r rotated dimensions of a head (``partial_rotary_factor`` * h).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lit_llm.models.documents import Places
+
+class PositionsInDocuments(NamedTuple):
+    """Where each position is in its document."""
+
+    positions: Tensor
+    """(B, S) int64, from 0."""
+    lengths: Tensor
+    """(B, S) int64: positions of the document, as far as it is in the sequence."""
+
+
+def document_numbers(ids: Tensor, eos_id: int) -> Tensor:
+    """Number the documents of each sequence: (B, S) ids → (B, S). An end-of-document id opens the document after it.
+
+    So does the data's numbering if documents begin with no id of their own: the first token is predicted from that id.
+    """
+    return ids.eq(eos_id).cumsum(dim=1)
+
+
+def places_in(documents: Tensor) -> PositionsInDocuments:
+    """The places of (B, S) document numbers, which never decrease along a sequence. Nothing waits for the device."""
+    batch, size = documents.shape
+    place = torch.arange(size, device=documents.device).expand(batch, size)  # (B, S)
+    changes = documents[:, 1:] != documents[:, :-1]  # (B, S - 1)
+    edge = changes.new_ones(batch, 1)
+    first = torch.where(torch.cat((edge, changes), dim=1), place, 0).cummax(dim=1).values
+    last = torch.where(torch.cat((changes, edge), dim=1), place, size).flip(1).cummin(dim=1).values.flip(1)
+    return PositionsInDocuments(place - first, last - first + 1)
+
 
 Rotation = tuple[Tensor, Tensor]
 """Cosine and sine of the rotary angles, (T, r/2) fp32 each, or (B, 1, T, r/2) if sequences have documents."""
@@ -55,7 +82,7 @@ class RotaryTable(nn.Module):
         self.register_buffer("cos", torch.empty(tables, positions, rotated // 2, dtype=torch.float32), persistent=False)
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
-    def forward(self, start: int, end: int, places: Places | None = None) -> Rotation:
+    def forward(self, start: int, end: int, places: PositionsInDocuments | None = None) -> Rotation:
         """Cosines and sines of the positions from `start` to `end`, (end - start, r/2) each.
 
         Args:

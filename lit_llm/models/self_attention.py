@@ -16,9 +16,8 @@ from lit_llm.models.attention import Visibility, attend
 from lit_llm.models.cache import LayerCache
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import Drops, apply_linear, drop_weights
-from lit_llm.models.norms import make_rms_norm
 from lit_llm.models.rotary import Rotation, rotate
-from lit_llm.models.short_convolution import ShortConvolution
+from lit_llm.models.small_layers import ShortConvolution, make_rms_norm
 
 
 class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""Matrices that the ranks of a mesh hold in parts: each whole on its owner rank, and its update back in parts.
+"""All-to-all that gathers each sharded matrix on one rank, its owner, for Newton–Schulz, and scatters the update.
 
 Parts travel along one dimension of the mesh after the other, the last one first: with tensor parallelism, within a machine
 before between machines. Only groups of the matrices' own mesh are used, so pipeline stages do not wait for each other.
@@ -60,11 +60,11 @@ class _Hop:
     received: list[list[tuple[int, Coordinate]]]
 
 
-class Turn:
-    """Matrices that their owners orthogonalise at the same time. All ranks of the mesh call its methods.
+class MatrixExchange:
+    """The exchange of the matrices that their owners orthogonalise at the same time. All ranks of the mesh call its methods.
 
     Attributes:
-        rows: the numbers of this turn's matrices by row of replicas, in an order that is equal on all ranks.
+        rows: the numbers of this exchange's matrices by row of replicas, in an order that is equal on all ranks.
         row: this rank's.
         mine: the matrices of this rank's row.
     """
@@ -163,7 +163,7 @@ class Turn:
         return list(buffer.split(sizes))
 
     def to_all_ranks(self, vectors: dict[int, Tensor], device: torch.device) -> dict[int, Tensor]:
-        """A number (fp32) for each row of each matrix of this turn, on all ranks, from those that each rank owns.
+        """A number (fp32) for each row of each matrix of this exchange, on all ranks, from those that each rank owns.
 
         Adding the zeros of the other ranks is exact, so all ranks have the same bits.
 
@@ -209,11 +209,11 @@ class Turn:
         return dict(zip(arriving, received.split(sizes(arriving)), strict=True))
 
 
-def turns_of(mesh: DeviceMesh, matrices: Sequence[Matrix]) -> list[Turn]:
-    """The turns of matrices on one mesh that are replicated along the same dimensions."""
+def exchanges_of(mesh: DeviceMesh, matrices: Sequence[Matrix]) -> list[MatrixExchange]:
+    """The exchanges, one after the other, of matrices on one mesh that are replicated along the same dimensions."""
     chosen = owners([matrix.shape for matrix in matrices], mesh.size())
     sizes = [rows * columns for rows, columns in (matrix.shape for matrix in matrices)]
-    return [Turn(mesh, matrices, numbers, chosen) for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL)]
+    return [MatrixExchange(mesh, matrices, numbers, chosen) for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL)]
 
 
 def _coordinate(rank: int, shape: tuple[int, ...]) -> Coordinate:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lit_llm.core._torch import foreach_add_, foreach_lerp, foreach_mul_, foreach_sign_, lerp_
 from lit_llm.core.dtensor import local_gradients, local_part
 from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.core.number_domain import at_least, below, check_ranges
-from lit_llm.optim.found_inf import undone_if
+from lit_llm.optim.group_optimizer import GroupOptimizer, undone_if
 
 
-class Lion(Optimizer):
+class Lion(GroupOptimizer):
     """Lion (Chen et al. 2023, arXiv 2302.06675, algorithm 2): the sign of an interpolated momentum; one state.
 
         u = sign(β1 m + (1 − β1) g);   θ ← (1 − η λ) θ − η u;   m ← β2 m + (1 − β2) g
@@ -26,9 +25,6 @@ class Lion(Optimizer):
     Raises:
         UserError: if an option is out of range.
     """
-
-    honours_found_inf = True
-    found_inf: Tensor | None = None
 
     def __init__(
         self,
@@ -40,25 +36,14 @@ class Lion(Optimizer):
         check_ranges(Lion, "optimizer", locals())
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if not params:
-                continue
-            for p in params:
-                if not self.state[p]:
-                    self.state[p]["exp_avg"] = torch.zeros_like(p)
-            # A step copies tensors that it may undo, and narrow parameters. Update in parts, so that the copies are small.
-            copies = self.found_inf is not None or any(p.dtype.itemsize < 4 for p in params)
-            for part in _parts(params) if copies else [params]:
-                self._update(group, part)
-        return loss
+    def _update_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            if not self.state[p]:
+                self.state[p]["exp_avg"] = torch.zeros_like(p)
+        # A step copies tensors that it may undo, and narrow parameters. Update in parts, so that the copies are small.
+        copies = self.found_inf is not None or any(p.dtype.itemsize < 4 for p in params)
+        for part in _parts(params) if copies else [params]:
+            self._update(group, part)
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Narrow parameters are decayed and moved in fp32, and rounded once.

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
-from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from lit_llm.core._torch import foreach_lerp, lerp_
@@ -19,13 +18,13 @@ from lit_llm.core.dtensor import local_gradients, local_part
 from lit_llm.core.errors import UserError
 from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.core.number_domain import at_least, below, check_ranges, whole
-from lit_llm.optim.exchange import Matrix, Turn, turns_of
-from lit_llm.optim.found_inf import to_device, undone_if
+from lit_llm.optim.exchange import Matrix, MatrixExchange, exchanges_of
+from lit_llm.optim.group_optimizer import GroupOptimizer, to_device, undone_if
 from lit_llm.optim.newton_schulz import NS_DTYPES, NS_METHODS, newton_schulz, newton_schulz_dtype
 from lit_llm.optim.owners import turns
 
 
-class MuonAdamW(Optimizer):
+class MuonAdamW(GroupOptimizer):
     """Muon for hidden matrices and AdamW for all other parameters, in one Optimizer, as automatic optimization needs.
 
     Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; ``torch.optim.Muon`` computes the same). For a matrix of
@@ -62,9 +61,6 @@ class MuonAdamW(Optimizer):
     Raises:
         UserError: if an option is out of range.
     """
-
-    honours_found_inf = True
-    found_inf: Tensor | None = None
 
     _MUON_ONLY = frozenset({"momentum", "nesterov", "ns_steps", "ns_dtype", "ns_method", "normuon_beta2", "adjust_lr"})
     _ADAMW_ONLY = frozenset({"betas", "eps", "adamw_lr"})
@@ -108,7 +104,7 @@ class MuonAdamW(Optimizer):
             "betas": tuple(betas),
             "eps": eps,
         }
-        self._planned: dict[Any, list[Turn]] = {}  # by mesh and matrices
+        self._planned: dict[Any, list[MatrixExchange]] = {}  # by mesh and matrices
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -134,26 +130,11 @@ class MuonAdamW(Optimizer):
                 group.pop(key, None)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Checkpoints from before an option existed load with its default."""
         super().__setstate__(state)
         self._planned = {}
-        for group in self.param_groups:
-            if group["algorithm"] == "muon":
-                for option, default in _LATER_OPTIONS.items():
-                    group.setdefault(option, default)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                (self._muon if group["algorithm"] == "muon" else self._adamw)(group, params)
-        return loss
+    def _update_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        (self._muon if group["algorithm"] == "muon" else self._adamw)(group, params)
 
     def _muon(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for p in params:
@@ -179,13 +160,13 @@ class MuonAdamW(Optimizer):
             for turn in self._turns(mesh, distributed):
                 self._muon_on_mesh(group, turn, distributed)
 
-    def _turns(self, mesh: DeviceMesh, params: list[DTensor]) -> list[Turn]:
+    def _turns(self, mesh: DeviceMesh, params: list[DTensor]) -> list[MatrixExchange]:
         key = mesh, tuple(Matrix(tuple(p.shape), p.placements) for p in params)
         if key not in self._planned:
-            self._planned[key] = turns_of(*key)
+            self._planned[key] = exchanges_of(*key)
         return self._planned[key]
 
-    def _muon_on_mesh(self, group: dict[str, Any], turn: Turn, params: Sequence[DTensor]) -> None:
+    def _muon_on_mesh(self, group: dict[str, Any], turn: MatrixExchange, params: Sequence[DTensor]) -> None:
         """Each matrix of a turn on its owner. Parts travel in the iteration's dtype."""
         device = torch.device(params[0].device_mesh.device_type)
         like = torch.empty(0, dtype=newton_schulz_dtype(group["ns_dtype"], device.type), device=device)
@@ -291,9 +272,6 @@ def mean_squares(update: Tensor) -> Tensor:
     """(r,) in fp32: the mean square of each row."""
     return torch.linalg.vector_norm(update, dim=1, dtype=torch.float32).square() / update.size(1)
 
-
-_LATER_OPTIONS = {"ns_dtype": "auto", "ns_method": "jordan", "normuon_beta2": None}
-"""Options that the first checkpoints do not have."""
 
 _LR_SCALE: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),

@@ -1,4 +1,7 @@
-"""Rates that follow from a model's width and depth, so that the best rate of a small model is that of a large one."""
+"""The optimizer of a model, whole or of a pipeline stage, and rates that follow from the model's width and depth.
+
+So the best rate of a small model is that of a large one.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,28 @@ def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimi
     if ratios is not None:
         scale_rates(optimizer, *ratios)
     return optimizer
+
+
+def optimizer_of_stage(
+    make: Callable[[list[dict[str, Any]]], Optimizer], whole: nn.Module
+) -> tuple[Optimizer, list[list[str]]]:
+    """(the optimizer of what this rank holds, the names of the whole model's parameters by group).
+
+    The optimizer of the whole model is made, as on one process, and loses what other ranks hold. So groups are the same on
+    all ranks, in the same order, whatever the optimizer's class makes of them. A group without parameters here is empty.
+
+    Args:
+        make: makes an optimizer from groups of parameters.
+        whole: all stages. Parameters that this rank does not hold are on the meta device.
+    """
+    name_of = {p: name for name, p in whole.named_parameters()}
+    optimizer = optimizer_of(whole, make)
+    names = [[name_of[p] for p in group["params"]] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if not p.is_meta]
+    for p in [p for p in optimizer.state if p.is_meta]:  # some classes make their state when they are made
+        del optimizer.state[p]
+    return optimizer, names
 
 
 def scale_rates(optimizer: Optimizer, width: float, depth: float) -> None:

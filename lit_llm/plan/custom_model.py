@@ -13,7 +13,13 @@ import torch
 
 import lit_llm
 from lit_llm.core.errors import UserError
-from lit_llm.models.custom import CustomModel, attention_checkpointing_problem, blocks_problem, chunk_problem, layout_problems
+from lit_llm.models.custom import (
+    CustomModel,
+    architecture_layout_problems,
+    attention_checkpointing_problem,
+    blocks_problem,
+    chunk_problem,
+)
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.weights import Key, Weight
 
@@ -80,7 +86,7 @@ def problems(settings: RunSettings) -> list[str]:
     config, layout, checkpointing = settings.model, settings.layout, settings.compute.activation_checkpointing
     assert isinstance(config, CustomConfig)
     path = config.architecture.class_path
-    found = layout_problems(path, layout.tensor_parallel, layout.context)
+    found = architecture_layout_problems(path, layout.tensor_parallel, layout.context)
     if settings.chunk_size is not None:
         found.append(chunk_problem(path, settings.chunk_size))
     if checkpointing != "none" and not has_blocks(config):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lit_llm.core.errors import UserError
+from lit_llm.models.attention_kernel_choice import unsupported_attention
 from lit_llm.plan import compute
 from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware
@@ -176,8 +177,6 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
 
 def _attention_problem(settings: RunSettings, hardware: Hardware) -> str | None:
     """Why `compute.attention` cannot work on this hardware, as far as that does not depend on what is installed there."""
-    from lit_llm.distributed.attention_kernel import unsupported_attention  # imports torch
-
     device_type = "cuda" if hardware.is_gpu else "cpu"
     return unsupported_attention(
         settings.model, settings.compute.attention, device_type, capability=hardware.compute_capability, name=hardware.name

@@ -14,6 +14,8 @@ Points = list[tuple[float, float]]
 
 _HEIGHT = 260
 _DOTTED = ("dots", "points")
+COLORS = (0, 6, 2, 4, 7, 5, 1, 3)
+"""Of the page's style, so that neighbours differ most."""
 _MOST = 600
 """Points of a line. More are drawn as the lowest and highest of each stretch, so that no spike is lost."""
 
@@ -41,15 +43,17 @@ def chart(
     keyed: bool = True,
     from_zero: bool = False,
     logarithmic: bool = False,
+    logarithmic_x: bool = False,
 ) -> str:
     """A picture of curves over one axis, with their legend. Values that are not finite are left out and counted.
 
     Args:
         unit: of the values.
         high: the highest value that is shown. None: the highest of all.
-        columns: places that have a text on the axis below. None given: round numbers.
+        columns: places that have a text on the axis below. None given: round numbers, or of a logarithm that is round.
         from_zero: the axis begins at 0, so that small changes look small.
         logarithmic: of the values; those that are not above 0 are left out.
+        logarithmic_x: of the places, which are all above 0.
         keyed: a legend names the lines, if there are several.
     """
     columns_given = bool(columns)
@@ -61,29 +65,32 @@ def chart(
     drawn = [line for line in finite if line.points]
     if not drawn:
         return f"<p>{escape(label)}: no finite value was logged.</p>"
-    low_x, high_x = _ends([x for line in drawn for x, _ in line.points])
+    scale = math.log10 if logarithmic_x else float
+    low_x, high_x = _ends([scale(x) for line in drawn for x, _ in line.points])
     low_y, high_y = _ends([y for line in drawn for _, y in line.points])
     low_y = min(low_y, 0.0) if from_zero else low_y
     if high is not None and high > low_y:
         high_y = min(high_y, high)
     rows = _powers(low_y, high_y) if logarithmic else html.round_numbers(low_y, high_y, 8)
-    columns = columns or html.round_numbers(low_x, high_x, 8)
+    columns = columns or [10**x if logarithmic_x else x for x in html.round_numbers(low_x, high_x, 8)]
     low_y, high_y = min(low_y, rows[0]), max(high_y, rows[-1])
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        return 100 * (x - low_x) / (high_x - low_x), 100 * (high_y - y) / (high_y - low_y)
+    def across(x: float) -> float:
+        return 100 * (scale(x) - low_x) / (high_x - low_x)
+
+    def down(y: float) -> float:
+        return 100 * (high_y - y) / (high_y - low_y)
 
     axes = []
     for y, said in zip(rows, labels(rows, text_of_y), strict=True):
-        axes.append(html.line(0, place(low_x, y)[1], 100, place(low_x, y)[1], "grid"))
-        axes.append(html.text("-6", place(low_x, y)[1], said, anchor="end", dy=4))
+        axes.append(html.line(0, down(y), 100, down(y), "grid"))
+        axes.append(html.text("-6", down(y), said, anchor="end", dy=4))
     for x, said in zip(columns, labels(columns, text_of_x), strict=True):
-        at = place(x, low_y)[0]
-        axes.append(html.text(at, 100.0, said, anchor=html.anchor(at), dy=15))
+        axes.append(html.text(across(x), 100.0, said, anchor=html.anchor(across(x)), dy=15))
     paths, dots = [], []
     for line in drawn:
         shown = thinned(line.points)
-        places = [place(x, y) for x, y in shown]
+        places = [(across(x), down(y)) for x, y in shown]
         path = "L".join(f"{10 * x:.1f} {10 * y:.1f}" for x, y in places)
         if line.kind != "points":
             paths.append(f'<path class="curve {line.kind}" d="M{path}" stroke="var(--c{line.color})"/>')

@@ -13,14 +13,14 @@ from lit_llm.reporting.summary import short_cost
 BITS, VALIDATION, TRAINING = "val/bits_per_byte", "val/loss", "train/loss"
 
 
-class Place(NamedTuple):
+class RankedRun(NamedTuple):
     """A run in the ranking. `value`: the last one of the tag. None: it has none, or none that is finite, and no place."""
 
     run: RunCurves
     value: float | None
 
 
-def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Place]]:
+def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[RankedRun]]:
     """(the tag by which runs are ordered, the runs by it, the lowest first, then those without a place).
 
     Bits per byte, if each run with a validation loss has them: runs with different tokenizers can be compared by nothing else.
@@ -34,7 +34,7 @@ def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Place]]:
     places = []
     for run in runs:
         value = None if tag is None or diverged(run) else run.last(tag)
-        places.append(Place(run, value if value is not None and math.isfinite(value) else None))
+        places.append(RankedRun(run, value if value is not None and math.isfinite(value) else None))
     return tag, sorted(places, key=lambda place: math.inf if place.value is None else place.value)
 
 

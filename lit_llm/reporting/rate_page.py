@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from lit_llm.core import html_page as html
 from lit_llm.reporting.charts import Line, chart, number
@@ -26,16 +25,13 @@ def rate_page(found: Found, title: str, command: str) -> str:
     for key in found.rates:
         body.append(html.heading(f"{key}: short runs"))
         lines = [
-            Line(f"seed {seed}", seed % 9, _log(sorted(losses.items())), "dots")
-            for seed, losses in enumerate(found.probes[key])
+            Line(f"seed {seed}", seed % 9, sorted(losses.items()), "dots") for seed, losses in enumerate(found.probes[key])
         ]
         body.append(_chart(lines, f"loss at the end of {found.probe_steps} steps", cut=True))
         body.append(html.heading(f"{key}: sweep"))
         sweep = found.sweeps[key]
-        each = Line("each step", 8, _log(list(zip(sweep.rates, sweep.losses, strict=False))))
-        body.append(
-            _chart([each, Line("smoothed", 0, _log(list(zip(sweep.rates, sweep.smoothed, strict=False))))], "training loss")
-        )
+        each = Line("each step", 8, list(zip(sweep.rates, sweep.losses, strict=False)))
+        body.append(_chart([each, Line("smoothed", 0, list(zip(sweep.rates, sweep.smoothed, strict=False)))], "training loss"))
         body.append(
             f"<p>Without the differences between batches. Lowest at {number(sweep.edge)}. "
             f"The search began at {number(sweep.start)}.</p>"
@@ -43,12 +39,10 @@ def rate_page(found: Found, title: str, command: str) -> str:
     return html.document(title, body)
 
 
-def _log(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    return [(math.log10(rate), loss) for rate, loss in points]
-
-
 def _chart(lines: list[Line], label: str, *, cut: bool = False) -> str:
     """A chart over a logarithmic axis. Losses far above the lowest are cut off."""
     losses = [y for line in lines for _, y in line.points if math.isfinite(y)]
     high = 1.5 * min(losses) if cut and losses else None
-    return chart(lines, label=label, x_name="the learning rate", text_of_x=lambda x: f"{10**x:.2g}", unit=label, high=high)
+    return chart(
+        lines, label=label, x_name="the learning rate", text_of_x="{:.2g}".format, unit=label, high=high, logarithmic_x=True
+    )

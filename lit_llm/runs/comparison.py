@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.runs.loaded_run import events_of, rows_of, scalars_of
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.runs.setting_changes import SETTINGS

@@ -16,7 +16,7 @@ from lit_llm.checkpoint.compatibility import (
     saved_model_config,
 )
 from lit_llm.checkpoint.dcp_folder import is_dcp_folder
-from lit_llm.checkpoint.format import damage_before_load
+from lit_llm.checkpoint.disk_format import damage_before_load
 from lit_llm.checkpoint.manifest import MANIFEST
 from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError

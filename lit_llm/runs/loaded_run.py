@@ -14,8 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
-from lit_llm.core.errors import UserError
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import UserError, need
 from lit_llm.runs.metrics_rows import MetricsRows, Value
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, METRICS, config_of, settings_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from lit_llm.checkpoint.format import read_manifest
+from lit_llm.checkpoint.disk_format import read_manifest
 from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import METRICS, Curve, Row, as_text
 from lit_llm.runs.loaded_run import Series, events_of, rows_of, scalars_of

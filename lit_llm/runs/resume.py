@@ -18,7 +18,7 @@ from typing import Any
 import lit_llm.data
 from lit_llm.checkpoint.adapters import saved_lora
 from lit_llm.checkpoint.compatibility import group_changes, lora_changes, model_changes, same_class
-from lit_llm.checkpoint.format import checkpoints_in, damage_before_load, newest_good
+from lit_llm.checkpoint.disk_format import checkpoints_in, damage_before_load, newest_good
 from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture

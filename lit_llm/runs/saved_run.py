@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lit_llm.checkpoint.format import read_values
+from lit_llm.checkpoint.disk_format import read_values
 from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import run_of
 from lit_llm.runs.setting_changes import SETTINGS

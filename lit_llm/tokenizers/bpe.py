@@ -9,7 +9,6 @@ import rustbpe
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from lit_llm.core.errors import UserError
 from lit_llm.tokenizers.base import END_OF_TEXT
 from lit_llm.tokenizers.bytes import byte_symbols
 from lit_llm.tokenizers.learned import Learned
@@ -34,12 +33,7 @@ class BPE(Learned):
     """
 
     def __init__(self, vocab_size: int = 4096) -> None:
-        if vocab_size < 257:
-            raise UserError(
-                f"A BPE vocabulary of {vocab_size} cannot hold the 256 bytes and {END_OF_TEXT}: "
-                "use at least 257 (--data.tokenizer.init_args.vocab_size)."
-            )
-        super().__init__(vocab_size)
+        super().__init__(vocab_size, holds=f"the 256 bytes and {END_OF_TEXT}", least=257)
 
     def _learn(self, texts: Iterable[str]) -> tokenizers.Tokenizer:
         trainer = rustbpe.Tokenizer()

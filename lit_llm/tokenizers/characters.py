@@ -11,7 +11,6 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
-from lit_llm.core.errors import UserError
 from lit_llm.tokenizers.base import END_OF_TEXT
 from lit_llm.tokenizers.learned import Learned
 
@@ -30,12 +29,7 @@ class Characters(Learned):
     """
 
     def __init__(self, vocab_size: int = 128) -> None:
-        if vocab_size < 3:
-            raise UserError(
-                f"A vocabulary of {vocab_size} characters cannot hold U+FFFD, {END_OF_TEXT} and a character: "
-                "use at least 3 (--data.tokenizer.init_args.vocab_size)."
-            )
-        super().__init__(vocab_size)
+        super().__init__(vocab_size, holds=f"U+FFFD, {END_OF_TEXT} and a character", least=3)
 
     def _learn(self, texts: Iterable[str]) -> tokenizers.Tokenizer:
         counts: Counter[str] = Counter()

@@ -10,6 +10,7 @@ import tokenizers
 
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import whole
+from lit_llm.tokenizers.base import END_OF_TEXT
 from lit_llm.tokenizers.hugging_face import HuggingFaceTokenizer
 
 
@@ -18,9 +19,19 @@ class Learned(HuggingFaceTokenizer):
 
     Args:
         vocab_size: number of ids. A short text may give fewer.
+        holds: what every vocabulary of the class has.
+        least: how many ids that takes.
+
+    Raises:
+        UserError: ``vocab_size`` is smaller.
     """
 
-    def __init__(self, vocab_size: Annotated[int, whole(1, 100_000_000)]) -> None:
+    def __init__(self, vocab_size: Annotated[int, whole(1, 100_000_000)], *, holds: str = END_OF_TEXT, least: int = 1) -> None:
+        if vocab_size < least:
+            raise UserError(
+                f"A vocabulary of {vocab_size} cannot hold {holds}: use at least {least} "
+                "(--data.tokenizer.init_args.vocab_size)."
+            )
         self.requested_size = vocab_size
         self._trained: tokenizers.Tokenizer | None = None
 

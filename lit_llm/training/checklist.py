@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_llm import callbacks
-from lit_llm.checkpoint.format import read
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.disk_format import read
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.core.errors import UserError
 from lit_llm.data.batches import GlobalOrder
 from lit_llm.data.blocks import Blocks

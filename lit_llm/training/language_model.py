@@ -32,7 +32,7 @@ from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, apply_lora, flops_saved, reset_adapters
 from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
 from lit_llm.optim import MuonAdamW, optimizer_of
-from lit_llm.optim.stage_optimizer import optimizer_of_stage
+from lit_llm.optim.transfer import optimizer_of_stage
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.custom_config import custom_config
 from lit_llm.training.accumulation import Accumulation, mean_of

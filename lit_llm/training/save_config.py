@@ -14,9 +14,9 @@ from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
 from lit_llm.data.run_length import phases, run_length
-from lit_llm.distributed.attention_kernel import describe
 from lit_llm.hf.tokenizer_files import add_stop_id, copy_companions
 from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
+from lit_llm.models.attention_kernel_choice import describe
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import trainable
 from lit_llm.runs.run_folder import CONFIG, run_of

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_llm.callbacks import WSD, StepCheckpoint, ValidateEvery
 from lit_llm.callbacks import checkpoint as checkpoint_module
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 
 VAL = {"limit_val_batches": 1.0}
@@ -29,7 +29,7 @@ def link(tmp_path, name):
 
 
 def content(tmp_path, step):
-    return format.read(tmp_path / "checkpoints" / f"step-{step:08d}.ckpt")
+    return disk_format.read(tmp_path / "checkpoints" / f"step-{step:08d}.ckpt")
 
 
 def saves_of(tmp_path, callbacks, steps=8, module=None, **options):
@@ -52,7 +52,7 @@ def test_folders_are_rotated_and_linked_like_files(tmp_path, io):
     assert files(tmp_path) == [4, 8]
     assert link(tmp_path, "best") == 4 and link(tmp_path, "last") == 8
     assert callback.best_model_score.item() == 1.0 and callback.last_model_path.endswith("step-00000008.ckpt")
-    assert format.newest_good(tmp_path / "checkpoints") == (tmp_path / "checkpoints" / "step-00000008.ckpt", [])
+    assert disk_format.newest_good(tmp_path / "checkpoints") == (tmp_path / "checkpoints" / "step-00000008.ckpt", [])
     assert content(tmp_path, 8)["callbacks"]["StepCheckpoint"]["kept"] == ["step-00000004.ckpt", "step-00000008.ckpt"]
 
 
@@ -67,18 +67,18 @@ def test_resumed_from_any_folder_the_rest_is_bit_identical(tmp_path, io, accumul
         return fit([ValidateEvery(4), checkpoint], tmp_path, module=module, resume=resume, plugins=[io()], **options)[1]
 
     straight = run(tmp_path / "a")
-    final = format.read(tmp_path / "a" / "step-00000008.ckpt")
+    final = disk_format.read(tmp_path / "a" / "step-00000008.ckpt")
     for step in (2, 4, 6):
         resumed = run(tmp_path / f"from-{step}", tmp_path / "a" / f"step-{step:08d}.ckpt")
         assert resumed.seen == straight.seen[step * accumulate :]
-        ended = format.read(tmp_path / f"from-{step}" / "step-00000008.ckpt")
+        ended = disk_format.read(tmp_path / f"from-{step}" / "step-00000008.ckpt")
         assert_same(final["state_dict"], ended["state_dict"])
         assert_same(final["optimizer_states"], ended["optimizer_states"])
 
 
 def full_disk(at):
     """A full disk during the saves of these steps."""
-    write = format.write
+    write = disk_format.write
 
     def writing(checkpoint, path):
         if checkpoint["global_step"] in at:
@@ -91,7 +91,7 @@ def full_disk(at):
 @pytest.mark.parametrize("io", IOS)
 def test_a_full_disk_costs_those_saves_and_nothing_else(tmp_path, io, monkeypatch):
     straight = fit([], tmp_path, module=Foreign(steps=12), steps=12)[1]
-    monkeypatch.setattr(format, "write", full_disk(at=(4, 6)))
+    monkeypatch.setattr(disk_format, "write", full_disk(at=(4, 6)))
     with pytest.warns(UserWarning) as caught:
         callback = StepCheckpoint(2, keep_last=1, monitor=None)
         _, module, _ = fit([callback], tmp_path, module=Foreign(steps=12), steps=12, plugins=[io()])
@@ -103,7 +103,7 @@ def test_a_full_disk_costs_those_saves_and_nothing_else(tmp_path, io, monkeypatc
 
 @pytest.mark.parametrize("io", IOS)
 def test_when_nothing_newer_could_be_saved_the_old_one_is_still_kept_and_linked(tmp_path, io, monkeypatch):
-    monkeypatch.setattr(format, "write", full_disk(at=(4, 6, 8)))
+    monkeypatch.setattr(disk_format, "write", full_disk(at=(4, 6, 8)))
     callback = StepCheckpoint(2, keep_last=1, monitor=None)
     with pytest.warns(UserWarning, match="could not be saved"):
         fit([callback], tmp_path, plugins=[io()])
@@ -114,7 +114,7 @@ def test_when_nothing_newer_could_be_saved_the_old_one_is_still_kept_and_linked(
 @pytest.mark.parametrize("io", IOS)
 def test_a_best_that_could_not_be_saved_was_never_the_best(tmp_path, io, monkeypatch):
     """Losses 3, 1 (not saved), 2: the best on disk is the third."""
-    monkeypatch.setattr(format, "write", full_disk(at=(4,)))
+    monkeypatch.setattr(disk_format, "write", full_disk(at=(4,)))
     callback = StepCheckpoint(100, keep_last=1)
     module = Foreign(steps=8, val_losses=[3.0, 1.0, 2.0, 5.0])
     with pytest.warns(UserWarning, match="could not be saved"):
@@ -361,7 +361,7 @@ from types import SimpleNamespace
 from lit_llm.callbacks import *
 from lit_llm.callbacks import checkpoint as checkpoint_module
 from lightning.pytorch.callbacks import Callback
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
 
 class Clock(Callback):
@@ -372,12 +372,12 @@ class Clock(Callback):
         rank = trainer.global_rank
         checkpoint_module.time = SimpleNamespace(monotonic=lambda: 1e6 * rank + self.now * (1 + 6 * rank))
 
-write = format.write
+write = disk_format.write
 def full(checkpoint, path):
     if checkpoint["global_step"] == 14:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     write(checkpoint, path)
-format.write = full
+disk_format.write = full
 
 def run(steps, resume=None):
     checkpoint = StepCheckpoint(100, keep_last=1, every_n_minutes=1, keep_every_n_steps=15)

@@ -56,6 +56,14 @@ def test_the_values_of_a_step_are_one_line_that_every_json_reader_reads(file):
     assert rows(file)[1:] == [{"step": 2, "time": 2.0, "loss": 2.0}, {"step": 2, "time": 3.0, "val": 0.5}]
 
 
+def test_lightnings_default_checkpoints_are_beside_the_file(file, tmp_path):
+    """As the only logger, it says where they go: save_dir / name / version / checkpoints."""
+    trainer = make_trainer([GradientNorm()], tmp_path, steps=2, logger=MetricsFile(file), enable_checkpointing=True)
+    trainer.fit(Foreign(2))
+    assert [path.suffix for path in (file.parent / "checkpoints").iterdir()] == [".ckpt"]
+    assert [row["step"] for row in rows(file)]
+
+
 ROWS = [{"step": step, "time": 1.0, "loss": 1.0 / step} for step in (1, 2, 3, 4)]
 
 

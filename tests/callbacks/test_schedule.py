@@ -5,7 +5,7 @@ import torch
 from foreign import Foreign, fit, make_trainer
 
 from lit_llm.callbacks import WSD, Constant, Cosine, InverseSquareRoot, Linear, Schedule
-from lit_llm.callbacks.schedule import constant, cosine, inverse_square_root, linear, wsd
+from lit_llm.callbacks.learning_rate_schedules import constant, cosine, inverse_square_root, linear, wsd
 
 LLM = {"peak": 1e-3, "final": 1e-4, "warmup_steps": 1000, "total_steps": 10000}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 
 KEEP = 2
@@ -34,16 +34,16 @@ def step_of(path: Path | None) -> int | None:
     """The step of a checkpoint all of whose tensors belong to it."""
     if path is None:
         return None
-    content = format.read(path)
+    content = disk_format.read(path)
     step = content["global_step"]
-    assert format.read_manifest(path)["step"] == step
+    assert disk_format.read_manifest(path)["step"] == step
     assert all(torch.equal(w, checkpoint(step)["state_dict"][name]) for name, w in content["state_dict"].items())
     return step
 
 
 def save_for_ever(io: FolderCheckpointIO, folder: Path, confirmed: int) -> None:
     """What StepCheckpoint does: save, wait until it is known to be good, tell, delete an older one; some steps twice."""
-    step = step_of(format.newest_good(folder)[0]) or 0
+    step = step_of(disk_format.newest_good(folder)[0]) or 0
     weights = checkpoint(0)["state_dict"]
     while True:
         step += 1
@@ -78,7 +78,7 @@ def kill_at_random(kind: str, kills: int, seed: int, folder: Path) -> dict:
             int.from_bytes(rest[i : i + 8], "little") for rest in [os.read(read_end, 1 << 16)] for i in range(0, len(rest), 8)
         ]
         os.close(read_end)
-        best, problems = format.newest_good(folder)
+        best, problems = disk_format.newest_good(folder)
         found = step_of(best) or 0
         steps.append(found)
         damaged += problems
@@ -92,7 +92,7 @@ def kill_at_each(what: str, folder: Path) -> dict:
     found, after = [], []
     for n in range(1000):
         place = folder / str(n)
-        format.write(checkpoint(1), place / "step-00000001.ckpt")
+        disk_format.write(checkpoint(1), place / "step-00000001.ckpt")
         victim = os.fork()
         if victim == 0:
             count = -n
@@ -106,17 +106,17 @@ def kill_at_each(what: str, folder: Path) -> dict:
 
             sys.addaudithook(hook)
             if what == "remove":
-                format.remove(place / "step-00000001.ckpt")
+                disk_format.remove(place / "step-00000001.ckpt")
             else:
-                format.write(checkpoint(2), place / ("step-00000002.ckpt" if what == "new" else "step-00000001.ckpt"))
+                disk_format.write(checkpoint(2), place / ("step-00000002.ckpt" if what == "new" else "step-00000001.ckpt"))
             os._exit(0)
         _, status = os.waitpid(victim, 0)
-        best, problems = format.newest_good(place)
+        best, problems = disk_format.newest_good(place)
         assert not problems, problems
         found.append(step_of(best))
-        format.write(checkpoint(3), place / "step-00000003.ckpt")
+        disk_format.write(checkpoint(3), place / "step-00000003.ckpt")
         hidden = [name for name in os.listdir(place) if name.startswith(".")]
-        after.append([step_of(format.newest_good(place)[0]), hidden])
+        after.append([step_of(disk_format.newest_good(place)[0]), hidden])
         if os.WIFEXITED(status):
             assert os.WEXITSTATUS(status) == 0
             return {"found": found, "after": after}

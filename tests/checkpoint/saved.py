@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 import torch
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 
 
 def checkpoint(step, **more):
@@ -18,7 +18,7 @@ def step_path(folder, step):
 
 def save(folder, *steps):
     for step in steps:
-        format.write(checkpoint(step), step_path(folder, step))
+        disk_format.write(checkpoint(step), step_path(folder, step))
 
 
 def names(folder):

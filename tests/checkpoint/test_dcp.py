@@ -13,9 +13,9 @@ from saved import checkpoint
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
+from lit_llm.checkpoint.dcp_export import write_dcp
 from lit_llm.checkpoint.dcp_folder import DcpFolder
-from lit_llm.checkpoint.dcp_write import write_dcp
 from lit_llm.checkpoint.sharded import Part, TensorOnDisk
 from lit_llm.core.errors import UserError
 
@@ -58,8 +58,8 @@ def test_torch_reads_what_is_written_from_a_checkpoint_in_shards(tmp_path):
     values = torch.arange(2000.0).view(50, 40)
     parts = {"state_dict.a": {"offset": [0, 0], "part": values}}
     placeholder = {"sharded tensor": "state_dict.a", "shape": [50, 40], "dtype": "float32"}
-    format.write(checkpoint(7, state_dict={"a": placeholder, "b": torch.ones(3)}), tmp_path / "a.ckpt", parts=parts)
-    assert write_dcp(format.read(tmp_path / "a.ckpt", lazy=True), tmp_path / "dcp") == 2
+    disk_format.write(checkpoint(7, state_dict={"a": placeholder, "b": torch.ones(3)}), tmp_path / "a.ckpt", parts=parts)
+    assert write_dcp(disk_format.read(tmp_path / "a.ckpt", lazy=True), tmp_path / "dcp") == 2
     target = {"state_dict": {"a": torch.zeros(50, 40), "b": torch.zeros(3)}, "global_step": 0}
     dcp.load(target, storage_reader=FileSystemReader(tmp_path / "dcp"), no_dist=True)
     assert torch.equal(target["state_dict"]["a"], values) and torch.equal(target["state_dict"]["b"], torch.ones(3))

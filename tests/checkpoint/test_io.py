@@ -8,9 +8,10 @@ import pytest
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
-from lit_llm.checkpoint import format, free_memory
+from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.checkpoint.snapshot import Snapshots, bytes_to_copy
+from lit_llm.core import memory
 
 Pair = namedtuple("Pair", "a b")
 
@@ -57,8 +58,8 @@ def same(a, b):
 @pytest.fixture
 def blocked(monkeypatch):
     """Writing waits until the event is set."""
-    go, write = threading.Event(), format.write
-    monkeypatch.setattr(format, "write", lambda *args: (go.wait(20), write(*args))[1])
+    go, write = threading.Event(), disk_format.write
+    monkeypatch.setattr(disk_format, "write", lambda *args: (go.wait(20), write(*args))[1])
     yield go
     go.set()
 
@@ -80,7 +81,7 @@ def test_copies_are_made_only_if_those_of_all_processes_take_at_most_half_of_the
     assert bytes_to_copy(state()) == needed
     monkeypatch.setattr("lit_llm.checkpoint.io.free_host_bytes", lambda: 2 * 3 * needed - missing)
     io, threads = AsyncFolderCheckpointIO(processes_to_fit=3), []
-    monkeypatch.setattr(format, "write", lambda *args: threads.append(threading.current_thread()))
+    monkeypatch.setattr(disk_format, "write", lambda *args: threads.append(threading.current_thread()))
     with pytest.warns(match="--async_checkpoints true") if missing else contextlib.nullcontext():
         io.save_checkpoint(state(), tmp_path / "1.ckpt")
     io.save_checkpoint(state(), tmp_path / "2.ckpt")  # decided once
@@ -90,15 +91,15 @@ def test_copies_are_made_only_if_those_of_all_processes_take_at_most_half_of_the
 
 def test_free_memory_is_that_of_the_machine_or_of_the_container_without_its_page_cache(tmp_path, monkeypatch):
     (tmp_path / "meminfo").write_text("MemTotal:  900 kB\nMemAvailable:  700 kB\n")
-    monkeypatch.setattr(free_memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(free_memory, "_CGROUP", tmp_path)
-    assert free_memory.free_host_bytes() == 700 * 1024
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    assert memory.free_host_bytes() == 700 * 1024
     (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory.free_host_bytes() == 700 * 1024
+    assert memory.free_host_bytes() == 700 * 1024
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("anon 600\ninactive_file 250\n")
-    assert free_memory.free_host_bytes() == 1000 - 900 + 250
+    assert memory.free_host_bytes() == 1000 - 900 + 250
 
 
 # -- snapshots ----------------------------------------------------------------------------------------------------------
@@ -185,9 +186,9 @@ def test_sync_and_background_write_files_of_the_same_size_and_content(tmp_path, 
     FolderCheckpointIO().save_checkpoint(state(), tmp_path / "a.ckpt")
     background.save_checkpoint(state(), tmp_path / "b.ckpt")
     assert background.finished(tmp_path / "b.ckpt", wait=True)
-    sizes = [format.read_manifest(tmp_path / f"{name}.ckpt")["files"]["checkpoint.pt"]["bytes"] for name in "ab"]
+    sizes = [disk_format.read_manifest(tmp_path / f"{name}.ckpt")["files"]["checkpoint.pt"]["bytes"] for name in "ab"]
     assert sizes[0] == sizes[1]
-    assert same(format.read(tmp_path / "a.ckpt"), format.read(tmp_path / "b.ckpt"))
+    assert same(disk_format.read(tmp_path / "a.ckpt"), disk_format.read(tmp_path / "b.ckpt"))
 
 
 def test_what_training_changes_while_the_thread_writes_is_not_in_the_file(tmp_path, blocked, background):
@@ -199,7 +200,7 @@ def test_what_training_changes_while_the_thread_writes_is_not_in_the_file(tmp_pa
     assert not (tmp_path / "a.ckpt").exists()
     blocked.set()
     assert background.finished(tmp_path / "a.ckpt", wait=True) is True
-    assert same(format.read(tmp_path / "a.ckpt"), state(3.0))
+    assert same(disk_format.read(tmp_path / "a.ckpt"), state(3.0))
 
 
 def test_the_second_save_waits_for_the_first_and_spoils_nothing_of_it(tmp_path, blocked, background):
@@ -208,19 +209,19 @@ def test_the_second_save_waits_for_the_first_and_spoils_nothing_of_it(tmp_path, 
     background.save_checkpoint(state(2.0), tmp_path / "2.ckpt")  # its memory is that of the first
     assert (tmp_path / "1.ckpt").exists()
     background.teardown()
-    assert [format.read(tmp_path / f"{i}.ckpt")["global_step"] for i in (1, 2)] == [1, 2]
-    assert same(format.read(tmp_path / "1.ckpt"), state(1.0))
+    assert [disk_format.read(tmp_path / f"{i}.ckpt")["global_step"] for i in (1, 2)] == [1, 2]
+    assert same(disk_format.read(tmp_path / "1.ckpt"), state(1.0))
 
 
 def test_teardown_waits_and_the_next_fit_can_save_again(tmp_path, blocked, background):
     background.save_checkpoint(state(1.0), tmp_path / "1.ckpt")
     threading.Timer(0.2, blocked.set).start()
     background.teardown()
-    assert format.verify(tmp_path / "1.ckpt") is None
+    assert disk_format.verify(tmp_path / "1.ckpt") is None
     assert not [t for t in threading.enumerate() if t.name.startswith("checkpoint")]
     background.save_checkpoint(state(2.0), tmp_path / "2.ckpt")
     background.teardown()
-    assert format.newest_good(tmp_path) == (tmp_path / "2.ckpt", [])
+    assert disk_format.newest_good(tmp_path) == (tmp_path / "2.ckpt", [])
 
 
 def test_removals_and_loads_come_after_the_save_they_were_asked_for_after(tmp_path, blocked, background):
@@ -252,7 +253,7 @@ def test_a_disk_that_refuses_is_one_warning_and_the_older_one_stays(tmp_path, io
             assert io.finished(tmp_path / name, wait=True) is False
     ours = [str(w.message) for w in caught if "could not be saved" in str(w.message)]
     assert len(ours) == 2 and "1.ckpt could not be saved: No space left on device. Training goes on" in ours[0]
-    assert os.listdir(tmp_path) == ["1.ckpt"] and format.read(tmp_path / "1.ckpt")["global_step"] == 1
+    assert os.listdir(tmp_path) == ["1.ckpt"] and disk_format.read(tmp_path / "1.ckpt")["global_step"] == 1
     io.save_checkpoint(state(3.0), tmp_path / "2.ckpt")  # there is room again
     assert io.finished(tmp_path / "2.ckpt", wait=True) is True
     io.teardown()
@@ -274,7 +275,7 @@ def test_one_that_cannot_be_deleted_is_a_warning(tmp_path, io, monkeypatch):
         patch.setattr(os, "rename", refuse)
         io.remove_checkpoint(tmp_path / "1.ckpt")
         io.teardown()
-    assert format.verify(tmp_path / "1.ckpt") is None
+    assert disk_format.verify(tmp_path / "1.ckpt") is None
 
 
 @pytest.mark.parametrize("when", ["finished", "save", "teardown"])

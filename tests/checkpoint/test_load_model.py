@@ -5,8 +5,8 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from lit_llm.checkpoint import format
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint import disk_format
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.models.gpt import GPT, GPTConfig
 
 
@@ -22,7 +22,7 @@ def trained(**changes):
 
 def test_a_model_comes_back_from_a_folder_and_from_a_plain_file(tmp_path):
     model, content = trained()
-    format.write(content, tmp_path / "folder.ckpt")
+    disk_format.write(content, tmp_path / "folder.ckpt")
     torch.save(content, tmp_path / "plain.ckpt")
     ids = torch.tensor([[1, 2, 3]])
     for name in ("folder", "plain"):
@@ -34,10 +34,10 @@ def test_a_model_comes_back_from_a_folder_and_from_a_plain_file(tmp_path):
 
 def test_what_holds_no_model_of_this_version_is_refused_in_one_sentence(tmp_path):
     content = trained(n_tentacles=8)[1]
-    format.write(content, tmp_path / "later.ckpt")
+    disk_format.write(content, tmp_path / "later.ckpt")
     with pytest.raises(ValueError, match=r"later\.ckpt is from another version of lit_llm: .*n_tentacles.*--ckpt_path"):
         load_model(tmp_path / "later.ckpt")
     del content["model_config"]
-    format.write(content, tmp_path / "other.ckpt")
+    disk_format.write(content, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"other\.ckpt is not a checkpoint of lit_llm: it has no model_config \(--ckpt_path\)"):
         load_model(tmp_path / "other.ckpt")

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from saved import flip, names, save, step_path
 
-from lit_llm.checkpoint import format, manifest
+from lit_llm.checkpoint import disk_format, manifest
 
 
 @pytest.fixture(scope="module")
@@ -37,33 +37,33 @@ def lightning_file(tmp_path_factory):
 
 
 def test_plain_lightning_files_are_read_checked_and_found(lightning_file, tmp_path):
-    assert format.verify(lightning_file) is None
-    assert format.read(lightning_file)["global_step"] == 3
-    assert format.newest_good(lightning_file.parent) == (lightning_file, [])
+    assert disk_format.verify(lightning_file) is None
+    assert disk_format.read(lightning_file)["global_step"] == 3
+    assert disk_format.newest_good(lightning_file.parent) == (lightning_file, [])
     with pytest.raises(ValueError, match=r"step=3\.ckpt is not a checkpoint of lit_llm: it has no manifest\.json"):
-        format.read_manifest(lightning_file)
+        disk_format.read_manifest(lightning_file)
 
 
 def test_of_plain_files_the_highest_step_inside_is_newest_whatever_the_name(lightning_file, tmp_path):
     shutil.copy(lightning_file, tmp_path / "last.ckpt")  # ModelCheckpoint(save_last=True) writes a file
     torch.save({"global_step": 2, "state_dict": {}}, tmp_path / "epoch=0-step=2.ckpt")
-    assert format.newest_good(tmp_path) == (tmp_path / "last.ckpt", [])
+    assert disk_format.newest_good(tmp_path) == (tmp_path / "last.ckpt", [])
 
 
 def test_damage_to_the_tensors_of_a_plain_file_is_found(lightning_file, tmp_path):
     path = tmp_path / "a.ckpt"
     good = lightning_file.read_bytes()
-    weights = format.read(lightning_file)["state_dict"]["layer.weight"].numpy().tobytes()
+    weights = disk_format.read(lightning_file)["state_dict"]["layer.weight"].numpy().tobytes()
     start = good.index(weights)
     for byte in random.Random(7).sample(range(start, start + len(weights)), 20):
         path.write_bytes(good)
         flip(path, byte * 8 + 3)
         with pytest.raises(ValueError, match=r"a\.ckpt is damaged: the contents of .*data/\d+ have changed"):
-            format.read(path)
+            disk_format.read(path)
     for length in (0, 10, len(good) // 2, len(good) - 1):
         path.write_bytes(good[:length])
         with pytest.raises(ValueError, match=r"a\.ckpt is (not a checkpoint, or it is )?damaged"):
-            format.read(path)
+            disk_format.read(path)
 
 
 class Evil:
@@ -83,26 +83,26 @@ def test_files_of_others_are_refused_in_one_sentence(content, sentence, tmp_path
     monkeypatch.chdir(tmp_path)
     torch.save(content, "a.ckpt")
     with pytest.raises(ValueError, match=f"^a.ckpt .*{sentence}.*") as raised:
-        format.read("a.ckpt")
+        disk_format.read("a.ckpt")
     assert "\n" not in str(raised.value)
-    assert format.newest_good(tmp_path)[0] is None
+    assert disk_format.newest_good(tmp_path)[0] is None
     assert names(tmp_path) == ["a.ckpt"]  # nothing was run
 
 
 def test_text_folders_of_others_and_missing_ones_are_refused_in_one_sentence(tmp_path):
     (tmp_path / "a.ckpt").write_text("hello")
     with pytest.raises(ValueError, match=r"a\.ckpt is not a checkpoint, or it is damaged: torch\.save writes zip files"):
-        format.read(tmp_path / "a.ckpt")
+        disk_format.read(tmp_path / "a.ckpt")
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "model.safetensors").write_text("x")
     with pytest.raises(ValueError, match=r"hf is not a checkpoint of lit_llm: it has no manifest\.json of one"):
-        format.read(tmp_path / "hf")
+        disk_format.read(tmp_path / "hf")
     (tmp_path / "hf" / "manifest.json").write_text('{"name": "a web page"}')
     with pytest.raises(ValueError, match=r"hf is not a checkpoint of lit_llm: it has no manifest\.json of one"):
-        format.read(tmp_path / "hf")
+        disk_format.read(tmp_path / "hf")
     with pytest.raises(ValueError, match=r"there is no checkpoint .*never\.ckpt"):
-        format.read(tmp_path / "never.ckpt")
-    assert "there is no checkpoint" in format.verify(tmp_path / "never.ckpt")
+        disk_format.read(tmp_path / "never.ckpt")
+    assert "there is no checkpoint" in disk_format.verify(tmp_path / "never.ckpt")
 
 
 def test_a_later_version_of_the_format_asks_for_a_later_lit_llm(tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_later_version_of_the_format_asks_for_a_later_lit_llm(tmp_path, monkey
     save(tmp_path, 1)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="format version 3, this lit_llm reads versions up to 2: update lit_llm"):
-        format.read(step_path(tmp_path, 1))
+        disk_format.read(step_path(tmp_path, 1))
 
 
 def test_the_compressed_states_of_torchao_load_where_it_is_installed(tmp_path, monkeypatch):
@@ -118,18 +118,20 @@ def test_the_compressed_states_of_torchao_load_where_it_is_installed(tmp_path, m
 
     moment = OptimState8bit.zeros((64, 64), True, 256, "cpu")
     path = step_path(tmp_path, 1)
-    format.write({"global_step": 1, "state_dict": {}, "moment": moment}, path)
+    disk_format.write({"global_step": 1, "state_dict": {}, "moment": moment}, path)
     # A process that has not imported torchao, and registers the class as the import would.
     known = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:
-        monkeypatch.setattr(format.importlib, "import_module", lambda _: torch.serialization.add_safe_globals([OptimState8bit]))
-        assert isinstance(format.read(path)["moment"], OptimState8bit)
+        monkeypatch.setattr(
+            disk_format.importlib, "import_module", lambda _: torch.serialization.add_safe_globals([OptimState8bit])
+        )
+        assert isinstance(disk_format.read(path)["moment"], OptimState8bit)
         torch.serialization.clear_safe_globals()
         monkeypatch.undo()
         monkeypatch.setitem(sys.modules, "torchao.optim", None)
         with pytest.raises(ValueError, match="state of torchao, which is not installed: pip install torchao"):
-            format.read(path)
+            disk_format.read(path)
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(known)

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lit_llm.clean.pipeline import clean
-from lit_llm.clean.settings import CleanSettings
+from lit_llm.clean.clean_pipeline import clean
+from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.source import Source
 

@@ -8,7 +8,7 @@ from clean.clean_runs import run
 
 from lit_llm.core.disk import delete
 from lit_llm.ingest import inputs
-from lit_llm.ingest.parts import PARTS
+from lit_llm.ingest.token_parts import PARTS
 
 
 def clean_folder(folder: Path, out: Path, workers: int, *, rules: bool = False) -> None:

@@ -58,11 +58,11 @@ def test_a_run_without_steps_says_so_and_unchanged_documents_are_not_counted(pro
 
 
 MISTAKES = {
-    "--near_duplicates 0.1": "near_duplicates is 0.1, but must lie between 0.3 and 1: for copies with more changes use a",
-    "--near_duplicates 5": "near_duplicates is 5.0, but must lie between 0.3 and 1 (--near_duplicates).",
-    "--near_duplicates nan": "near_duplicates is nan, but must lie between 0.3 and 1",
-    "--near_duplicates 0.7 --near_ngram 0": "near_ngram is 0, but must lie between 1 and 50 (--near_ngram)",
-    "--near_duplicates 0.7 --near_permutations 8": "near_permutations is 8, but must lie between 16 and 1024",
+    "--near_duplicates 0.1": "near_duplicates is 0.1, but must be at least 0.3",
+    "--near_duplicates 5": "near_duplicates is 5.0, but must be at least 0.3 and at most 1 or null (--near_duplicates).",
+    "--near_duplicates nan": "near_duplicates is .nan, but must be a finite number",
+    "--near_duplicates 0.7 --near_ngram 0": "near_ngram is 0, but must be at least 1 and at most 50 (--near_ngram)",
+    "--near_duplicates 0.7 --near_permutations 8": "near_permutations is 8, but must be at least 16",
     "--near_ngram 3": "near_ngram is 3, but near_duplicates is off: switch it on (--near_duplicates)",
     "--emit_datatrove x.py": "emit_datatrove is x.py, but near_duplicates is off",
     "--near_duplicates 0.7 --emit_datatrove raw/a.jsonl": "raw/a.jsonl exists already: give another name (--emit_datatrove)",

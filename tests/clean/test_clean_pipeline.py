@@ -8,7 +8,7 @@ import json
 from clean.clean_runs import run, write
 
 from lit_llm.__main__ import main
-from lit_llm.clean import exact
+from lit_llm.clean import duplicates
 from lit_llm.clean.rules import Removed, Step
 
 
@@ -38,8 +38,8 @@ def test_equal_documents_are_kept_once_wherever_they_are(tmp_path):
 def test_equal_but_for_whitespace_wherever_the_text_is_cut(monkeypatch):
     texts = ["a b c", " a\n\tb   c ", "a\u00a0b\u2003c\n", "ab c", "a bc", "a b c d", "a b", ""]
     for chunk in (1, 2, 3, 2**20):
-        monkeypatch.setattr(exact, "_CHUNK", chunk)
-        hashes = [exact.whole_hash(text) for text in texts]
+        monkeypatch.setattr(duplicates, "_CHUNK", chunk)
+        hashes = [duplicates.whole_hash(text) for text in texts]
         assert len(set(hashes[:3])) == 1 and len(set(hashes)) == 6
         assert hashes[0] == hashlib.blake2b(b"a b c ", digest_size=16).digest()
 

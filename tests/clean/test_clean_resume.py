@@ -15,7 +15,7 @@ from clean.clean_script import clean_folder
 from ingest.corpus import write_formats
 from kill_loop import run_with_kills
 
-from lit_llm.clean import pipeline
+from lit_llm.clean import clean_pipeline
 
 SCRIPT = Path(__file__).with_name("clean_script.py")
 
@@ -62,10 +62,10 @@ def test_finished_jobs_are_not_read_again(corpus, expected, tmp_path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, at, stop)
+        patch.setattr(clean_pipeline, at, stop)
         with pytest.raises(KeyboardInterrupt):
             clean_folder(corpus, tmp_path / "out", 0)
-    monkeypatch.setattr(pipeline.ReadJob, "run", stop)
+    monkeypatch.setattr(clean_pipeline.ReadJob, "run", stop)
     clean_folder(corpus, tmp_path / "out", 0)
     assert contents(tmp_path / "out") == expected
 

@@ -10,14 +10,14 @@ import pytest
 from missing_package import hide
 
 from lit_llm.__main__ import main
+from lit_llm.clean.clean_pipeline import clean
+from lit_llm.clean.clean_settings import CleanSettings
 from lit_llm.clean.language import identifier
-from lit_llm.clean.pipeline import clean
 from lit_llm.clean.reference_documents import References
-from lit_llm.clean.settings import CleanSettings
 from lit_llm.clean.steps import step_problems
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input
-from lit_llm.ingest.manifest import Manifest, SplitInfo
+from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.ingest.source import Source
 from lit_llm.tokenizers import Bytes
@@ -107,10 +107,16 @@ def test_a_prepared_folder_without_held_out_text_is_refused(tmp_path):
         (["--secrets", "hide"], "secrets is 'hide', but must be redact or remove (--secrets)."),
         (["--languages", "en", "eng"], "Language 'eng' is not known: give an ISO 639 code, such as en (English) or "),
         (["--languages", "English"], "Language 'English' is not known: give its code, en (--languages).\n"),
-        (["--languages", "en", "--language_confidence", "1.5"], "language_confidence is 1.5, but must lie between 0 and 1"),
+        (
+            ["--languages", "en", "--language_confidence", "1.5"],
+            "language_confidence is 1.5, but must be at least 0 and at most 1",
+        ),
         (["--language_confidence", "0.9"], "language_confidence is 0.9, but languages is off"),
         (["--against", "{folder}/gone.jsonl"], "gone.jsonl"),
-        (["--against", "{folder}/a.jsonl", "--against_ngram", "7"], "against_ngram is 7, but must lie between 8 and 100"),
+        (
+            ["--against", "{folder}/a.jsonl", "--against_ngram", "7"],
+            "against_ngram is 7, but must be at least 8 and at most 100",
+        ),
         (["--against", "{folder}/a.jsonl"], "has 8 words: nothing can be found (--against)."),
     ],
 )

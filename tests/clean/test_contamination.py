@@ -11,8 +11,7 @@ import unicodedata
 import numpy as np
 
 from lit_llm.clean.contamination import Contamination, ReferenceIndex
-from lit_llm.clean.documents import Document
-from lit_llm.clean.rules import Removed
+from lit_llm.clean.rules import Document, Removed
 from lit_llm.clean.signatures import words
 from lit_llm.clean.word_ngrams import ngram_hashes, word_hashes
 

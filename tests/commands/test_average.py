@@ -6,8 +6,8 @@ from recipe_runs import curve, run, table
 from safetensors.torch import load_file
 
 from lit_llm.callbacks import ema
-from lit_llm.checkpoint import average, format
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint import average, disk_format
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.core.errors import UserError
 
 LAST = "checkpoints/last.ckpt"
@@ -33,7 +33,7 @@ def test_buffers_and_frozen_weights_have_no_average(tmp_path):
 
 @pytest.mark.slow
 def test_commands_use_the_average_where_they_are_asked_to(trained, capsys):
-    saved = format.read(trained / LAST)
+    saved = disk_format.read(trained / LAST)
     assert saved[ema.AVERAGE].keys() == saved["state_dict"].keys()
     assert not any(torch.equal(saved["state_dict"][name], value) for name, value in saved[ema.AVERAGE].items())
 
@@ -65,7 +65,7 @@ def test_a_run_starts_from_the_average_of_another_and_is_evaluated_by_its_own_we
         capsys, "fit", "--config", "tiny.yaml", "--init_from", "tiny", "--use_ema", "true", "--run_dir", "next", *still
     )
     assert code == 0, err
-    expected, found = format.read(trained / LAST)[ema.AVERAGE], format.read(f"next/{LAST}")
+    expected, found = disk_format.read(trained / LAST)[ema.AVERAGE], disk_format.read(f"next/{LAST}")
     assert all(torch.equal(value, expected[name]) for name, value in found["state_dict"].items())
     assert ema.AVERAGE not in found and run(capsys, "validate", "--run", "next")[0] == 0
     for arguments in (

@@ -20,7 +20,7 @@ import tokenizers
 
 from lit_llm.__main__ import main
 from lit_llm.ingest import inputs
-from lit_llm.ingest.manifest import Manifest
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.tokenizers import BPE, Bytes
 
 PREPARE = (

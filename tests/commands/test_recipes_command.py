@@ -69,7 +69,7 @@ def test_a_copied_recipe_runs_in_its_new_home_beside_the_copied_callbacks(tmp_pa
     project = tmp_path / "project"
     assert main(["recipes", "copy", "quickstart", str(project), "--callbacks", "callbacks"]) == 0
     assert (project / "recipes/strategy/fsdp2.yaml").read_text() == (SHIPPED / "strategy/fsdp2.yaml").read_text()
-    schedule = project / "callbacks/schedule.py"
+    schedule = project / "callbacks/learning_rate_schedules.py"
     schedule.write_text(schedule.read_text() + "\nprint('the schedule of this project')\n")
     recipe = project / "recipes/quickstart.yaml"
     recipe.write_text(recipe.read_text().replace("warmup_steps: 20", "warmup_steps: 1"))

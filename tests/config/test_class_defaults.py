@@ -88,7 +88,7 @@ def test_arguments_of_one_optimizer_are_not_those_of_another(files):
 
 def test_the_same_class_named_again_keeps_every_argument(files):
     files(recipe=RECIPE)
-    for name in ("Cosine", "lit_llm.callbacks.Cosine", "lit_llm.callbacks.schedule.Cosine"):
+    for name in ("Cosine", "lit_llm.callbacks.Cosine", "lit_llm.callbacks.learning_rate_schedules.Cosine"):
         found = values("--config", "recipe.yaml", "--schedule", name)["schedule"]["init_args"]
         assert found == {"warmup_steps": 7, "final_ratio": 0.3, "total_steps": 900}, name
 

@@ -76,7 +76,7 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
     assert "in 1 micro-batch on each of 2 processes, of 2 (data.micro_batch_size 4)" in out
     assert len(list(Path("runs/tiny/checkpoints/last.ckpt/").glob("shard-*"))) == 2
     # Looking at it before resuming leaves its tensors on disk: a model may be larger than one rank's memory.
-    monkeypatch.setattr("lit_llm.checkpoint.format.join", None)
+    monkeypatch.setattr("lit_llm.checkpoint.disk_format.join", None)
     build(parse("fit", ["--config", "tiny.yaml", *stop, "--trainer.max_steps", "8", "--resume", "auto"]))
     monkeypatch.undo()
     monkeypatch.chdir(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lit_llm.data import Bytes
-from lit_llm.ingest.manifest import Manifest, SplitInfo
+from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
 
 VOCABULARY = Bytes().vocab_size  # 257: 256 bytes and the end of a document

@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import BPE, ChatFiles, TokenizerJSON, TokenShards, TokenStream
-from lit_llm.data.prepare import prepare
+from lit_llm.data.prepare_shards import prepare
 from lit_llm.ingest.chat import ChatTemplate
 
 ROWS = [[{"role": "user", "content": f"Say {i} 🙂"}, {"role": "assistant", "content": f"{i}"}] for i in range(40)]
@@ -64,7 +64,7 @@ def test_conversations_become_documents_with_the_template_s_tokens_in_every_form
     assert (data.corpus.eos_id, data.every_target_counts) == (TokenizerJSON(str(tokenizer)).eos_id, False)
     found = []
     for stream in data.corpus.streams.values():
-        ends = stream.document_ends(0)
+        ends = stream.layouts[0].document_ends()
         for start, end in zip([0, *ends[:-1]], ends, strict=True):
             ids, mask = stream.read(int(start), int(end - start)), stream.read_mask(int(start), int(end - start))
             found.append((data.tokenizer.decode(ids), data.tokenizer.decode(ids[mask == 1])))

@@ -149,27 +149,12 @@ def test_the_state_is_plain_and_says_where_the_run_is(tmp_path, shards):
         "block_size": T,
         "seed": 3,
         "packing": "concatenate",
-        "order": "sorted",
         "files": {str(file): described(file) for name in ("train", "val") for file in sorted(tmp_path.glob(f"{name}_*.bin"))},
     }
 
 
 def described(file: Path) -> str:
     return f"{file.stat().st_size} bytes {hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()}"
-
-
-def test_a_checkpoint_from_before_few_blocks_were_sorted_is_refused_and_one_of_many_blocks_is_not(tmp_path, shards):
-    data = shards()
-    data.setup()
-    state = data.state_dict()
-    assert state.pop("order") == "sorted" and data.changes_since({"TokenShards": state}) == [
-        "this version reads a training text of at most 256 blocks in another order than the checkpoint's version "
-        "(--accept_changes true continues with it)"
-    ]
-    write(tmp_path, "many", np.arange(257 * T + 1) % 1000)
-    data = shards(train=str(tmp_path / "many_*.bin"))
-    data.setup()
-    assert "order" not in data.state_dict()  # 257 blocks
 
 
 def test_resuming_on_other_data_is_not_silent(tmp_path, shards):

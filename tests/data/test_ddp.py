@@ -11,7 +11,7 @@ from launch import run_ranks
 
 from lit_llm.data import Bytes, TokenShards
 from lit_llm.data.order import sample_index
-from lit_llm.ingest.manifest import Manifest, SplitInfo
+from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
 
 SCRIPT = Path(__file__).with_name("ddp_script.py")

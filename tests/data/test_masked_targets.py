@@ -8,7 +8,7 @@ import pytest
 from lit_llm.data import ShardWriter, TokenShards, load_tokenizer
 from lit_llm.data.blocks import HeldOutBlocks, TrainBlocks
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.ingest.manifest import Manifest, SplitInfo
+from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
 from lit_llm.tokenizers import Bytes
 
 # A prompt of three tokens and an answer of two, with its end of turn.

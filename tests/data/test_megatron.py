@@ -34,7 +34,7 @@ def test_tokens_of_every_integer_type_and_document_ends_are_read(tmp_path, code)
     stream = TokenStream([pair(tmp_path, sequences, [0, 1, 3, 3, 4], code=code)])
     assert stream.read(0, len(stream)).tolist() == [5, 6, 7, 100, 101, 102, 8, 9, 10, 11]
     assert stream.read(4, 3).tolist() == [101, 102, 8] and stream.read(0, 2).dtype.kind == "u"
-    ends = stream.document_ends(0)
+    ends = stream.layouts[0].document_ends()
     assert ends.dtype == np.uint64 and ends.tolist() == [3, 6, 10]
 
 
@@ -85,7 +85,7 @@ def test_damage_inside_the_index_is_found_when_document_ends_are_read(tmp_path):
         pair(tmp_path, [[1, 2, 3], [4, 5]], [0, 1, 2])
         _patch(data.with_suffix(".idx"), at, content)
         with pytest.raises(UserError, match=r"corpus\.idx is damaged"):
-            TokenStream([data]).document_ends(0)
+            TokenStream([data]).layouts[0].document_ends()
 
 
 def test_headerless_does_not_hide_the_type_of_the_tokens(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_llm.data import TextFiles
-from lit_llm.data.source_files import MAX_FILES, describe_files, file_changes
+from lit_llm.data.corpus import MAX_FILES, describe_files, file_changes
 
 
 def written(folder: Path, **contents: bytes) -> list[Path]:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenStream
-from lit_llm.ingest.manifest import ShardInfo
+from lit_llm.ingest.shard_manifest import ShardInfo
 from lit_llm.ingest.shards import ShardWriter
 
 
@@ -115,17 +115,17 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 def test_document_ends_are_those_beside_each_shard(tmp_path):
     stream = TokenStream(shards(tmp_path, np.arange(10), 4, documents=[3, 8, 9]).paths)
-    ends = [stream.document_ends(shard) for shard in range(3)]
+    ends = [stream.layouts[shard].document_ends() for shard in range(3)]
     assert [each.tolist() for each in ends] == [[3], [4], [1, 2]] and ends[0].dtype == np.uint64
 
 
 def test_shards_without_ends_have_none_and_damaged_ones_are_named(tmp_path):
     stream = TokenStream(shards(tmp_path, np.arange(4), 4).paths)
-    assert stream.document_ends(0) is None
+    assert stream.layouts[0].document_ends() is None
     for content in (b"123", struct.pack("<Q", 5), struct.pack("<QQ", 3, 2), struct.pack("<QQ", 0, 2)):
         (tmp_path / "x_000000.docs").write_bytes(content)
         with pytest.raises(UserError, match=r"x_000000\.docs is damaged"):
-            stream.document_ends(0)
+            stream.layouts[0].document_ends()
 
 
 # -- a manifest ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from layouts import train
 from lightning.pytorch import Trainer
 
 from lit_llm.checkpoint.compatibility import saved_model_config
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.data import Bytes, TextFiles
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.training.language_model import LanguageModel

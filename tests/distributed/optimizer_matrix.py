@@ -27,7 +27,7 @@ import layouts
 import torch
 from lightning.pytorch import Callback
 
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 
 LAYOUTS: dict[str, tuple[int, Any]] = {
     "single": (1, "auto"),

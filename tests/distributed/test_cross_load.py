@@ -5,7 +5,7 @@ import pytest
 import torch
 from cross_load import COMMON, LAYOUTS, checkpoint, moves, run, save_all
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.average import AVERAGE
 
 pytestmark = pytest.mark.slow  # `make test` has one change of layout: tests/resume/test_elastic.py
@@ -42,9 +42,9 @@ def test_all_of_them_hold_the_same(folder, saved):
 
 
 def hold_the_same(folder, saved, of="single"):
-    reference = format.read(folder / checkpoint(of, SAVED_AT))
+    reference = disk_format.read(folder / checkpoint(of, SAVED_AT))
     for name, place in saved.items():
-        content = format.read(folder / checkpoint(place, SAVED_AT))
+        content = disk_format.read(folder / checkpoint(place, SAVED_AT))
         assert content.keys() == reference.keys(), name
         assert list(content["state_dict"]) == list(reference["state_dict"]), name
         for key, tensor in reference["state_dict"].items():

@@ -11,8 +11,8 @@ from layouts import MODELS, SIZE
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lit_llm.distributed.fsdp import gathered_bytes
-from lit_llm.distributed.kept_whole import KeptWhole, kept_whole
+from lit_llm.distributed.fsdp import gathered_bytes, kept_whole
+from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
 from lit_llm.models.gpt import GPT, GPTConfig
@@ -26,9 +26,10 @@ from layouts import MODELS, SIZE
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from lit_llm.distributed import kept_whole as module
+from lit_llm.distributed import fsdp as module
 from lit_llm.distributed.fsdp import apply_fsdp, gathered_bytes
-from lit_llm.distributed.kept_whole import KeptWhole, kept_whole, set_last_micro_batch
+from lit_llm.distributed.fsdp import kept_whole, set_last_micro_batch
+from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
@@ -169,7 +170,7 @@ def test_weights_and_gradients_are_kept_up_to_an_eighth_of_the_memory_of_a_rank(
             chosen=None,
         )
         # Weights just fit an eighth of a rank's quarter or do not; gradients are larger.
-        monkeypatch.setattr("lit_llm.distributed.kept_whole.memory_bytes", lambda device, has=weights + spare: 4 * 8 * has)
+        monkeypatch.setattr("lit_llm.distributed.fsdp.memory_bytes", lambda device, has=weights + spare: 4 * 8 * has)
         found = kept_whole(model, strategy, weights)
         assert found.weights is (spare == 0 if reshard == "auto" else not reshard)
         assert found.gradients is (False if reduce_each == "auto" else not reduce_each)

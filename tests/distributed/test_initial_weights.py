@@ -8,7 +8,7 @@ import pytest
 import torch
 from launch import run_ranks
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 from lit_llm.models.gpt import GPT, GPTConfig
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ def start(tmp_path_factory):
     config = GPTConfig(n_layer=2, n_head=4, n_kv_head=2, n_embd=32, head_dim=12, block_size=32, vocab_size=257, mlp="swiglu")
     model = GPT(config).bfloat16()  # like imported weights; the run uses fp32
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    format.write({"state_dict": weights, "model_config": asdict(config), "global_step": 0}, folder / "start.ckpt")
+    disk_format.write({"state_dict": weights, "model_config": asdict(config), "global_step": 0}, folder / "start.ckpt")
     reports = run_ranks(SCRIPT, 2, folder, json.dumps(LAYOUTS))
     return {name.removeprefix("model."): tensor.float() for name, tensor in weights.items()}, reports
 

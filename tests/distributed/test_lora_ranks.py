@@ -8,7 +8,7 @@ import pytest
 import torch
 from launch import run_ranks
 
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 
 SCRIPT = Path(layouts.__file__)
 KINDS = {

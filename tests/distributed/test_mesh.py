@@ -200,7 +200,7 @@ from types import SimpleNamespace
 import torch, torch.distributed as dist
 from launch import report
 from torch.distributed.device_mesh import init_device_mesh
-from lit_llm.distributed.kept_whole import KeptWhole
+from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.ddp import reduce_in_fp32
 from lit_llm.distributed.fsdp import apply_fsdp
 from lit_llm.models.gpt import GPT, GPTConfig

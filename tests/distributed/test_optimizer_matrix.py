@@ -10,7 +10,7 @@ from launch import run_ranks
 from optimizer_matrix import LAYOUTS, OPTIMIZERS
 
 from lit_llm.__main__ import main
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.config.optimizer_trial import optimizer_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 

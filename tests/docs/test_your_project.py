@@ -18,8 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.nn.functional import cross_entropy
 
 from lit_llm.__main__ import main
-from lit_llm.checkpoint.format import read
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.disk_format import read
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.tokenizers import load_tokenizer
 from lit_llm.training import checklist
 

@@ -20,7 +20,7 @@ from exit_faults import overlay
 from launcher import group_is_left
 from recipe_runs import TEXT
 
-from lit_llm.checkpoint.format import verify
+from lit_llm.checkpoint.disk_format import verify
 
 LIMIT = 60.0
 """Seconds after which an exit counts as a hang. An exit takes about one."""

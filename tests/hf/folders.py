@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 from transformers.utils import logging
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 from lit_llm.commands.export import export_folder
 from lit_llm.models.generation import Sampling, generate
 from lit_llm.models.gpt import GPT, GPTConfig
@@ -128,7 +128,7 @@ def ours(**changes) -> GPT:
 
 def save(model: GPT, path) -> None:
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    format.write({"state_dict": weights, "model_config": asdict(model.config), "global_step": 3}, path)
+    disk_format.write({"state_dict": weights, "model_config": asdict(model.config), "global_step": 3}, path)
 
 
 def ids(*shape: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from folders import CONTEXT, OURS, THEIRS, differ, export, ids, load, logits, ours, same_tensors, save, theirs
 
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.models.gpt import GPT
 

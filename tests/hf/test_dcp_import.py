@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.utils.data import DataLoader
 
 from lit_llm.__main__ import main
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.models.gpt import GPT, GPTConfig
 
 TITAN = {

@@ -7,7 +7,7 @@ import torch
 from family_models import COVERED, LENGTHS, MODELS, gradient_differences, model_of
 from folders import differ, export, greedy, ids, load, logits, same_tensors, save
 
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.hf.config_map import read_config
 from lit_llm.hf.families import FAMILIES

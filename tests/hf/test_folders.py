@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from lit_llm.__main__ import main
-from lit_llm.checkpoint.format import read
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.disk_format import read
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.export import export_folder
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.hf import write
@@ -342,10 +342,11 @@ def test_both_commands_print_what_they_made_and_mistakes_are_one_line(hf, tmp_pa
 @pytest.mark.parametrize("command", ["import", "export"])
 def test_without_safetensors_the_error_names_the_pip_command(command, hf, tmp_path, monkeypatch, capsys):
     import_folder(hf, tmp_path / "run")
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "safetensors.torch", raising=False)
+    monkeypatch.setitem(sys.modules, "safetensors", None)  # as if it were not installed
     arguments = {"import": ["--from", str(hf)], "export": ["--run", str(tmp_path / "run")]}[command]
     assert main([command, *arguments, "--out", str(tmp_path / "x")]) == 2
-    assert capsys.readouterr().err == "error: Hugging Face folders need the package safetensors: pip install safetensors\n"
+    assert "pip install 'lit_llm[hf]'" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 

@@ -13,7 +13,7 @@ from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from lit_llm.__main__ import main
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.tokenizers import Bytes, load_tokenizer
 

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, Phi3Config
 
 from lit_llm.__main__ import main
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.adapters import base_record
-from lit_llm.checkpoint.format import read
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.disk_format import read
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.commands.import_hf import import_folder
 from lit_llm.core.errors import UserError
 from lit_llm.hf.config_map import links
@@ -119,7 +119,7 @@ def test_an_adapter_trained_here_gives_the_same_logits_in_peft_and_merged(family
             torch.nn.init.normal_(parameter, std=0.2)
     adapters = {f"model.{name}": p.detach() for name, p in model.named_parameters() if "lora" in name}
     saved = {**content, "state_dict": adapters, "lora": vars(lora), "base": base_record(base / LAST), "global_step": 1}
-    format.write(saved, tmp_path / "runs/tuned" / LAST)
+    disk_format.write(saved, tmp_path / "runs/tuned" / LAST)
     expected = logits(model.eval(), False)
     bound = TOLERANCE * float(expected.abs().max())
     run = ["export", "--run", str(tmp_path / "runs/tuned"), "--out"]

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_llm.config.recipe_files import SHIPPED, with_base
 from lit_llm.hf.config_map import links, read_config, write_config
-from lit_llm.hf.text_part import text_config
+from lit_llm.hf.read import text_config
 from lit_llm.models.gpt import GPT, GPTConfig
 
 EXPECTED = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from pathlib import Path
 
 import pytest
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.readers import DocumentReader, ReadSettings
+from lit_llm.ingest.readers import DocumentReader, ReadSettings, document_reader
 from lit_llm.ingest.source import Source
 
 
@@ -42,17 +41,10 @@ def write(folder: Path, content: bytes, name: str = "file") -> Path:
     return path
 
 
-def forward_only(content: bytes) -> Source:
+def forward_only(monkeypatch: pytest.MonkeyPatch, content: bytes) -> Source:
     """A file of a plain web server."""
-    return _ForwardOnly("http://host/file", len(content), "", content)
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class _ForwardOnly(Source):
-    content: bytes = b""
-
-    def open(self):
-        return _ForwardOnlyFile(self.content)
+    monkeypatch.setattr(document_reader, "open_source", lambda source: _ForwardOnlyFile(content))
+    return Source("http://host/file", len(content), "")
 
 
 class _ForwardOnlyFile(io.RawIOBase):

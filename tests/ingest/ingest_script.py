@@ -5,12 +5,12 @@ import unittest.mock
 from pathlib import Path
 
 from lit_llm.core.disk import delete
-from lit_llm.ingest import inputs, pipeline
+from lit_llm.ingest import inputs, shard_pipeline
 from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.listing import list_sources
-from lit_llm.ingest.parts import PARTS
-from lit_llm.ingest.pipeline import ingest
 from lit_llm.ingest.readers import ReadSettings
+from lit_llm.ingest.shard_pipeline import ingest
+from lit_llm.ingest.token_parts import PARTS
 from lit_llm.tokenizers import load_tokenizer
 
 
@@ -23,7 +23,7 @@ def run(folder: Path, out: Path, workers: int, *, job_bytes: int = 20_000) -> No
     tokenizer = load_tokenizer(folder.parent / "tokenizer.json")
     settings = {"shard_tokens": 20_000, "val_fraction": 0.1, "drop_near_duplicates": True}
     patch = unittest.mock.patch.object
-    with patch(inputs, "JOB_BYTES", job_bytes), patch(pipeline, "SHORT_BYTES", 0):
+    with patch(inputs, "JOB_BYTES", job_bytes), patch(shard_pipeline, "SHORT_BYTES", 0):
         ingest(read, tokenizer, out, workers=workers, **settings)
     delete(out / PARTS)
 

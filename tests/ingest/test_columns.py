@@ -176,8 +176,8 @@ def test_a_damaged_page_is_one_sentence(tmp_path):
 
 
 @each_writer
-def test_a_source_that_cannot_seek_is_read(writer):
-    with DocumentReader(forward_only(writer(table_of(TEXTS))), ReadSettings()) as reader:
+def test_a_source_that_cannot_seek_is_read(monkeypatch, writer):
+    with DocumentReader(forward_only(monkeypatch, writer(table_of(TEXTS))), ReadSettings()) as reader:
         assert b"".join(piece.text for piece in reader) == b"".join(DOCUMENTS)
 
 
@@ -188,7 +188,7 @@ def test_a_full_disk_is_an_error_that_names_the_folder_of_temporary_files(monkey
 
     monkeypatch.setattr(tempfile, "TemporaryFile", Full)
     with (
-        DocumentReader(forward_only(parquet(table_of(TEXTS))), ReadSettings()) as reader,
+        DocumentReader(forward_only(monkeypatch, parquet(table_of(TEXTS))), ReadSettings()) as reader,
         pytest.raises(OSError, match=tempfile.gettempdir()) as caught,
     ):
         list(reader)

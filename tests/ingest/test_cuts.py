@@ -3,7 +3,7 @@
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from lit_llm.ingest.readers.text import cut_pieces
+from lit_llm.ingest.readers.plain_text import cut_pieces
 from lit_llm.tokenizers import TokenizerJSON
 from lit_llm.tokenizers.encoder import PieceEncoder, choose_encoder
 

@@ -11,8 +11,10 @@ from http_server import CONTENT, serving
 from ports import free_port
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest import progress, remote
+from lit_llm.ingest import open_source as opening
+from lit_llm.ingest import progress
 from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.open_source import open_source
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(opening, "_FIRST_PAUSE", 0.001)
 
 
 def one(url):
@@ -60,9 +62,9 @@ def test_files_folders_and_globs_of_pythons_server(tmp_path):
                 sources, problems = list_sources(pattern, flag="--data.paths")
                 assert (sorted((source.path, source.size) for source in sources), problems) == (expected, [])
             assert "Last-Modified" in sources[0].version
-            with sources[0].open() as file:
+            with open_source(sources[0]) as file:
                 assert file.read() == b"b"
-            with one(f"{at}/a.txt").open() as file:  # more than one buffer, from a server without ranges
+            with open_source(one(f"{at}/a.txt")) as file:  # more than one buffer, from a server without ranges
                 assert (file.read(10), file.tell(), file.seekable()) == (CONTENT[:10], 10, False)
                 assert (file.read(), file.tell()) == (CONTENT[10:], len(CONTENT))
         finally:
@@ -72,12 +74,12 @@ def test_files_folders_and_globs_of_pythons_server(tmp_path):
 def test_a_broken_connection_is_continued_at_the_same_byte(server):
     source = one(f"{server}/ranges/a.txt")
     assert source.size == len(CONTENT) > 2 * 3_000_000
-    with source.open() as file:
+    with open_source(source) as file:
         assert file.read() == CONTENT
 
 
 def test_without_ranges_a_broken_connection_is_one_sentence(server):
-    with one(f"{server}/whole/a.txt").open() as file, pytest.raises(UserError) as error:
+    with open_source(one(f"{server}/whole/a.txt")) as file, pytest.raises(UserError) as error:
         file.read()
     said = str(error.value)
     assert said.startswith(f"{server}/whole/a.txt cannot be read: the connection broke after ")
@@ -86,7 +88,7 @@ def test_without_ranges_a_broken_connection_is_one_sentence(server):
 
 def test_a_file_that_changes_while_it_is_read_is_refused(server):
     with (
-        one(f"{server}/changes/a.txt").open() as file,
+        open_source(one(f"{server}/changes/a.txt")) as file,
         pytest.raises(UserError, match="has changed since this command started"),
     ):
         file.read()
@@ -95,7 +97,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(server):
 def test_a_file_of_unknown_length_is_read(server):
     source = one(f"{server}/chunked/a.txt")
     assert source.size == 0
-    with source.open() as file:
+    with open_source(source) as file:
         assert file.read() == CONTENT
 
 
@@ -112,9 +114,9 @@ def test_progress_needs_no_length(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("rate", "refused"), [(1, True), (900, True), (1100, False)])
 def test_a_server_that_is_too_slow_is_refused(server, monkeypatch, rate, refused):
     """Each read lasts a second of a clock of the test's own. Ten minutes are read."""
-    with one(f"{server}/plain/a.txt").open() as file:
+    with open_source(one(f"{server}/plain/a.txt")) as file:
         clock = [0.0]
-        monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep))
+        monkeypatch.setattr(opening, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep))
 
         def read(size):
             clock[0] += 1
@@ -148,7 +150,7 @@ def test_a_password_or_a_signature_is_used_and_not_shown(server):
     host = server.removeprefix("http://")
     for url in (f"http://me:secret@{host}/private/a.txt", f"{server}/private/a.txt?key=secret"):
         source = one(url)
-        with source.open() as file:
+        with open_source(source) as file:
             assert file.read(4) == b"line"
         assert "secret" not in source.name + repr(source)
     assert "secret" not in problem(f"http://you:secret@{host}/private/a.txt")

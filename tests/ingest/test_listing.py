@@ -11,6 +11,7 @@ import pytest
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.open_source import open_source
 from lit_llm.ingest.paths import MissingFiles
 from lit_llm.ingest.source import Source
 
@@ -68,7 +69,7 @@ def test_files_here_come_first_and_keep_their_sizes(memory, tmp_path):
 
 def test_sources_can_be_sent_and_read_elsewhere(memory):
     (source,) = list_sources("memory://bucket/b/c.txt", flag="--data.paths")[0]
-    with pickle.loads(pickle.dumps(source)).open() as file:
+    with open_source(pickle.loads(pickle.dumps(source))) as file:
         assert (file.read(2), file.tell(), file.seekable()) == (b"th", 2, True)
         assert (file.read(), file.tell()) == (b"ree", 5)
 
@@ -150,10 +151,10 @@ def test_a_changed_file_is_not_read(memory, tmp_path):
     os.utime(path, ns=(1, 1))  # as long as before
     for source in (here, there):
         with pytest.raises(UserError, match="has changed since this command started: start it again"):
-            source.open()
+            open_source(source)
     path.unlink()
     with pytest.raises(UserError, match=f"{path} cannot be read: No such file or directory"):
-        here.open()
+        open_source(here)
 
 
 def test_passwords_and_signatures_of_urls_are_not_shown():

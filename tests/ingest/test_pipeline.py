@@ -21,8 +21,8 @@ from ingest.corpus import texts, write_formats
 from ingest.ingest_script import run
 from kill_loop import run_with_kills
 
-from lit_llm.ingest import pipeline
-from lit_llm.ingest.manifest import Manifest
+from lit_llm.ingest import shard_pipeline
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.split import text_hash
 from lit_llm.tokenizers import BPE
 
@@ -142,10 +142,10 @@ def test_finished_jobs_are_not_read_again(corpus, expected, tmp_path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "merge", stop)  # everything is tokenised by then
+        patch.setattr(shard_pipeline, "merge", stop)  # everything is tokenised by then
         with pytest.raises(KeyboardInterrupt):
             run(folder / "files", tmp_path / "out", 0)
-    monkeypatch.setattr(pipeline.JobRunner, "run", stop)
+    monkeypatch.setattr(shard_pipeline.JobRunner, "run", stop)
     run(folder / "files", tmp_path / "out", 0)
     assert contents(tmp_path / "out") == expected
 

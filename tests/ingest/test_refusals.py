@@ -14,8 +14,7 @@ import pytest
 from documents_of import documents_of, refusal, write
 from missing_package import hide
 
-from lit_llm.core.errors import UserError
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import UserError, need
 from lit_llm.ingest.readers import ReadSettings
 from lit_llm.ingest.shards import ShardWriter
 

@@ -12,6 +12,7 @@ from ports import free_port
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.listing import list_sources
+from lit_llm.ingest.open_source import open_source
 
 pytestmark = pytest.mark.slow  # moto takes seconds to import
 CONTENT = b"".join(b"line %d of the text\n" % number for number in range(1_000_000))  # several blocks of 8 MiB
@@ -88,7 +89,7 @@ def test_a_file_a_folder_and_a_glob(bucket):
 
 def test_content_is_read_in_order_and_from_any_place(bucket):
     (source,) = list_sources("s3://texts/a/large.txt", flag="--data.paths")[0]
-    with source.open() as file:
+    with open_source(source) as file:
         assert file.read() == CONTENT
         assert file.tell() == len(CONTENT)
         assert file.seek(-7, 2) == len(CONTENT) - 7
@@ -98,7 +99,10 @@ def test_content_is_read_in_order_and_from_any_place(bucket):
 
 
 def test_another_process_reads_it(bucket):
-    program = "import hashlib, pickle, sys; print(hashlib.md5(pickle.load(sys.stdin.buffer).open().read()).hexdigest())"
+    program = (
+        "import hashlib, pickle, sys; from lit_llm.ingest.open_source import open_source; "
+        "print(hashlib.md5(open_source(pickle.load(sys.stdin.buffer)).read()).hexdigest())"
+    )
     sources, _ = list_sources("s3://texts/a/large.txt", flag="--data.paths")
     run = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(sources[0]), capture_output=True, check=True)
     assert run.stdout.decode().strip() == hashlib.md5(CONTENT).hexdigest()
@@ -109,8 +113,8 @@ def test_a_changed_object_is_not_read(bucket):
     small, large = sources
     bucket("a/b/small.txt", b"SMALL")
     with pytest.raises(UserError, match=r"s3://texts/a/b/small.txt has changed since this command started: start it again"):
-        small.open()
-    with large.open() as file:
+        open_source(small)
+    with open_source(large) as file:
         file.read(1)
         bucket("a/large.txt", CONTENT[::-1])
         with pytest.raises(UserError, match=r"s3://texts/a/large.txt .*has changed since this command started"):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.manifest import Manifest, ShardInfo, SplitInfo
+from lit_llm.ingest.shard_manifest import Manifest, ShardInfo, SplitInfo
 
 SHARDS = (ShardInfo("train_000000.bin", 4, 1, 255, "ab"), ShardInfo("train_000001.bin", 3, 1, 256, "cd"))
 MANIFEST = Manifest("bytes", 257, None, 256, {"train": SplitInfo(2, 5, 7, 0, 0, "ef", SHARDS)})

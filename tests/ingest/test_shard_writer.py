@@ -14,7 +14,7 @@ import pytest
 
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenStream
-from lit_llm.ingest.manifest import ShardInfo
+from lit_llm.ingest.shard_manifest import ShardInfo
 from lit_llm.ingest.shards import ShardWriter
 
 

@@ -79,16 +79,16 @@ def test_a_range_of_a_text_file_is_read(tmp_path):
         assert list(reader) == []
 
 
-def test_a_range_of_a_file_that_cannot_seek_is_read():
-    with DocumentReader(forward_only(TEXT), ReadSettings(), start=70_000, stop=80_000) as reader:
+def test_a_range_of_a_file_that_cannot_seek_is_read(monkeypatch):
+    with DocumentReader(forward_only(monkeypatch, TEXT), ReadSettings(), start=70_000, stop=80_000) as reader:
         assert b"".join(piece.text for piece in reader) == TEXT[70_000:80_000]
 
 
-def test_a_server_need_not_tell_the_size():
-    source = dataclasses.replace(forward_only(gzip.compress(TEXT) + gzip.compress(b"more")), size=0)
+def test_a_server_need_not_tell_the_size(monkeypatch):
+    source = dataclasses.replace(forward_only(monkeypatch, gzip.compress(TEXT) + gzip.compress(b"more")), size=0)
     with DocumentReader(source, ReadSettings()) as reader:
         assert b"".join(piece.text for piece in reader) == TEXT + b"more"
-    with DocumentReader(dataclasses.replace(forward_only(TEXT), size=0), ReadSettings()) as reader:
+    with DocumentReader(dataclasses.replace(forward_only(monkeypatch, TEXT), size=0), ReadSettings()) as reader:
         assert b"".join(piece.text for piece in reader) == TEXT
 
 

@@ -11,10 +11,11 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_llm.models import attention_blocks, attention_flex
-from lit_llm.models.attention import Visibility, attend, choose
+from lit_llm.models.attention import Visibility, attend
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
-from lit_llm.models.documents import document_numbers
+from lit_llm.models.attention_kernel_choice import choose
 from lit_llm.models.dropout import drop_weights, hashed, kept, make_drops
+from lit_llm.models.rotary import document_numbers
 from lit_llm.models.self_attention import without_own_value
 
 B, H, WIDTH = 2, 4, 6

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.nn import functional as F
 
 from lit_llm.__main__ import main
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.data import TextFiles
 from lit_llm.models.custom import Architecture, CustomModel
 from lit_llm.models.gpt import GPTConfig

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_llm.checkpoint.adapters import MergedTensor
 from lit_llm.core.errors import UserError
 from lit_llm.models.dropout import make_drops
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import (
     LoRAConfig,
     LoRALinear,
+    MergedTensor,
     apply_lora,
     flops_saved,
     rank_problem,

@@ -434,28 +434,6 @@ def test_the_default_dtype_of_the_iteration_depends_on_the_device_type_only(monk
     ]
 
 
-def test_state_saved_before_the_option_existed_loads_with_the_default() -> None:
-    def stepped() -> MuonAdamW:
-        torch.manual_seed(0)
-        matrix, vector = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3))
-        matrix.grad, vector.grad = torch.randn(3, 3), torch.randn(3)
-        optimizer = MuonAdamW([matrix, vector])
-        optimizer.step()
-        return optimizer
-
-    saved = stepped().state_dict()
-    for option in ("ns_dtype", "ns_method", "normuon_beta2"):
-        del saved["param_groups"][0][option]
-    resumed, straight = stepped(), stepped()
-    resumed.load_state_dict(saved)
-    muon_group = resumed.param_groups[0]
-    assert [muon_group[name] for name in ("ns_dtype", "ns_method", "normuon_beta2")] == ["auto", "jordan", None]
-    for optimizer in (resumed, straight):
-        optimizer.step()
-    for ours, expected in zip(resumed.param_groups, straight.param_groups, strict=True):
-        assert torch.equal(ours["params"][0], expected["params"][0])
-
-
 def test_normuon_starts_from_a_checkpoint_without_its_state() -> None:
     def one_step(optimizer: MuonAdamW) -> Tensor:
         p = optimizer.param_groups[0]["params"][0]

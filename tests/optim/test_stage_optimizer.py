@@ -7,7 +7,7 @@ import torch
 from torch import nn, optim
 
 from lit_llm.optim import Lion, MuonAdamW, parameter_groups
-from lit_llm.optim.stage_optimizer import optimizer_of_stage
+from lit_llm.optim.transfer import optimizer_of_stage
 
 OPTIMIZERS = {
     "MuonAdamW": MuonAdamW,

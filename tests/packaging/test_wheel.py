@@ -21,9 +21,9 @@ import sys
 from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-import lit_llm.checkpoint.load_model
+import lit_llm.checkpoint.load_weights
 theirs = AutoModelForCausalLM.from_pretrained("hf").eval()
-ours = lit_llm.checkpoint.load_model.load_model(Path("runs/quickstart/checkpoints/last.ckpt"))
+ours = lit_llm.checkpoint.load_weights.load_model(Path("runs/quickstart/checkpoints/last.ckpt"))
 ids = torch.tensor([AutoTokenizer.from_pretrained("hf")("def f(x):")["input_ids"]])
 assert ids[0].tolist() == list(b"def f(x):"), ids
 with torch.no_grad():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lit_llm.core.memory import KEPT_WHOLE_SHARE
+from lit_llm.distributed.keep_rule import KEPT_WHOLE_SHARE
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, find, make_plan
 from lit_llm.plan.layout import layout_from_strategy

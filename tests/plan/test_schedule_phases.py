@@ -1,4 +1,4 @@
-"""Phases against the rates of callbacks/schedule.py step by step, and the sequences of a batch ramp."""
+"""Phases against the rates of callbacks/learning_rate_schedules.py step by step, and the sequences of a batch ramp."""
 
 from itertools import groupby
 from types import SimpleNamespace

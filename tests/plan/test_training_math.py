@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from planned_steps import peak_of, step_of
 
-from lit_llm.callbacks.schedule import cosine, wsd
+from lit_llm.callbacks.learning_rate_schedules import cosine, wsd
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig

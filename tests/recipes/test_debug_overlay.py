@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from lit_llm.__main__ import main
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 
 # What debug.yaml replaces: sizes, and what does not fit them.
 SIZES = {"n_layer", "n_head", "n_kv_head", "n_embd", "head_dim", "mlp_width", "block_size", "vocab_size", "eos_id"}

@@ -11,7 +11,7 @@ from recipe_runs import run
 from lit_llm.config.recipe_files import SHIPPED
 from lit_llm.config.resolved_config import resolved
 from lit_llm.reporting import evidence
-from lit_llm.reporting.health import health_charts
+from lit_llm.reporting.health_charts import health_charts
 from lit_llm.reporting.run_curves import RunCurves
 from lit_llm.reporting.summary import cost, described, planned_cost, short_cost
 from lit_llm.reporting.time_spent import time_spent

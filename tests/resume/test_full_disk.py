@@ -7,7 +7,7 @@ import pytest
 from matrix import Cell
 from victims import overlay
 
-from lit_llm.checkpoint.format import verify
+from lit_llm.checkpoint.disk_format import verify
 from lit_llm.runs.comparison import differences
 
 SHARDS = ["--sharded_checkpoints", "true"]

@@ -18,7 +18,7 @@ import yaml
 from lit_llm.data import load_tokenizer
 from lit_llm.data.mixture_order import MixtureOrder, Phase
 from lit_llm.data.pack_plan import PackPlan
-from lit_llm.ingest.manifest import Manifest, SplitInfo
+from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.runs.comparison import LEDGER, curves, ledger
 from lit_llm.tokenizers import Bytes

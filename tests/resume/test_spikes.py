@@ -8,7 +8,7 @@ import torch
 from matrix import Cell
 from victims import overlay
 
-from lit_llm.checkpoint.format import read, verify
+from lit_llm.checkpoint.disk_format import read, verify
 from lit_llm.runs.comparison import curves, values
 
 SPOILT = {3: "nan", 12: "inf", 13: "1000", 16: "nan", 17: "-inf", 20: "1000"}

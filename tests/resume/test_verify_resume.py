@@ -15,7 +15,7 @@ import matrix
 import pytest
 
 from lit_llm.__main__ import main
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 from lit_llm.commands import verify_resume
 from lit_llm.runs import comparison
 from lit_llm.training.sample_ledger import SampleLedger

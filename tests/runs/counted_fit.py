@@ -4,9 +4,9 @@ import os
 import sys
 from pathlib import Path
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 
-real = format.sha256_of
+real = disk_format.sha256_of
 
 
 def counted(path: Path) -> str:
@@ -17,7 +17,7 @@ def counted(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    format.sha256_of = counted
+    disk_format.sha256_of = counted
     from lit_llm.__main__ import main
 
     sys.exit(main(sys.argv[1:]))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from recipe_runs import run
 
-from lit_llm.checkpoint.format import read
+from lit_llm.checkpoint.disk_format import read
 
 BASE = ("--model.base_width", "8", "--model.base_depth", "1", "--model.n_layer", "2")
 

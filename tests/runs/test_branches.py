@@ -168,7 +168,7 @@ def test_options_given_to_the_optimizer_hold_after_a_resume_and_another_optimize
     changes = r"differ from the checkpoint's\. The new ones apply: " + changes
     with pytest.warns(UserWarning, match=changes):
         run(capsys, *auto, "--optimizer.momentum", "0.5", "--optimizer.betas", "[0.8, 0.95]", "--accept_changes", "true")
-    from lit_llm.checkpoint.format import read
+    from lit_llm.checkpoint.disk_format import read
 
     groups = read("runs/tiny/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"]
     assert {group.get("momentum") for group in groups} == {0.5, None}

@@ -8,7 +8,7 @@ import torch
 from recipe_runs import breaking, curve, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_llm.checkpoint.format import verify
+from lit_llm.checkpoint.disk_format import verify
 from lit_llm.config.parse import parse
 from lit_llm.runs import comparison, saved_run
 

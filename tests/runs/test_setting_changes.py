@@ -7,7 +7,7 @@ import pytest
 import yaml
 from recipe_runs import curve, run
 
-from lit_llm.checkpoint import format
+from lit_llm.checkpoint import disk_format
 from lit_llm.config.groups import GROUPS, OPTIONS
 from lit_llm.config.parse import parse
 from lit_llm.runs.setting_changes import RULES, Change, rule, setting_changes
@@ -145,7 +145,7 @@ def test_accepted_changes_are_announced_and_take_effect(trained, capsys):
     said = [line for line in out.splitlines() if line.startswith("resume: ")]
     for line in ("resume: optimizer.lr ", "resume: gradient_norm.clip 1.0 → 0.25", "resume: optimizer.weight_decay "):
         assert any(each.startswith(line) for each in said), said
-    saved = format.read("runs/tiny/checkpoints/last.ckpt")
+    saved = disk_format.read("runs/tiny/checkpoints/last.ckpt")
     groups = saved["optimizer_states"][0]["param_groups"]
     assert [group["lr"] for group in groups] == [0.5, 0.01, 0.01]  # no schedule: the configured rate, not the checkpoint's
     assert {group["weight_decay"] for group in groups if group["name"] != "vector"} == {0.3}
@@ -178,14 +178,14 @@ def test_a_fused_optimizer_is_not_silently_the_checkpoints(folder, capsys):
     with pytest.warns(UserWarning, match="fused None -> True"):
         code, out, _ = run(capsys, *MORE, *flags, "--optimizer.fused", "true")
     assert code == 0 and "resume: optimizer.fused null → true" in out
-    groups = format.read("runs/tiny/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"]
+    groups = disk_format.read("runs/tiny/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"]
     assert [group["fused"] for group in groups] == [True] * len(groups)
 
 
 def test_a_checkpoint_without_settings_is_compared_by_what_it_has(trained, capsys):
     path = Path("runs/tiny/checkpoints/step-00000004.ckpt")
-    content = format.read(path)
+    content = disk_format.read(path)
     del content["settings"]
-    format.write(content, path)
+    disk_format.write(content, path)
     code, *_ = run(capsys, *MORE, "--optimizer.lr", "0.5")
     assert code == 0

@@ -8,8 +8,8 @@ import torch
 import yaml
 from recipe_runs import RECIPE, run, table
 
-from lit_llm.checkpoint.format import read
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.disk_format import read
+from lit_llm.checkpoint.load_weights import load_model
 
 LORA = ["--config", "lora.yaml"]
 LAST = "checkpoints/last.ckpt"

@@ -10,8 +10,8 @@ from ingest import chat_templates
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lit_llm.__main__ import main
-from lit_llm.checkpoint.format import read
-from lit_llm.checkpoint.load_model import load_model
+from lit_llm.checkpoint.disk_format import read
+from lit_llm.checkpoint.load_weights import load_model
 from lit_llm.models.gpt import KVCache
 from lit_llm.runs.logged_curve import logged
 from lit_llm.runs.saved_run import SavedRun

@@ -15,7 +15,7 @@ from lightning.pytorch import Trainer
 from lit_llm.data import Corpus, TextFiles, TokenDataModule
 from lit_llm.data.shard_splits import text_sizes
 from lit_llm.data.token_stream import TokenStream
-from lit_llm.ingest.manifest import SplitInfo
+from lit_llm.ingest.shard_manifest import SplitInfo
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.tokenizers import Characters, PieceEncoder, TokenizerJSON, choose_encoder

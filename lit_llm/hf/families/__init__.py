@@ -1,20 +1,25 @@
 """Model families of Hugging Face folders: settings and tensors for both directions.
 
-To add one, write a `Family` like those here and put it into the table. `Part` has the ready-made pieces.
+A family is found by its name in capitals: the imports below say in which file. To add one, write a `Family` like those here
+and put it into the table. `config_parts` has the ready-made pieces.
 """
 
 from lit_llm.hf.families.family import Family
 from lit_llm.hf.families.gemma import GEMMA2, GEMMA3
 from lit_llm.hf.families.gpt2 import GPT2
 from lit_llm.hf.families.gpt_neox import GPT_NEOX
-from lit_llm.hf.families.granite import GRANITE
-from lit_llm.hf.families.llama import LLAMA
-from lit_llm.hf.families.mistral import MISTRAL
-from lit_llm.hf.families.olmo import OLMO2, OLMO3
-from lit_llm.hf.families.phi3 import PHI3
-from lit_llm.hf.families.qwen import QWEN2, QWEN3
+from lit_llm.hf.families.llama import (
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    OLMO2,
+    OLMO3,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    STARCODER2,
+)
 from lit_llm.hf.families.smollm3 import SMOLLM3
-from lit_llm.hf.families.starcoder2 import STARCODER2
 
 _ALL = (*(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, OLMO2, OLMO3, GEMMA2, GEMMA3, SMOLLM3, PHI3, GPT_NEOX, STARCODER2, GRANITE),)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

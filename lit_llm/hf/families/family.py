@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from lit_llm.hf.families.harmless import HARMLESS
 from lit_llm.hf.families.layers import with_patterns
-from lit_llm.hf.fields import Fields, is_empty
+from lit_llm.hf.fields import HARMLESS, Fields, is_empty
 from lit_llm.hf.tensor_map import Link
 from lit_llm.models.config import MODEL_DOMAINS
 from lit_llm.models.gpt import GPTConfig

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting, attention_scale
 from lit_llm.hf.families.family import Family, Part
 from lit_llm.hf.families.layers import WindowByKind, every
 from lit_llm.hf.families.llama import FIXED, SIZES
-from lit_llm.hf.families.parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting, attention_scale
 from lit_llm.hf.families.rope import Rope, RopeByKind
 from lit_llm.hf.fields import Fields
 from lit_llm.hf.tensor_map import decoder

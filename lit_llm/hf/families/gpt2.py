@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from lit_llm.hf.families.config_parts import PLAIN, Activation, Heads, Setting
 from lit_llm.hf.families.family import Family
-from lit_llm.hf.families.parts import PLAIN, Activation, Heads, Setting
 from lit_llm.hf.tensor_map import Link, linear
 from lit_llm.models.gpt import GPTConfig
 

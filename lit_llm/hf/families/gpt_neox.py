@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, PLAIN, Activation, Biases, Heads, Setting
 from lit_llm.hf.families.family import Family
 from lit_llm.hf.families.llama import SIZES
-from lit_llm.hf.families.parts import ATTENTION_BIASES, PLAIN, Activation, Biases, Flag, Heads, Setting
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.tensor_map import Link, linear
 from lit_llm.models.gpt import GPTConfig
@@ -34,7 +34,7 @@ GPT_NEOX = Family(
         Setting("norm_eps", "layer_norm_eps", "number", 1e-5),
         Activation("hidden_act", PLAIN, "gelu"),
         Rope(theta="rotary_emb_base", partial="rotary_pct", default_partial=0.25),
-        Flag("parallel_residual", "use_parallel_residual", default=True),
+        Setting("parallel_residual", "use_parallel_residual", "flag", True),
         Biases("attention_bias", ATTENTION_BIASES, default=True),
     ),
     tensors=_tensors,

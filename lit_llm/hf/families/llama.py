@@ -1,8 +1,25 @@
-"""LLaMA 1 to 3.x and what was built like it, such as SmolLM2."""
+"""LLaMA 1 to 3.x and the families that differ from it by a few settings or keys, each under its name:
 
+LLAMA (also SmolLM2), MISTRAL, GRANITE 3, QWEN2 and QWEN3, OLMO2 and OLMO3, PHI3 (also Phi-4-mini), STARCODER2.
+"""
+
+from functools import partial
+
+from lit_llm.hf.families.config_parts import (
+    ATTENTION_BIASES,
+    GATED,
+    PLAIN,
+    Activation,
+    Biases,
+    Heads,
+    Inverse,
+    Setting,
+    attention_scale,
+    embedding_scale,
+)
 from lit_llm.hf.families.family import Family, Part
-from lit_llm.hf.families.parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
-from lit_llm.hf.families.rope import Rope
+from lit_llm.hf.families.layers import OptionalWindow, Window, WindowByKind, every
+from lit_llm.hf.families.rope import Rope, RopeByKind
 from lit_llm.hf.tensor_map import decoder
 
 FIXED = {"norm": "rmsnorm", "position": "rope", "qk_norm": False}
@@ -13,13 +30,19 @@ SIZES: tuple[Part, ...] = (
     Setting("mlp_width", "intermediate_size", resolved=lambda config: config.hidden_width),
 )
 """Sizes under the names that all families since LLaMA use."""
-PARTS: tuple[Part, ...] = (
-    *SIZES,
-    Heads(),
-    Setting("norm_eps", "rms_norm_eps", "number", 1e-6),
-    Activation("hidden_act", GATED, "silu"),
-    Rope(),
-)
+
+
+def gated(norm_eps: float, heads: Heads | None = None) -> tuple[Part, ...]:
+    """LLaMA's sizes, heads, norm and gated MLP.
+
+    Args:
+        norm_eps: of transformers, if the key is missing.
+    """
+    norm = Setting("norm_eps", "rms_norm_eps", "number", norm_eps)
+    return *SIZES, heads or Heads(), norm, Activation("hidden_act", GATED, "silu")
+
+
+PARTS: tuple[Part, ...] = (*gated(1e-6), Rope())
 """LLaMA without biases."""
 
 LLAMA = Family(
@@ -30,4 +53,112 @@ LLAMA = Family(
     tensors=decoder,
     only={"rope_interleaved": (False,)},
     harmless=("is_llama_config",),
+)
+
+# Mistral: a window, no biases.
+MISTRAL = Family(
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    fixed=FIXED,
+    parts=(*PARTS, Window(default=4096)),
+    tensors=decoder,
+    only={"attention_bias": (False,), "mlp_bias": (False,)},
+)
+
+# Granite 3: factors of embeddings, attention scores, residual updates and logits.
+GRANITE = Family(
+    model_type="granite",
+    architecture="GraniteForCausalLM",
+    fixed=FIXED,
+    parts=(
+        *PARTS,
+        Setting("embedding_scale", "embedding_multiplier", "number", 1.0, resolved=embedding_scale),
+        Setting("attention_scale", "attention_multiplier", "number", 1.0, resolved=attention_scale),
+        Setting("residual_scale", "residual_multiplier", "number", 1.0),
+        Inverse("logit_scale", "logits_scaling"),
+        Biases("attention_bias", ATTENTION_BIASES),
+        Biases("mlp_bias", ("mlp",)),
+    ),
+    tensors=decoder,
+)
+
+# Qwen2, Qwen2.5 and Qwen3: a window that can be switched on.
+QWEN2 = Family(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    fixed=FIXED | {"qkv_bias": True},
+    parts=(*PARTS, OptionalWindow()),
+    tensors=decoder,
+    only={"use_mrope": (False,)},
+)
+QWEN3 = Family(
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    fixed=FIXED | {"qk_norm": True},
+    parts=(*gated(1e-6, Heads(default_head_dim=128)), Rope(), OptionalWindow(), Biases("attention_bias", ATTENTION_BIASES)),
+    tensors=decoder,
+)
+
+# OLMo 2 and 3: norms after attention and MLP, and one norm over all queries or keys of a position.
+_OLMO: tuple[Part, ...] = (*gated(1e-5), Biases("attention_bias", ATTENTION_BIASES))
+_OLMO_FIXED = FIXED | {"norm_position": "post", "qk_norm": True, "qk_norm_width": "projection"}
+
+OLMO2 = Family(
+    model_type="olmo2",
+    architecture="Olmo2ForCausalLM",
+    fixed=_OLMO_FIXED,
+    parts=(*_OLMO, Rope()),
+    tensors=decoder,
+)
+OLMO3 = Family(
+    model_type="olmo3",
+    architecture="Olmo3ForCausalLM",
+    fixed=_OLMO_FIXED,
+    parts=(*_OLMO, WindowByKind(every(4)), RopeByKind(every(4), 5e5, 5e5, sliding_theta="rope_theta")),
+    tensors=decoder,
+)
+
+# Phi-3 and Phi-4-mini: LongRoPE, partly rotated heads, and fused matrices.
+PHI3 = Family(
+    model_type="phi3",
+    architecture="Phi3ForCausalLM",
+    fixed=FIXED,
+    parts=(
+        *gated(1e-5),
+        Rope(partial="partial_rotary_factor", default_original=4096, scalings=("longrope",)),
+        Window(),
+    ),
+    tensors=partial(
+        decoder,
+        attention={"qkv_proj": ("query", "key", "value"), "o_proj": ("project",)},
+        mlp={"gate_up_proj": ("gate", "up"), "down_proj": ("project",)},
+    ),
+    dropouts=("resid_pdrop", "attention_dropout"),
+    only={
+        **{name: (False,) for name in ("attention_bias", "mlp_bias", "lm_head_bias")},
+        **{name: (1,) for name in ("full_attn_mod", "interpolate_factor")},
+    },
+    harmless=("embd_pdrop",),
+)
+
+# StarCoder2: LayerNorm, biases and an MLP of two matrices.
+STARCODER2 = Family(
+    model_type="starcoder2",
+    architecture="Starcoder2ForCausalLM",
+    fixed={"norm": "layernorm", "position": "rope", "qk_norm": False, "norm_bias": True},
+    parts=(
+        *SIZES,
+        Heads(),
+        Setting("norm_eps", "norm_epsilon", "number", 1e-5),
+        Activation("hidden_act", PLAIN, "gelu_pytorch_tanh"),
+        Rope(),
+        Window(),
+        Biases("use_bias", ("qkv", "attention_output", "mlp"), default=True),
+    ),
+    tensors=partial(decoder, mlp={"c_fc": ("up",), "c_proj": ("project",)}),
+    tied=True,
+    dropouts=("attention_dropout", "residual_dropout", "embedding_dropout"),
+    all_dropouts=True,
+    only={"norm_type": ("layer_norm",), "mlp_type": ("default",), "scale_attn_weights": (True,)},
+    harmless=("activation_function", "layer_norm_epsilon", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
 )

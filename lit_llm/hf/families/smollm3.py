@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from lit_llm.hf.families.config_parts import ATTENTION_BIASES, Biases
 from lit_llm.hf.families.family import Family
 from lit_llm.hf.families.layers import FULL, SLIDING, layer_kinds, layer_settings
-from lit_llm.hf.families.llama import FIXED, SIZES
-from lit_llm.hf.families.parts import ATTENTION_BIASES, GATED, Activation, Biases, Heads, Setting
+from lit_llm.hf.families.llama import FIXED, gated
 from lit_llm.hf.families.rope import Rope
 from lit_llm.hf.fields import Fields, shown
 from lit_llm.hf.tensor_map import decoder
@@ -45,10 +45,7 @@ SMOLLM3 = Family(
     architecture="SmolLM3ForCausalLM",
     fixed=FIXED,
     parts=(
-        *SIZES,
-        Heads(),
-        Setting("norm_eps", "rms_norm_eps", "number", 1e-6),
-        Activation("hidden_act", GATED, "silu"),
+        *gated(1e-6),
         Rope(default_theta=2e6),
         _Layers(),
         Biases("attention_bias", ATTENTION_BIASES),

@@ -9,9 +9,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, need
 from lit_llm.ingest.chat.template import ChatTemplate
-from lit_llm.ingest.optional_package import need
 
 Message = dict[str, Any]
 Chat = dict[str, Any]

@@ -7,8 +7,7 @@ import mmap
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from lit_llm.core.errors import UserError
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import UserError, need
 from lit_llm.ingest.readers.columns import TextColumn
 from lit_llm.ingest.readers.interface import Counts, Piece
 

@@ -6,11 +6,10 @@ import codecs
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lit_llm.core.errors import UserError
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import UserError, need
 from lit_llm.ingest.readers import interface
 from lit_llm.ingest.readers.interface import Counts, Piece
-from lit_llm.ingest.readers.text import cut_pieces, pieces_of
+from lit_llm.ingest.readers.plain_text import cut_pieces, pieces_of
 from lit_llm.ingest.readers.text_value import keys_of, missing_key
 
 

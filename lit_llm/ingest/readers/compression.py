@@ -10,8 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from lit_llm.core.errors import UserError
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import UserError, need
 
 _READ_BYTES = 2**16
 # Compressed bytes to decompress at a time. The densest formats (zst, bz2) make at most about 32 MiB of them.

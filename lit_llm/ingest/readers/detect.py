@@ -1,14 +1,19 @@
-"""Decide by its first bytes what a file is."""
+"""Decide by its first bytes what a file is, and read them without losing them."""
 
 from __future__ import annotations
 
 import codecs
+import io
 import itertools
 import re
+from typing import Any, BinaryIO, cast
 
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.arrow import FILE_START, is_arrow_stream
 from lit_llm.ingest.readers.refusals import refusal_of
+
+HEAD_BYTES = 2**16
+"""How much of a file decides its format."""
 
 _MOST_INVALID = 0.005  # of the bytes. Latin-1 text in German or French has 1 to 4 %, UTF-8 with damage less than this.
 _JSON_NAME = re.compile(r"\.(json|jsonl|jsonlines|ndjson)(\.(gz|bz2|xz|zst))?(\?…)?$", re.IGNORECASE)
@@ -71,3 +76,32 @@ def _kind_of_text(head: bytes, name: str) -> str:
     # Damage or comments in the first lines must not turn a JSONL file into plain text.
     lines = itertools.takewhile(_BEFORE_OBJECT.match, (line for line in re.split(rb"[\r\n]+", text) if line.strip()))
     return "jsonl" if start or any(map(_OBJECT.match, lines)) or _JSON_NAME.search(name) else "text"
+
+
+def read_head(stream: BinaryIO) -> bytes:
+    """The first ``HEAD_BYTES`` of ``stream``, or all of it. A remote stream may return less than it is asked for."""
+    parts, missing = [], HEAD_BYTES
+    while missing and (part := stream.read(missing)):
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+def with_head(head: bytes, stream: BinaryIO) -> BinaryIO:
+    """A stream of ``head`` and what is left of ``stream``. Its ``read(n)`` returns less than n bytes at the end only."""
+    return cast(BinaryIO, io.BufferedReader(_WithHead(head, stream), 2**18))
+
+
+class _WithHead(io.RawIOBase):
+    def __init__(self, head: bytes, stream: BinaryIO) -> None:
+        self._head, self._stream = head, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        part = self._head[: len(view)] or self._stream.read(len(view))
+        self._head = self._head[len(part) :]
+        view[: len(part)] = part
+        return len(part)

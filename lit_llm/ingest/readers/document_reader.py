@@ -10,18 +10,18 @@ from typing import BinaryIO, cast
 
 from lit_llm.core.disk import naming
 from lit_llm.core.errors import UserError
+from lit_llm.ingest.open_source import open_source
 from lit_llm.ingest.readers.arrow import read_arrow
 from lit_llm.ingest.readers.columns import TextColumn
 from lit_llm.ingest.readers.compression import compression_of, decompressed
-from lit_llm.ingest.readers.detect import detect
+from lit_llm.ingest.readers.detect import detect, read_head, with_head
 from lit_llm.ingest.readers.hub import read_hub
 from lit_llm.ingest.readers.interface import Counts, Piece, ReadSettings
 from lit_llm.ingest.readers.jsonl import read_jsonl
 from lit_llm.ingest.readers.messages import MessagesColumn, read_messages
 from lit_llm.ingest.readers.parquet import read_parquet
-from lit_llm.ingest.readers.stream import read_head, with_head
+from lit_llm.ingest.readers.plain_text import cut_pieces, read_bytes, read_chunks, without_mark
 from lit_llm.ingest.readers.tar import read_tar
-from lit_llm.ingest.readers.text import cut_pieces, read_bytes, read_chunks, without_mark
 from lit_llm.ingest.source import Source
 
 
@@ -55,7 +55,7 @@ class DocumentReader:
                     raise UserError(f"{source.name} is a dataset of the hub, not {settings.format}: use --data.format auto.")
                 self._pieces = read_hub(source, settings.text_key, self._counts, messages=settings.messages)
                 return
-            self._file = opened.enter_context(source.open())
+            self._file = opened.enter_context(open_source(source))
             self._pieces = self._open(start, stop)
             self._opened = opened.pop_all()
 

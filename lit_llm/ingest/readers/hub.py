@@ -18,11 +18,10 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from lit_llm.core.errors import UserError
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import UserError, need
 from lit_llm.ingest.readers.interface import Counts, Piece
 from lit_llm.ingest.readers.messages import BESIDE, messages_of_row
-from lit_llm.ingest.readers.text import cut_pieces
+from lit_llm.ingest.readers.plain_text import cut_pieces
 from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, utf8
 from lit_llm.ingest.remote_errors import sentence
 from lit_llm.ingest.source import HUB, Source, changed

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.interface import Piece
 from lit_llm.ingest.readers.json_stream import JsonStream, parse
-from lit_llm.ingest.readers.text import cut_pieces
+from lit_llm.ingest.readers.plain_text import cut_pieces
 from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, no_text, type_name, utf8
 
 

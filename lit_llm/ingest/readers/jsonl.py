@@ -9,7 +9,7 @@ from typing import BinaryIO
 from lit_llm.ingest.readers.interface import Counts, Piece
 from lit_llm.ingest.readers.json_stream import CHUNK_BYTES
 from lit_llm.ingest.readers.json_text import stream_text, text_of
-from lit_llm.ingest.readers.text import pieces_of
+from lit_llm.ingest.readers.plain_text import pieces_of
 
 LONG_LINE_BYTES = 2**21
 """A longer line is not held in memory."""

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.readers.columns import TextColumn
 from lit_llm.ingest.readers.interface import Counts, Piece
-from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, utf8
+from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, type_name, utf8
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")
 """Roles that published templates know."""
@@ -75,7 +75,7 @@ class MessagesColumn(TextColumn):
 
 def _pieces(record: Any, key: str, counts: Counts, where: str) -> Iterator[Piece]:
     if not isinstance(record, dict):
-        raise UserError(f"{where} is {_kind(record)}, but must be an object with the key {key!r}.")
+        raise UserError(f"{where} is {type_name(record)}, but must be an object with the key {key!r}.")
     value = find(record, key)
     if value is MISSING:
         raise missing_key(where, key, keys_of(record, key), what=_KEY)
@@ -83,7 +83,9 @@ def _pieces(record: Any, key: str, counts: Counts, where: str) -> Iterator[Piece
         counts.skipped += 1
         return
     if not isinstance(value, list):
-        raise UserError(f"{where} has {_kind(value)} under {key!r}, but must have a list of messages (--data.messages_key).")
+        raise UserError(
+            f"{where} has {type_name(value)} under {key!r}, but must have a list of messages (--data.messages_key)."
+        )
     messages = [_message(one, f"{where}: message {number}") for number, one in enumerate(value, start=1)]
     if not any(message["role"] == "assistant" for message in messages):
         raise UserError(f"{where} has no message of the role assistant, so nothing of it would be learned: remove it.")
@@ -105,9 +107,9 @@ def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             found[name] = json.loads(value)
         if not isinstance(found[name], BESIDE[name]):
-            wanted = _kind(BESIDE[name]())
+            wanted = type_name(BESIDE[name]())
             raise UserError(
-                f"{where} has {_kind(found[name])} under {name!r}, but must have {wanted}, or the JSON text of one."
+                f"{where} has {type_name(found[name])} under {name!r}, but must have {wanted}, or the JSON text of one."
             )
     return {name: value for name, value in found.items() if value}
 
@@ -115,7 +117,7 @@ def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 def _message(value: Any, where: str) -> dict[str, Any]:
     """A message with the keys "role" and "content", and perhaps others. ShareGPT's are renamed."""
     if not isinstance(value, dict):
-        raise UserError(f"{where} is {_kind(value)}, but must be an object with role and content.")
+        raise UserError(f"{where} is {type_name(value)}, but must be an object with role and content.")
     message = {key: one for key, one in value.items() if one is not None}  # templates expect a key that is absent
     if "role" not in message and isinstance(message.get("from"), str):
         role = message.pop("from")
@@ -131,10 +133,10 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         if all(isinstance(text, str) for text in texts):
             content = message["content"] = "".join(map(str, texts))
     if content is not None and not isinstance(content, str):
-        raise UserError(f"{where} has {_kind(content)} as content, but must have a text, or a list of texts.")
+        raise UserError(f"{where} has {type_name(content)} as content, but must have a text, or a list of texts.")
     calls = message.get("tool_calls", [])
     if not isinstance(calls, list) or not all(isinstance(c, dict) and isinstance(c.get("function", c), dict) for c in calls):
-        raise UserError(f"{where} has {_kind(calls)} as tool_calls, but must have a list of objects.")
+        raise UserError(f"{where} has {type_name(calls)} as tool_calls, but must have a list of objects.")
     return message
 
 
@@ -144,8 +146,3 @@ def _without_null(value: Any, *, within: bool = False) -> Any:
         kept = {key: one for key, one in value.items() if not within or one is not None}
         return {key: _without_null(one, within=within or key in BESIDE) for key, one in kept.items()}
     return [_without_null(one, within=True) for one in value] if isinstance(value, list) else value
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import need
 from lit_llm.ingest.readers.arrow import naming_damage
 from lit_llm.ingest.readers.columns import TextColumn
 from lit_llm.ingest.readers.interface import Counts, Piece

@@ -11,11 +11,10 @@ from collections.abc import Generator, Iterator
 from typing import IO, BinaryIO, cast
 
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.readers.detect import require_text
+from lit_llm.ingest.readers.detect import read_head, require_text
 from lit_llm.ingest.readers.interface import Counts, Piece
 from lit_llm.ingest.readers.json_text import stream_text
-from lit_llm.ingest.readers.stream import read_head
-from lit_llm.ingest.readers.text import cut_pieces, read_chunks, without_mark
+from lit_llm.ingest.readers.plain_text import cut_pieces, read_chunks, without_mark
 
 _LARGEST_JSON_IN_MEMORY = 2**21  # a larger one waits in a temporary file
 _MOST_EXTENSIONS = 10  # in a message

@@ -14,7 +14,7 @@ _LONGEST_KEY = 60
 
 MISSING = object()
 
-_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "true or false", float: "a number", type(None): "null"}
+_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "true or false", type(None): "null"}
 
 
 def find(value: dict[str, Any], key: str) -> Any:
@@ -47,7 +47,7 @@ def utf8(text: str) -> bytes:
 
 
 def type_name(value: Any) -> str:
-    return _TYPES[type(value)]
+    return _TYPES.get(type(value), "a number")
 
 
 def missing_key(

@@ -1,15 +1,25 @@
-"""All rules on one run."""
+"""Reads a run folder, ours or that of any module that logs with our callbacks, and applies all rules to it."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from lit_llm.core.errors import UserError
+from lit_llm.ingest.shard_manifest import Manifest
+from lit_llm.ingest.shards import HASH_BYTES, HEADER_BYTES
+from lit_llm.plan.run_record import recorded_launches
 from lit_llm.reporting.doctor.data_rules import DATA_RULES
 from lit_llm.reporting.doctor.finding import Finding, Rule
 from lit_llm.reporting.doctor.loss_rules import LOSS_RULES
-from lit_llm.reporting.doctor.observed import Observed
+from lit_llm.reporting.doctor.observed import Damage, Observed
 from lit_llm.reporting.doctor.optimizer_rules import OPTIMIZER_RULES
 from lit_llm.reporting.doctor.speed_rules import SPEED_RULES
+from lit_llm.runs.loaded_run import LoadedRun
+from lit_llm.runs.run_folder import CONFIG
 
 RULES: tuple[Rule, ...] = (*DATA_RULES, *OPTIMIZER_RULES, *LOSS_RULES, *SPEED_RULES)
 _SURE = ("certain", "likely", "possible")
@@ -23,3 +33,86 @@ def diagnose(run: Observed) -> list[Finding]:
         for finding in found
     ]
     return sorted(findings, key=lambda each: (bool(each.follows_from), each.rule.severity, _SURE.index(each.rule.sure)))
+
+
+MOST_BYTES = 2 * 10**9
+"""Of shards that are compared unless asked for: some seconds."""
+
+
+class ReadRun(NamedTuple):
+    """A run, and sentences about what could not be read."""
+
+    run: Observed
+    notes: list[str]
+
+
+def read_run(folder: Path, *, check_data: bool | None = None) -> ReadRun:
+    """Read a run folder.
+
+    Args:
+        check_data: compare the shards of the training data with their hashes. None: if they have at most 2 GB.
+
+    Raises:
+        UserError: The folder does not exist, or has neither settings nor rows.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no run folder {folder} (--run)")
+    loaded = LoadedRun(folder, of_lit_llm=False)
+    run, config = observed(loaded), loaded.config
+    if not config and not run.scalars:
+        raise UserError(f"{folder} is not a run folder: it has neither {CONFIG} nor logged rows (--run)")
+    notes = [f"{said}." for said in loaded.unread]
+    if not config:
+        notes.append(f"There is no {CONFIG}: rules about settings are left out.")
+    if not run.scalars:
+        notes.append("Nothing was logged: the run has not reached its first row, or ran without a logger.")
+    elif not any(tag.startswith("health/") for tag in run.scalars):
+        notes.append("There are no health signals (--health): rules about layers, targets and masks are left out.")
+    shards = data_shards(config)
+    size = sum(file.stat().st_size for file, _ in shards if file.is_file())
+    if check_data is None and size > MOST_BYTES:
+        notes.append(f"The {size / 1e9:,.0f} GB of training data were not compared with their hashes (--check_data true).")
+        check_data = False
+    found = damages(shards) if check_data is not False else []
+    return ReadRun(replace(run, damages=found), notes)
+
+
+def observed(run: LoadedRun) -> Observed:
+    """The rows and settings of a run, without its data."""
+    first_steps = [step for launch in recorded_launches(run.path) if isinstance(step := launch.get("first_step"), int)]
+    return Observed(run.scalars, run.config, first_steps)
+
+
+def data_shards(config: Mapping[str, Any]) -> list[tuple[Path, str]]:
+    """The shards that a run's data settings name, with the hashes in their manifests. Of other data, none."""
+    data = config.get("data")
+    settings = data.get("init_args") if isinstance(data, Mapping) else None
+    named = settings.values() if isinstance(settings, Mapping) else []
+    paths = {Path(word) for value in named for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)}
+    found = []
+    for folder in sorted({path if path.is_dir() else path.parent for path in paths}):
+        try:
+            manifest = Manifest.read(folder)
+        except UserError:  # `fit` refuses such a folder
+            continue
+        for split in manifest.splits.values() if manifest is not None else ():
+            found += [(folder / shard.file, shard.blake2b) for shard in split.shards]
+    return found
+
+
+def damages(shards: Sequence[tuple[Path, str]]) -> list[Damage]:
+    """The files that are missing, or whose tokens do not have their hash."""
+    found = []
+    for path, expected in shards:
+        try:
+            with open(path, "rb") as file:
+                file.seek(HEADER_BYTES)
+                digest = hashlib.blake2b(digest_size=HASH_BYTES)
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        except OSError as error:
+            found.append(Damage(str(path), f"cannot be read: {error.strerror}"))
+            continue
+        if digest.hexdigest() != expected:
+            found.append(Damage(str(path), "does not have the hash that meta.json gives it"))
+    return found

@@ -10,8 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_llm.callbacks import MetricsFile
 from lit_llm.core.errors import UserError
-from lit_llm.reporting.doctor.diagnose import diagnose
-from lit_llm.reporting.doctor.read_run import observed
+from lit_llm.reporting.doctor.diagnose import diagnose, observed
 from lit_llm.runs.loaded_run import LoadedRun
 
 FIRST_CHECK = 20  # optimizer steps

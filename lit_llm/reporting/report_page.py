@@ -1,4 +1,4 @@
-"""The whole page."""
+"""The page of `report`: one run, or several beside each other."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 from lit_llm.core import html_page as html
 from lit_llm.plan.numbers import count, duration, size
-from lit_llm.reporting.charts import Line, chart
-from lit_llm.reporting.doctor.diagnose import diagnose
-from lit_llm.reporting.doctor.read_run import observed
+from lit_llm.reporting.charts import COLORS, Line, chart
+from lit_llm.reporting.doctor.diagnose import diagnose, observed
 from lit_llm.reporting.evidence import Evidence
-from lit_llm.reporting.health import health_charts
+from lit_llm.reporting.health_charts import health_charts
 from lit_llm.reporting.ranking import figures, ranked
 from lit_llm.reporting.run_curves import RunCurves
 from lit_llm.reporting.summary import described
@@ -23,8 +22,6 @@ from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.logged_curve import curve_of_scalars
 from lit_llm.runs.run_folder import CONFIG
 
-COLORS = (0, 6, 2, 4, 7, 5, 1, 3)
-"""Of the page's style, so that neighbours differ most."""
 MOST_RUNS = len(COLORS)
 SAMPLES = 6
 """Steps of which samples are shown, the newest."""

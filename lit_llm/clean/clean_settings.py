@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 from lit_llm.clean.signatures import Signer, bands_of
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_domain import at_least, ranges_of, whole
 from lit_llm.ingest.readers import ReadSettings
 
 FORMAT = 3
 """Part of the name of every result of a job. Increment it when the same documents and settings would give another one."""
 
-MIN_SIMILARITY = 0.3  # below, nearly all pairs would have to be compared
-MAX_NGRAM = 50
-MIN_PERMUTATIONS, MAX_PERMUTATIONS = 16, 1024
+SHORTEST = 8
+"""Words that a document of ``against`` must have to be found. GPT-3's smallest n; a shorter phrase is common without being
+copied."""
 
 
 def setting(default: Any, *, help: str, flag: str | None = None, step: str | None = None, reads: bool = True) -> Any:
@@ -46,19 +47,28 @@ class CleanSettings:
         (), reads=False, help="remove documents with n-grams of these files, or of val and test of a prepared folder"
     )
     against_text_key: str = setting("text", step="against", reads=False, help="key or column of the text in these files")
-    against_ngram: int = setting(13, step="against", reads=False, help="words in the n-grams of against")
-    against_share: float = setting(
+    against_ngram: Annotated[int, whole(SHORTEST, 100)] = setting(
+        13, step="against", reads=False, help="words in the n-grams of against"
+    )
+    against_share: Annotated[float, at_least(0, 1)] = setting(
         0.0, step="against", help="smallest part of the n-grams of a document of against; 0: any one"
     )
     languages: tuple[str, ...] = setting((), help="keep documents in these languages, as ISO 639 codes: en de")
-    language_confidence: float = setting(0.5, step="languages", help="smallest probability of the language")
+    language_confidence: Annotated[float, at_least(0, 1)] = setting(
+        0.5, step="languages", help="smallest probability of the language"
+    )
     gopher_quality: bool = setting(False, help="Gopher's rules for English: words, symbols, bullets, stop words")
     gopher_repetition: bool = setting(False, help="Gopher's rules for repeated lines, paragraphs and n-grams")
     c4: bool = setting(False, help="C4's rules for English web pages, which also drop lines")
     exact_duplicates: bool = setting(False, help="keep the first of documents that are equal but for whitespace")
-    near_duplicates: float | None = setting(None, help="keep the first of documents with this Jaccard similarity or more: 0.7")
-    near_ngram: int = setting(5, step="near_duplicates", help="words in the n-grams that are compared")
-    near_permutations: int = setting(128, step="near_duplicates", help="values in a MinHash signature")
+    # Below 0.3, nearly all pairs would have to be compared.
+    near_duplicates: Annotated[float | None, at_least(0.3, 1)] = setting(
+        None, help="keep the first of documents with this Jaccard similarity or more: 0.7"
+    )
+    near_ngram: Annotated[int, whole(1, 50)] = setting(5, step="near_duplicates", help="words in the n-grams that are compared")
+    near_permutations: Annotated[int, whole(16, 1024)] = setting(
+        128, step="near_duplicates", help="values in a MinHash signature"
+    )
     emit_datatrove: str | None = setting(
         None, step="near_duplicates", help="write a script to this file that finds near-duplicates on a cluster, not here"
     )
@@ -112,21 +122,10 @@ class CleanSettings:
             self.read_settings()
         except UserError as error:
             yield str(error)
-        if self.near_duplicates is None:
+        found = [domain.problem(name, getattr(self, name)) for name, domain in ranges_of(CleanSettings).items()]
+        if any(found):
+            yield from (f"{problem}." for problem in found if problem is not None)
             return
-        if not MIN_SIMILARITY <= self.near_duplicates <= 1:
-            more = ": for copies with more changes use a smaller --near_ngram" if self.near_duplicates < MIN_SIMILARITY else ""
-            yield (
-                f"near_duplicates is {self.near_duplicates}, but must lie between {MIN_SIMILARITY} and 1{more} "
-                "(--near_duplicates)."
-            )
-        if not 1 <= self.near_ngram <= MAX_NGRAM:
-            yield f"near_ngram is {self.near_ngram}, but must lie between 1 and {MAX_NGRAM} (--near_ngram)."
-        if not MIN_PERMUTATIONS <= self.near_permutations <= MAX_PERMUTATIONS:
-            yield (
-                f"near_permutations is {self.near_permutations}, but must lie between {MIN_PERMUTATIONS} and "
-                f"{MAX_PERMUTATIONS} (--near_permutations)."
-            )
         try:
             self.signer()
         except UserError as error:

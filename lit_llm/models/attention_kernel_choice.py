@@ -1,15 +1,22 @@
-"""`compute.attention` on a device: what cannot work, what has to be switched on, and the line that names the choice."""
+"""Which kernel computes attention: the names that `compute.attention` may have, the choice for a layer, and what cannot work.
+
+The kernels themselves: torch's scaled_dot_product_attention is called in `attention`, FlexAttention in `attention_flex`, and
+attention in blocks is in `attention_blocks`. The file needs no torch: arguments are read and runs planned without it.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+from typing import TYPE_CHECKING, Literal
 
-import torch
-
-from lit_llm.models.attention import choose
-from lit_llm.models.attention_kernel import AttentionKernel
 from lit_llm.models.config import GPTConfig
 
+if TYPE_CHECKING:
+    import torch
+
+
+AttentionKernel = Literal["auto", "sdpa", "flash3", "flash4", "flex", "blocks"]
+"""The values of `compute.attention`."""
 _FLASH: dict[AttentionKernel, tuple[str, str, tuple[int, ...]]] = {
     "flash3": ("FA3", "flash_attn_interface", (9,)),
     "flash4": ("FA4", "flash_attn.cute", (9, 10)),
@@ -18,8 +25,36 @@ _FLASH: dict[AttentionKernel, tuple[str, str, tuple[int, ...]]] = {
 _MEND = "use --compute.attention auto"
 
 
+def choose(
+    kernel: AttentionKernel, device: str, *, hides: bool, caps: bool, sinks: bool, drops: bool
+) -> Literal["sdpa", "flex", "blocks"]:
+    """The kernel of attention of T positions to themselves. This is the only place that decides it.
+
+    sdpa: torch's scaled_dot_product_attention, for plain causal attention: a flash kernel, on CUDA also cuDNN's,
+    FlashAttention-3 or -4. flex: FlexAttention. blocks: `attention_blocks`.
+
+    Args:
+        kernel: `compute.attention`. sdpa, flash3 and flash4 apply where attention is plain causal, the others everywhere.
+        device: type of the device.
+        hides: there is a window, or there are documents.
+        caps: scores have a soft cap.
+        sinks: heads have sinks.
+        drops: attention weights are dropped.
+    """
+    if kernel == "blocks":
+        return "blocks"
+    if drops:
+        return "blocks"  # the other kernels draw from a generator, or have no dropout
+    plain = not (hides or caps or sinks)
+    if device != "cuda":
+        return "sdpa" if plain else "blocks"  # FlexAttention has no backward pass there
+    return "sdpa" if plain and kernel != "flex" else "flex"
+
+
 def attention_problem(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> str | None:
     """Why `compute.attention` cannot work for the model on this machine's device; None if it can."""
+    import torch  # the planner and the command line read this file without it
+
     capability, name = None, device.type
     if device.type == "cuda" and kernel in _FLASH:
         capability, name = torch.cuda.get_device_capability(device)[0], torch.cuda.get_device_name(device)
@@ -28,7 +63,7 @@ def attention_problem(config: GPTConfig, kernel: AttentionKernel, device: torch.
     if kernel in _FLASH:
         _, module, _ = _FLASH[kernel]
         named = f"compute.attention is {kernel}"
-        if not _can_switch():
+        if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
             return f"{named}, but torch {torch.__version__} cannot switch to it: {_MEND}, or install torch 2.13"
         if not _exists(module):
             return f"{named}, but its module {module} is not installed: {_MEND}"
@@ -71,6 +106,8 @@ def flash_implementation(config: GPTConfig, kernel: AttentionKernel, device: tor
 
 def activate_flash(implementation: AttentionKernel) -> None:
     """Make SDPA use FlashAttention-3 or -4 in this process."""
+    import torch
+
     torch.nn.attention.activate_flash_attention_impl(_FLASH[implementation][0])
 
 
@@ -121,10 +158,6 @@ def _uses(config: GPTConfig, layers: list[int] | None = None) -> str:
         "dropout": config.dropout > 0,
     }
     return ", ".join([*named, *(name for name, on in more.items() if on)])
-
-
-def _can_switch() -> bool:
-    return hasattr(torch.nn.attention, "activate_flash_attention_impl")
 
 
 def _exists(module: str) -> bool:

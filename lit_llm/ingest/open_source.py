@@ -1,19 +1,19 @@
-"""Remote files through fsspec: a file system for a URL, and reading one file from its start to its end."""
+"""Opens a source: a file of this machine, or a remote one through fsspec, which is read from its start to its end."""
 
 from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
-from lit_llm.core.errors import UserError
-from lit_llm.ingest.optional_package import need
+from lit_llm.core.errors import UserError, need
 from lit_llm.ingest.remote_errors import RETRIED, fault, sentence
-from lit_llm.ingest.source import Source, changed, is_http, public_name
+from lit_llm.ingest.source import Source, changed, is_http, public_name, state_of
 
 Result = TypeVar("Result")
 
@@ -72,9 +72,25 @@ def version(info: Mapping[str, Any]) -> str:
     return next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)), "")
 
 
-def open_remote(source: Source) -> BinaryIO:
-    """See ``Source.open``."""
-    return io.BufferedReader(_RemoteFile(source), _BUFFER_BYTES)
+def open_source(source: Source) -> BinaryIO:
+    """The content as a binary file, from its start. ``tell`` is the number of bytes read so far.
+
+    A remote file asks its server again from the same byte if a connection breaks, where the server allows it. ``seekable`` is
+    false for a file over HTTP.
+
+    Raises:
+        UserError: The file cannot be read, or has changed since it was listed.
+    """
+    if not source.is_local:
+        return io.BufferedReader(_RemoteFile(source), _BUFFER_BYTES)
+    try:
+        file = open(source.path, "rb")  # noqa: SIM115 - the caller closes it
+    except OSError as error:
+        raise UserError(f"{source.path} cannot be read: {error.strerror}.") from error
+    if state_of(os.fstat(file.fileno())) != (source.size, source.version):
+        file.close()
+        raise changed(source)
+    return file
 
 
 def _options(url: str) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from lit_llm.core.errors import UserError
-from lit_llm.distributed import attention_kernel
-from lit_llm.distributed.attention_kernel import attention_problem, describe, flash_implementation
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.parallelize import parallelize
+from lit_llm.models import attention_kernel_choice
+from lit_llm.models.attention_kernel_choice import attention_problem, describe, flash_implementation
 from lit_llm.models.gpt import GPT, GPTConfig
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -24,7 +24,7 @@ def hopper(modules=()):
     return (
         mock.patch.object(torch.cuda, "get_device_capability", lambda device: (9, 0)),
         mock.patch.object(torch.cuda, "get_device_name", lambda device: "H100"),
-        mock.patch.object(attention_kernel, "_exists", lambda name: name in modules),
+        mock.patch.object(attention_kernel_choice, "_exists", lambda name: name in modules),
     )
 
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, TypeGuard
 
 from lit_llm.config.arguments import leaves
 from lit_llm.core import html_page as html
 from lit_llm.plan.numbers import counted
-from lit_llm.reporting.charts import Line, chart, number
-from lit_llm.reporting.doctor.diagnose import diagnose
+from lit_llm.reporting.charts import COLORS, Line, chart, number
+from lit_llm.reporting.doctor.diagnose import diagnose, observed
 from lit_llm.reporting.doctor.finding import Finding
-from lit_llm.reporting.doctor.read_run import observed
 from lit_llm.reporting.evidence import OTHER_CURVES
-from lit_llm.reporting.page import COLORS, charts
-from lit_llm.reporting.ranking import BITS, Place, diverged, figures, last_step, passes, planned_passes, ranked
+from lit_llm.reporting.ranking import BITS, RankedRun, diverged, figures, last_step, passes, planned_passes, ranked
+from lit_llm.reporting.report_page import charts
 from lit_llm.reporting.run_curves import RunCurves, is_number
 from lit_llm.reporting.summary import cost
 from lit_llm.runs.setting_changes import Change, rule
@@ -30,7 +29,7 @@ _NO_QUANTITIES = ("seed_everything", "data.seed")
 """Numbers whose size means nothing."""
 
 
-def in_order(runs: Sequence[RunCurves]) -> tuple[str | None, list[Place]]:
+def in_order(runs: Sequence[RunCurves]) -> tuple[str | None, list[RankedRun]]:
     """As `ranked`, but runs that did not come to the end that their settings ask for are last."""
     tag, places = ranked(runs)
     return tag, sorted(places, key=lambda place: (place.value is None, bool(stopped(place.run))))
@@ -99,7 +98,7 @@ def comparison_page(runs: Sequence[RunCurves], command: str, notes: Sequence[str
     return html.document(title, body)
 
 
-def cautions(places: Sequence[Place]) -> Iterator[str]:
+def cautions(places: Sequence[RankedRun]) -> Iterator[str]:
     """How far ahead the first place is, compared with other seeds, and which of its values is the last one that was tried."""
     settings = {place.run.name: _settings(place.run) for place in places}
     finite = [(place.run.name, place.value) for place in places if place.value is not None and not stopped(place.run)]
@@ -187,7 +186,7 @@ def _settings(run: RunCurves) -> dict[str, Any]:
 
 def _ranking(
     tag: str | None,
-    places: Sequence[Place],
+    places: Sequence[RankedRun],
     columns: Mapping[str, Sequence[str]],
     found: Mapping[str, Sequence[Finding]],
 ) -> str:
@@ -212,7 +211,7 @@ def _ranking(
 
 
 def _effects(
-    places: Sequence[Place], tag: str, varying: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
+    places: Sequence[RankedRun], tag: str, varying: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
     """A chart of the final losses over each setting that is a number."""
     finite = [place for place in places if place.value is not None]
@@ -241,31 +240,31 @@ def _effects(
 def _effect(key: str, tag: str, points: Sequence[tuple[float, float, str]]) -> str:
     values = sorted({x for x, _, _ in points})
     logarithmic = values[0] > 0 and values[-1] > 10 * values[0]
-    place = math.log10 if logarithmic else float
-    said = {place(x): text(x) for x in values}
-    lowest = [(place(x), min(y for at, y, _ in points if at == x)) for x in values]
+    lowest = [(x, min(y for at, y, _ in points if at == x)) for x in values]
     finals = sorted(y for _, y, _ in points)
     high = finals[0] + 4 * (finals[len(finals) // 2] - finals[0]) if len(finals) > 3 else None
-    lines = [Line("best", 0, lowest), *(Line(name, 6, [(place(x), y)], "points") for x, y, name in points)]
+    lines = [Line("best", 0, lowest), *(Line(name, 6, [(x, y)], "points") for x, y, name in points)]
     return chart(
         lines,
         label=f"{tag} by {key}",
         unit=tag,
         x_name=f"{key}{' (logarithmic)' if logarithmic else ''}",
-        text_of_x=said.__getitem__,
+        text_of_x=text,
         high=high if high is not None and high > finals[0] else None,
-        columns=_apart([place(x) for x in values]),
+        columns=_apart(values, math.log10 if logarithmic else float),
         keyed=False,
+        logarithmic_x=logarithmic,
     )
 
 
-def _apart(places: Sequence[float]) -> list[float]:
-    """Places whose texts have room beside each other on a phone, the lowest and the highest among them."""
-    least, found = 0.18 * (places[-1] - places[0]), [places[0]]
-    for place in places[1:-1]:
-        if place - found[-1] >= least and places[-1] - place >= least:
-            found.append(place)
-    return [*found, places[-1]]
+def _apart(values: Sequence[float], place: Callable[[float], float]) -> list[float]:
+    """Values whose texts have room beside each other on a phone, the lowest and the highest among them."""
+    last = place(values[-1])
+    least, found = 0.18 * (last - place(values[0])), [values[0]]
+    for value in values[1:-1]:
+        if place(value) - place(found[-1]) >= least and last - place(value) >= least:
+            found.append(value)
+    return [*found, values[-1]]
 
 
 def _is_quantity(value: Any) -> TypeGuard[float]:

@@ -37,7 +37,7 @@ from lit_llm.checkpoint.damage_record import clear_damage, recorded_damage
 from lit_llm.checkpoint.manifest import DATA, MANIFEST, encode, intact_manifest, is_of_later_version, make_manifest, manifest_in
 from lit_llm.checkpoint.sharded import join
 from lit_llm.core.disk import delete
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, first_line
 
 T = TypeVar("T")
 
@@ -332,7 +332,7 @@ def _load(file: Path, name: Path, *, map_location: Any = "cpu", mmap: bool = Tru
     except UserError:
         raise
     except Exception as error:  # torch raises several types for a damaged archive
-        raise UserError(f"{name} cannot be loaded: {_first_line(error)}") from error
+        raise UserError(f"{name} cannot be loaded: {first_line(error)}.") from error
     if not isinstance(content, dict):
         raise UserError(f"{name} is not a checkpoint of lit_llm or of Lightning: it holds no dict.")
     return content
@@ -413,7 +413,7 @@ def _problem_of_file(file: Path) -> str | None:
         with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # a header that makes no sense
-        return f"checkpoint {file} is damaged: {_first_line(error)}"
+        return f"checkpoint {file} is damaged: {first_line(error)}."
     if bad is not None:
         return f"checkpoint {file} is damaged: the contents of {bad} have changed since it was written."
     try:
@@ -422,7 +422,3 @@ def _problem_of_file(file: Path) -> str | None:
     except UserError as error:
         return str(error)
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".") + "."

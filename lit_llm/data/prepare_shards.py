@@ -7,9 +7,9 @@ from pathlib import Path
 from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.data import TextDataModule, TokenDataModule
-from lit_llm.ingest.parts import PARTS
-from lit_llm.ingest.pipeline import Summary
 from lit_llm.ingest.progress import ProgressLog
+from lit_llm.ingest.shard_pipeline import Summary
+from lit_llm.ingest.token_parts import PARTS
 
 
 def prepare(

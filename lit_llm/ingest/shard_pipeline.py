@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from pathlib import Path
 
@@ -21,15 +21,14 @@ from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat import ChatEncoder, ChatForm, ChatTemplate
 from lit_llm.ingest.inputs import Input, Job, jobs_of
-from lit_llm.ingest.manifest import Manifest
 from lit_llm.ingest.merge import merge
 from lit_llm.ingest.missing_jobs import finish
-from lit_llm.ingest.parts import PARTS, Part, start_parts, token_type
-from lit_llm.ingest.progress import ProgressLog
-from lit_llm.ingest.readers import DocumentReader
+from lit_llm.ingest.progress import ProgressLog, Report
 from lit_llm.ingest.selection import Selection
+from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.source import public_name
 from lit_llm.ingest.survey import select
+from lit_llm.ingest.token_parts import PARTS, Part, start_parts, token_type
 from lit_llm.ingest.tokenise import JobRunner, Recipe
 from lit_llm.tokenizers import Learned, Tokenizer, load_tokenizer
 from lit_llm.tokenizers.encoder import EncoderChoice, choose_encoder
@@ -110,7 +109,7 @@ def ingest(
         jobs,
         keys,
         functools.partial(Part.read, parts),
-        functools.partial(_job_runner, recipe, parts),
+        JobRunner(recipe, parts).run,
         stage="Tokenising",
         workers=workers,
         progress=progress,
@@ -184,10 +183,6 @@ def _refuse_empty(parts: Sequence[Part], inputs: Sequence[Input]) -> None:
             )
 
 
-def _job_runner(recipe: Recipe, folder: Path) -> Callable[[Job, str, Callable[[int, int], None]], Part]:
-    return JobRunner(recipe, folder).run
-
-
 def _learned(
     inputs: Sequence[Input], tokenizer: Learned, selection: Selection, folder: Path, progress: ProgressLog
 ) -> Tokenizer:
@@ -208,19 +203,11 @@ def _learned(
     return tokenizer
 
 
-def _training_texts(training: Sequence[Input], selection: Selection, report: Callable[[int, int], None]) -> Iterator[str]:
+def _training_texts(training: Sequence[Input], selection: Selection, report: Report) -> Iterator[str]:
     """The text of the training documents in pieces. Of a near-duplicate, the last piece alone is left out: the others have
     been read when it is found to be one."""
     for part in training:
-        before = part.start
-
-        def seen(reader: DocumentReader) -> None:
-            nonlocal before
-            report(max(0, reader.position - before), 0)
-            before = max(before, reader.position)
-
-        for piece in selection.pieces(part, seen):
-            report(0, len(piece.text))
+        for piece in selection.pieces(part, report):
             if piece.split == "train" and not piece.repeats_held_out:
                 yield piece.text.decode("utf-8", errors="replace")
 
@@ -231,7 +218,7 @@ def _sample(inputs: Sequence[Input], selection: Selection) -> list[str]:
     texts = []
     for part in inputs[::step][:_SAMPLE_INPUTS]:
         size = 0
-        for piece in Selection(selection.hold_out_below).pieces(part, lambda reader: None):
+        for piece in Selection(selection.hold_out_below).pieces(part):
             text = piece.text.decode("utf-8", errors="replace")[:_SAMPLE_BYTES]
             texts.append(text)
             size += len(text)

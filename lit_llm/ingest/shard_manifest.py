@@ -14,7 +14,7 @@ from lit_llm.core.errors import UserError
 
 META_FILE = "meta.json"
 FORMAT = 3
-"""Folders written before shards were hashed have no "format", and are read like shards without a manifest."""
+"""A meta.json without "format" is another program's: its folder is read like one without a manifest."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """The manifest of ``folder``; None if it has none, or one of the old layout.
+        """The manifest of ``folder``; None if it has none.
 
         Raises:
             UserError: if it is damaged, or of a later version.

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from lit_llm.clean.clean_settings import CleanSettings
+from lit_llm.clean.document_parts import LINES, Parts, read_tally
 from lit_llm.clean.duplicates import find_duplicates
-from lit_llm.clean.parts import LINES, Parts, read_tally
 from lit_llm.clean.read_job import ReadJob
-from lit_llm.clean.report import write_report
-from lit_llm.clean.settings import CleanSettings
+from lit_llm.clean.removal_report import Tally, write_report
 from lit_llm.clean.steps import prepare_steps
-from lit_llm.clean.tally import Tally
 from lit_llm.clean.write_job import KeptLines, read_written, write_lines
 from lit_llm.core.disk import delete
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.inputs import Input, Job, jobs_of
+from lit_llm.ingest.inputs import Input, jobs_of
 from lit_llm.ingest.missing_jobs import finish
-from lit_llm.ingest.parts import PARTS, start_parts
 from lit_llm.ingest.progress import ProgressLog
+from lit_llm.ingest.token_parts import PARTS, start_parts
 
 
 def clean(
@@ -56,7 +55,7 @@ def clean(
         jobs,
         keys,
         functools.partial(read_tally, parts),
-        functools.partial(_reader, settings, parts),
+        ReadJob(settings, parts).run,
         stage="Reading",
         workers=workers,
         progress=progress,
@@ -79,7 +78,7 @@ def clean(
         kept,
         [lines.key() for lines in kept],
         functools.partial(read_written, parts),
-        functools.partial(_writer, parts),
+        functools.partial(write_lines, parts),
         stage="Writing",
         workers=workers,
         progress=progress,
@@ -88,11 +87,3 @@ def clean(
         os.replace(parts / name, out / f"part-{number:05d}.jsonl")
     write_report(out, settings, total)
     return total
-
-
-def _reader(settings: CleanSettings, folder: Path) -> Callable[[Job, str, Callable[[int, int], None]], Tally]:
-    return ReadJob(settings, folder).run
-
-
-def _writer(folder: Path) -> Callable[[KeptLines, str, Callable[[int, int], None]], str]:
-    return functools.partial(write_lines, folder)

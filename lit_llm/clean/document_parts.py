@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
 
-from lit_llm.clean.documents import Document
+from lit_llm.clean.removal_report import Tally
+from lit_llm.clean.rules import Document
 from lit_llm.clean.signatures import band_hashes
-from lit_llm.clean.tally import Tally
-from lit_llm.core.disk import delete, naming, write_text
+from lit_llm.core.disk import complete_file, write_text
+from lit_llm.ingest.token_parts import unfinished
 
 LINES, COUNTS = ".jsonl", ".json"
 INDEX, WHOLES, SIGNATURES, BANDS = ARRAYS = ".index", ".wholes", ".signatures", ".bands"
@@ -36,20 +37,9 @@ INDEX, WHOLES, SIGNATURES, BANDS = ARRAYS = ".index", ".wholes", ".signatures", 
 _ROWS = 2**14  # signatures that are hashed at a time
 
 
-@contextmanager
-def complete_file(path: Path) -> Iterator[BinaryIO]:
+def part_file(path: Path) -> AbstractContextManager[BinaryIO]:
     """A file to write and read, which appears at ``path`` when the block ends. `start_parts` removes what a kill has left."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with naming(path):
-            with open(partial, "w+b") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-    except BaseException:
-        delete(partial)
-        raise
+    return complete_file(path, unfinished(path))
 
 
 class PartWriter:
@@ -84,7 +74,7 @@ class PartWriter:
     def __enter__(self) -> PartWriter:
         with self._stack as stack:
             for suffix in (LINES, *ARRAYS):
-                self._files[suffix] = stack.enter_context(complete_file(self._folder / f"{self._key}{suffix}"))
+                self._files[suffix] = stack.enter_context(part_file(self._folder / f"{self._key}{suffix}"))
             self._stack = stack.pop_all()
         return self
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from saved import checkpoint, flip, names, save, step_path
 
-from lit_llm.checkpoint import crash_safe, format
+from lit_llm.checkpoint import crash_safe, disk_format
 
 # -- what is written ----------------------------------------------------------------------------------------------------
 
 
 def test_what_is_read_is_what_was_written_and_shared_tensors_are_stored_once(tmp_path):
     content = checkpoint(7, numbers=[1, 2.5, (True, None)], text="ü")
-    format.write(content, tmp_path / "deep" / "er" / "step-00000007.ckpt")
-    back = format.read(tmp_path / "deep" / "er" / "step-00000007.ckpt")
+    disk_format.write(content, tmp_path / "deep" / "er" / "step-00000007.ckpt")
+    back = disk_format.read(tmp_path / "deep" / "er" / "step-00000007.ckpt")
     assert back.keys() == content.keys()
     assert back["numbers"] == content["numbers"] and back["text"] == "ü" and back["global_step"] == 7
     assert torch.equal(back["state_dict"]["a"], content["state_dict"]["a"])
@@ -29,8 +29,8 @@ def test_what_is_read_is_what_was_written_and_shared_tensors_are_stored_once(tmp
 def test_the_manifest_has_step_tokens_versions_and_files(tmp_path):
     # Only the entry `tokens` counts, whatever the others look like.
     content = checkpoint(7, tokens=224 * 128, Other={"consumed_samples": 1, "block_size": 2})
-    format.write(content, tmp_path / "a.ckpt")
-    manifest = format.read_manifest(tmp_path / "a.ckpt")
+    disk_format.write(content, tmp_path / "a.ckpt")
+    manifest = disk_format.read_manifest(tmp_path / "a.ckpt")
     assert manifest["step"] == 7 and manifest["tokens"] == 224 * 128
     assert manifest["versions"]["torch"] == torch.__version__ and manifest["versions"].keys() >= {
         "lit_llm",
@@ -40,8 +40,8 @@ def test_the_manifest_has_step_tokens_versions_and_files(tmp_path):
     data = tmp_path / "a.ckpt" / "checkpoint.pt"
     digest = hashlib.sha256(data.read_bytes()).hexdigest()
     assert manifest["files"] == {"checkpoint.pt": {"bytes": data.stat().st_size, "sha256": digest}}
-    format.write(checkpoint(7), tmp_path / "b.ckpt")
-    assert format.read_manifest(tmp_path / "b.ckpt")["tokens"] is None
+    disk_format.write(checkpoint(7), tmp_path / "b.ckpt")
+    assert disk_format.read_manifest(tmp_path / "b.ckpt")["tokens"] is None
 
 
 def test_any_reader_of_pytorch_files_can_load_the_data(tmp_path):
@@ -54,7 +54,7 @@ def test_the_files_and_the_folders_above_are_fsynced_before_and_after_the_rename
     fsync, rename = os.fsync, os.rename
     monkeypatch.setattr(os, "fsync", lambda fd: (events.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
     monkeypatch.setattr(os, "rename", lambda a, b: (events.append(f"{Path(a).name} -> {Path(b).name}"), rename(a, b)))
-    format.write(checkpoint(1), tmp_path / "new" / "a.ckpt")
+    disk_format.write(checkpoint(1), tmp_path / "new" / "a.ckpt")
     partial = tmp_path / "new" / ".a.ckpt.partial"
     expected = [
         tmp_path,
@@ -68,16 +68,16 @@ def test_the_files_and_the_folders_above_are_fsynced_before_and_after_the_rename
 
 
 def test_a_step_saved_again_replaces_the_first(tmp_path):
-    format.write(checkpoint(1, what="first"), tmp_path / "a.ckpt")
-    format.write(checkpoint(1, what="second"), tmp_path / "a.ckpt")
-    assert format.read(tmp_path / "a.ckpt")["what"] == "second"
+    disk_format.write(checkpoint(1, what="first"), tmp_path / "a.ckpt")
+    disk_format.write(checkpoint(1, what="second"), tmp_path / "a.ckpt")
+    assert disk_format.read(tmp_path / "a.ckpt")["what"] == "second"
     assert names(tmp_path) == ["a.ckpt"]
 
 
 def test_a_plain_file_of_that_name_is_replaced_too(tmp_path):
     torch.save(checkpoint(1), tmp_path / "a.ckpt")
-    format.write(checkpoint(2), tmp_path / "a.ckpt")
-    assert format.read(tmp_path / "a.ckpt")["global_step"] == 2
+    disk_format.write(checkpoint(2), tmp_path / "a.ckpt")
+    assert disk_format.read(tmp_path / "a.ckpt")["global_step"] == 2
     assert names(tmp_path) == ["a.ckpt"]
 
 
@@ -85,7 +85,7 @@ def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path):
     with pytest.raises(
         ValueError, match=r"a\.ckpt cannot be loaded without running code from it: it holds pathlib\.\w*Path where"
     ):
-        format.write(checkpoint(1, hyper_parameters={"path": Path("x")}), tmp_path / "a.ckpt")
+        disk_format.write(checkpoint(1, hyper_parameters={"path": Path("x")}), tmp_path / "a.ckpt")
     assert names(tmp_path) == []
 
 
@@ -94,7 +94,7 @@ def test_removing_deletes_folders_files_and_links_alone_and_nothing_twice(tmp_pa
     torch.save({}, tmp_path / "file.ckpt")
     (tmp_path / "last.ckpt").symlink_to("step-00000002.ckpt")
     for name in ("step-00000001.ckpt", "file.ckpt", "last.ckpt", "never.ckpt"):
-        format.remove(tmp_path / name)
+        disk_format.remove(tmp_path / name)
     assert names(tmp_path) == ["step-00000002.ckpt"]
 
 
@@ -111,10 +111,10 @@ def test_killed_while_replacing_the_old_one_is_read_and_comes_back_at_the_next_s
     (tmp_path / "last.ckpt").symlink_to("step-00000005.ckpt")
     os.rename(step_path(tmp_path, 5), tmp_path / ".step-00000005.ckpt.replaced")
     for path in (step_path(tmp_path, 5), tmp_path / "last.ckpt"):
-        assert format.verify(path) is None
-        assert format.read(path)["global_step"] == format.read_manifest(path)["step"] == 5
-    best, damaged = format.newest_good(tmp_path)
-    assert format.read(best)["global_step"] == 5 and not damaged
+        assert disk_format.verify(path) is None
+        assert disk_format.read(path)["global_step"] == disk_format.read_manifest(path)["step"] == 5
+    best, damaged = disk_format.newest_good(tmp_path)
+    assert disk_format.read(best)["global_step"] == 5 and not damaged
     save(tmp_path, 6)
     assert names(tmp_path) == ["last.ckpt", "step-00000005.ckpt", "step-00000006.ckpt"]
 
@@ -136,10 +136,10 @@ def test_a_file_that_finds_no_room_raises_and_leaves_all_as_it_was(tmp_path, aga
     save(tmp_path, 1)
     big = checkpoint(2) | {"more": torch.zeros(10_000)}
     with pytest.raises(OSError) as raised:
-        format.write(big, step_path(tmp_path, 1 if again else 2))
+        disk_format.write(big, step_path(tmp_path, 1 if again else 2))
     assert raised.value.errno == errno.EFBIG
     assert names(tmp_path) == ["step-00000001.ckpt"]
-    assert format.read(step_path(tmp_path, 1))["global_step"] == 1
+    assert disk_format.read(step_path(tmp_path, 1))["global_step"] == 1
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 20, 60])  # in the middle of torch's C++ writer
@@ -147,7 +147,7 @@ def test_an_error_while_writing_comes_out_as_itself(tmp_path, monkeypatch, after
     save(tmp_path, 1)
     fill_disk_after(monkeypatch, after)
     with pytest.raises(OSError) as raised:
-        format.write({f"w{i}": torch.zeros(9) for i in range(9)}, step_path(tmp_path, 2))
+        disk_format.write({f"w{i}": torch.zeros(9) for i in range(9)}, step_path(tmp_path, 2))
     assert raised.value.errno == errno.ENOSPC
     assert names(tmp_path) == ["step-00000001.ckpt"]
 
@@ -194,10 +194,10 @@ def test_any_operation_that_fails_leaves_the_old_one_in_its_place(tmp_path, monk
         with monkeypatch.context() as patch:
             patch.setattr(os, operation, failing)
             try:
-                format.write(checkpoint(1), step_path(tmp_path, 1))
+                disk_format.write(checkpoint(1), step_path(tmp_path, 1))
             except OSError as error:
                 assert error.errno == errno.EIO
-        best, damaged = format.newest_good(tmp_path)
+        best, damaged = disk_format.newest_good(tmp_path)
         assert best == step_path(tmp_path, 1) and not damaged
         if count <= fail_at:
             break
@@ -224,12 +224,12 @@ def pair(two, tmp_path):
 
 def is_passed_over(folder, what):
     newest = step_path(folder, 2)
-    best, damaged = format.newest_good(folder)
+    best, damaged = disk_format.newest_good(folder)
     assert best == step_path(folder, 1)
     assert len(damaged) == 1 and "step-00000002.ckpt" in damaged[0] and what in damaged[0]
-    assert format.verify(newest) == damaged[0]
+    assert disk_format.verify(newest) == damaged[0]
     with pytest.raises(ValueError) as raised:
-        format.read(newest)
+        disk_format.read(newest)
     assert str(raised.value) == damaged[0]
     return True
 
@@ -243,7 +243,7 @@ def test_one_flipped_bit_anywhere_is_found_and_the_one_before_is_used(pair, file
         flip(path, bit)
         assert is_passed_over(pair, "changed since it was written" if file == "manifest.json" else "changed since")
         path.write_bytes(good)
-    assert format.newest_good(pair) == (step_path(pair, 2), [])
+    assert disk_format.newest_good(pair) == (step_path(pair, 2), [])
 
 
 def test_every_bit_of_a_manifest_counts(pair):
@@ -252,7 +252,7 @@ def test_every_bit_of_a_manifest_counts(pair):
     good = path.read_bytes()
     for bit in range(0, len(good) * 8, 11):  # 11 and 8 have no factor in common: all kinds of bit
         flip(path, bit)
-        assert "manifest.json has changed since it was written" in format.verify(step_path(pair, 2))
+        assert "manifest.json has changed since it was written" in disk_format.verify(step_path(pair, 2))
         path.write_bytes(good)
 
 
@@ -287,14 +287,14 @@ def test_a_damaged_manifest_with_the_data_gone_is_still_called_damaged(pair):
 def test_all_damaged_ones_are_named_newest_first_when_none_is_good(pair):
     for step in (1, 2):
         flip(step_path(pair, step) / "checkpoint.pt", 8 * 1000)
-    best, damaged = format.newest_good(pair)
+    best, damaged = disk_format.newest_good(pair)
     assert best is None
     assert [("step-00000002" in d, "step-00000001" in d) for d in damaged] == [(True, False), (False, True)]
 
 
 def test_unverified_reading_is_for_those_who_have_verified(pair):
     flip(step_path(pair, 2) / "checkpoint.pt", 8 * 3000)  # in a tensor
-    assert format.read(step_path(pair, 2), verify=False)["global_step"] == 2
+    assert disk_format.read(step_path(pair, 2), verify=False)["global_step"] == 2
 
 
 # -- which is newest ----------------------------------------------------------------------------------------------------
@@ -303,26 +303,26 @@ def test_unverified_reading_is_for_those_who_have_verified(pair):
 def test_the_newest_is_the_one_saved_last_even_where_a_later_step_was_left_behind(tmp_path):
     """A run resumed from step 2 on purpose: steps 4 and 6 belong to the time line it left."""
     save(tmp_path, 2, 4, 6)
-    assert format.newest_good(tmp_path) == (step_path(tmp_path, 6), [])
+    assert disk_format.newest_good(tmp_path) == (step_path(tmp_path, 6), [])
     save(tmp_path, 3)
-    assert format.newest_good(tmp_path) == (step_path(tmp_path, 3), [])
+    assert disk_format.newest_good(tmp_path) == (step_path(tmp_path, 3), [])
 
 
 def test_a_save_whose_link_was_not_made_any_more_is_found(tmp_path):
     save(tmp_path, 1)
     (tmp_path / "last.ckpt").symlink_to("step-00000001.ckpt")
     save(tmp_path, 2)
-    assert format.newest_good(tmp_path) == (step_path(tmp_path, 2), [])
+    assert disk_format.newest_good(tmp_path) == (step_path(tmp_path, 2), [])
 
 
 def test_what_last_points_to_in_another_folder_is_considered(tmp_path):
     save(tmp_path / "elsewhere", 5)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "last.ckpt").symlink_to("../elsewhere/step-00000005.ckpt")
-    assert format.newest_good(tmp_path / "run") == (step_path(tmp_path / "elsewhere", 5), [])
+    assert disk_format.newest_good(tmp_path / "run") == (step_path(tmp_path / "elsewhere", 5), [])
 
 
 def test_links_to_nowhere_and_folders_that_are_not_there_hold_nothing(tmp_path):
     (tmp_path / "last.ckpt").symlink_to("step-00000005.ckpt")
-    assert format.newest_good(tmp_path) == (None, [])
-    assert format.newest_good(tmp_path / "never") == (None, [])
+    assert disk_format.newest_good(tmp_path) == (None, [])
+    assert disk_format.newest_good(tmp_path / "never") == (None, [])

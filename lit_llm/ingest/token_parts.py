@@ -30,8 +30,13 @@ _READ_ENDS = 2**16
 def start_parts(folder: Path) -> None:
     """Make the folder of parts. Files that a killed process did not finish are deleted."""
     folder.mkdir(exist_ok=True)
-    for unfinished in folder.glob("*.tmp"):
-        delete(unfinished)
+    for leftover in folder.glob("*.tmp"):
+        delete(leftover)
+
+
+def unfinished(path: Path) -> Path:
+    """What a file of a part is called until it is complete: of another process, another name."""
+    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
 
 
 @dataclass
@@ -100,7 +105,8 @@ class PartWriter:
         self.counts = PartCounts()
         self._path, self._dtype = path, dtype
         suffixes = (".bin", DOCS_SUFFIX, MASK_SUFFIX) if masked else (".bin", DOCS_SUFFIX)
-        self._files = {suffix: open(self._temporary(suffix), "wb") for suffix in suffixes}  # noqa: SIM115 - closed by __exit__
+        self._targets = {suffix: path.with_name(path.name + suffix) for suffix in suffixes}
+        self._files = {suffix: open(unfinished(target), "wb") for suffix, target in self._targets.items()}  # noqa: SIM115 - closed by __exit__
         self._tokens, self._ends = self._files[".bin"], self._files[DOCS_SUFFIX]
 
     def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
@@ -139,11 +145,8 @@ class PartWriter:
                 with contextlib.suppress(OSError):  # a full disk refuses the rest of the buffer too
                     file.close()
         if error is None:
-            for suffix in self._files:
-                os.replace(self._temporary(suffix), self._path.with_name(self._path.name + suffix))
-
-    def _temporary(self, suffix: str) -> Path:
-        return self._path.with_name(f"{self._path.name}{suffix}.{os.getpid()}.tmp")
+            for target in self._targets.values():
+                os.replace(unfinished(target), target)
 
 
 def read_part(

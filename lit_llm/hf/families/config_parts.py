@@ -14,11 +14,11 @@ from lit_llm.models.gpt import GPTConfig
 
 @dataclass(frozen=True)
 class Setting:
-    """A number with a key of its own."""
+    """A number, or true or false, with a key of its own."""
 
     ours: str
     theirs: str
-    kind: Literal["required size", "size", "number"] = "required size"
+    kind: Literal["required size", "size", "number", "flag"] = "required size"
     default: Any = None
     """The value of transformers if the key is missing."""
     nullable: bool = False
@@ -29,6 +29,8 @@ class Setting:
     def read(self, fields: Fields) -> dict[str, Any]:
         if self.kind == "required size":
             return {self.ours: fields.size(self.theirs)}
+        if self.kind == "flag":
+            return {self.ours: fields.flag(self.theirs, self.default)}
         default = None if self.nullable and fields.has(self.theirs) else self.default
         if self.kind == "size":
             return {self.ours: fields.optional_size(self.theirs, default)}
@@ -51,21 +53,6 @@ class Inverse:
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
         return {self.theirs: 1.0 / getattr(config, self.ours)}
-
-
-@dataclass(frozen=True)
-class Flag:
-    """True or false."""
-
-    ours: str
-    theirs: str
-    default: bool
-
-    def read(self, fields: Fields) -> dict[str, Any]:
-        return {self.ours: fields.flag(self.theirs, self.default)}
-
-    def write(self, config: GPTConfig) -> dict[str, Any]:
-        return {self.theirs: getattr(config, self.ours)}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""What MuonAdamW and Lion share: a step over the groups, and its undoing where `found_inf` is 1."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class GroupOptimizer(Optimizer):
+    """An optimizer whose step updates one group after the other. torch's fused optimizers read the same attributes."""
+
+    honours_found_inf = True
+    found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if params := [p for p in group["params"] if p.grad is not None]:
+                self._update_group(group, params)
+        return loss
+
+    @abstractmethod
+    def _update_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """Update those parameters of a group that have gradients."""
+
+
+@contextmanager
+def undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]:
+    """Restore the tensors' old values after the block if ``found_inf`` is not 0. Does nothing if it is None.
+
+    Copies the tensors, because arithmetic cannot undo a step exactly: 0 · NaN is NaN, and -0.0 + 0.0 is 0.0.
+    """
+    if found_inf is None:
+        yield
+        return
+    saved = [(t, t.clone()) for tensors in lists for t in tensors]
+    yield
+    undo = {device: to_device(device, found_inf) != 0 for device in {t.device for t, _ in saved}}
+    for t, old in saved:
+        torch.where(undo[t.device], old, t, out=t)
+
+
+def to_device(device: torch.device, tensor: Tensor) -> Tensor:
+    """Copy a tensor to a device, without synchronising. A copy to the host waits, or the host would read it too early."""
+    return tensor.to(device, non_blocking=device.type != "cpu")
