@@ -257,9 +257,9 @@ RULES = [  # the first that matches
     ),
     Rule("`recipes`", "run as written", r"python -m lit_llm recipes( |$)", lit_llm(recipes)),
     Rule(
-        "`plan`, `validate`, `test`, `generate`, `curve`, `report`, `consolidate`, `import`, `export`",
+        "`plan`, `validate`, `test`, `generate`, `curve`, `report`, `consolidate`, `import`, `export`, `certify`",
         "run as written",
-        r"python -m lit_llm (plan|validate|test|generate|curve|report|consolidate|import|export) ",
+        r"python -m lit_llm (plan|validate|test|generate|curve|report|consolidate|import|export|certify) ",
         lit_llm(run),
     ),
     Rule("`doctor`", "run as written; it may have findings", r"python -m lit_llm doctor ", lit_llm(doctor)),
