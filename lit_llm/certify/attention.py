@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_llm.certify.check import Outcome, judged, skipped
+from lit_llm.core.errors import UserError
+from lit_llm.distributed.attention_kernel import activate_flash, attention_problem
 from lit_llm.models.attention import Visibility, attend, choose
+from lit_llm.models.attention_kernel import AttentionKernel
+from lit_llm.models.config import GPTConfig
 
-PROMISE = "attention equals float64"
 KINDS = ("causal", "window", "documents", "softcap", "sinks", "all")
-KERNELS = ("sdpa", "blocks", "flex")
-NAMES = tuple(f"attention/{kernel}/{kind}" for kernel, kind in itertools.product(KERNELS, KINDS))
-TOLERANCE = 2e-5  # of fp32, relative to the largest value: sums of 96 terms
+KERNELS = ("sdpa", "blocks", "flex", "flash3", "flash4")
+TOLERANCES = {"flash3": 2**-6, "flash4": 2**-6}
+"""Relative to the largest value, of kernels that compute in bf16: four steps of its 8 bits. The others compute in fp32."""
+FP32_TOLERANCE = 2e-5  # sums of 96 terms
 WINDOW, SOFTCAP, LENGTH, HEADS, WIDTH = 7, 2.0, 96, 4, 16
 
 
@@ -37,43 +41,48 @@ def naive(
     return scores.softmax(dim=-1)[..., : k.size(2)] @ v
 
 
-def check(name: str, device: str) -> Outcome:
-    """The largest error of output and gradients, relative to the largest value of each."""
-    _, kernel, kind = name.split("/")
+def error(folder: Path, *, ranks: int, kernel: AttentionKernel, kind: str, accelerator: str) -> dict[str, float]:
+    """The largest error of output and gradients, relative to the largest value of each.
+
+    Raises:
+        UserError: The kernel does not compute this kind on the device.
+    """
     window = WINDOW if kind in ("window", "all") else None
     softcap = SOFTCAP if kind in ("softcap", "all") else None
     documents, sinks = (kind in (each, "all") for each in ("documents", "sinks"))
-    chosen = choose(
-        kernel,  # type: ignore[arg-type]
-        device,
-        hides=window is not None or documents,
-        caps=softcap is not None,
-        sinks=sinks,
-        drops=False,
-    )
-    if chosen != kernel:
-        return skipped(name, PROMISE, f"{kernel} does not compute it on {device}: {chosen} does")
-    return judged(name, PROMISE, _error(kernel, device, window, softcap, documents, sinks), TOLERANCE)
+    hides, flash = window is not None or documents, kernel in TOLERANCES
+    if flash:
+        if problem := attention_problem(GPTConfig(), kernel, torch.device(accelerator)):
+            raise UserError(problem)
+        activate_flash(kernel)
+    chosen = choose(kernel, accelerator, hides=hides, caps=softcap is not None, sinks=sinks, drops=False)
+    if chosen != ("sdpa" if flash else kernel):
+        raise UserError(f"{kernel} does not compute it on {accelerator}: {chosen} does")
+    dtype = torch.bfloat16 if flash else torch.float32
+    return {"error": _error(chosen, dtype, accelerator, window, softcap, documents, sinks)}
 
 
-def _error(kernel: str, device: str, window: int | None, softcap: float | None, documents: bool, sinks: bool) -> float:
+def _error(
+    kernel: Any, dtype: torch.dtype, device: str, window: int | None, softcap: float | None, documents: bool, sinks: bool
+) -> float:
     generator = torch.Generator().manual_seed(1)
     shapes = [(2, LENGTH, heads, WIDTH) for heads in (HEADS, HEADS // 2, HEADS // 2)]
     exact = [torch.randn(shape, dtype=torch.float64, generator=generator).to(device).transpose(1, 2) for shape in shapes]
     exact += [torch.linspace(-1, 2, HEADS, dtype=torch.float64, device=device)] if sinks else []
     numbers = (torch.arange(LENGTH, device=device) // 11).expand(2, -1).contiguous() if documents else None
+    exact = [x.to(dtype).double() for x in exact]  # both begin with the same numbers
     wide = [x.requires_grad_() for x in exact]
-    ours = [x.detach().float().requires_grad_() for x in exact]
+    ours = [x.detach().to(dtype).requires_grad_() for x in exact]
     mask = None
     if kernel == "flex" and (window is not None or documents):
         from lit_llm.models.attention_flex import make_block_mask
 
         mask = make_block_mask(window, numbers, LENGTH, LENGTH, torch.device(device))
-    see = Visibility(window, numbers, kernel, mask)  # type: ignore[arg-type]
+    see = Visibility(window, numbers, kernel, mask)
     found = attend(*ours[:3], see=see, softcap=softcap, sinks=ours[3] if sinks else None)
     expected = naive(wide[0], wide[1], wide[2], window, numbers, softcap, wide[3] if sinks else None)
     weight = torch.linspace(-1, 1, expected.numel(), dtype=torch.float64, device=device).view(expected.shape)
     pairs = [(found, expected)]
-    of_ours, of_wide = torch.autograd.grad(found, ours, weight.float()), torch.autograd.grad(expected, wide, weight)
+    of_ours, of_wide = torch.autograd.grad(found, ours, weight.to(dtype)), torch.autograd.grad(expected, wide, weight)
     pairs += list(zip(of_ours, of_wide, strict=True))
     return max(((a.double() - b).abs().max() / b.abs().max()).item() for a, b in pairs)

@@ -1,53 +1,60 @@
-"""Trains a tiny model, in a process for each device.
-
-    python -m lit_llm.certify.training FOLDER SECONDS   as one rank, with WORLD_SIZE, RANK and LOCAL_RANK: FOLDER/jobs.json
-
-Each job's losses are written when it ends, so that they remain if a device dies in a later one.
-"""
+"""Trains a tiny model as one rank: the job that most checks share."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
-import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.strategies import DDPStrategy
 
-from lit_llm.callbacks import Cosine, GradientNorm, StepCheckpoint, StepSeed
+from lit_llm.callbacks import Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed
+from lit_llm.certify.watch import WATCHES, Watch
+from lit_llm.checkpoint.format import newest_good
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
+from lit_llm.core._torch import compiled_graphs
 from lit_llm.core.errors import UserError
 from lit_llm.data import TextFiles
+from lit_llm.distributed.block_kernels import float8_problem, no_compiler
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
+from lit_llm.plan.measure import this_machine
 from lit_llm.tokenizers import Bytes
 from lit_llm.training.language_model import LanguageModel
 
-TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(600))
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"n_layer": 2, "n_head": 8, "n_embd": 64, "block_size": 32},
+    "small": {"n_layer": 6, "n_head": 8, "n_embd": 256, "block_size": 128, "vocab_size": 2048},
+    "gpt2-124m": {
+        **{"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, "mlp": "gelu"},
+        **{"norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False},
+    },
+}
+GLOBAL_BATCH, LEARNING_RATE = 8, 1e-2
 
 
 class Losses(Callback):
-    """The loss of every step."""
+    """The loss and the time of every step."""
 
     def __init__(self, kill_at: int | None) -> None:
-        self.losses: dict[int, float] = {}
+        self.losses, self.ends = dict[int, float](), list[float]()
         self.kill_at = kill_at
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         value = trainer.callback_metrics.get("train/loss")
-        if value is not None:
+        if value is not None and trainer.global_step not in self.losses:
             self.losses[trainer.global_step] = float(value)
+            self.ends.append(time.perf_counter())
         if trainer.global_step == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -55,100 +62,122 @@ class Losses(Callback):
 def train(
     folder: Path,
     *,
+    ranks: int,
+    accelerator: str = "cpu",
     strategy: str | dict[str, Any] = "auto",
-    ranks: int = 1,
     precision: str = "32-true",
     compile: bool = False,
-    activation_checkpointing: str = "none",
+    activation_checkpointing: Any = "none",
     optimizer: str = "AdamW",
+    size: str = "tiny",
+    micro_batch: int = 1,
     steps: int = 20,
-    accelerator: str = "cpu",
+    log_every: int = 1,
+    threads: int = 1,
     save: str | None = None,
     sharded: bool = False,
     background: bool = False,
     resume: str | None = None,
     kill_at: int | None = None,
-) -> dict[str, float]:
-    """Train on FOLDER/text.txt; the loss of each step.
+    watch: str | None = None,
+) -> dict[str, Any]:
+    """Train on the same text as every other job: the loss of each step, and what `watch` found.
 
     Args:
         save: folder of a checkpoint after every third step; `sharded` by all ranks, in the `background`.
-        resume: the checkpoint to continue from.
+        resume: the folder whose newest good checkpoint is continued.
         kill_at: the step after which each rank kills itself.
+        watch: a key of `WATCHES`.
+
+    Raises:
+        UserError: The device does not support the settings.
     """
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    device = torch.device(accelerator)
+    if problem := float8_problem(device) if precision == "float8" else no_compiler(device) if compile else None:
+        raise UserError(problem)
     seed_everything(1, verbose=False)
-    torch.compiler.reset()
-    data = TextFiles(paths=[str(folder / "text.txt")], tokenizer=Bytes(), micro_batch_size=1, global_batch_size=8)
-    config = GPTConfig(n_layer=2, n_head=8, n_embd=64, block_size=32)
-    data.block_size = config.block_size
+    torch.set_num_threads(threads)
+    if compile:
+        torch.compiler.reset()
+    graphs = compiled_graphs() if compile else (0, 0)
+    config = GPTConfig(**SIZES[size])
     module = LanguageModel(
         config,
-        MuonAdamW if optimizer == "Muon" else lambda groups: torch.optim.AdamW(groups, lr=1e-2, fused=True),
+        MuonAdamW if optimizer == "Muon" else partial(torch.optim.AdamW, lr=LEARNING_RATE, fused=True),
         LossConfig(),
-        ComputeConfig(compile=compile, activation_checkpointing=activation_checkpointing),  # type: ignore[arg-type]
+        ComputeConfig(compile=compile, activation_checkpointing=activation_checkpointing, float8=precision == "float8"),
     )
+    watcher = WATCHES[watch]() if watch else Watch()
     losses = Losses(kill_at)
-    callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), StepSeed(3)]
+    callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), SpikeGuard(), StepSeed(3)]
     if save is not None:
         callbacks.append(StepCheckpoint(3, monitor=None, dirpath=str(folder / save), keep_last=9))
-    chosen: Any = MeshStrategy(**strategy) if isinstance(strategy, dict) else strategy
-    if isinstance(chosen, MeshStrategy):
-        chosen.sharded_checkpoints = sharded
-    if chosen == "ddp":
-        chosen = DDPStrategy(gradient_as_bucket_view=True)
     trainer = Trainer(
         accelerator=accelerator,
         devices=ranks,
-        strategy=chosen,
-        precision=precision,  # type: ignore[arg-type]
+        strategy=_strategy(strategy, sharded),
+        precision="bf16-mixed" if precision == "float8" else precision,  # type: ignore[arg-type]
         max_steps=steps,
         logger=False,
-        callbacks=[*callbacks, losses],
+        callbacks=[*callbacks, *watcher.others(config), watcher, losses],
         enable_checkpointing=save is not None,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-        limit_val_batches=0,
-        log_every_n_steps=1,
+        limit_val_batches=1.0 if watcher.validates else 0,
+        log_every_n_steps=log_every,
         use_distributed_sampler=False,
         default_root_dir=folder,
     )
     trainer.strategy.checkpoint_io = AsyncFolderCheckpointIO() if background else FolderCheckpointIO()
-    trainer.fit(module, datamodule=data, ckpt_path=None if resume is None else folder / resume, weights_only=True)
-    return {str(step): value for step, value in losses.losses.items()}
+    start = None if resume is None else newest_good(folder / resume)[0]
+    if resume is not None and start is None:
+        raise RuntimeError("no checkpoint was complete when the run was killed")
+    with watcher:
+        trainer.fit(module, datamodule=text_data(folder, config, micro_batch), ckpt_path=start, weights_only=True)
+    made = [after - before for before, after in zip(graphs, compiled_graphs() if compile else (0, 0), strict=True)]
+    taken = sorted(b - a for a, b in zip(losses.ends[:-1], losses.ends[1:], strict=True))
+    return {
+        "losses": {str(step): value for step, value in losses.losses.items()},
+        "step_seconds": taken[len(taken) // 2] if taken else None,
+        "graphs": made[0],
+        "graph_breaks": made[1],
+        **watcher.found,
+    }
 
 
-def main(folder: Path, seconds: float) -> None:
-    """Run the jobs of a folder one after another, as one rank, while there is time."""
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    jobs: dict[str, dict[str, Any]] = json.loads((folder / "jobs.json").read_text())
-    deadline, rank = time.monotonic() + seconds, int(os.environ["RANK"])
-    world = int(os.environ["WORLD_SIZE"])  # Lightning removes it when a training ends
-    for name, job in jobs.items():
-        result: dict[str, Any] = {"name": name}
-        try:
-            result["losses"] = train(folder, ranks=world, **job)
-        except UserError as error:
-            result["refused"] = str(error)
-        except Exception as error:
-            _write(
-                folder, rank, {**result, "failed": f"{type(error).__name__} on device {rank}: {str(error).splitlines()[:1]}"}
-            )
-            raise
-        _write(folder, rank, result)
-        late = torch.tensor(float(time.monotonic() > deadline))
-        if torch.distributed.is_initialized():  # all ranks stop after the same job
-            late = late.to(torch.accelerator.current_accelerator() or "cpu") if job.get("accelerator") == "cuda" else late
-            torch.distributed.all_reduce(late)
-        if late:
-            return
+def write_text(folder: Path) -> None:
+    """The text that every job trains on. Once for all ranks, because a changed file is tokenised again."""
+    path = folder / "text.txt"
+    if not path.exists():
+        path.write_text("".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(2000)))
 
 
-def _write(folder: Path, rank: int, result: dict[str, Any]) -> None:
-    with open(folder / f"results-{rank}.jsonl", "a") as file:
-        file.write(json.dumps(result) + "\n")
+def text_data(folder: Path, config: GPTConfig, micro_batch: int) -> TextFiles:
+    """It, in bytes."""
+    return TextFiles(
+        paths=[str(folder / "text.txt")],
+        cache_dir=str(folder / "cache"),
+        tokenizer=Bytes(),
+        micro_batch_size=micro_batch,
+        global_batch_size=GLOBAL_BATCH * micro_batch,
+        block_size=config.block_size,
+        val_fraction=0.02,
+    )
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+def _strategy(strategy: str | dict[str, Any], sharded: bool) -> Any:
+    if strategy == "ddp":
+        return DDPStrategy(gradient_as_bucket_view=True)
+    if isinstance(strategy, str):
+        return strategy
+    chosen = MeshStrategy(**strategy)
+    chosen.sharded_checkpoints = sharded
+    return chosen
+
+
+def gpu(folder: Path, *, ranks: int) -> dict[str, Any]:
+    """The name of this machine's GPU, and GB/s of its links as the plan assumes them."""
+    return {"name": torch.cuda.get_device_name(), "node_gbps": this_machine(measure=False).node_gbps}

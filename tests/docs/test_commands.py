@@ -152,15 +152,6 @@ def doctor(words: list[str]) -> None:
     assert code in (0, 1), (code, words)
 
 
-def parse_verify_resume(words: list[str]) -> None:
-    """tests/resume runs it. Here every flag and the recipe are parsed: the one mistake is a recipe cut to 6 steps."""
-    printed = io.StringIO()
-    with contextlib.redirect_stderr(printed):
-        code = main([*words, "--trainer.max_steps", "6"])
-    errors = [line for line in printed.getvalue().splitlines() if line.startswith("error: ")]
-    assert code == 2 and len(errors) == 1 and "6 steps" in errors[0] and "--trainer.max_steps" in errors[0], errors
-
-
 def torchrun(words: list[str]) -> None:
     """Run two processes on one machine instead of the command's machines and devices."""
     changed = {"--nnodes": "1", "--nproc_per_node": "2", "--trainer.num_nodes": "1", "--trainer.devices": "2"}
@@ -269,7 +260,6 @@ RULES = [  # the first that matches
         r"python -m lit_llm (clean|prepare) ",
         lit_llm(run),
     ),
-    Rule("`verify-resume`", "parsed only", r"python -m lit_llm verify-resume ", lit_llm(parse_verify_resume)),
     Rule("`torchrun`", "run with two processes on one machine", r"torchrun ", torchrun),
     Rule("`sbatch`", "parsed only", r"sbatch ", parse_sbatch),
     Rule("TensorBoard", "parsed only", r"python -m tensorboard\.main ", parse_tensorboard),

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+import run_comparison as comparison
 import torch
 from recipe_runs import breaking, curve, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.checkpoint.format import verify
-from lit_llm.runs import comparison
 
 
 def damage(checkpoint: Path) -> None:
