@@ -16,6 +16,8 @@ from lit_llm.models.config import GPTConfig
 
 KINDS = ("causal", "window", "documents", "softcap", "sinks", "all")
 KERNELS = ("sdpa", "blocks", "flex", "flash3", "flash4")
+KINDS_OF = dict.fromkeys(("sdpa", "flash3", "flash4"), ("causal",))
+"""Of kernels that compute plain causal attention only."""
 TOLERANCES = {"flash3": 2**-6, "flash4": 2**-6}
 """Relative to the largest value, of kernels that compute in bf16: four steps of its 8 bits. The others compute in fp32."""
 FP32_TOLERANCE = 2e-5  # sums of 96 terms
@@ -41,7 +43,7 @@ def naive(
     return scores.softmax(dim=-1)[..., : k.size(2)] @ v
 
 
-def error(folder: Path, *, ranks: int, kernel: AttentionKernel, kind: str, accelerator: str) -> dict[str, float]:
+def error(folder: Path, *, ranks: int, accelerator: str, kernel: AttentionKernel, kind: str) -> dict[str, float]:
     """The largest error of output and gradients, relative to the largest value of each.
 
     Raises:

@@ -76,7 +76,9 @@ class Outcome:
     """The command that runs this check alone."""
 
 
-def run_checks(groups: Iterable[Group], only: tuple[str, ...], seconds: float) -> tuple[list[Outcome], str | None]:
+def run_checks(
+    groups: Iterable[Group], only: tuple[str, ...], accelerator: str, seconds: float
+) -> tuple[list[Outcome], str | None]:
     """The outcomes of all checks, or of those in `only`, and why it ended early (None: it did not).
 
     Raises:
@@ -93,7 +95,7 @@ def run_checks(groups: Iterable[Group], only: tuple[str, ...], seconds: float) -
         checks = [check for check in group.checks if not only or check.name in only]
         results: dict[str, dict[str, Any]] = {}
         if checks and not (group.unless or ended) and time.monotonic() < deadline:
-            results, ended = _results(group, {job for check in checks for job in check.jobs}, deadline)
+            results, ended = _results(group, accelerator, {job for check in checks for job in check.jobs}, deadline)
         found += [_outcome(group.promise, check, results, group.unless or ended or spent) for check in checks]
     if not ended and all(each.outcome == "skipped" for each in found) and any(each.reason == spent for each in found):
         raise UserError(f"the budget of {seconds / 60:g} minutes is too small for one check: raise it (--budget)")
@@ -102,14 +104,14 @@ def run_checks(groups: Iterable[Group], only: tuple[str, ...], seconds: float) -
     return found, ended or None
 
 
-def _results(group: Group, needed: set[str], deadline: float) -> tuple[dict[str, dict[str, Any]], str]:
+def _results(group: Group, accelerator: str, needed: set[str], deadline: float) -> tuple[dict[str, dict[str, Any]], str]:
     """Results of jobs by name, and why a process ended by itself. What fails in a job does not end the jobs after it."""
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="certify-") as folder:
         for ranks, jobs in group.starts:
             left = {name: job for name, job in jobs.items() if name in needed}
             while left and (seconds := deadline - time.monotonic()) > 0:
-                found, ended = run_ranks(Path(folder), ranks, left, seconds)
+                found, ended = run_ranks(Path(folder), ranks, accelerator, left, seconds)
                 if ended and (killed := next((name for name in left if "kill_at" in left[name] and name not in found), None)):
                     found[killed] = {"found": {}}  # as it should be
                 results |= found

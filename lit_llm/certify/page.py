@@ -23,7 +23,11 @@ def page(certificate: dict[str, Any]) -> str:
     about = {**machine, **machine["versions"]}
     facts = [(name, str(value)) for name, value in about.items() if name != "versions"]
     body = [f"<h1>{certificate['said']}</h1>", html.keys(figures), html.pairs(facts)]
-    curves = {each["name"].split("/")[1]: each["details"]["losses"] for each in checks if "losses" in each["details"]}
+    curves = {
+        each["name"].split("/")[1]: each["details"]["losses"]
+        for each in checks
+        if each["required"] and "losses" in each["details"]
+    }
     if curves:
         lines = [Line(name, i % 9, list(enumerate(losses, 1))) for i, (name, losses) in enumerate(curves.items())]
         body += [html.heading("The same losses on every layout"), _chart(lines, "loss, nats per token", "step")]

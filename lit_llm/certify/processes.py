@@ -10,8 +10,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lit_llm.core.errors import UserError
 
@@ -21,7 +22,9 @@ _GRACE = 60.0
 """Seconds that the job under way may take when the time is over."""
 
 
-def run_ranks(folder: Path, ranks: int, jobs: dict[str, Job], seconds: float) -> tuple[dict[str, dict[str, Any]], str]:
+def run_ranks(
+    folder: Path, ranks: int, accelerator: str, jobs: dict[str, Job], seconds: float
+) -> tuple[dict[str, dict[str, Any]], str]:
     """Results of rank 0 by job, or of a rank on which the job failed, and why a process ended by itself ("": none did).
 
     A result has `found`, `refused` (a UserError) or `failed`. Jobs for which the time does not suffice have none.
@@ -34,11 +37,15 @@ def run_ranks(folder: Path, ranks: int, jobs: dict[str, Job], seconds: float) ->
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    pids = [_fork(folder, rank, ranks, port, jobs, seconds) for rank in range(ranks)]
+    deadline, address = time.monotonic() + seconds, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    pids = []
+    for rank in range(ranks):
+        names = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "RANK": rank, "LOCAL_RANK": rank}
+        environment = {name: str(value) for name, value in names.items()} | address
+        pids.append(_fork(folder / f"rank-{rank}.log", environment, partial(_work, folder, accelerator, jobs, deadline)))
     codes: dict[int, int] = {}
     try:
-        until = time.monotonic() + seconds + _GRACE
-        while len(codes) < ranks and not any(codes.values()) and time.monotonic() < until:
+        while len(codes) < ranks and not any(codes.values()) and time.monotonic() < deadline + _GRACE:
             time.sleep(0.02)
             for pid in pids:
                 if pid not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
@@ -52,51 +59,45 @@ def run_ranks(folder: Path, ranks: int, jobs: dict[str, Job], seconds: float) ->
     return found, next((_end(folder, pids.index(pid), code) for pid, code in codes.items() if code), "")
 
 
-def _fork(folder: Path, rank: int, ranks: int, port: int, jobs: dict[str, Job], seconds: float) -> int:
+def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> int:
+    """The id of a process that does the work. A terminal's Ctrl-C does not reach it: the command ends it."""
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
         return pid
     code = 1
     try:
-        os.setsid()  # a terminal's Ctrl-C reaches the command alone, which ends this process
-        log = open(folder / f"rank-{rank}.log", "w", buffering=1)  # noqa: SIM115  # until the process ends
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        sys.stdout = sys.stderr = log
+        os.setsid()
+        sys.stdout = sys.stderr = open(log, "w", buffering=1)  # noqa: SIM115  # until the process ends
+        for descriptor in (1, 2):  # of libraries
+            os.dup2(sys.stdout.fileno(), descriptor)
         for name in [each for each in os.environ if each.startswith(("TORCHELASTIC_", "PL_GLOBAL_SEED", "SLURM_"))]:
             del os.environ[name]
-        os.environ |= {"WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        _work(folder, rank, ranks, jobs, time.monotonic() + seconds)
+        os.environ |= environment
+        work()
         code = 0
     except BaseException:
         traceback.print_exc()
-    _leave(code)
+    finally:
+        os._exit(code)  # exit handlers are those of the command
 
 
-def _leave(code: int) -> NoReturn:
-    sys.stderr.flush()
-    os._exit(code)  # exit handlers are those of the command
-
-
-def _work(folder: Path, rank: int, ranks: int, jobs: dict[str, Job], deadline: float) -> None:
+def _work(folder: Path, accelerator: str, jobs: dict[str, Job], deadline: float) -> None:
     """Run jobs one after another, while there is time. The ranks agree about it."""
     import torch
     import torch.distributed as dist
 
     from lit_llm.certify import attention, links, training
 
-    does: dict[str, Callable[..., Any]] = {
-        **{"train": training.train, "attention": attention.error, "links": links.links, "disk": links.disk},
-        **{"loader": links.loader, "device": training.gpu},
-    }
+    does: dict[str, Callable[..., Any]] = {"train": training.train, "attention": attention.error, "gpu": training.gpu}
+    does |= {"links": links.links, "disk": links.disk}
     torch.set_num_threads(1)
+    rank, ranks = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))  # Lightning removes them when a training ends
     for name, job in jobs.items():
         options = {key: value for key, value in job.items() if key != "do"}
         result: dict[str, Any] = {"name": name}
         try:
-            result["found"] = does[job["do"]](folder, ranks=ranks, **options)
+            result["found"] = does[job["do"]](folder, ranks=ranks, accelerator=accelerator, **options)
         except UserError as error:
             result["refused"] = str(error)
         except Exception as error:

@@ -178,6 +178,6 @@ def _strategy(strategy: str | dict[str, Any], sharded: bool) -> Any:
     return chosen
 
 
-def gpu(folder: Path, *, ranks: int) -> dict[str, Any]:
+def gpu(folder: Path, *, ranks: int, accelerator: str) -> dict[str, Any]:
     """The name of this machine's GPU, and GB/s of its links as the plan assumes them."""
     return {"name": torch.cuda.get_device_name(), "node_gbps": this_machine(measure=False).node_gbps}

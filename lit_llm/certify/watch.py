@@ -17,7 +17,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lit_llm.callbacks import BatchRamp, ValidateEvery
-from lit_llm.callbacks._lightning import accumulates
 from lit_llm.distributed.block_kernels import compile_blocks
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPT, GPTConfig
@@ -68,43 +67,38 @@ class PlanWatch(Watch):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         settings, cuda = settings_of_trainer(trainer, pl_module), pl_module.device.type == "cuda"
         sent = sum(communicated_bytes(settings, cuda=cuda).values())
-        self.found = {"planned_bytes": peak_memory(settings, cuda=cuda).total, "planned_sent": sent}
+        self._planned = {"memory": peak_memory(settings, cuda=cuda).total, "traffic": sent}
         mesh = getattr(trainer.strategy, "device_mesh", None)
-        self._traffic = Traffic(*[] if mesh is None else [mesh])
-        self._begun = -1
+        self._traffic, self._begun = Traffic(*[] if mesh is None else [mesh]), -1
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        step = trainer.global_step
-        if step == self._begun:
-            return  # a further micro-batch
+        step, is_first = trainer.global_step, trainer.global_step != self._begun  # of the step's micro-batches
         self._begun = step
-        if step == FEW:
+        if is_first and step == FEW:
             self._traffic.__enter__()
-        elif step > FEW:
+        elif is_first and step > FEW:
             if pl_module.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             with record_function(STEP):
                 pass
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if trainer.global_step == FEW + 1 and self._begun == FEW and not accumulates(trainer):
+        if self._begun == FEW and trainer.global_step == FEW + 1:
             self._traffic.__exit__(None, None, None)
 
     def __exit__(self, *_: object) -> None:
         self._log.__exit__(None, None, None)
-        if not self.found:
-            return
-        mine = {"peak_bytes": 0, "reserved_bytes": 0, "sent": self._traffic.sent()}
-        if isinstance(self._log, profile):
-            mine["peak_bytes"] = min(peaks_of_steps(self._log))
-        else:
-            mine["peak_bytes"], mine["reserved_bytes"] = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        on_gpu = not isinstance(self._log, profile)
+        peak = torch.cuda.max_memory_allocated() if on_gpu else min(peaks_of_steps(self._log), default=0)
+        mine = {"memory": peak, "traffic": self._traffic.sent(), "reserved": torch.cuda.max_memory_reserved() if on_gpu else 0}
         every: list[Any] = [mine]
         if dist.is_initialized():
             every = [None] * dist.get_world_size()
             dist.all_gather_object(every, mine)
-        self.found |= {key: max(each[key] for each in every) for key in mine}
-        self.found["collectives"] = {f"{row.dimension}/{row.kind}": row.sent for row in self._traffic.rows()}
+        most = {key: max(each[key] for each in every) for key in mine}
+        self.found = {what: {"planned": self._planned[what], "measured": most[what]} for what in self._planned}
+        self.found["memory"]["reserved"] = most["reserved"]
+        self.found["traffic"] |= {f"{row.dimension}/{row.kind}": row.sent for row in self._traffic.rows()}
 
 
 def peaks_of_steps(log: profile) -> list[int]:
@@ -150,17 +144,13 @@ class GraphsWatch(Watch):
         pl_module.generate_text("line 1", max_new_tokens=40)  # beyond the context
 
 
-class WaitsWatch(GraphsWatch):
-    """Counts what makes the host wait for a GPU between two logged rows; torch finds it on CUDA only."""
+class WaitsWatch(Watch):
+    """The places that make the host wait for a GPU between two logged rows; torch finds them on CUDA only."""
 
     def __enter__(self) -> None:
         self._caught = warnings.catch_warnings(record=True)
         self._said = self._caught.__enter__()
-        warnings.filterwarnings("ignore")
         warnings.filterwarnings("always", message=".*synchronizing CUDA operation.*")
-
-    def others(self, config: GPTConfig) -> list[Callback]:
-        return []  # steps between two rows; validation reads its sums
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step + 1
@@ -170,8 +160,7 @@ class WaitsWatch(GraphsWatch):
     def __exit__(self, *_: object) -> None:
         torch.cuda.set_sync_debug_mode(0)
         self._caught.__exit__(None, None, None)
-        places = sorted({f"{each.filename.rpartition('/')[2]}:{each.lineno}" for each in self._said})
-        self.found = {"waits": len(self._said), "places": places}
+        self.found = {"waits": [f"{each.filename.rpartition('/')[2]}:{each.lineno}" for each in self._said]}
 
 
 class SpeedWatch(Watch):
@@ -215,21 +204,18 @@ class SpeedWatch(Watch):
         times = self._times[len(self._times) // 3 :]
         seconds, plain = (statistics.median(each) for each in zip(*times, strict=True))
         settings, hardware = self._settings, this_machine(measure=False, device=pl_module.device)
-        tokens = settings.tokens_per_step / seconds
         peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
         peak = peak or matmul_tflops(pl_module.device, torch.float32)  # of a processor nobody publishes it
         flops = flops_per_token(settings.model, settings.lora, settings.length).total
-        self.found = {
-            "ratio": statistics.median(ours / other for ours, other in times),
-            "plain_seconds": plain,
-            "tokens_per_second": tokens,
-            "mfu": tokens * flops / (peak * 1e12),
-            "speed": {
-                "settings": settings_values(settings),
-                "hardware": vars(hardware),
-                "measured": {"step_seconds": seconds, "rows": len(times)},
-            },
-        }
+        tokens, batches, begin = settings.tokens_per_step / seconds, iter(trainer.train_dataloader), time.perf_counter()
+        for _ in range(settings.accumulation):
+            next(batches)
+        loading = time.perf_counter() - begin
+        measured = {"step_seconds": seconds, "rows": len(times)}
+        speed = {"settings": settings_values(settings), "hardware": vars(hardware), "measured": measured}
+        speeds = {"plain_seconds": plain, "tokens_per_second": tokens, "mfu": tokens * flops / (peak * 1e12), "speed": speed}
+        ratio = statistics.median(ours / other for ours, other in times)
+        self.found = {"step_by_plain_step": ratio, "loading_by_step": loading / seconds, "speeds": speeds}
 
 
 WATCHES: dict[str, type[Watch]] = {"plan": PlanWatch, "graphs": GraphsWatch, "waits": WaitsWatch, "speed": SpeedWatch}

@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
         partial.touch()  # a folder that cannot be written is found before the checks
         name, assumed = _gpu() if device == "cuda" else ("CPU process", None)
         todo = groups(devices, device, place=str(partial.parent), assumed_gbps=assumed)
-        outcomes, ended = run_checks(todo, tuple(own.only), own.budget * 60)
+        outcomes, ended = run_checks(todo, tuple(own.only), device, own.budget * 60)
         said = summary(outcomes, f"{devices} × {name}, torch {torch.__version__}")
         machine = _machine(name, devices, time.monotonic() - began)
         found = certificate(outcomes, machine, ended, said, fingerprints())
@@ -91,10 +91,10 @@ def _page(path: Path | None, replace: bool) -> AbstractContextManager[Path | Non
 def _gpu() -> tuple[str, float | None]:
     """Its name, and what the plan assumes of its links in GB/s. Asked in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="certify-") as folder:
-        found, ended = run_ranks(Path(folder), 1, {"device": {"do": "device"}}, 60)
-    if "found" not in found.get("device", {}):
+        found, ended = run_ranks(Path(folder), 1, "cuda", {"gpu": {"do": "gpu"}}, 60)
+    if "found" not in found.get("gpu", {}):
         raise UserError(f"the GPU cannot be used: {ended or 'it does not answer'}")
-    return found["device"]["found"]["name"], found["device"]["found"]["node_gbps"]
+    return found["gpu"]["found"]["name"], found["gpu"]["found"]["node_gbps"]
 
 
 def _machine(device: str, count: int, seconds: float) -> dict[str, Any]:

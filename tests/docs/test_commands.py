@@ -152,6 +152,14 @@ def doctor(words: list[str]) -> None:
     assert code in (0, 1), (code, words)
 
 
+ONE_CHECK = ["--only", "attention/blocks/all"]
+
+
+def certify(words: list[str]) -> None:
+    """Run a quick check, and the one that measures what `plan --from_certificate` reads."""
+    run([*words, *([] if "--only" in words else [*ONE_CHECK, "speed/plain loop"]), "--replace"])
+
+
 def torchrun(words: list[str]) -> None:
     """Run two processes on one machine instead of the command's machines and devices."""
     changed = {"--nnodes": "1", "--nproc_per_node": "2", "--trainer.num_nodes": "1", "--trainer.devices": "2"}
@@ -161,12 +169,14 @@ def torchrun(words: list[str]) -> None:
     start = words.index("-m")
     mesh = ["--trainer.strategy.replicate=2"] if any("strategy/" in word for word in words) else []
     arguments = [*small(words[start + 3 :]), *mesh, "--run_dir=runs/launched"]
+    if is_certify := words[start + 2] == "certify":
+        arguments = [*words[start + 3 :], *ONE_CHECK, "--replace"]
     launch = [*words[1:start], "--master_port", str(free_port())]
     command = [sys.executable, "-m", "torch.distributed.run", *launch, *words[start : start + 3], *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = fork_server.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("at step 6") == 1  # only rank 0 prints
+    assert done.stdout.count("certified: 1 passed" if is_certify else "at step 6") == 1  # only rank 0 prints
 
 
 def parse_tensorboard(words: list[str]) -> None:
@@ -248,11 +258,12 @@ RULES = [  # the first that matches
     ),
     Rule("`recipes`", "run as written", r"python -m lit_llm recipes( |$)", lit_llm(recipes)),
     Rule(
-        "`plan`, `validate`, `test`, `generate`, `curve`, `report`, `consolidate`, `import`, `export`, `certify`",
+        "`plan`, `validate`, `test`, `generate`, `curve`, `report`, `consolidate`, `import`, `export`",
         "run as written",
-        r"python -m lit_llm (plan|validate|test|generate|curve|report|consolidate|import|export|certify) ",
+        r"python -m lit_llm (plan|validate|test|generate|curve|report|consolidate|import|export) ",
         lit_llm(run),
     ),
+    Rule("`certify`", "run with two checks", r"python -m lit_llm certify ", lit_llm(certify)),
     Rule("`doctor`", "run as written; it may have findings", r"python -m lit_llm doctor ", lit_llm(doctor)),
     Rule(
         "`clean`, `prepare`",
