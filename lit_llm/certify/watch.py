@@ -49,7 +49,7 @@ class Watch(Callback):
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, error: object, *_: object) -> None: ...
 
 
 class PlanWatch(Watch):
@@ -86,8 +86,10 @@ class PlanWatch(Watch):
         if self._begun == FEW and trainer.global_step == FEW + 1:
             self._traffic.__exit__(None, None, None)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         self._log.__exit__(None, None, None)
+        if error is not None:
+            return
         on_gpu = not isinstance(self._log, profile)
         peak = torch.cuda.max_memory_allocated() if on_gpu else min(peaks_of_steps(self._log), default=0)
         mine = {"memory": peak, "traffic": self._traffic.sent(), "reserved": torch.cuda.max_memory_reserved() if on_gpu else 0}
@@ -157,7 +159,7 @@ class WaitsWatch(Watch):
         is_logged = step <= FEW or step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         torch.cuda.set_sync_debug_mode(0 if is_logged else 1)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         torch.cuda.set_sync_debug_mode(0)
         self._caught.__exit__(None, None, None)
         self.found = {"waits": [f"{each.filename.rpartition('/')[2]}:{each.lineno}" for each in self._said]}
