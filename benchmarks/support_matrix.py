@@ -17,12 +17,24 @@ from typing import Any
 
 from lit_llm.certify.cells import AXES
 from lit_llm.certify.checks import HOW
-from lit_llm.certify.covered import fingerprints
+from lit_llm.commands.certify import fingerprints
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
 PAGE, CERTIFICATES = EVIDENCE / "support-matrix.md", EVIDENCE / "certificates"
 BEGIN, END = "<!-- from certificates: python benchmarks/support_matrix.py -->\n", "<!-- end -->\n"
 LAYOUTS = ("one", "ddp", "fsdp2", "replicas", "tp", "context", "heads", "pp", "hsdp", "fsdp2-tp", "fsdp2-context")
+TRAINING = ("models", "distributed", "optim", "data", "training", "callbacks", "core", "certify")
+COVERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("losses", "graphs", "waits", "speed"), TRAINING),
+    **dict.fromkeys(("resume", "checkpoint"), (*TRAINING, "checkpoint")),
+    **{
+        "plan": (*TRAINING, "plan"),
+        "attention": ("models", "certify"),
+        "links": ("certify",),
+        "disk": ("checkpoint", "certify"),
+    },
+}
+"""First word of a check's name → rooms of lit_llm whose code it covers."""
 NAMES = {
     **{"False": "eager", "True": "compiled", "none": "no recomputation", "full": "recomputation: full"},
     **{"attention": "recomputation: attention", "cheap": "recomputation: cheap"},
@@ -58,7 +70,7 @@ def tables() -> str:
     for each in certificates:
         machine = each["machine"]
         kinds = {check["name"].split("/")[0] for check in each["checks"] if check["outcome"] != "skipped"}
-        stale = ", ".join(sorted(kind for kind in kinds if each["code"].get(kind) != now[kind])) or "none"
+        stale = ", ".join(sorted(kind for kind in kinds if is_stale(each, kind, now))) or "none"
         versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
         named, result = f"{machine['devices']} × {machine['device']}", each["said"].partition(" on ")[0]
         cells = (named, result, machine["date"], versions, f"{machine['seconds'] / 60:.1f}", stale)
@@ -70,14 +82,18 @@ def tables() -> str:
     return "\n".join(lines) + "\n"
 
 
+def is_stale(certificate: dict[str, Any], kind: str, now: dict[str, str]) -> bool:
+    """Whether the code that a kind of check covers has changed."""
+    return any(certificate["machine"]["code"].get(room) != now[room] for room in COVERS[kind])
+
+
 def matrix(certificates: list[dict[str, Any]], now: dict[str, str]) -> list[str]:
     """A row for each feature, a column for each layout."""
     outcomes: dict[tuple[str, str], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for each in certificates:
         for check in each["checks"]:
             for place in rows_of(check):
-                kind = check["name"].split("/")[0]
-                old = check["outcome"] == "passed" and each["code"].get(kind) != now[kind]
+                old = check["outcome"] == "passed" and is_stale(each, check["name"].split("/")[0], now)
                 outcomes[place][each["machine"]["devices"]].add("stale" if old else check["outcome"])
     lines = [f"| feature | {' | '.join(LAYOUTS)} |", "|---" * (len(LAYOUTS) + 1) + "|"]
     for feature in features():

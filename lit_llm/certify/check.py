@@ -72,8 +72,6 @@ class Outcome:
     reason: str = ""
     """Why it was skipped, or why it failed without a figure."""
     details: dict[str, Any] = field(default_factory=dict)
-    reproduce: str = ""
-    """The command that runs this check alone."""
 
 
 def run_checks(
@@ -99,9 +97,11 @@ def run_checks(
         found += [_outcome(group.promise, check, results, group.unless or ended or spent) for check in checks]
     if not ended and all(each.outcome == "skipped" for each in found) and any(each.reason == spent for each in found):
         raise UserError(f"the budget of {seconds / 60:g} minutes is too small for one check: raise it (--budget)")
-    if not ended:
-        found = [_required(each) for each in found]
-    return found, ended or None
+    if ended:
+        return found, ended
+    needed = [each.required and each.outcome == "skipped" for each in found]
+    because = [replace(each, outcome="failed", reason=f"it is required, but {each.reason}") for each in found]
+    return [failed if is_needed else each for each, failed, is_needed in zip(found, because, needed, strict=True)], None
 
 
 def _results(group: Group, accelerator: str, needed: set[str], deadline: float) -> tuple[dict[str, dict[str, Any]], str]:
@@ -145,12 +145,6 @@ def _outcome(promise: str, check: Check, results: dict[str, dict[str, Any]], why
     )
 
 
-def _required(outcome: Outcome) -> Outcome:
-    if not outcome.required or outcome.outcome != "skipped":
-        return outcome
-    return replace(outcome, outcome="failed", reason=f"it is required, but {outcome.reason}")
-
-
 def summary(outcomes: list[Outcome], machine: str) -> str:
     """The last line: how many of each."""
     counts = Counter(each.outcome for each in outcomes)
@@ -158,21 +152,15 @@ def summary(outcomes: list[Outcome], machine: str) -> str:
     return f"{verdict}: {counts['passed']} passed, {counts['skipped']} skipped, {counts['failed']} failed on {machine}"
 
 
-def certificate(
-    outcomes: list[Outcome], machine: dict[str, Any], ended: str | None, said: str, code: dict[str, str]
-) -> dict[str, Any]:
-    """The certificate's content.
+def certificate(outcomes: list[Outcome], machine: dict[str, Any], ended: str | None, said: str) -> dict[str, Any]:
+    """The certificate's content. `said` is the last line."""
+    found = [{**asdict(each), "reproduce": _command(each.name, machine["devices"])} for each in outcomes]
+    return {"format": FORMAT, "said": said, "machine": machine, "ended_early": ended, "checks": found}
 
-    Args:
-        said: the last line.
-        code: fingerprints of the code that each kind of check covers.
-    """
-    devices = machine["devices"]
-    found = [
-        {**asdict(each), "reproduce": f"python -m lit_llm certify --devices {devices} --only '{each.name}'"}
-        for each in outcomes
-    ]
-    return {"format": FORMAT, "said": said, "machine": machine, "ended_early": ended, "code": code, "checks": found}
+
+def _command(name: str, devices: int) -> str:
+    """What runs this check alone."""
+    return f"python -m lit_llm certify --devices {devices} --only '{name}'"
 
 
 def table(outcomes: list[Outcome], devices: int) -> str:
@@ -184,5 +172,5 @@ def table(outcomes: list[Outcome], devices: int) -> str:
         needed = "required" if each.required else ""
         lines.append(f"{each.outcome:8s} {each.name:56s} {figure:>9s} {limit:10s} {needed:8s} {each.reason}".rstrip())
         if each.outcome == "failed":
-            lines.append(f"         python -m lit_llm certify --devices {devices} --only '{each.name}'")
+            lines.append(f"         {_command(each.name, devices)}")
     return "\n".join(lines)

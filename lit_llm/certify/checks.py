@@ -133,7 +133,7 @@ def _cross(devices: int) -> Group:
 
 
 def _plan(devices: int, tolerance: float) -> Group:
-    job = {"do": "train", "size": "small", "micro_batch": 2, "steps": 6, "watch": "plan"}
+    job = {"do": "train", "size": "small", "micro_batch": 2, "batch": 16, "steps": 6, "watch": "plan"}
     jobs: Jobs = {f"plan {name}": {**job, "strategy": strategy} for name, strategy in layouts(devices).items()}
 
     def judge(what: str, tolerance: float, found: Found) -> Figure:
@@ -155,7 +155,7 @@ def _graphs() -> Group:
             return "nothing was compiled"
         return Figure(found["graphs"] if not found["graph_breaks"] else float("inf"), MOST_GRAPHS)
 
-    job = {"do": "train", "compile": True, "micro_batch": 3, "steps": 6, "watch": "graphs"}
+    job = {"do": "train", "compile": True, "micro_batch": 3, "batch": 24, "steps": 6, "watch": "graphs"}
     checks = (Check("graphs/ramp, validation, generation", ("graphs",), judge),)
     return Group(f"at most {MOST_GRAPHS} graphs, without a break", checks, ((1, {"graphs": job}),))
 
@@ -170,9 +170,10 @@ def _waits(on_gpu: bool) -> Group:
 
 def _links(devices: int, assumed: float | None, megabytes: int) -> Group:
     def judge(name: str, found: dict[str, float]) -> Figure:
+        details = {"gbps": found[name], "assumed_gbps": assumed}
         if assumed is None:
-            return Figure(found[name], unit="GB/s")
-        return Figure(assumed / found[name], LINK_TOLERANCE, "x faster", {"gbps": found[name], "assumed_gbps": assumed})
+            return Figure(found[name], unit="GB/s", details=details)
+        return Figure(assumed / found[name], LINK_TOLERANCE, "x slower", details)
 
     names = [f"{name}/{kind}" for name in dimensions(devices) for kind in KINDS]
     checks = tuple(Check(f"links/{name}", ("links",), partial(judge, name)) for name in names)
@@ -181,7 +182,7 @@ def _links(devices: int, assumed: float | None, megabytes: int) -> Group:
 
 def _disk(place: str, megabytes: int) -> Group:
     def judge(way: str, found: dict[str, float]) -> Figure:
-        return Figure(found[way], unit="GB/s")
+        return Figure(found[way], unit="GB/s", details={"gbps": found[way]})
 
     checks = tuple(Check(f"disk/{way}", ("disk",), partial(judge, way)) for way in ("write", "fsync", "read"))
     return Group(
@@ -190,12 +191,12 @@ def _disk(place: str, megabytes: int) -> Group:
 
 
 def _speed(on_gpu: bool) -> Group:
-    options: dict[str, Any] = {"size": "small", "micro_batch": 2, "threads": os.cpu_count()}
+    options: dict[str, Any] = {"size": "small", "micro_batch": 4, "batch": 4, "threads": os.cpu_count()}
     if on_gpu:
-        options = {"size": "gpt2-124m", "micro_batch": 8, "precision": "bf16-mixed", "compile": True}
+        options = {"size": "gpt2-124m", "micro_batch": 8, "batch": 8, "precision": "bf16-mixed", "compile": True}
 
     def judge(name: str, tolerance: float, found: Found) -> Figure:
-        return Figure(found[name], tolerance if on_gpu else None, "of it", found["speeds"])
+        return Figure(found[name], tolerance if on_gpu else None, "x", found["speeds"])
 
     checks = (
         Check("speed/plain loop", ("speed",), partial(judge, "step_by_plain_step", SPEED_TOLERANCE)),

@@ -21,7 +21,7 @@ def page(certificate: dict[str, Any]) -> str:
         ("recorded, not judged", str(counts["recorded"]), ""),
     ]
     about = {**machine, **machine["versions"]}
-    facts = [(name, str(value)) for name, value in about.items() if name != "versions"]
+    facts = [(name, str(value)) for name, value in about.items() if not isinstance(value, dict)]
     body = [f"<h1>{certificate['said']}</h1>", html.keys(figures), html.pairs(facts)]
     curves = {
         each["name"].split("/")[1]: each["details"]["losses"]

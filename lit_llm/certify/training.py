@@ -40,7 +40,7 @@ SIZES: dict[str, dict[str, Any]] = {
         **{"norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False},
     },
 }
-GLOBAL_BATCH, LEARNING_RATE = 8, 1e-2
+LEARNING_RATE = 1e-2
 
 
 class Losses(Callback):
@@ -71,6 +71,7 @@ def train(
     optimizer: str = "AdamW",
     size: str = "tiny",
     micro_batch: int = 1,
+    batch: int = 8,
     steps: int = 20,
     log_every: int = 1,
     threads: int = 1,
@@ -136,7 +137,7 @@ def train(
     if resume is not None and start is None:
         raise RuntimeError("no checkpoint was complete when the run was killed")
     with watcher:
-        trainer.fit(module, datamodule=text_data(folder, config, micro_batch), ckpt_path=start, weights_only=True)
+        trainer.fit(module, datamodule=text_data(folder, config, micro_batch, batch), ckpt_path=start, weights_only=True)
     made = [after - before for before, after in zip(graphs, compiled_graphs() if compile else (0, 0), strict=True)]
     taken = sorted(b - a for a, b in zip(losses.ends[:-1], losses.ends[1:], strict=True))
     return {
@@ -155,14 +156,14 @@ def write_text(folder: Path) -> None:
         path.write_text("".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(2000)))
 
 
-def text_data(folder: Path, config: GPTConfig, micro_batch: int) -> TextFiles:
+def text_data(folder: Path, config: GPTConfig, micro_batch: int, batch: int) -> TextFiles:
     """It, in bytes."""
     return TextFiles(
         paths=[str(folder / "text.txt")],
         cache_dir=str(folder / "cache"),
         tokenizer=Bytes(),
         micro_batch_size=micro_batch,
-        global_batch_size=GLOBAL_BATCH * micro_batch,
+        global_batch_size=batch,
         block_size=config.block_size,
         val_fraction=0.02,
     )

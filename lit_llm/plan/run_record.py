@@ -91,8 +91,8 @@ def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
     flag, mend = "(--from_certificate)", "run `python -m lit_llm certify` again"
     try:
         checks = {each["name"]: each for each in json.loads(file.read_text(encoding="utf-8"))["checks"]}
-        figures = {name: each["figure"] for name, each in checks.items() if each["unit"] == "GB/s" and each["figure"]}
-        links = [gbps for name, gbps in figures.items() if name.endswith("/all_reduce")]
+        gbps = {name: each["details"]["gbps"] for name, each in checks.items() if "gbps" in each["details"]}
+        links = [float(value) for name, value in gbps.items() if name.endswith("/all_reduce")]
         speed = checks["speed/plain loop"]["details"].get("speed")
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror} {flag}") from None
@@ -103,7 +103,7 @@ def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
     run = _as_measured(file, speed, f"{file} cannot be used: it was edited, or written by another version; {mend} {flag}")
     if links:
         run = replace(run, hardware=replace(run.hardware, node_gbps=min(links)))
-    return run, figures.get("disk/write")
+    return run, gbps.get("disk/write")
 
 
 def _as_measured(source: Path, found: dict[str, Any], problem: str) -> MeasuredRun:
