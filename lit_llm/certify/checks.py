@@ -155,7 +155,7 @@ def _graphs() -> Group:
             return "nothing was compiled"
         return Figure(found["graphs"] if not found["graph_breaks"] else float("inf"), MOST_GRAPHS)
 
-    job = {"do": "train", "compile": True, "micro_batch": 3, "batch": 24, "steps": 6, "watch": "graphs"}
+    job = {"do": "train", "compile": True, "micro_batch": 3, "batch": 24, "steps": 6, "ramp": (6, 12), "watch": "graphs"}
     checks = (Check("graphs/ramp, validation, generation", ("graphs",), judge),)
     return Group(f"at most {MOST_GRAPHS} graphs, without a break", checks, ((1, {"graphs": job}),))
 

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.strategies import DDPStrategy
 
-from lit_llm.callbacks import Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed
+from lit_llm.callbacks import BatchRamp, Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed, ValidateEvery
 from lit_llm.certify.watch import WATCHES, Watch
 from lit_llm.checkpoint.format import newest_good
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
@@ -80,6 +80,7 @@ def train(
     background: bool = False,
     resume: str | None = None,
     kill_at: int | None = None,
+    ramp: tuple[int, int] | None = None,
     watch: str | None = None,
 ) -> dict[str, Any]:
     """Train on the same text as every other job: the loss of each step, and what `watch` found.
@@ -88,6 +89,7 @@ def train(
         save: folder of a checkpoint after every third step; `sharded` by all ranks, in the `background`.
         resume: the folder whose newest good checkpoint is continued.
         kill_at: the step after which each rank kills itself.
+        ramp: sequences of the first batches, and of how many in all. Then there are validations, too.
         watch: a key of `WATCHES`.
 
     Raises:
@@ -115,6 +117,9 @@ def train(
     callbacks: list[Any] = [Cosine(warmup_steps=2, total_steps=20), GradientNorm(1.0), SpikeGuard(), StepSeed(3)]
     if save is not None:
         callbacks.append(StepCheckpoint(3, monitor=None, dirpath=str(folder / save), keep_last=9))
+    if ramp is not None:
+        pairs = [(0, ramp[0] * config.block_size), (ramp[1] * config.block_size, batch * config.block_size)]
+        callbacks += [BatchRamp(pairs), ValidateEvery(2)]
     trainer = Trainer(
         accelerator=accelerator,
         devices=ranks,
@@ -122,12 +127,12 @@ def train(
         precision="bf16-mixed" if precision == "float8" else precision,  # type: ignore[arg-type]
         max_steps=steps,
         logger=False,
-        callbacks=[*callbacks, *watcher.others(config), watcher, losses],
+        callbacks=[*callbacks, watcher, losses],
         enable_checkpointing=save is not None,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-        limit_val_batches=1.0 if watcher.validates else 0,
+        limit_val_batches=0 if ramp is None else 1.0,
         log_every_n_steps=log_every,
         use_distributed_sampler=False,
         default_root_dir=folder,

@@ -16,10 +16,9 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from lit_llm.callbacks import BatchRamp, ValidateEvery
 from lit_llm.distributed.block_kernels import compile_blocks
 from lit_llm.distributed.traffic import Traffic
-from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.gpt import GPT
 from lit_llm.models.loss import cross_entropy
 from lit_llm.optim import parameter_groups
 from lit_llm.plan import peak_memory
@@ -38,14 +37,8 @@ FEW = 2
 class Watch(Callback):
     """Watches a training from `with` to its end; `found` has what it measured."""
 
-    validates = False
-
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
-
-    def others(self, config: GPTConfig) -> list[Callback]:
-        """Further callbacks of the training."""
-        return []
 
     def __enter__(self) -> None: ...
 
@@ -133,17 +126,11 @@ def peaks_of_steps(log: profile) -> list[int]:
 
 
 class GraphsWatch(Watch):
-    """A run whose batches differ: a ramp, validation with a smaller last batch, and texts of growing length."""
-
-    validates = True
-
-    def others(self, config: GPTConfig) -> list[Callback]:
-        tokens = config.block_size
-        return [BatchRamp([(0, 6 * tokens), (12 * tokens, 24 * tokens)]), ValidateEvery(2)]
+    """Generates text after each validation: its length grows, beyond the context."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LanguageModel)
-        pl_module.generate_text("line 1", max_new_tokens=40)  # beyond the context
+        pl_module.generate_text("line 1", max_new_tokens=40)
 
 
 class WaitsWatch(Watch):

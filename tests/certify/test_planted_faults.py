@@ -7,10 +7,12 @@ from functools import partial
 import pytest
 import torch
 from certifying import outcome
+from torch.nn.attention.flex_attention import flex_attention
 
 from lit_llm.certify import attention, watch
 from lit_llm.certify.watch import WaitsWatch
 from lit_llm.data import TextFiles
+from lit_llm.models import attention_flex
 from lit_llm.models.attention import attend
 from lit_llm.models.block import Block
 from lit_llm.training.language_model import LanguageModel
@@ -42,6 +44,19 @@ def test_a_window_that_is_one_too_wide(monkeypatch):
 def test_documents_that_see_each_other(monkeypatch):
     monkeypatch.setattr(attention, "attend", partial(seen, lambda see: replace(see, documents=None)))
     assert not passes("attention/blocks/documents") and passes("attention/blocks/window")
+
+
+def test_a_mask_of_flex_that_is_off_by_one(monkeypatch):
+    """Forward only: FlexAttention has no backward pass on a CPU, where the check itself is skipped."""
+    monkeypatch.setattr(attention_flex, "_kernel", lambda: flex_attention)
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, heads, 96, 16, generator=generator) for heads in (4, 2, 2))
+    exact = attention.naive(*(x.double() for x in (q, k, v)), 7, None, None, None)
+    for window, good in ((7, True), (8, False), (6, False)):
+        mask = attention_flex.make_block_mask(window, None, 96, 96, q.device)
+        found = attention_flex.attend_flex(q, k, v, mask, scale=0.25, softcap=None, sinks=None)
+        error = (found.double() - exact).abs().max() / exact.abs().max()
+        assert (error.item() <= attention.FP32_TOLERANCE) == good, window
 
 
 def test_sinks_that_are_left_out(monkeypatch):
