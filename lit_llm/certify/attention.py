@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,39 +51,31 @@ def error(folder: Path, *, ranks: int, accelerator: str, kernel: AttentionKernel
     window = WINDOW if kind in ("window", "all") else None
     softcap = SOFTCAP if kind in ("softcap", "all") else None
     documents, sinks = (kind in (each, "all") for each in ("documents", "sinks"))
-    hides, flash = window is not None or documents, kernel in TOLERANCES
-    if flash:
-        if problem := attention_problem(GPTConfig(), kernel, torch.device(accelerator)):
-            raise UserError(problem)
-        activate_flash(kernel)
+    device, is_flash = torch.device(accelerator), kernel in TOLERANCES
+    if is_flash and (problem := attention_problem(GPTConfig(), kernel, device)):
+        raise UserError(problem)
+    hides = window is not None or documents
     chosen = choose(kernel, accelerator, hides=hides, caps=softcap is not None, sinks=sinks, drops=False)
-    if chosen != ("sdpa" if flash else kernel):
+    if chosen != ("sdpa" if is_flash else kernel):
         raise UserError(f"{kernel} does not compute it on {accelerator}: {chosen} does")
-    dtype = torch.bfloat16 if flash else torch.float32
-    return {"error": _error(chosen, dtype, accelerator, window, softcap, documents, sinks)}
-
-
-def _error(
-    kernel: Any, dtype: torch.dtype, device: str, window: int | None, softcap: float | None, documents: bool, sinks: bool
-) -> float:
-    generator = torch.Generator().manual_seed(1)
+    if is_flash:
+        activate_flash(kernel)
+    dtype, generator = torch.bfloat16 if is_flash else torch.float32, torch.Generator().manual_seed(1)
     shapes = [(2, LENGTH, heads, WIDTH) for heads in (HEADS, HEADS // 2, HEADS // 2)]
-    exact = [torch.randn(shape, dtype=torch.float64, generator=generator).to(device).transpose(1, 2) for shape in shapes]
-    exact += [torch.linspace(-1, 2, HEADS, dtype=torch.float64, device=device)] if sinks else []
+    ours = [torch.randn(shape, generator=generator).to(device, dtype).transpose(1, 2) for shape in shapes]
+    ours += [torch.linspace(-1, 2, HEADS).to(device, dtype)] if sinks else []
+    exact = [x.double().requires_grad_() for x in ours]
+    ours = [x.requires_grad_() for x in ours]
     numbers = (torch.arange(LENGTH, device=device) // 11).expand(2, -1).contiguous() if documents else None
-    exact = [x.to(dtype).double() for x in exact]  # both begin with the same numbers
-    wide = [x.requires_grad_() for x in exact]
-    ours = [x.detach().to(dtype).requires_grad_() for x in exact]
     mask = None
-    if kernel == "flex" and (window is not None or documents):
+    if chosen == "flex" and hides:
         from lit_llm.models.attention_flex import make_block_mask
 
-        mask = make_block_mask(window, numbers, LENGTH, LENGTH, torch.device(device))
-    see = Visibility(window, numbers, kernel, mask)
+        mask = make_block_mask(window, numbers, LENGTH, LENGTH, device)
+    see = Visibility(window, numbers, chosen, mask)
     found = attend(*ours[:3], see=see, softcap=softcap, sinks=ours[3] if sinks else None)
-    expected = naive(wide[0], wide[1], wide[2], window, numbers, softcap, wide[3] if sinks else None)
+    expected = naive(exact[0], exact[1], exact[2], window, numbers, softcap, exact[3] if sinks else None)
     weight = torch.linspace(-1, 1, expected.numel(), dtype=torch.float64, device=device).view(expected.shape)
-    pairs = [(found, expected)]
-    of_ours, of_wide = torch.autograd.grad(found, ours, weight.to(dtype)), torch.autograd.grad(expected, wide, weight)
-    pairs += list(zip(of_ours, of_wide, strict=True))
-    return max(((a.double() - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+    of_ours, of_exact = torch.autograd.grad(found, ours, weight.to(dtype)), torch.autograd.grad(expected, exact, weight)
+    pairs = [(found, expected), *zip(of_ours, of_exact, strict=True)]
+    return {"error": max(((a.double() - b).abs().max() / b.abs().max()).item() for a, b in pairs)}

@@ -1,4 +1,4 @@
-"""Speeds of links between devices, of the disk, and of the loader."""
+"""Speeds of links between devices, and of the disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +72,10 @@ def disk(folder: Path, *, ranks: int, accelerator: str, place: str, mb: int) -> 
             file.write(bytes(size))
             os.fsync(file.fileno())
 
-    def write() -> None:
-        path.unlink()
-        format.write(content, path)
-
+    ways = (("fsync", fsync), ("write", partial(format.write, content, path)), ("read", partial(format.read, path)))
     found = {}
     try:
-        for name, work in (
-            ("fsync", fsync),
-            ("write", lambda: format.write(content, path)),
-            ("read", lambda: format.read(path)),
-        ):
-            if name == "write":
-                path.unlink()
+        for name, work in ways:
             begin = time.perf_counter()
             work()
             found[name] = size / (time.perf_counter() - begin) / 1e9

@@ -16,6 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from lightning.pytorch.strategies import DDPStrategy
 
 from lit_llm.callbacks import BatchRamp, Cosine, GradientNorm, SpikeGuard, StepCheckpoint, StepSeed, ValidateEvery
+from lit_llm.callbacks._lightning import is_logged
 from lit_llm.certify.watch import WATCHES, Watch
 from lit_llm.checkpoint.format import newest_good
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
@@ -51,11 +52,11 @@ class Losses(Callback):
         self.kill_at = kill_at
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        value = trainer.callback_metrics.get("train/loss")
-        if value is not None and trainer.global_step not in self.losses:
-            self.losses[trainer.global_step] = float(value)
+        step = trainer.global_step
+        if step not in self.losses and step and is_logged(trainer, step):
+            self.losses[step] = float(trainer.callback_metrics["train/loss"])
             self.ends.append(time.perf_counter())
-        if trainer.global_step == self.kill_at:
+        if step == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lit_llm.callbacks._lightning import is_logged
 from lit_llm.distributed.block_kernels import compile_blocks
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPT
@@ -143,8 +144,7 @@ class WaitsWatch(Watch):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step + 1
-        is_logged = step <= FEW or step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-        torch.cuda.set_sync_debug_mode(0 if is_logged else 1)
+        torch.cuda.set_sync_debug_mode(0 if step <= FEW or is_logged(trainer, step) else 1)
 
     def __exit__(self, error: object, *_: object) -> None:
         torch.cuda.set_sync_debug_mode(0)
