@@ -27,7 +27,7 @@ import numpy as np
 from lit_llm.clean.documents import Document
 from lit_llm.clean.signatures import band_hashes
 from lit_llm.clean.tally import Tally
-from lit_llm.core.disk import delete, naming, write_text
+from lit_llm.core.disk import delete, naming, new_file, read_json, write_text
 
 LINES, COUNTS = ".jsonl", ".json"
 INDEX, WHOLES, SIGNATURES, BANDS = ARRAYS = ".index", ".wholes", ".signatures", ".bands"
@@ -42,7 +42,7 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with naming(path):
-            with open(partial, "w+b") as file:
+            with new_file(partial, "x+b") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -95,7 +95,7 @@ class PartWriter:
 def read_tally(folder: Path, key: str) -> Tally | None:
     """What the finished job ``key`` counted; None if it is not finished."""
     try:
-        content = json.loads((folder / f"{key}{COUNTS}").read_text(encoding="utf-8"))
+        content = read_json(folder / f"{key}{COUNTS}")
     except FileNotFoundError:
         return None
     files = [folder / f"{key}{suffix}" for suffix in (LINES, *ARRAYS)]

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from lit_llm.callbacks.ordinary_files import UnusableFile as UnusableFile
+from lit_llm.callbacks.ordinary_files import new_file as new_file
+from lit_llm.callbacks.ordinary_files import open_ordinary as open_ordinary
+from lit_llm.callbacks.ordinary_files import ordinary_file as ordinary_file
+from lit_llm.callbacks.ordinary_files import read_json as read_json
+from lit_llm.callbacks.ordinary_files import read_ordinary as read_ordinary
+from lit_llm.callbacks.ordinary_files import replace_file
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """Error numbers of a disk that takes no more: full, over the quota, a file too large, read-only."""
@@ -41,18 +48,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: The disk refused. `path` is unchanged and nothing partial remains.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with naming(path):
-            with open(partial, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
+    with naming(path):
+        replace_file(path, content)
 
 
 def delete(path: Path) -> None:

@@ -5,8 +5,11 @@ The code that allocates a buffer and the planner that counts it share its size.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import math
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +24,7 @@ MUON_BATCH_NUMEL = 2**24
 SOFTMAX_NUMEL = 2**23
 """Logits that the chunked loss holds in the sum's dtype at a time (32 MiB in float32)."""
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def memory_bytes(device: Any) -> int:
@@ -30,11 +33,34 @@ def memory_bytes(device: Any) -> int:
 
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(limit for _, limit in cgroup_limits())])
+
+
+def cgroup_limits() -> list[tuple[Path, int]]:
+    """Folder and bytes of each limit of memory that the kernel holds this process to: its control group's, and of those above.
+
+    Empty where there is none. Both versions of cgroups; a container sees its own group at the top.
+    """
     try:
-        return min(physical, int(_CGROUP_LIMIT.read_text()))
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return physical
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers not in ("", "memory"):
+            continue
+        top, name = (_CGROUPS, "memory.max") if not controllers else (_CGROUPS / "memory", "memory.limit_in_bytes")
+        group = top / path.lstrip("/")
+        for folder in (group, *(above for above in group.parents if above.is_relative_to(top))):
+            with contextlib.suppress(OSError, ValueError):  # not to be seen from a container, or "max"
+                found.append((folder, int((folder / name).read_text())))
+    return found
+
+
+def address_space_bytes() -> float:
+    """What one process may map (ulimit -v); infinity without a limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lit_llm.core.disk import is_disk_error, naming
+from lit_llm.core.disk import is_disk_error, naming, new_file, open_ordinary
 from lit_llm.core.errors import UserError
 from lit_llm.data.documents import Documents, missing_documents
 from lit_llm.data.open_files import OpenFiles
@@ -52,7 +52,7 @@ class PackPlan:
         """
         self.path, self.size = path, size
         self._files = OpenFiles()
-        with open(path, "rb") as file:
+        with open(open_ordinary(path), "rb") as file:
             header, length = file.read(_HEADER_BYTES), os.fstat(file.fileno()).st_size
         if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
             raise UserError(f"{path} is not a plan of packing: delete it, and the next run makes it again.")
@@ -222,7 +222,7 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> No
 def _write(path: Path, documents: Documents, size: int, key: bytes) -> None:
     counts, other, pieces = Counts(), Counts(), 0
     ends: list[np.ndarray] = []  # of each pool, the pieces up to the end of each of its blocks
-    with open(path, "wb") as file:
+    with new_file(path) as file:
         file.write(bytes(_HEADER_BYTES))  # written when the counts are known
         for starts, lengths in documents.pools(POOL):
             packed, of_blocks, added = pack(starts, lengths, size)

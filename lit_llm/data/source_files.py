@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from lit_llm.core.disk import open_ordinary
+
 MAX_FILES = 1000
 """A checkpoint lists no more files than this."""
 
@@ -31,7 +33,7 @@ def file_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]
 def _identity(path: Path) -> str:
     size = path.stat().st_size
     digest = hashlib.blake2b(digest_size=8)
-    with open(path, "rb") as file:
+    with open(open_ordinary(path), "rb") as file:
         if size <= 3 * _SAMPLE:
             digest.update(file.read())
         else:

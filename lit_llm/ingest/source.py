@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from lit_llm.core.disk import open_ordinary
 from lit_llm.core.errors import UserError
 
 HUB = "hub:"
@@ -58,7 +59,7 @@ class Source:
 
             return open_remote(self)
         try:
-            file = open(self.path, "rb")  # noqa: SIM115 - the caller closes it
+            file = open(open_ordinary(self.path), "rb")  # noqa: SIM115 - the caller closes it
         except OSError as error:
             raise UserError(f"{self.path} cannot be read: {error.strerror}.") from error
         if _state(os.fstat(file.fileno())) != (self.size, self.version):

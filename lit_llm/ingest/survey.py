@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_llm.core.disk import naming
+from lit_llm.core.disk import naming, new_file
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.inputs import Input, Job, jobs_of
 from lit_llm.ingest.missing_jobs import finish
@@ -105,7 +105,7 @@ def _read(folder: Path, key: str) -> Found | None:
 
 def _write(folder: Path, key: str, found: Found) -> None:
     partial = folder / f"{key}.{os.getpid()}.tmp"
-    with naming(partial), open(partial, "wb") as file:
+    with naming(partial), new_file(partial) as file:
         np.savez(
             file,
             documents=found.documents,

@@ -5,12 +5,12 @@ Names and rules of the folder only. `lit_llm.runs.resume` decides where a run st
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError, not_utf8
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 
@@ -125,7 +125,7 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
 def reason_of_end(run_dir: Path, step: int | None) -> str | None:
     """What `ENDED` says, if it is about this step; else None."""
     try:
-        end = json.loads((run_dir / ENDED).read_text(encoding="utf-8"))
+        end = read_json(run_dir / ENDED)
         return str(end["reason"]) if end["step"] == step else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

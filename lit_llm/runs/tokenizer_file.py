@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from lit_llm.checkpoint.format import read_values
+from lit_llm.core.disk import read_ordinary
 from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE
@@ -24,9 +25,9 @@ def run_of(checkpoint: Path) -> Path:
 
 def tokenizer_sha256(run: Path) -> str:
     """SHA-256, in hex, of tokenizer.json, followed by document_ids.json if there is one: of `Tokenizer.files`."""
-    content = hashlib.sha256((run / TOKENIZER_FILE).read_bytes())
+    content = hashlib.sha256(read_ordinary(run / TOKENIZER_FILE))
     if (run / DOCUMENT_IDS_FILE).is_file():
-        content.update((run / DOCUMENT_IDS_FILE).read_bytes())
+        content.update(read_ordinary(run / DOCUMENT_IDS_FILE))
     return content.hexdigest()
 
 

@@ -19,8 +19,9 @@ from rich.table import Table
 
 import lit_llm.data
 from lit_llm.callbacks._lightning import write_row
-from lit_llm.core._lightning import is_rank_zero
-from lit_llm.core.disk import delete, is_disk_error, naming, write_bytes, write_text
+from lit_llm.checkpoint.format import clear_leftovers
+from lit_llm.core._lightning import is_rank_zero, restores_checkpoint
+from lit_llm.core.disk import delete, is_disk_error, naming, read_ordinary, write_bytes, write_text
 from lit_llm.core.errors import UserError, report
 from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.plan.run_record import PLAN
@@ -95,6 +96,7 @@ def fit(
         if start.lock is not None:
             start.refuse_if_outdated(run_dir)
             folder = _FolderBefore(run_dir, start.lock, existed=existed, replace=replace)
+            clear_leftovers(run_dir / CHECKPOINTS)  # a run that has ended saves no more
             trainer.callbacks.append(_Owner(start.lock, folder))  # type: ignore[attr-defined]
         if is_rank_zero():
             if follower is not None and start.step is not None and holds_run(run_dir):
@@ -174,6 +176,13 @@ def _train(
         if is_port_in_use(error):
             port = os.environ.get("MASTER_PORT")
             raise UserError(f"port {port} is in use by another process; choose another one (MASTER_PORT=N)") from None
+        if start.checkpoint is not None and not isinstance(error, UserError) and restores_checkpoint(error):
+            if folder is not None:
+                folder.restore()
+            raise UserError(
+                f"{start.checkpoint} cannot be continued: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]} "
+                "while its state was restored (--resume)"
+            ) from error
         if not is_lost_peer(error):
             raise
         last = run_dir / CHECKPOINTS / "last.ckpt"
@@ -256,7 +265,7 @@ class _FolderBefore:
             delete(self.aside / LOCK)
         if self.existed:
             self.names = {path.name for path in run_dir.iterdir()}
-            self.contents = {run_dir / name: (run_dir / name).read_bytes() for name in self.names & _WRITTEN}
+            self.contents = {run_dir / name: read_ordinary(run_dir / name) for name in self.names & _WRITTEN}
 
     def is_where(self, error: OSError) -> bool:
         """Whether an error while files of the run are written concerns its folder. Of a write, it names no file."""
