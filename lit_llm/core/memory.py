@@ -24,7 +24,7 @@ MUON_BATCH_NUMEL = 2**24
 SOFTMAX_NUMEL = 2**23
 """Logits that the chunked loss holds in the sum's dtype at a time (32 MiB in float32)."""
 
-_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUPS, _GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def memory_bytes(device: Any) -> int:
@@ -42,7 +42,7 @@ def cgroup_limits() -> list[tuple[Path, int]]:
     Empty where there is none. Both versions of cgroups; a container sees its own group at the top.
     """
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _GROUPS_OF_PROCESS.read_text().splitlines()
     except OSError:
         return []
     found = []

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from lit_llm.checkpoint.format import newest_good, read_values
 from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError, not_utf8
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
@@ -138,8 +139,17 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
         UserError: There is none. The message lists the existing ones.
     """
     path = run_dir / CHECKPOINTS / f"{which}.ckpt"
-    if path.exists():
+    if path.is_symlink() and path.exists():
         return path
+    # Without links, or where a copy has a folder instead of each, the newest checkpoint tells the names.
+    newest, _ = newest_good(run_dir / CHECKPOINTS)
+    if newest is not None and which == "last":
+        return newest
+    if newest is not None:
+        states = read_values(newest).get("callbacks", {})
+        best = next((state["best_name"] for key, state in states.items() if "StepCheckpoint" in key), "")
+        if which == "best" and best and (newest.parent / best).exists():
+            return newest.parent / str(best)
     if not run_dir.is_dir():
         raise UserError(f"there is no run folder {run_dir} (--run_dir or --run)")
     names = sorted(p.name for p in (run_dir / CHECKPOINTS).glob("*.ckpt"))
