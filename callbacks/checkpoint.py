@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -129,7 +130,7 @@ class StepCheckpoint(Checkpoint):
         self._look_at_clock = 0  # the next step at which the ranks compare the time with every_n_minutes
         self._due = False  # a save waits for the validation that follows
         self._stop_at_boundary = False
-        self._warned = self._told = False
+        self._warned = self._told = self._told_of_links = False
 
     @property
     def best_model_path(self) -> str:
@@ -348,11 +349,24 @@ class StepCheckpoint(Checkpoint):
         return _Files(*best, kept, permanent)
 
     def _link(self, link: str, target: str) -> None:
-        """Point `link` at `target` atomically: a reader finds the old file or the new one."""
+        """Point `link` at `target` atomically: a reader finds the old file or the new one.
+
+        A link that cannot be made is a warning, once: the file system has none, no inode is left, or a folder has the name.
+        Training continues without: no resume needs a link.
+        """
         temporary = self._folder / f"{link}.tmp"
-        temporary.unlink(missing_ok=True)  # left by a killed process
-        temporary.symlink_to(target)
-        os.replace(temporary, self._folder / link)
+        try:
+            temporary.unlink(missing_ok=True)  # left by a killed process
+            temporary.symlink_to(target)
+            os.replace(temporary, self._folder / link)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            if not self._told_of_links:
+                rank_zero_warn(
+                    f"{self._folder / link} cannot be made a link to {target}: {error.strerror}. Name the checkpoint itself."
+                )
+            self._told_of_links = True
 
     def state_dict(self) -> dict[str, Any]:
         # During a save: the state after the save. It is read only from a file that was completely written.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -14,6 +13,9 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from .ordinary_files import open_ordinary, read_ordinary, replace_file
+
+_MOST_BYTES = 2**30  # a row has about 1 kB
 _NOT_METRICS = ("step", "time")
 
 
@@ -96,9 +98,9 @@ class MetricsFile(Logger):
         line = json.dumps({"step": self._step, "time": round(self._time, 3), **self._row}) + "\n"
         # Opened for each line, so that a deleted or replaced file is noticed. After an error the file may end within a line.
         repair, self._whole = not self._whole, False
-        with open(self.path, "ab", buffering=0) as file:
+        with open(open_ordinary(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
             if repair:
-                file.truncate(_end_of_last_line(self.path.read_bytes()))
+                file.truncate(_end_of_last_line(read_ordinary(self.path, _MOST_BYTES)))
             content = line.encode()
             written = file.write(content)
             if written != len(content):
@@ -129,22 +131,12 @@ def _keep_rows(path: Path, step: float) -> None:
     """Remove the rows after a step, and lines that are none. The file is replaced whole, or left as it is."""
     if not path.exists():
         return
-    content = path.read_bytes()
+    content = read_ordinary(path, _MOST_BYTES)
     lines = content[: _end_of_last_line(content)].split(b"\n")
     kept = b"".join(line + b"\n" for line in lines if _is_row_until(line, step))
     if kept == content:
         return
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
+    replace_file(path, kept)
 
 
 def _is_row_until(line: bytes, step: float) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import UserError
+from .ordinary_files import read_ordinary
 
 
 class Question(NamedTuple):
@@ -35,7 +36,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
         UserError: the file cannot be read, or a line is not a question.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = read_ordinary(path).decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise UserError(f"{path} cannot be read: {reason} (--tasks.tasks).") from None

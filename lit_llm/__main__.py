@@ -68,6 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
         return getattr(module, function or "main")(underscored(rest))
     except KeyboardInterrupt:
         return 130
+    except UserError as error:
+        report(str(error))
+        return 2
     except OSError as error:
         refused = is_disk_error(error)
         if not refused and (command in TRAINING or error.filename is None):
@@ -78,11 +81,6 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"error: {said}", file=sys.stderr, flush=True)  # on every rank: each may have a disk of its own
             return 1
         report(said)
-        return 2
-    except ValueError as error:
-        if not isinstance(error, UserError):
-            raise
-        report(str(error))
         return 2
 
 

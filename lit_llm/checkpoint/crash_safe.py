@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
-from lit_llm.core.disk import naming
+from lit_llm.core.disk import naming, open_ordinary
 
 
 class HashingFile:
@@ -60,7 +61,7 @@ class HashingFile:
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file, in hex, read a MiB at a time."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 20))
-    with open(path, "rb", buffering=0) as file:
+    with open(open_ordinary(path), "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
     return digest.hexdigest()
@@ -75,9 +76,15 @@ def make_folder(folder: Path) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """fsync a file, or the entries of a folder. Without the latter, a power failure can undo a rename."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """fsync a file, or the entries of a folder. Without the latter, a power failure can undo a rename.
+
+    Some file systems (FUSE, CIFS) have no fsync of a folder, and answer EINVAL or ENOTSUP. Nothing can be done then.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)

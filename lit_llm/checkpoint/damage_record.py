@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from lit_llm.checkpoint.crash_safe import HashingFile, fsync_path
-from lit_llm.core.disk import delete
+from lit_llm.core.disk import delete, read_json
 
 RECORD = "damaged.json"
 
@@ -37,8 +37,8 @@ def record_damage(folder: Path, problem: str) -> None:
 def recorded_damage(folder: Path) -> str | None:
     """What the record of a checkpoint folder says, as a sentence. None if there is none, or it cannot be read."""
     try:
-        problem = json.loads((folder / RECORD).read_bytes())["problem"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # then the shards are hashed again
+        problem = read_json(folder / RECORD)["problem"]
+    except (OSError, ValueError, KeyError, TypeError):  # then the shards are hashed again
         return None
     return f"checkpoint {folder} is damaged: {problem} ({RECORD} remembers it, --resume {folder} checks it again)."
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_llm.checkpoint.dcp_metadata import METADATA, StoredBytes, read_metadata
+from lit_llm.core.disk import open_ordinary
 from lit_llm.core.errors import UserError, first_line
 
 _LIGHTNING = "meta.pt"
@@ -61,7 +62,7 @@ class DcpFolder:
         return found.get(key)
 
     def _load(self, place: StoredBytes, name: str) -> Any:
-        with open(place.file, "rb") as file:
+        with open(open_ordinary(place.file), "rb") as file:
             file.seek(place.start)
             content = io.BytesIO(file.read(place.length))
         try:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lit_llm.core.disk import open_ordinary
 from lit_llm.core.errors import UserError
 
 METADATA = ".metadata"
@@ -67,7 +68,7 @@ def read_metadata(folder: Path) -> DcpMetadata:
         UserError: `.metadata` is missing, damaged, would execute something, or names a file outside the folder.
     """
     try:
-        with open(folder / METADATA, "rb") as file:
+        with open(open_ordinary(folder / METADATA), "rb") as file:
             content = _Reader(file, folder).load()
     except UserError:
         raise

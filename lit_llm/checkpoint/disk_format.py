@@ -35,8 +35,9 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from lit_llm.checkpoint.crash_safe import HashingFile, fsync_path, make_folder, sha256_of
 from lit_llm.checkpoint.damage_record import clear_damage, recorded_damage
 from lit_llm.checkpoint.manifest import DATA, MANIFEST, encode, intact_manifest, is_of_later_version, make_manifest, manifest_in
+from lit_llm.checkpoint.schema import content_problem, part_problem
 from lit_llm.checkpoint.sharded import join
-from lit_llm.core.disk import delete
+from lit_llm.core.disk import delete, open_ordinary, ordinary_file
 from lit_llm.core.errors import UserError, first_line
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any]
     def begin() -> None:
         if rank == 0:
             make_folder(path.parent)
-            _clear_leftovers(path)
+            clear_leftovers(path.parent, path.name)
             partial.mkdir()
 
     def save() -> dict[str, dict[str, Any]]:
@@ -160,9 +161,10 @@ def _shown(hidden: Path) -> Path:
     return hidden.with_name(hidden.name[1:].rpartition(".")[0])
 
 
-def _clear_leftovers(path: Path) -> None:
-    """Finish or undo what a killed process started in this folder."""
-    found = {role: {*path.parent.glob(f".*.ckpt.{role}"), _hidden(path, role)} for role in ("partial", "removed", "replaced")}
+def clear_leftovers(folder: Path, name: str = "last.ckpt") -> None:
+    """Finish or undo what a killed process started in a folder of checkpoints, or with the checkpoint called `name`."""
+    roles = ("partial", "removed", "replaced")
+    found = {role: {*folder.glob(f".*.ckpt.{role}"), _hidden(folder / name, role)} for role in roles}
     for aside in found["replaced"]:
         if os.path.lexists(aside) and not os.path.lexists(_shown(aside)):
             os.rename(aside, _shown(aside))
@@ -193,13 +195,16 @@ def read(
     if problem is not None:
         raise UserError(problem)
     if not location.is_dir():
-        return _load(location, location, map_location=map_location, mmap=mmap)
+        return _checked(_load(location, location, map_location=map_location, mmap=mmap), location)
 
     def load(file: Path) -> dict[str, Any]:
-        return _load(file, location, map_location=map_location, mmap=mmap)
+        parts = _load(file, location, map_location=map_location, mmap=mmap)
+        if problem := part_problem(parts):
+            raise UserError(f"{file} {problem}: restore the checkpoint, or use another one")
+        return parts
 
     shards = [location / name for name in sorted(manifest_in(location)["files"]) if name != DATA]  # no others
-    content = load(location / DATA)
+    content = _checked(_load(location / DATA, location, map_location=map_location, mmap=mmap), location)
     return join(content, shards, load, lazy=lazy) if shards else content
 
 
@@ -215,7 +220,27 @@ def read_values(path: str | Path) -> dict[str, Any]:
     location = _locate(path)
     if location.is_dir():
         manifest_in(location)
-    return _load(location / DATA if location.is_dir() else location, location, map_location="meta")
+    file = location / DATA if location.is_dir() else location
+    return _checked(_load(file, location, map_location="meta"), location, has_data=False)
+
+
+def _checked(content: dict[str, Any], location: Path, *, has_data: bool = True) -> dict[str, Any]:
+    """Raises:
+    UserError: A value is not what `lit_llm.checkpoint.schema` asks for.
+    """
+    if problem := content_problem(content, has_data=has_data):
+        raise UserError(f"checkpoint {location} {problem}: restore it, or use another one")
+    return content
+
+
+def compression_problem(file: Path) -> str | None:
+    """Why a file is not one of torch.save, if it has compressed entries, which can unpack to any size; None if it has none."""
+    with open(open_ordinary(file), "rb") as content:
+        if not zipfile.is_zipfile(content):
+            return None  # torch's older format
+        with zipfile.ZipFile(content) as archive:
+            packed = next((entry for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED), None)
+    return None if packed is None else f"its entry {packed.filename[:80]} is compressed, and torch.save compresses nothing"
 
 
 def verify(path: str | Path, *, shards: bool = True) -> str | None:
@@ -322,6 +347,8 @@ def _age(path: Path) -> tuple[float, int]:
 def _load(file: Path, name: Path, *, map_location: Any = "cpu", mmap: bool = True) -> dict[str, Any]:
     """The dict in `file`. Error messages call the checkpoint `name`."""
     try:
+        if problem := compression_problem(file):
+            raise UserError(f"{name} cannot be loaded: {problem}.")
         content = _torch_load(file, map_location=map_location, mmap=mmap)
     except pickle.UnpicklingError as error:
         unsafe = re.search(r"GLOBAL (\S+)", str(error))
@@ -407,9 +434,11 @@ def _size_problem(folder: Path, name: str, expected: dict[str, Any]) -> str | No
 
 
 def _problem_of_file(file: Path) -> str | None:
-    if not zipfile.is_zipfile(file):
+    if not zipfile.is_zipfile(ordinary_file(file)):
         return f"{file} is not a checkpoint, or it is damaged: torch.save writes zip files and this is not one."
     try:
+        if problem := compression_problem(file):
+            return f"checkpoint {file} is damaged: {problem}."
         with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # a header that makes no sense

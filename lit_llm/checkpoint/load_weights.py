@@ -92,7 +92,7 @@ def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: st
 
 
 def mismatch(own: Mapping[str, Any], saved: Mapping[str, Any], source: str, *, strict: bool = True) -> str | None:
-    """How saved weights differ from a model's in names and shapes; None if they fit. Arguments as for `copy_weights`."""
+    """How saved weights differ from a model's in names, shapes and dtypes; None if they fit. Arguments as of `copy_weights`."""
     missing, unexpected = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
     if strict and (missing or unexpected):
         return (
@@ -103,4 +103,6 @@ def mismatch(own: Mapping[str, Any], saved: Mapping[str, Any], source: str, *, s
         here, there = tuple(own[name].shape), tuple(saved[name].shape)
         if here != there:
             return f"{name} does not fit this model: it has shape {there} and the model's has {here}, in {source}"
+        if own[name].is_floating_point() != saved[name].dtype.is_floating_point:
+            return f"{name} does not fit this model: it has {saved[name].dtype}, the model {own[name].dtype}, in {source}"
     return None

@@ -14,6 +14,7 @@ from typing import Any
 import lightning
 import torch
 
+from lit_llm.core.disk import read_ordinary
 from lit_llm.core.errors import UserError
 
 FORMAT = "lit_llm checkpoint"
@@ -89,7 +90,7 @@ def is_of_later_version(folder: Path) -> bool:
 def intact_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest in a folder, also of a later version; None if it is missing or damaged."""
     try:
-        raw = (folder / MANIFEST).read_bytes()
+        raw = read_ordinary(folder / MANIFEST)
         manifest = json.loads(raw)
         del manifest["checksum"]
         return manifest if encode(manifest) == raw and _is_well_formed(manifest) else None
@@ -120,6 +121,6 @@ def _problem(folder: Path) -> str:
     if not (folder / MANIFEST).is_file():
         if (folder / DATA).is_file():
             return f"checkpoint {folder} is damaged: {MANIFEST} is missing."
-    elif (folder / DATA).is_file() or FORMAT.encode() in (folder / MANIFEST).read_bytes():
+    elif (folder / DATA).is_file() or FORMAT.encode() in read_ordinary(folder / MANIFEST):
         return f"checkpoint {folder} is damaged: {MANIFEST} has changed since it was written."
     return f"{folder} is not a checkpoint of lit_llm: it has no {MANIFEST} of one."

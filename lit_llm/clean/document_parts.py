@@ -27,7 +27,7 @@ import numpy as np
 from lit_llm.clean.removal_report import Tally
 from lit_llm.clean.rules import Document
 from lit_llm.clean.signatures import band_hashes
-from lit_llm.core.disk import complete_file, write_text
+from lit_llm.core.disk import complete_file, read_json, write_text
 from lit_llm.ingest.token_parts import unfinished
 
 LINES, COUNTS = ".jsonl", ".json"
@@ -85,7 +85,7 @@ class PartWriter:
 def read_tally(folder: Path, key: str) -> Tally | None:
     """What the finished job ``key`` counted; None if it is not finished."""
     try:
-        content = json.loads((folder / f"{key}{COUNTS}").read_text(encoding="utf-8"))
+        content = read_json(folder / f"{key}{COUNTS}")
     except FileNotFoundError:
         return None
     files = [folder / f"{key}{suffix}" for suffix in (LINES, *ARRAYS)]

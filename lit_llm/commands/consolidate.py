@@ -14,7 +14,8 @@ from lit_llm.checkpoint.disk_format import read
 from lit_llm.commands.new_output import REPLACE_HELP, new_file
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.core.errors import UserError
-from lit_llm.runs.run_folder import expanded, named_checkpoint
+from lit_llm.runs.run_folder import expanded
+from lit_llm.runs.saved_run import named_checkpoint
 
 
 def own_flags() -> OwnFlags:

@@ -24,8 +24,8 @@ from lit_llm.hf.write import write_json, write_weights
 from lit_llm.models.gpt import GPT
 from lit_llm.models.lora import MergedTensor
 from lit_llm.runs.initial_weights import BASE_HELP, named_base
-from lit_llm.runs.run_folder import expanded, named_checkpoint, run_of
-from lit_llm.runs.saved_run import SavedRun
+from lit_llm.runs.run_folder import expanded, run_of
+from lit_llm.runs.saved_run import SavedRun, named_checkpoint
 from lit_llm.tokenizers import TOKENIZER_FILE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_llm.core.errors import UserError
-from lit_llm.core.memory import memory_bytes
+from lit_llm.core.memory import address_space_bytes, memory_bytes
 from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.config import GPTConfig
@@ -91,8 +92,10 @@ def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> st
         ranks: of the pipeline; one without.
     """
     device = trainer.strategy.root_device
-    on_cpu, capacity = device.type == "cpu", memory_bytes(device)
+    on_cpu, capacity = device.type == "cpu", float(memory_bytes(device))
     processes = trainer.num_devices if on_cpu else 1  # the processes on a CPU share its memory
+    limited = processes * address_space_bytes() if on_cpu else math.inf
+    capacity = min(capacity, limited)
 
     def together(sizes: list[int]) -> float:
         return processes * sum(sizes) / len(sizes) if on_cpu else max(sizes)
@@ -100,6 +103,8 @@ def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> st
     stored = together([sum(rank.parts.get(part, 0) for part in _STORED) + (PROCESS_BYTES if on_cpu else 0) for rank in ranks])
     peak = together([rank.total for rank in ranks])
     has = f"this {'machine' if on_cpu else 'GPU'} has {capacity / 1e9:,.1f} GB"
+    if capacity == limited:
+        has = f"a process may map {capacity / processes / 1e9:,.1f} GB (ulimit -v)"
     share = f" in {processes:,} processes" if processes > 1 else ""
     if stored > capacity:
         sizes = "--model.n_layer, --model.n_embd, --model.mlp_width, --model.head_dim, --model.vocab_size"

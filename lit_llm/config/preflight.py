@@ -107,7 +107,9 @@ def accelerator_problem(trainer: Namespace) -> str | None:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     count = 0 if accelerator is None else torch.accelerator.device_count()
     here = f"{count} GPU{'' if count == 1 else 's'}"
-    if name in ("gpu", "cuda", "mps") and (accelerator is None or name not in ("gpu", accelerator.type)):
+    if name == "mps" or (accelerator is not None and accelerator.type == "mps" and name != "cpu"):
+        return f"trainer.accelerator is {name}, and of macOS only the CPU is supported (--trainer.accelerator cpu)"
+    if name in ("gpu", "cuda") and (accelerator is None or name not in ("gpu", accelerator.type)):
         return (
             f"trainer.accelerator is {name}, and torch finds {here if name == 'gpu' else f'no {name} device'} on this machine "
             "(--trainer.accelerator cpu, or auto)"
@@ -119,7 +121,7 @@ def accelerator_problem(trainer: Namespace) -> str | None:
             return None
         return f"trainer.devices is {devices}, and on a CPU it is the number of processes, at least 1 (--trainer.devices 1)"
     one_per_process = torch.distributed.is_torchelastic_launched() and count == 1
-    if name not in ("auto", "gpu", "cuda", "mps") or one_per_process:
+    if name not in ("auto", "gpu", "cuda") or one_per_process:
         return None
     entries = devices if isinstance(devices, list) else str(devices).split(",")
     numbers = [int(entry) for entry in entries if str(entry).strip()]

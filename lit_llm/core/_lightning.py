@@ -7,11 +7,13 @@ tests/contracts holds every function to what it promises.
 from __future__ import annotations
 
 import os
+import traceback
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.utilities.data import _is_dataloader_shuffled
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed.device_mesh import DeviceMesh
@@ -85,6 +87,15 @@ def set_device_mesh(strategy: ModelParallelStrategy, mesh: DeviceMesh) -> None:
     strategy._device_mesh = mesh
     assert strategy.lightning_module is not None
     strategy.lightning_module._device_mesh = mesh
+
+
+def restores_checkpoint(error: BaseException) -> bool:
+    """Whether lightning, torch or lit_llm raised it while Lightning restored a checkpoint's state of loops, optimizers, ….
+
+    False for code of the user's own, whose traceback says where.
+    """
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return _CheckpointConnector.__module__ in modules and modules[-1].split(".")[0] in ("lightning", "torch", "lit_llm")
 
 
 def is_rank_zero() -> bool:

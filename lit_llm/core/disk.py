@@ -10,6 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from lit_llm.callbacks.ordinary_files import UnusableFile as UnusableFile
+from lit_llm.callbacks.ordinary_files import new_file as new_file
+from lit_llm.callbacks.ordinary_files import open_ordinary as open_ordinary
+from lit_llm.callbacks.ordinary_files import ordinary_file as ordinary_file
+from lit_llm.callbacks.ordinary_files import read_json as read_json
+from lit_llm.callbacks.ordinary_files import read_ordinary as read_ordinary
+from lit_llm.callbacks.ordinary_files import replace_file
+
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """Error numbers of a disk that takes no more: full, over the quota, a file too large, read-only."""
 _DISK = NO_ROOM | {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
@@ -42,8 +50,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: The disk refused. `path` is unchanged and nothing partial remains.
     """
-    with complete_file(path, path.with_name(f".{path.name}.partial")) as file:
-        file.write(content)
+    with naming(path):
+        replace_file(path, content)
 
 
 @contextlib.contextmanager
@@ -51,7 +59,7 @@ def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
     """A file to write and read. It is at `path` once the block has ended, and at `partial` until then; an error deletes it."""
     try:
         with naming(path):
-            with open(partial, "w+b") as file:
+            with new_file(partial, "x+b") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

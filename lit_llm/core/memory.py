@@ -5,8 +5,11 @@ The code that allocates a buffer and the planner that counts it share its size.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import math
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +21,8 @@ MUON_BATCH_NUMEL = 2**24
 SOFTMAX_NUMEL = 2**23
 """Logits that the chunked loss holds in the sum's dtype at a time (32 MiB in float32)."""
 
-_CGROUP, _MEMINFO = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
+_CGROUPS, _GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def memory_bytes(device: Any) -> int:
@@ -27,24 +31,47 @@ def memory_bytes(device: Any) -> int:
 
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(limit for _, limit in cgroup_limits())])
+
+
+def cgroup_limits() -> list[tuple[Path, int]]:
+    """Folder and bytes of each limit of memory that the kernel holds this process to: its control group's, and of those above.
+
+    Empty where there is none. Both versions of cgroups; a container sees its own group at the top.
+    """
     try:
-        return min(physical, int((_CGROUP / "memory.max").read_text()))
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return physical
+        lines = _GROUPS_OF_PROCESS.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers not in ("", "memory"):
+            continue
+        top, name = (_CGROUPS, "memory.max") if not controllers else (_CGROUPS / "memory", "memory.limit_in_bytes")
+        group = top / path.lstrip("/")
+        for folder in (group, *(above for above in group.parents if above.is_relative_to(top))):
+            with contextlib.suppress(OSError, ValueError):  # not to be seen from a container, or "max"
+                found.append((folder, int((folder / name).read_text())))
+    return found
+
+
+def address_space_bytes() -> float:
+    """What one process may map (ulimit -v); infinity without a limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
 def free_host_bytes() -> int:
     """Memory that processes of this machine, or of this container if it has a limit, can still take without swapping."""
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        parts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        return max(0, min(free, limit - used + int(parts["inactive_file"])))  # the page cache is given back
-    except (OSError, ValueError, KeyError):  # no cgroup, or "max"
-        return free
+    for folder, limit in cgroup_limits():
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            usage = "memory.current" if (folder / "memory.current").exists() else "memory.usage_in_bytes"
+            used = int((folder / usage).read_text())
+            parts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            free = min(free, limit - used + int(parts["inactive_file"]))  # the page cache is given back
+    return max(0, free)
 
 
 @contextmanager

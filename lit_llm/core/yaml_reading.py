@@ -10,7 +10,6 @@ The tree is built from PyYAML's events. So no object of another type can be cons
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from lit_llm.core.disk import UnusableFile, read_ordinary
 from lit_llm.core.errors import UserError
 
 MAX_BYTES = 1_000_000
@@ -76,13 +76,10 @@ def read_yaml_file(path: Path | str) -> Any:
         InvalidYaml: As `read_yaml`, or it is not an ordinary file.
         OSError: It cannot be read.
     """
-    mode = Path(path).stat().st_mode
-    if not stat.S_ISREG(mode):  # a pipe or device can block or never end
-        raise InvalidYaml("is a folder, not a file" if stat.S_ISDIR(mode) else "is a pipe or device, not an ordinary file")
-    with open(path, "rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise InvalidYaml(f"is larger than {MAX_BYTES:,} bytes")
+    try:
+        content = read_ordinary(path, MAX_BYTES)
+    except UnusableFile as error:
+        raise InvalidYaml(f"cannot be read: {error.strerror}") from None
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from lit_llm.core.disk import open_ordinary
 from lit_llm.data.document_ends import missing_documents
 from lit_llm.data.token_stream import TokenStream
 from lit_llm.tokenizers import Tokenizer
@@ -124,7 +125,7 @@ def file_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]
 def _identity(path: Path) -> str:
     size = path.stat().st_size
     digest = hashlib.blake2b(digest_size=8)
-    with open(path, "rb") as file:
+    with open(open_ordinary(path), "rb") as file:
         if size <= 3 * _SAMPLE:
             digest.update(file.read())
         else:

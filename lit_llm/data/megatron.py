@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lit_llm.core.disk import open_ordinary
 from lit_llm.core.errors import UserError
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -28,7 +29,7 @@ def index_of(path: str) -> str:
 def has_index(path: str) -> bool:
     """Whether an index of Megatron's stands beside ``path``."""
     try:
-        with open(index_of(path), "rb") as file:
+        with open(open_ordinary(index_of(path)), "rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
@@ -46,7 +47,7 @@ def layout(path: str, size: int) -> tuple[np.dtype[Any], int] | None:
     if not has_index(path):
         return None
     index = index_of(path)
-    with open(index, "rb") as file:
+    with open(open_ordinary(index), "rb") as file:
         dtype, sequences, _ = _header(index, file.read(_HEADER.size))
         file.seek(_HEADER.size + 4 * (sequences - 1))
         [last] = np.frombuffer(file.read(4), dtype="<i4").tolist()
@@ -68,7 +69,7 @@ def document_ends(path: str, itemsize: int, tokens: int) -> np.ndarray:
         UserError: the index is damaged.
     """
     index = index_of(path)
-    with open(index, "rb") as file:
+    with open(open_ordinary(index), "rb") as file:
         _, sequences, documents = _header(index, file.read(_HEADER.size))
         sizes = np.fromfile(file, dtype="<i4", count=sequences)
         starts = np.fromfile(file, dtype="<i8", count=sequences)

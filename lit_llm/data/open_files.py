@@ -11,6 +11,8 @@ import itertools
 import os
 import resource
 
+from lit_llm.core.disk import open_ordinary
+
 _SHARE = 4  # of the descriptors that a process may open, at most this part are kept here
 _MOST = 2**16  # where the system sets no limit
 
@@ -56,7 +58,7 @@ class _File:
 
     def __init__(self, path: str, *, random: bool) -> None:
         self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.descriptor = open_ordinary(path)
         if random:
             os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 

@@ -21,7 +21,7 @@ from typing import BinaryIO
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lit_llm.core.disk import complete_file, is_disk_error
+from lit_llm.core.disk import complete_file, is_disk_error, open_ordinary
 from lit_llm.core.errors import UserError
 from lit_llm.data.document_ends import Documents, missing_documents
 from lit_llm.data.open_files import OpenFiles
@@ -52,7 +52,7 @@ class PackPlan:
         """
         self.path, self.size = path, size
         self._files = OpenFiles()
-        with open(path, "rb") as file:
+        with open(open_ordinary(path), "rb") as file:
             header, length = file.read(_HEADER_BYTES), os.fstat(file.fileno()).st_size
         if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
             raise UserError(f"{path} is not a plan of packing: delete it, and the next run makes it again.")

@@ -6,11 +6,12 @@ nanoGPT's ``.bin`` files are bare uint16 without a header. They cannot be recogn
 from __future__ import annotations
 
 import os
-import stat
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lit_llm.core.disk import UnusableFile, open_ordinary, ordinary_file
 from lit_llm.core.errors import UserError
 from lit_llm.data import megatron
 from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, HEADER_INTS, LAYOUTS, MASK_SUFFIX
@@ -67,7 +68,7 @@ class ShardLayout(NamedTuple):
             return None
         if os.path.getsize(docs) % DOCS_DTYPE.itemsize:
             raise UserError(f"{docs} is damaged: its size is not a multiple of 8 bytes. Prepare the data again.")
-        ends = np.fromfile(docs, dtype=DOCS_DTYPE)
+        ends = np.fromfile(ordinary_file(Path(docs)), dtype=DOCS_DTYPE)
         if ends.size and (ends[0] < 1 or ends[-1] > self.tokens or np.any(ends[1:] <= ends[:-1])):
             raise UserError(
                 f"{docs} is damaged: its document ends do not increase from 1 to at most {self.tokens}, the tokens of "
@@ -128,15 +129,12 @@ def _bare_layout(path: str, header: bytes, size: int) -> ShardLayout:
 def _start(path: str, length: int) -> tuple[bytes, int]:
     """The first bytes of a file, and its size."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not wait for its writer
-    except (FileNotFoundError, NotADirectoryError):
+        descriptor = open_ordinary(path)
+    except (FileNotFoundError, NotADirectoryError, UnusableFile):
         raise UserError(f"Token shard not found: {path}.") from None
     except OSError as error:
         raise UserError(f"Token shard {path} cannot be read: {error.strerror}.") from error
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"Token shard not found: {path}.")
-        return os.pread(descriptor, length, 0), status.st_size
+        return os.pread(descriptor, length, 0), os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)

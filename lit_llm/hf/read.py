@@ -6,7 +6,6 @@ Of a folder that also reads images, only the text model is imported.
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import zipfile
 from pathlib import Path
@@ -16,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_llm.checkpoint.disk_format import compression_problem
+from lit_llm.core import disk
 from lit_llm.core.errors import UserError, first_line, need
 from lit_llm.hf.dcp_weights import DcpWeightFiles
 from lit_llm.hf.fields import shown
@@ -57,11 +58,9 @@ def read_json(file: Path) -> dict[str, Any]:
         UserError: the file does not exist or is not a JSON object.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = disk.read_json(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    except RecursionError:
-        raise UserError(f"{file} is not valid JSON: it is nested too deeply") from None
     except ValueError as error:
         raise UserError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
@@ -140,6 +139,8 @@ class WeightFiles:
         if file not in self._open:
             library = safetensors() if file.suffix == ".safetensors" else None
             try:
+                if problem := compression_problem(file):
+                    raise ValueError(problem)
                 if library is not None:
                     self._open[file] = library.safe_open(file, framework="pt")
                 else:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
+from lit_llm.core.disk import open_ordinary
 from lit_llm.core.errors import UserError, need
 from lit_llm.ingest.remote_errors import RETRIED, fault, sentence
 from lit_llm.ingest.source import Source, changed, is_http, public_name, state_of
@@ -84,7 +85,7 @@ def open_source(source: Source) -> BinaryIO:
     if not source.is_local:
         return io.BufferedReader(_RemoteFile(source), _BUFFER_BYTES)
     try:
-        file = open(source.path, "rb")  # noqa: SIM115 - the caller closes it
+        file = open(open_ordinary(source.path), "rb")  # noqa: SIM115 - the caller closes it
     except OSError as error:
         raise UserError(f"{source.path} cannot be read: {error.strerror}.") from error
     if state_of(os.fstat(file.fileno())) != (source.size, source.version):

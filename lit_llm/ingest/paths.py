@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -117,7 +118,8 @@ def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[dict[Path, os.s
 
 
 def _glob(pattern: Path) -> list[Path]:
-    matches = glob.glob(str(pattern), recursive=True)
+    # `**/**/` means `**/`, and takes a time that doubles with each further one where links lead back.
+    matches = glob.glob(re.sub(r"(?<![^/])(\*\*/)+", "**/", str(pattern)), recursive=True)
     return [Path(match) for match in sorted(matches, key=lambda match: match.split(os.sep))]  # as paths sort, and faster
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_llm.core.disk import write_text
+from lit_llm.core.disk import read_json, write_text
 from lit_llm.core.errors import UserError
 
 META_FILE = "meta.json"
@@ -100,12 +100,12 @@ class Manifest:
         """
         path = folder / META_FILE
         try:
-            content = json.loads(path.read_bytes())
+            content = read_json(path)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise _damaged(path, "it is not JSON") from error
         if not isinstance(content, dict) or "format" not in content:
             return None

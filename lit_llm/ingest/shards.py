@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_llm.core.disk import naming, write_bytes
+from lit_llm.core.disk import naming, new_file, write_bytes
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.shard_manifest import ShardInfo
 
@@ -174,10 +174,10 @@ class ShardWriter:
     def _open(self) -> None:
         self._path = self._folder / f"{self._name}_{len(self.shards):06d}.bin"
         self._temporary = self._path.with_suffix(".bin.tmp")
-        self._file = open(self._temporary, "wb")  # noqa: SIM115 - stays open across write() calls
+        self._file = new_file(self._temporary)  # stays open across write() calls
         self._file.write(bytes(HEADER_BYTES))  # written when the count is known
         if self.targets is not None:
-            self._mask_file = open(self._path.with_suffix(".mask.tmp"), "wb")  # noqa: SIM115
+            self._mask_file = new_file(self._path.with_suffix(".mask.tmp"))
         self._shard_hash = hashlib.blake2b(digest_size=HASH_BYTES)
         self._mask_hash = hashlib.blake2b(digest_size=HASH_BYTES)
         self._in_shard = self._max_id = 0

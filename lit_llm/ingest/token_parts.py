@@ -17,7 +17,7 @@ from types import TracebackType
 
 import numpy as np
 
-from lit_llm.core.disk import delete, naming, write_text
+from lit_llm.core.disk import delete, naming, new_file, read_json, write_text
 from lit_llm.ingest.shards import DOCS_SUFFIX, LAYOUTS, MASK_SUFFIX, magic_for
 
 PARTS = "parts"
@@ -75,7 +75,7 @@ class Part:
     def read(cls, folder: Path, key: str) -> Part | None:
         """The finished job ``key``; None if it is not finished."""
         try:
-            content = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
+            content = read_json(folder / f"{key}.json")
         except FileNotFoundError:
             return None
         splits = {name: PartCounts(**counts) for name, counts in content.pop("splits").items()}
@@ -106,7 +106,7 @@ class PartWriter:
         self._path, self._dtype = path, dtype
         suffixes = (".bin", DOCS_SUFFIX, MASK_SUFFIX) if masked else (".bin", DOCS_SUFFIX)
         self._targets = {suffix: path.with_name(path.name + suffix) for suffix in suffixes}
-        self._files = {suffix: open(unfinished(target), "wb") for suffix, target in self._targets.items()}  # noqa: SIM115 - closed by __exit__
+        self._files = {suffix: new_file(unfinished(target)) for suffix, target in self._targets.items()}  # closed by __exit__
         self._tokens, self._ends = self._files[".bin"], self._files[DOCS_SUFFIX]
 
     def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:

@@ -84,12 +84,18 @@ class Workers:
         with theirs:
             # The module path as it is here: a user's tokenizer may lie in the folder of a script.
             paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-            process = subprocess.Popen(
-                [sys.executable, "-c", f"from lit_llm.ingest.worker import main; main({theirs.fileno()})"],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | _ONE_THREAD | paths,
-            )
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", f"from lit_llm.ingest.worker import main; main({theirs.fileno()})"],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=os.environ | _ONE_THREAD | paths,
+                )
+            except OSError as error:
+                raise UserError(
+                    f"A worker process cannot be started: {error.strerror}: use fewer --workers (0 for none), or raise the "
+                    "limit of processes (ulimit -u)."
+                ) from error
         self._started[ours] = process
         self._send(ours, self._run)
         return ours

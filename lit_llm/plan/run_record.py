@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
@@ -131,10 +132,10 @@ def _launches(run_dir: Path) -> list[dict[str, Any]]:
     """
     path = run_dir / PLAN
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror} (--from_run)") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise UserError(
             f"{path} is damaged: it is not JSON; train the run again for a few logged steps, or restore the file (--from_run)"
         ) from None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from lit_llm.core.disk import write_text
+from lit_llm.core.disk import read_ordinary, write_text
 from lit_llm.core.errors import UserError
 
 METRICS = {
@@ -67,7 +67,7 @@ class Curve:
             UserError: There is no such file, or it is not a curve.
         """
         try:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            lines = read_ordinary(path).decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"curve {path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
         facts = {}

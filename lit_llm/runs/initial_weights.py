@@ -22,8 +22,8 @@ from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.runs.run_folder import find_checkpoint, run_of
-from lit_llm.runs.saved_run import SavedRun
+from lit_llm.runs.run_folder import run_of
+from lit_llm.runs.saved_run import SavedRun, find_checkpoint
 from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer, recognised
 
 BASE_HELP = "of a LoRA run: the run folder or checkpoint of its base weights, if they were moved"

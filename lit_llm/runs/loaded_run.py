@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
+from lit_llm.core.disk import ordinary_file
 from lit_llm.core.errors import UserError, need
 from lit_llm.runs.metrics_rows import MetricsRows, Value
 from lit_llm.runs.run_folder import CHECKPOINTS, CONFIG, METRICS, config_of, settings_of
@@ -85,7 +86,7 @@ class LoadedRun:
         """
         found = [] if self._rows is None else list(self._rows.unread)
         for file in sorted(self.path.glob("*tfevents*")):
-            size = file.stat().st_size
+            size = ordinary_file(file).stat().st_size
             read = sum(len(record) + _FRAME for record in RawEventFileLoader(str(file)).Load())
             if read < size:
                 lost = "rows" if self._rows is None else "samples"  # which are nowhere else
@@ -124,6 +125,8 @@ def events_of(folder: Path) -> EventAccumulator:
     level = log.level
     log.setLevel(logging.ERROR)
     try:
+        for file in folder.glob("*tfevents*"):
+            ordinary_file(file)
         events.Reload()
     except DecodeError:
         raise UserError(f"an event file in {folder} is not TensorBoard's: move it to another folder (--run)") from None

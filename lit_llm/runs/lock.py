@@ -34,6 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from lit_llm.core.disk import UnusableFile, open_ordinary
 from lit_llm.core.errors import UserError
 
 LOCK = "lock.json"
@@ -41,6 +42,7 @@ HEARTBEAT = 10.0
 """Seconds between two updates of the modification time."""
 PATIENCE = 60.0
 """Seconds without a heartbeat after which an owner on another machine is considered dead."""
+_MOST_BYTES = 4096
 
 
 class _Owner(NamedTuple):
@@ -107,6 +109,8 @@ class RunLock:
         try:
             while not self._try_to_write():
                 self.refuse_if_held()
+        except UnusableFile:
+            raise
         except OSError as error:
             self._delete_empty()
             raise UserError(f"run folder {self.run_dir} cannot be written: {error.strerror} (--run_dir DIR)") from None
@@ -152,7 +156,7 @@ class RunLock:
 
     def _try_to_write(self) -> bool:
         """Write the lock if nobody or a dead process owns it."""
-        with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="utf-8") as file:
+        with open(open_ordinary(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "r+", encoding="utf-8") as file:
             with contextlib.suppress(OSError):  # not supported here
                 fcntl.flock(file, fcntl.LOCK_EX)
             if not self.path.exists() or not os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
@@ -200,10 +204,12 @@ class RunLock:
 def _read(path: Path) -> _Owner | None:
     """The owner in a lock file; None if there is no file, or if its owner was killed while writing it."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return _Owner(**json.load(file))._replace(modified=os.fstat(file.fileno()).st_mtime_ns)
-    except (OSError, ValueError, TypeError):
+        with open(open_ordinary(path), encoding="utf-8") as file:
+            owner = _Owner(**json.loads(file.read(_MOST_BYTES)))._replace(modified=os.fstat(file.fileno()).st_mtime_ns)
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
+    is_owner = type(owner.pid) is int and 0 < owner.pid < 2**31 and all(isinstance(text, str) for text in owner[1:6])
+    return owner if is_owner and all(text.isprintable() for text in owner[1:6]) else None
 
 
 def _is_running(owner: _Owner) -> bool | None:

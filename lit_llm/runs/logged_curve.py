@@ -9,7 +9,8 @@ from lit_llm.checkpoint.disk_format import read_manifest
 from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import METRICS, Curve, Row, as_text
 from lit_llm.runs.loaded_run import Series, events_of, rows_of, scalars_of
-from lit_llm.runs.run_folder import config_of, find_checkpoint, settings_of
+from lit_llm.runs.run_folder import config_of, settings_of
+from lit_llm.runs.saved_run import find_checkpoint
 
 
 def logged(run: Path) -> Curve:

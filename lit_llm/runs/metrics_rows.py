@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lit_llm.core.disk import read_ordinary
+
+_MOST_BYTES = 2**30  # a row has about 1 kB: a million logged steps
 _NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
 _LAST_STEP = 2**53  # larger whole numbers are no steps, and a float cannot hold them
 
@@ -32,7 +35,7 @@ class MetricsRows:
         self.values: dict[str, list[Value]] = {}
         self.unread: list[str] = []
         try:
-            content = path.read_bytes()
+            content = read_ordinary(path, _MOST_BYTES)
         except OSError as error:
             self.unread.append(f"{path.name} cannot be read ({error.strerror}): its rows are missing")
             return

@@ -9,6 +9,7 @@ to resume from; `FolderCheckpointIO.load_checkpoint` then gives them the path th
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,11 +33,10 @@ from lit_llm.runs.run_folder import (
     default_run_dir,
     expanded,
     holds_run,
-    named_checkpoint,
     origin_of,
     reason_of_end,
 )
-from lit_llm.runs.saved_run import SavedRun
+from lit_llm.runs.saved_run import SavedRun, named_checkpoint
 from lit_llm.runs.setting_changes import ENDINGS, Change, SettingChanges, rule, setting_changes
 
 
@@ -369,3 +369,6 @@ def _state_of(run_dir: Path) -> tuple[object, ...]:
 def _refuse_a_file(run_dir: Path) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"{run_dir} is a file, a run needs a folder (--run_dir)")
+    checkpoints = run_dir / CHECKPOINTS
+    if os.path.lexists(checkpoints) and not checkpoints.is_dir():
+        raise UserError(f"{checkpoints} is no folder: remove it, or choose another run folder (--run_dir)")

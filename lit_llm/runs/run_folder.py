@@ -5,12 +5,12 @@ Names and rules of the folder only. `lit_llm.runs.resume` decides where a run st
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError, not_utf8
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 
@@ -131,39 +131,10 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
 def reason_of_end(run_dir: Path, step: int | None) -> str | None:
     """What `ENDED` says, if it is about this step; else None."""
     try:
-        end = json.loads((run_dir / ENDED).read_text(encoding="utf-8"))
+        end = read_json(run_dir / ENDED)
         return str(end["reason"]) if end["step"] == step else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def find_checkpoint(run_dir: Path, which: str) -> Path:
-    """The checkpoint named `which` (last, best, stable) in a run folder.
-
-    Raises:
-        UserError: There is none. The message lists the existing ones.
-    """
-    path = run_dir / CHECKPOINTS / f"{which}.ckpt"
-    if path.exists():
-        return path
-    if not run_dir.is_dir():
-        raise UserError(f"there is no run folder {run_dir} (--run_dir or --run)")
-    names = sorted(p.name for p in (run_dir / CHECKPOINTS).glob("*.ckpt"))
-    found = f"there are {', '.join(names)}" if names else "there is no checkpoint yet; train first with `fit`"
-    raise UserError(f"run folder {run_dir} has no checkpoint '{which}': {found} (--ckpt_path)")
-
-
-def named_checkpoint(run_dir: Path, ckpt_path: str) -> Path:
-    """The checkpoint that `--ckpt_path` names: the last or best of a run folder, or any by its path.
-
-    Raises:
-        UserError: It does not exist.
-    """
-    if ckpt_path in ("last", "best"):
-        return find_checkpoint(run_dir, ckpt_path)
-    if not Path(ckpt_path).exists():
-        raise UserError(f"there is no checkpoint {ckpt_path}; give last, best, or a file (--ckpt_path)")
-    return Path(ckpt_path)
 
 
 def set_aside(run_dir: Path) -> Path | None:

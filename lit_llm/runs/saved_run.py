@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lit_llm.checkpoint.disk_format import read_values
+from lit_llm.checkpoint.disk_format import newest_good, read_values
+from lit_llm.core.disk import read_ordinary
 from lit_llm.core.errors import UserError
-from lit_llm.runs.run_folder import run_of
+from lit_llm.runs.run_folder import CHECKPOINTS, run_of
 from lit_llm.runs.setting_changes import SETTINGS
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE
 
@@ -79,7 +80,47 @@ class SavedRun:
 
 def tokenizer_sha256(run: Path) -> str:
     """SHA-256, in hex, of tokenizer.json, followed by document_ids.json if there is one: of `Tokenizer.files`."""
-    content = hashlib.sha256((run / TOKENIZER_FILE).read_bytes())
+    content = hashlib.sha256(read_ordinary(run / TOKENIZER_FILE))
     if (run / DOCUMENT_IDS_FILE).is_file():
-        content.update((run / DOCUMENT_IDS_FILE).read_bytes())
+        content.update(read_ordinary(run / DOCUMENT_IDS_FILE))
     return content.hexdigest()
+
+
+def find_checkpoint(run_dir: Path, which: str) -> Path:
+    """The checkpoint named `which` (last, best, stable) in a run folder.
+
+    Raises:
+        UserError: There is none. The message lists the existing ones.
+    """
+    path = run_dir / CHECKPOINTS / f"{which}.ckpt"
+    if path.is_symlink() and path.exists():
+        return path
+    # Without links, or where a copy has a folder instead of each, the newest checkpoint tells the names.
+    newest, _ = newest_good(run_dir / CHECKPOINTS)
+    if newest is not None and which == "last":
+        return newest
+    if newest is not None:
+        states = read_values(newest).get("callbacks", {})
+        best = next((state["best_name"] for key, state in states.items() if "StepCheckpoint" in key), "")
+        if which == "best" and best and (newest.parent / best).exists():
+            return newest.parent / str(best)
+    if path.exists():
+        return path
+    if not run_dir.is_dir():
+        raise UserError(f"there is no run folder {run_dir} (--run_dir or --run)")
+    names = sorted(p.name for p in (run_dir / CHECKPOINTS).glob("*.ckpt"))
+    found = f"there are {', '.join(names)}" if names else "there is no checkpoint yet; train first with `fit`"
+    raise UserError(f"run folder {run_dir} has no checkpoint '{which}': {found} (--ckpt_path)")
+
+
+def named_checkpoint(run_dir: Path, ckpt_path: str) -> Path:
+    """The checkpoint that `--ckpt_path` names: the last or best of a run folder, or any by its path.
+
+    Raises:
+        UserError: It does not exist.
+    """
+    if ckpt_path in ("last", "best"):
+        return find_checkpoint(run_dir, ckpt_path)
+    if not Path(ckpt_path).exists():
+        raise UserError(f"there is no checkpoint {ckpt_path}; give last, best, or a file (--ckpt_path)")
+    return Path(ckpt_path)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError
 
 DOCUMENT_IDS_FILE = "document_ids.json"
@@ -31,8 +32,8 @@ class DocumentIds(NamedTuple):
         if not file.is_file():
             return None
         try:
-            found = cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError):
+            found = cls(**read_json(file))
+        except (OSError, ValueError, TypeError):
             found = cls(-1, -1)
         if any(i is not None and not (type(i) is int and 0 <= i < vocab_size) for i in found):
             raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from lit_llm.core.disk import read_json, read_ordinary
 from lit_llm.core.errors import UserError
 from lit_llm.tokenizers.base import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
 from lit_llm.tokenizers.bytes import byte_symbols
@@ -20,6 +22,32 @@ _END_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>")  # GPT-2, LLaMA-2
 _RANDOM = {"dropout", "alpha", "nbest_size"}
 """Settings of a BPE or a Unigram model that draw the tokens of a text."""
 _SHOWN = 12  # special tokens that a message lists
+
+
+_MOST_IDS = 2**24
+"""The largest vocabularies in use have 262,144 ids. Tables of a tokenizer have an entry for each id."""
+_MOST_GROWTH = 1000
+"""Characters that the normalizer may make of one."""
+
+
+@contextlib.contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Raise what the library raises as a UserError: a tokenizer from elsewhere can be read and fail with some text.
+
+    A panic of its code in Rust is a BaseException.
+
+    Args:
+        what: the beginning of the sentence that the library's reason ends.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise UserError(f"{what}: {reason.rstrip('.')}.") from error
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -52,18 +80,21 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def prefix_token_ids(self) -> list[int]:
-        encoding = self._backend.encode("a", add_special_tokens=True)  # the mask marks what the post-processor adds
+        with library_errors("The tokenizer cannot encode a text"):
+            encoding = self._backend.encode("a", add_special_tokens=True)  # the mask marks what the post-processor adds
         return encoding.ids[: next((i for i, added in enumerate(encoding.special_tokens_mask) if not added), 0)]
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        with library_errors("The tokenizer cannot encode a text"):
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self._backend.decode(self._checked(ids).tolist(), skip_special_tokens=False)
+        with library_errors("The tokenizer cannot decode ids"):
+            return self._backend.decode(self._checked(ids).tolist(), skip_special_tokens=False)
 
     def token_bytes(self) -> np.ndarray:
         content = json.loads(self.to_json())
@@ -168,12 +199,25 @@ def _configured_ends(folder: Path) -> Iterator[str]:
     """The ``eos_token`` of the files that Hugging Face puts beside tokenizer.json."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         try:
-            token = json.loads((folder / name).read_text(encoding="utf-8"))["eos_token"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # these files are optional, and not ours
+            token = read_json(folder / name)["eos_token"]
+        except (OSError, ValueError, KeyError, TypeError):  # these files are optional, and not ours
             continue
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             yield token
+
+
+def _growth(backend: tokenizers.Tokenizer) -> int:
+    """How many characters what normalizers and pre-tokenizers write in place of others makes of one, at most."""
+    growth, waiting = 1, [json.loads(part.__getstate__()) for part in (backend.normalizer, backend.pre_tokenizer) if part]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            growth *= max(len(node[key]) if isinstance(node.get(key), str) else 1 for key in ("content", "prepend")) or 1
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+    return growth
 
 
 def tokenizer_file(path: str | os.PathLike[str]) -> Path:
@@ -187,10 +231,12 @@ def tokenizer_file(path: str | os.PathLike[str]) -> Path:
 def _read_backend(file: Path) -> tokenizers.Tokenizer:
     if not file.is_file():
         raise UserError(f"Tokenizer not found at {file}: give a tokenizer.json or the folder that contains it.")
-    try:
-        backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises a bare Exception for invalid files
-        raise UserError(f"{file} is not a tokenizer.json that the tokenizers library can read: {error}.") from error
+    with library_errors(f"{file} is not a tokenizer.json that the tokenizers library can read"):
+        backend = tokenizers.Tokenizer.from_str(read_ordinary(file).decode("utf-8"))
+    if (largest := max(backend.get_vocab(with_added_tokens=True).values(), default=0)) >= _MOST_IDS:
+        raise UserError(f"{file} has the id {largest:,}, but ids must be below {_MOST_IDS:,}.")
+    if (growth := _growth(backend)) > _MOST_GROWTH:
+        raise UserError(f"{file} writes up to {growth:,} characters for one, but at most {_MOST_GROWTH:,} are allowed.")
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # not stored in the file

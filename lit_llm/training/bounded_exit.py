@@ -95,7 +95,8 @@ class _Ending:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends the process at once, without a traceback
         _flush()
-        threading.Thread(target=self._watch, name="bounded-exit", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # no further thread is allowed (ulimit -u)
+            threading.Thread(target=self._watch, name="bounded-exit", daemon=True).start()
         with contextlib.suppress(Exception):  # where something holds the interpreter's lock; a thread of C, with exit code 1
             faulthandler.dump_traceback_later(SECONDS + 10, exit=True, file=2)
 

@@ -98,8 +98,7 @@ class Evaluation(nn.Module):
         self.bits_per_byte.reset()
         self.sources = SourceLosses(sources)
         if token_bytes is not None:
-            coarse = device.type == "mps" and token_bytes.is_floating_point()  # it has no float64
-            token_bytes = token_bytes.to(device, torch.float32 if coarse else token_bytes.dtype)
+            token_bytes = token_bytes.to(device)
         self.token_bytes = token_bytes
 
     def add(self, batch: dict[str, Tensor], sums: LossSums, *, parts: int) -> None:

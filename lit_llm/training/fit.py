@@ -17,7 +17,7 @@ from rich.table import Table
 
 import lit_llm.data
 from lit_llm.callbacks._lightning import write_row
-from lit_llm.core._lightning import is_rank_zero
+from lit_llm.core._lightning import is_rank_zero, restores_checkpoint
 from lit_llm.core.disk import naming, write_text
 from lit_llm.core.errors import UserError, report
 from lit_llm.runs.curve_follower import CurveFollower
@@ -152,6 +152,13 @@ def _train(
         if is_port_in_use(error):
             port = os.environ.get("MASTER_PORT")
             raise UserError(f"port {port} is in use by another process; choose another one (MASTER_PORT=N)") from None
+        if start.checkpoint is not None and not isinstance(error, UserError) and restores_checkpoint(error):
+            if guard is not None:
+                guard.restore()
+            raise UserError(
+                f"{start.checkpoint} cannot be continued: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]} "
+                "while its state was restored (--resume)"
+            ) from error
         if not is_lost_peer(error):
             raise
         last = run_dir / CHECKPOINTS / "last.ckpt"

@@ -12,7 +12,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_llm.core.disk import delete, is_disk_error, write_bytes
+from lit_llm.checkpoint.disk_format import clear_leftovers
+from lit_llm.core.disk import delete, is_disk_error, read_ordinary, write_bytes
 from lit_llm.hf.tokenizer_files import COMPANIONS
 from lit_llm.plan.run_record import PLAN
 from lit_llm.runs.lock import LOCK
@@ -68,9 +69,10 @@ class FolderGuard(Callback):
                 lock.acquire()  # in the new folder
                 assert self._aside is not None
                 delete(self._aside / LOCK)
+            clear_leftovers(self.run_dir / CHECKPOINTS)  # a run that has ended saves no more
             if self._existed:
                 self._names = {path.name for path in self.run_dir.iterdir()}
-                self._contents = {self.run_dir / name: (self.run_dir / name).read_bytes() for name in self._names & _WRITTEN}
+                self._contents = {self.run_dir / name: read_ordinary(self.run_dir / name) for name in self._names & _WRITTEN}
             yield
 
     def is_where(self, error: OSError) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_llm.checkpoint.adapters import BASE, LORA
@@ -42,7 +42,7 @@ def add_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
 
 
 def check_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
-    """Check that adapters, or the weights of a custom architecture, fit: its code may have changed since the checkpoint.
+    """Check that the weights fit: the code of a custom architecture may have changed since the checkpoint.
 
     With `use_ema`, an evaluation gets the average instead of the weights.
 
@@ -51,14 +51,13 @@ def check_entries(module: LanguageModel, checkpoint: dict[str, Any]) -> None:
     """
     if module.use_ema and module.trainer.state.fn != "fit":
         checkpoint["state_dict"] = averaged(checkpoint, Path(str(module.trainer.ckpt_path)), "--use_ema")
-    own: dict[str, Tensor] | None = None
+    model, what = module.model, "the checkpoint"
+    own = model.whole_state_dict("model.") if isinstance(model, PipelinedGPT) else module.state_dict()
     if module.lora is not None:
-        model = module.model
-        whole = model.whole_state_dict("model.") if isinstance(model, PipelinedGPT) else module.state_dict()
-        own, what = saved_weights(module, whole), "the checkpoint of adapters (--lora)"
+        own, what = saved_weights(module, own), "the checkpoint of adapters (--lora)"
     elif module.architecture is not None:
-        own, what = module.state_dict(), f"the checkpoint of {module.architecture.class_path}"
-    if own is not None and (problem := mismatch(own, checkpoint["state_dict"], what)):
+        what = f"the checkpoint of {module.architecture.class_path}"
+    if problem := mismatch(own, checkpoint["state_dict"], what):
         raise UserError(problem)
 
 
@@ -79,6 +78,8 @@ def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict
     """
     groups: list[dict[str, Any]] = []
     changed: dict[str, str] = {}
+    if problem := _state_problem(optimizer, saved):
+        raise UserError(f"the optimizer's state in the checkpoint {problem} (--resume)")
     for own, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=False):  # torch refuses another number
         options = {name: value for name, value in own.items() if name not in ("params", "lr")}
         changed |= {
@@ -92,3 +93,21 @@ def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict
             f"The optimizer's options differ from the checkpoint's. The new ones apply: {', '.join(changed.values())}."
         )
     return {**saved, "param_groups": groups + saved["param_groups"][len(groups) :]}
+
+
+_OF_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+"""State of the shape of its parameter, in every optimizer that has it."""
+
+
+def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
+    """Why a state is not that of these parameters, as the end of a sentence. torch compares only how many there are."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=False):
+        state = saved["state"].get(number, {})
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor | int | float | None):
+                return f"has {name} {str(value)[:40]!r} for parameter {number}"
+            if value is not None and name in _OF_PARAMETER and tuple(getattr(value, "shape", ())) != tuple(parameter.shape):
+                return f"has {name} of another shape than parameter {number}, which has {tuple(parameter.shape)}"
+    return None

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from lit_llm.callbacks import WSD, StepCheckpoint, ValidateEvery
 from lit_llm.callbacks import checkpoint as checkpoint_module
 from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
+from lit_llm.runs.saved_run import find_checkpoint
 
 VAL = {"limit_val_batches": 1.0}
 IOS = [FolderCheckpointIO, AsyncFolderCheckpointIO]
@@ -415,3 +417,20 @@ def test_saving_in_the_background_warns_of_nothing_when_all_is_well(tmp_path):
         warnings.simplefilter("always")
         fit([StepCheckpoint(2, monitor=None)], tmp_path, plugins=[AsyncFolderCheckpointIO()])
     assert not [w for w in caught if "heckpoint" in str(w.message) and "could not" in str(w.message)]
+
+
+@pytest.mark.parametrize("why", ["no links", "a folder of that name"])
+def test_a_link_that_cannot_be_made_is_one_warning_and_no_resume_needs_it(why, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if why == "no links":  # as on FAT, or where no inode is left
+        monkeypatch.setattr(Path, "symlink_to", refuse)
+    else:  # as `cp -rL` leaves it
+        (tmp_path / "checkpoints/last.ckpt").mkdir(parents=True)
+    with pytest.warns(UserWarning, match=r"last\.ckpt") as warned:
+        fit([StepCheckpoint(2, keep_last=1, monitor=None)], tmp_path, steps=6, plugins=[FolderCheckpointIO()])
+    assert sum("cannot be made a link" in str(each.message) for each in warned) == 1
+    newest, _ = disk_format.newest_good(tmp_path / "checkpoints")
+    assert newest.name == "step-00000006.ckpt" and find_checkpoint(tmp_path, "last") == newest
+    assert not list((tmp_path / "checkpoints").glob("*.tmp"))

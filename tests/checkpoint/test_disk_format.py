@@ -326,3 +326,22 @@ def test_links_to_nowhere_and_folders_that_are_not_there_hold_nothing(tmp_path):
     (tmp_path / "last.ckpt").symlink_to("step-00000005.ckpt")
     assert disk_format.newest_good(tmp_path) == (None, [])
     assert disk_format.newest_good(tmp_path / "never") == (None, [])
+
+
+@pytest.mark.parametrize("of", ["folders", "files"])
+def test_a_file_system_without_fsync_of_folders_is_used_and_one_without_that_of_files_is_not(of, tmp_path, monkeypatch):
+    real = os.fsync
+
+    def fsync(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").resolve().is_dir() == (of == "folders"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    if of == "folders":
+        save(tmp_path, 3)
+        assert disk_format.verify(step_path(tmp_path, 3)) is None
+    else:
+        with pytest.raises(OSError, match="Invalid argument"):
+            save(tmp_path, 3)
+        assert names(tmp_path) == []

@@ -13,6 +13,7 @@ from torch import nn
 from lit_llm.config import host_memory
 from lit_llm.config.host_memory import memory_problem
 from lit_llm.config.parse import parse
+from lit_llm.core import memory
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.plan import find
@@ -97,3 +98,25 @@ def test_on_a_gpu_fit_keeps_whole_weights_in_a_pipeline_only_if_the_run_fits(mon
     data = SimpleNamespace(global_batch_size=32, micro_batch_size=1, vocab_size=2048)
     assert memory_problem(config, {"model": GPTConfig(**flags), "data": data}, None, trainer, cut=False) is None
     assert strategy.chosen == (keeps, True)
+
+
+def test_a_limit_of_the_address_space_is_named_before_anything_is_built(capsys, monkeypatch):
+    monkeypatch.setattr(host_memory, "address_space_bytes", lambda: 10**8)
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "run")
+    assert code == 2 and "ulimit -v" in err and "0.1 GB" in err and not Path("run").exists()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_every_control_group_above_the_process_counts(version, tmp_path, monkeypatch):
+    top, name = (tmp_path / "memory", "memory.limit_in_bytes") if version == 1 else (tmp_path, "memory.max")
+    (top / "a/b").mkdir(parents=True)
+    for folder, limit in ((top, "max"), (top / "a", "5000"), (top / "a/b", "7000")):
+        (folder / name).write_text(f"{limit}\n")
+    (tmp_path / "of-process").write_text("0::/a/b\n" if version == 2 else "7:cpu:/x\n6:memory:/a/b\n")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_GROUPS_OF_PROCESS", tmp_path / "of-process")
+    assert memory.cgroup_limits() == [(top / "a/b", 7000), (top / "a", 5000)]
+    assert memory.memory_bytes(torch.device("cpu")) == 5000
+    (top / "a/memory.current").write_text("1000\n")
+    (top / "a/memory.stat").write_text("anon 900\ninactive_file 300\n")
+    assert memory.free_host_bytes() == 5000 - 1000 + 300

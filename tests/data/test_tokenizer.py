@@ -10,6 +10,7 @@ import tokenizers
 from ingest.tokenizer_kinds import pages, write
 from tokenizers import decoders, models, pre_tokenizers
 
+from lit_llm.core.errors import UserError
 from lit_llm.tokenizers import BPE, Bytes, Characters, TokenizerJSON, load_tokenizer
 
 TEXTS = [
@@ -206,3 +207,45 @@ def test_settings_that_draw_tokens_are_off(tmp_path, monkeypatch):
     unigram = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("aa", -1.5)], 0, alpha=0.1, nbest_size=5))
     monkeypatch.setattr(tokenizers.Tokenizer, "from_str", lambda text: unigram)  # 0.23 does not read these from a file
     assert len({tuple(TokenizerJSON(str(file)).encode("a" * 9)) for _ in range(20)}) == 1  # of five equally good
+
+
+PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+
+
+def tokenizer_file(tmp_path, **parts):
+    content = json.loads(Bytes().to_json())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**content, **parts}))
+    return str(tmp_path / "tokenizer.json")
+
+
+def replaced(*contents):
+    each = [{"type": "Replace", "pattern": {"String": "a"}, "content": content} for content in contents]
+    return {"type": "Sequence", "normalizers": each}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": replaced("b" * 1_000_000)},
+        {"normalizer": replaced("a" * 100, "a" * 100)},  # one after the other
+        {"normalizer": {"type": "Prepend", "prepend": "x" * 10_000_000}},
+        {"added_tokens": [{"id": 2**31, "content": "<far>", "special": True, **PLAIN}]},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_takes_all_memory_is_refused_when_it_is_read(parts, tmp_path):
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        TokenizerJSON(tokenizer_file(tmp_path, **parts))
+
+
+def test_what_the_library_raises_for_a_text_is_a_sentence(tmp_path):
+    unigram = {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0], ["<|endoftext|>", -2.0]]}
+    tokenizer = TokenizerJSON(tokenizer_file(tmp_path, model=unigram, added_tokens=[], pre_tokenizer=None), "<|endoftext|>")
+    assert tokenizer.encode("aa").tolist() == [0, 0]
+    for texts in (["b"], ["aa", "ab"]):
+        with pytest.raises(UserError, match="tokenizer"):
+            tokenizer.encode_batch(texts)
+    split = {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolated", "invert": False}
+    slow = TokenizerJSON(tokenizer_file(tmp_path, pre_tokenizer=split))
+    with pytest.raises(UserError, match="tokenizer"):  # a panic, which is no Exception
+        slow.encode("a" * 40 + "b")

@@ -84,3 +84,14 @@ def test_a_truncated_or_damaged_tar_is_one_sentence(tmp_path):
 
 def test_two_tars_in_a_file_are_refused(tmp_path):
     assert "file of its own" in refusal(write(tmp_path, tar_of(("1.txt", b"a")) * 2))
+
+
+@pytest.mark.parametrize("at", [386, 398, 482, 483])  # of a GNU sparse header: numbers, and the size of the whole
+@pytest.mark.parametrize("wrong", [b"x" * 12, b"\xff" * 12, b"-1".ljust(12)])
+def test_a_malformed_sparse_header_is_one_sentence(at, wrong, tmp_path):
+    header = bytearray(tarfile.TarInfo("1.txt").tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = b"S"
+    header[at : at + len(wrong)] = wrong
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header[:512])
+    assert "tar" in refusal(write(tmp_path, bytes(header[:512]) + bytes(1024)))

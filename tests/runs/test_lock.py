@@ -245,3 +245,29 @@ def test_evaluating_and_generating_need_no_lock(folder, capsys):
     with RunLock(Path("runs/tiny")):
         assert run(capsys, "validate", "--run", "runs/tiny")[0] == 0
         assert run(capsys, "generate", "--run", "runs/tiny", "--prompt", "line", "--max_new_tokens", "2")[0] == 0
+
+
+def test_a_link_in_place_of_the_lock_is_refused_and_its_target_is_as_before(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("kept")
+    (tmp_path / LOCK).symlink_to(target)
+    with pytest.raises(UserError, match="link"):
+        RunLock(tmp_path).acquire()
+    assert target.read_text() == "kept"
+
+
+@pytest.mark.parametrize("pid", [-1, 0, 2**40, "4711", 3.5, None, [[]]])
+def test_a_lock_that_no_process_has_written_is_free(pid, tmp_path):
+    write_foreign(tmp_path, pid=pid)
+    with RunLock(tmp_path):
+        assert entries(tmp_path)["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"pid": 1, "host": "a\\u0000b"}', " " * 10**7])
+def test_a_lock_of_anything_else_is_free(content, tmp_path):
+    (tmp_path / LOCK).write_text(content)
+    with RunLock(tmp_path):
+        pass
+    write_foreign(tmp_path, host="node\0")
+    with RunLock(tmp_path):
+        pass

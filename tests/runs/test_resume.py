@@ -9,7 +9,7 @@ import torch
 from recipe_runs import breaking, curve, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_llm.checkpoint.disk_format import verify
+from lit_llm.checkpoint.disk_format import read, verify, write
 from lit_llm.config.parse import parse
 from lit_llm.runs import saved_run
 
@@ -210,3 +210,69 @@ def test_the_values_of_a_checkpoint_hold_no_data_and_keep_no_file_open(trained):
     tensors = [*values["state_dict"].values(), *values["optimizer_states"][0]["state"][0].values()]
     assert all(tensor.is_meta for tensor in tensors if isinstance(tensor, torch.Tensor)) and len(tensors) > 5
     assert mapped() <= before
+
+
+def rewrite(checkpoint: Path, change) -> None:
+    """Change the content of a checkpoint, with checksums that are right."""
+    content = read(checkpoint)
+    change(content)
+    write(content, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("loops", lambda content: content.update(loops={"fit_loop": {"epoch_loop.batch_progress": {"total": "x"}}})),
+        ("callbacks", lambda content: content["callbacks"].update({key: {"x": 1} for key in content["callbacks"]})),
+        ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(momentum_buffer=torch.ones(3))),
+        ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step="three")),
+        ("optimizer", lambda content: content["optimizer_states"][0]["param_groups"].pop()),
+        ("TextFiles", lambda content: content.update(TextFiles=[])),
+        ("weights", lambda content: content["state_dict"].update(more=torch.ones(1))),
+        ("dtype", lambda content: content.update(state_dict={k: v.to(torch.int8) for k, v in content["state_dict"].items()})),
+    ],
+)
+def test_a_state_that_cannot_be_restored_is_one_sentence_and_the_folder_is_as_before(key, change, trained, capsys):
+    newest = (trained / "checkpoints/last.ckpt").resolve()
+    rewrite(newest, change)
+    before = {path: path.read_bytes() for path in trained.glob("*") if path.is_file()}
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "9")
+    assert code == 2 and err.count("error: ") >= 1, err
+    assert {path: path.read_bytes() for path in trained.glob("*") if path.is_file()} == before
+    if key in ("weights", "dtype"):
+        for words in (["validate", "--run", "runs/tiny"], ["fit", "--config", "tiny.yaml", "--init_from", "runs/tiny"]):
+            code, _, err = run(capsys, *words, *(["--run_dir", "runs/new"] if words[0] == "fit" else []))
+            assert code == 2 and "error: " in err, words
+
+
+def test_what_a_kill_left_in_a_finished_run_is_cleared_when_it_is_launched_again(trained, capsys):
+    left = trained / "checkpoints/.step-00000003.ckpt.removed"
+    left.mkdir()
+    assert run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")[0] == 0
+    assert not left.exists()
+
+
+def test_checkpoints_that_are_no_folder_are_refused_before_the_first_step(folder, capsys):
+    Path("runs/tiny").mkdir(parents=True)
+    Path("runs/tiny/checkpoints").symlink_to("checkpoints")
+    code, out, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto")
+    assert code == 2 and "checkpoints is no folder" in err and "step 1" not in out
+
+
+@pytest.mark.parametrize("name", ["lock.json", ".config.yaml.partial", ".metrics.jsonl.partial", ".plan.json.partial"])
+def test_nothing_is_written_through_a_link_in_the_run_folder(name, trained, capsys):
+    target = Path("kept.txt")
+    target.write_text("kept")
+    (trained / name).symlink_to(target.absolute())
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "9")
+    assert target.read_text() == "kept"
+    assert (code, "link" in err) == ((2, True) if name == "lock.json" else (0, False)), err
+
+
+@pytest.mark.parametrize("command", [["report", "--run", "runs/tiny", "--out", "page.html"], ["doctor", "--run", "runs/tiny"]])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "plan.json", "events.out.tfevents.1.x"])
+def test_a_pipe_in_the_run_folder_is_no_hang(name, command, trained, capsys):
+    (trained / name).unlink(missing_ok=True)
+    os.mkfifo(trained / name)
+    code, _, err = run(capsys, *command)
+    assert code in (0, 1, 2) and (code != 2 or name.partition(".")[0] in err)

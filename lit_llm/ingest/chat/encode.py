@@ -16,6 +16,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat.render import SENTINEL, Chat, Renderer
 from lit_llm.ingest.chat.template import ChatTemplate
 from lit_llm.tokenizers import Tokenizer
+from lit_llm.tokenizers.hugging_face import library_errors
 
 # Around the name of a special token in a message. Of a private use area, so no text has them.
 _BEGIN, _END = "\U000ff000", "\U000ff001"
@@ -183,11 +184,12 @@ def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 def _encoded(backend: tokenizers.Tokenizer, text: str, *, continues: bool) -> tuple[np.ndarray, np.ndarray]:
     """Ids and offsets of a text. Some tokenizers put a space before a text: not before one that ``continues`` another."""
-    if continues:
-        newline, joined = backend.encode("\n").ids, backend.encode(f"\n{text}")
-        if joined.ids[: len(newline)] == newline:
-            return _arrays(joined.ids[len(newline) :], joined.offsets[len(newline) :], shift=-1)
-    encoding = backend.encode(text)
+    with library_errors("The tokenizer cannot encode a text"):
+        if continues:
+            newline, joined = backend.encode("\n").ids, backend.encode(f"\n{text}")
+            if joined.ids[: len(newline)] == newline:
+                return _arrays(joined.ids[len(newline) :], joined.offsets[len(newline) :], shift=-1)
+        encoding = backend.encode(text)
     return _arrays(encoding.ids, encoding.offsets)
 
 

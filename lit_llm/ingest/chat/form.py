@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_llm.core.disk import write_text
+from lit_llm.core.disk import read_json, read_ordinary, write_text
 from lit_llm.core.errors import UserError
-from lit_llm.ingest.chat.template import CHAT_TEMPLATE_FILE
+from lit_llm.ingest.chat.template import CHAT_TEMPLATE_FILE, MOST_BYTES
 
 _GENERATION = "generation_config.json"
 
@@ -36,8 +36,10 @@ class ChatForm(NamedTuple):
         if not (folder / CHAT_TEMPLATE_FILE).is_file():
             return None
         try:
-            stop = json.loads((folder / _GENERATION).read_text(encoding="utf-8"))["eos_token_id"]
-            return cls((folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8"), stop)
+            stop = read_json(folder / _GENERATION)["eos_token_id"]
+            if not (stop is None or (type(stop) is int and stop >= 0)):
+                raise ValueError(f"{stop!r} is no id")
+            return cls(read_ordinary(folder / CHAT_TEMPLATE_FILE, MOST_BYTES).decode("utf-8"), stop)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{folder / _GENERATION} does not say how an answer ends, as prepare wrote it: restore it, or prepare the data "

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lit_llm.core.errors import UserError, need
+from lit_llm.ingest.chat.limited_process import LimitedProcess, Refused
 from lit_llm.ingest.chat.template import ChatTemplate
 
 Message = dict[str, Any]
@@ -48,8 +49,9 @@ class Renderer:
 
     def __init__(self, template: ChatTemplate, tokens: re.Pattern[str]) -> None:
         self.template, self._tokens = template, tokens
-        self._render = need("transformers.utils.chat_template_utils", extra="hf", what="A chat template").render_jinja_template
-        self._syntax_error = need("jinja2", extra="hf", what="A chat template").TemplateSyntaxError
+        render = need("transformers.utils.chat_template_utils", extra="hf", what="A chat template").render_jinja_template
+        need("jinja2", extra="hf", what="A chat template")
+        self._render = LimitedProcess(functools.partial(render, chat_template=template.text))
 
     def check(self) -> None:
         """Raises:
@@ -181,9 +183,8 @@ class Renderer:
 
     def _call(self, chat: Chat, where: str, *, prompt: bool = False, marks: bool = False) -> Any:
         try:
-            return self._render(
+            texts, answers = self._render(
                 conversations=[chat["messages"]],
-                chat_template=self.template.text,
                 tools=chat.get("tools"),
                 documents=chat.get("documents"),
                 add_generation_prompt=prompt,
@@ -191,9 +192,13 @@ class Renderer:
                 continue_final_message=False,
                 **self.template.special_tokens | chat.get("chat_template_kwargs", {}),
             )
-        except Exception as error:  # a template is a program: whatever it raises is its answer to these messages
-            line = f" in line {error.lineno} of it" if isinstance(error, self._syntax_error) else ""
+            texts[0].encode()  # a half of a character (a lone surrogate) is no text
+        except Refused as error:
+            line = "" if error.line is None else f" in line {error.line} of it"
             raise self._refusal(f"cannot write {where}: {error}{line}.") from error
+        except (UnicodeEncodeError, TypeError, ValueError) as error:
+            raise self._refusal(f"cannot write {where} as text: {error}.") from error
+        return texts, answers
 
 
 def _with_arguments(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_llm.core.disk import read_json, read_ordinary
 from lit_llm.core.errors import UserError
 from lit_llm.tokenizers import Tokenizer
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 AUTO = "auto"
+MOST_BYTES = 2**20
+"""Of a template. The longest in use have 30 kB."""
 
 _CONFIG, _SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -99,7 +102,7 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 
 def _read(file: Path, problem: str, flag: str = "") -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_ordinary(file, MOST_BYTES).decode("utf-8")
     except OSError as error:
         raise UserError(f"{problem}: {error.strerror or error}{flag}.") from error
     except UnicodeDecodeError as error:
@@ -109,7 +112,7 @@ def _read(file: Path, problem: str, flag: str = "") -> str:
 def _object(file: Path) -> dict[str, Any]:
     """The content of a JSON file; empty if there is none. These files are optional, and not ours."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = read_json(file)
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

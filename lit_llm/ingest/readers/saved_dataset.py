@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError
 
 _SPLITS_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
@@ -37,7 +37,8 @@ def dataset_files(folder: Path) -> list[Path] | None:
 
 
 def _several_splits(folder: Path) -> UserError:
-    splits = _content(folder / _SPLITS_FILE).get("splits", [])
+    named = _content(folder / _SPLITS_FILE).get("splits")
+    splits = [split for split in named if isinstance(split, str)] if isinstance(named, list) else []
     held_out = next((split for split in ("validation", "valid", "val", "dev", "test") if split in splits), None)
     train = "train" if "train" in splits else next((split for split in splits if split != held_out), "SPLIT")
     use = f"--data.train {folder / train}" + (f" --data.val {folder / held_out}" if held_out else "")
@@ -46,7 +47,7 @@ def _several_splits(folder: Path) -> UserError:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except ValueError as error:
         raise UserError(f"{path} is damaged, it is not JSON: copy or save the dataset again.") from error
     return content if isinstance(content, dict) else {}

@@ -37,7 +37,9 @@ def read_tar(stream: BinaryIO, key: str, counts: Counts, *, name: str) -> Iterat
         for _, members in itertools.groupby(_members(stream, name), key=lambda member: member[0]):
             yield from _sample(members, key, counts, name)
             samples += 1
-    except tarfile.TarError as error:
+    except UserError:
+        raise
+    except (tarfile.TarError, ValueError, OverflowError) as error:  # tarfile reads numbers of a sparse header without a check
         raise UserError(f"{name} is truncated or damaged: copy or download it again.") from error
     if not samples:
         raise UserError(f"{name} is a tar without files of text: leave it out.")

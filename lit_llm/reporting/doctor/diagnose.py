@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lit_llm.core.disk import open_ordinary
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.shard_manifest import Manifest
 from lit_llm.ingest.shards import HASH_BYTES, HEADER_BYTES
@@ -105,7 +106,7 @@ def damages(shards: Sequence[tuple[Path, str]]) -> list[Damage]:
     found = []
     for path, expected in shards:
         try:
-            with open(path, "rb") as file:
+            with open(open_ordinary(path), "rb") as file:
                 file.seek(HEADER_BYTES)
                 digest = hashlib.blake2b(digest_size=HASH_BYTES)
                 while block := file.read(1 << 20):

@@ -1,0 +1,107 @@
+"""Files that somebody else may have put there: opened only if they are ordinary files, and read up to a limit.
+
+A pipe makes a reader wait for ever, and /dev/zero never ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from .errors import UserError
+
+TEXT_BYTES = 64 * 2**20
+"""Limit of a file that is read whole, such as a tokenizer: the largest in use have 35 MB."""
+
+
+class UnusableFile(OSError, UserError):
+    """A folder, pipe, device or link in place of a file, or a file that is too large."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be used: {self.strerror}"
+
+
+def open_ordinary(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+    """The descriptor of an ordinary file, opened without waiting for anybody.
+
+    Raises:
+        OSError: It cannot be opened; `UnusableFile`: it is a folder, pipe or device, or with O_NOFOLLOW a link.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)  # a pipe must not wait for its other end
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            raise UnusableFile(errno.EINVAL, "it is a link, not an ordinary file", os.fspath(path)) from None
+        raise
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind):
+        return descriptor
+    os.close(descriptor)
+    what = "it is a folder, not a file" if stat.S_ISDIR(kind) else "it is a pipe or device, not an ordinary file"
+    raise UnusableFile(errno.EINVAL, what, os.fspath(path))
+
+
+def read_ordinary(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> bytes:
+    """The content of an ordinary file of at most `most` bytes.
+
+    Raises:
+        OSError: It cannot be read; `UnusableFile`: it is a folder, pipe or device, or larger.
+    """
+    with open(open_ordinary(path), "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise UnusableFile(errno.EINVAL, f"it is larger than {most:,} bytes", os.fspath(path))
+    return content
+
+
+def read_json(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        OSError: As `read_ordinary`.
+        ValueError: It is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(read_ordinary(path, most))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def new_file(path: Path, mode: str = "xb") -> BinaryIO:
+    """A file to write, in place of what a killed process has left there. A link of that name is removed, not followed."""
+    path.unlink(missing_ok=True)
+    return cast(BinaryIO, open(path, mode))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file that is complete or absent: an existing one is replaced by one rename.
+
+    Raises:
+        OSError: The disk refused. `path` is unchanged and nothing partial remains.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with new_file(partial) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def ordinary_file(path: Path) -> Path:
+    """The same path, for a library that opens files itself.
+
+    Raises:
+        OSError: As `open_ordinary`.
+    """
+    os.close(open_ordinary(path))
+    return path
