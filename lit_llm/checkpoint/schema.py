@@ -28,15 +28,16 @@ def _is_list_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _is_optimizer_state(value: Any) -> bool:
-    """As `torch.optim.Optimizer.state_dict` gives it: state by parameter, and groups of parameters."""
-    if not _is_named(value) or not isinstance(value.get("state"), Mapping):
+    """As `torch.optim.Optimizer.state_dict` gives it, as far as it is there: state by parameter, and groups of parameters."""
+    if not _is_named(value):
         return False
-    groups = value.get("param_groups")
+    states, groups = value.get("state", {}), value.get("param_groups", [])
     return (
-        isinstance(groups, list)
+        isinstance(states, Mapping)
+        and isinstance(groups, list)
         and all(_is_named(group) and isinstance(group.get("params"), list) for group in groups)
-        and all(isinstance(number, int | str) and _is_named(state) for number, state in value["state"].items())
-        and value["state"].keys() <= {number for group in groups for number in group["params"]}
+        and all(isinstance(number, int | str) and _is_named(state) for number, state in states.items())
+        and (not groups or states.keys() <= {number for group in groups for number in group["params"]})
     )
 
 

@@ -149,7 +149,7 @@ def place(world: Path, file: str) -> Path:
     if file == "runs/mine/events":
         return next(runs.glob("events.*")).relative_to(world)
     if file == "shards/plan of packing":
-        return next((*(world / "shards").glob("*.pack*"), *(world / "shards").glob("*plan*"))).relative_to(world)
+        return next((world / "shards").glob("*_pack-*.idx")).relative_to(world)
     return Path(file.replace("newest", newest))
 
 
@@ -248,10 +248,13 @@ def attack(chosen: list[Triple]) -> list[tuple[Triple, str]]:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         for number, triple in enumerate(chosen):
             folder = Path(top) / str(number)
-            if problem := judge(world, triple, folder):
+            try:
+                problem = judge(world, triple, folder)
+            finally:
+                os.chdir(home)
+            if problem:
                 found.append((triple, problem))
                 print(json.dumps([*triple, problem]), flush=True)
-            os.chdir(home)
             shutil.rmtree(folder, ignore_errors=True)
     return found
 

@@ -92,7 +92,9 @@ def test_copies_are_made_only_if_those_of_all_processes_take_at_most_half_of_the
 def test_free_memory_is_that_of_the_machine_or_of_the_container_without_its_page_cache(tmp_path, monkeypatch):
     (tmp_path / "meminfo").write_text("MemTotal:  900 kB\nMemAvailable:  700 kB\n")
     monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_GROUPS_OF_PROCESS", tmp_path / "groups")
+    (tmp_path / "groups").write_text("0::/\n")
     assert memory.free_host_bytes() == 700 * 1024
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.free_host_bytes() == 700 * 1024

@@ -36,7 +36,6 @@ WRONG = {
     "optimizer_states": [
         {},
         [3],
-        [{"state": {}}],
         [{"state": [], "param_groups": []}],
         [{"state": {0: 3}, "param_groups": [{"params": [0]}]}],
         [{"state": {7: {}}, "param_groups": [{"params": [0]}]}],

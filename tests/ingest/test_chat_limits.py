@@ -15,6 +15,7 @@ from lit_llm.ingest.chat.limited_process import LimitedProcess, Refused
 from lit_llm.ingest.chat.render import Renderer
 from lit_llm.ingest.chat.template import MOST_BYTES, ChatTemplate
 from lit_llm.ingest.readers.saved_dataset import dataset_files
+from lit_llm.tokenizers import Bytes
 
 GOOD = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
 FOREVER = {
@@ -36,7 +37,7 @@ def renderer(text):
 
 @pytest.mark.parametrize("kind", FOREVER)
 def test_a_template_that_does_not_end_or_takes_all_memory_is_refused(kind, monkeypatch):
-    monkeypatch.setattr(limited_process, "SECONDS", 1)
+    monkeypatch.setattr(limited_process, "SECONDS", 2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match=re.escape("it.jinja")):
         renderer(FOREVER[kind] + GOOD).check()
@@ -44,8 +45,8 @@ def test_a_template_that_does_not_end_or_takes_all_memory_is_refused(kind, monke
 
 
 def test_after_a_refusal_the_next_conversation_has_a_process_of_its_own(monkeypatch):
-    monkeypatch.setattr(limited_process, "SECONDS", 1)
-    mixed = renderer("{% if messages[0].content == 'loop' %}{{ 9 ** 99999999 }}{% endif %}" + GOOD)
+    monkeypatch.setattr(limited_process, "SECONDS", 2)
+    mixed = renderer("{% if messages[0].content == 'loop' %}{{ 9 ** (99999999 + messages | length) }}{% endif %}" + GOOD)
     for content, fine in (("a", True), ("loop", False), ("b", True)):
         chat = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "yes"}]}
         if fine:
@@ -78,7 +79,7 @@ def test_a_template_is_an_ordinary_file_of_a_size(tmp_path):
     os.mkfifo(tmp_path / "pipe.jinja")
     for name in ("large.jinja", "pipe.jinja"):
         with pytest.raises(UserError, match=name):
-            ChatTemplate.find(str(tmp_path / name), tmp_path, None)
+            ChatTemplate.find(str(tmp_path / name), tmp_path, Bytes())
 
 
 @pytest.mark.parametrize("content", ["null", "[" * 100_000, "3", "{}", '{"eos_token_id": "x"}', '{"eos_token_id": -1}', ""])
