@@ -15,8 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests/plan"))  # f
 
 from own_cases import CASES, settings, step_of
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from training_step import predict
+from lit_llm.training.calibration import predict
 
 
 def main() -> None:

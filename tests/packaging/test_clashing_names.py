@@ -33,7 +33,7 @@ ARGUMENTS = {
     "consolidate": [*RUN, "--out", "whole.ckpt"],
     "export": [*RUN, "--out", "hf"],
     "import": ["--from", "hf", "--out", "runs/imported"],
-    "certify": ["--only", "attention/blocks/causal"],
+    "verify-resume": [*TINY, "--steps", "4"],
 }
 """Command → arguments, in the order in which they run."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import matrix
 import pytest
 from launcher import Launcher
-from run_comparison import LEDGER, curves, ledger
+
+from lit_llm.runs.comparison import LEDGER, curves, ledger
 
 SAVED_AT, STEPS = 10, matrix.STEPS
 # Layout, micro-batch size; the global batch is 4.

@@ -4,14 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
-import run_comparison as comparison
 import torch
 from recipe_runs import breaking, curve, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_llm.checkpoint.disk_format import read, verify, write
 from lit_llm.config.parse import parse
-from lit_llm.runs import saved_run
+from lit_llm.runs import comparison, saved_run
 
 
 def damage(checkpoint: Path) -> None:
