@@ -79,7 +79,7 @@ def read_yaml_file(path: Path | str) -> Any:
     try:
         content = read_ordinary(path, MAX_BYTES)
     except UnusableFile as error:
-        raise InvalidYaml(f"cannot be read: {error.strerror}") from None
+        raise InvalidYaml(str(error.strerror).removeprefix("it ")) from None
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

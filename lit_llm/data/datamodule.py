@@ -457,7 +457,9 @@ class TokenDataModule(LightningDataModule, ABC):
                 f"the checkpoint was not trained with {type(self).__qualname__}, so the position in the data is unknown "
                 "(--data, or --accept_changes true to start with the first sample)"
             ]
-        found = self._changes(checkpoint[type(self).__qualname__])
+        if not isinstance(saved := checkpoint[type(self).__qualname__], dict):
+            raise UserError(f"the checkpoint's {type(self).__qualname__} is no dict: restore it, or use another one (--resume)")
+        found = self._changes(saved)
         return [f"{change} (--accept_changes true continues with it)" for change in found]
 
     def _changes(self, saved: dict[str, Any]) -> list[str]:

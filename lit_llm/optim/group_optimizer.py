@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-class GroupOptimizer(Optimizer):
+class GroupOptimizer(Optimizer, ABC):
     """An optimizer whose step updates one group after the other. torch's fused optimizers read the same attributes."""
 
     honours_found_inf = True

@@ -23,7 +23,7 @@ def state(value=1.0):
     weights._metadata = {"": {"version": 1}}
     optimizer = {
         "state": {0: {"step": torch.tensor(value), "exp_avg": torch.full((30, 20), value)}},
-        "param_groups": [{"lr": 0.1}],
+        "param_groups": [{"lr": 0.1, "params": [0]}],
     }
     return {
         "global_step": int(value),

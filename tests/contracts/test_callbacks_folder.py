@@ -115,6 +115,7 @@ def test_all_callbacks_are_exported():
     assert set(callbacks.__all__) - defined == {"ignore_signals"}
     assert defined - set(callbacks.__all__) == {
         "UserError",
+        "UnusableFile",
         "Domain",
         "Stage",
         "LogLikelihoods",

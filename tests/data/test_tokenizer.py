@@ -209,9 +209,6 @@ def test_settings_that_draw_tokens_are_off(tmp_path, monkeypatch):
     assert len({tuple(TokenizerJSON(str(file)).encode("a" * 9)) for _ in range(20)}) == 1  # of five equally good
 
 
-PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-
-
 def tokenizer_file(tmp_path, **parts):
     content = json.loads(Bytes().to_json())
     (tmp_path / "tokenizer.json").write_text(json.dumps({**content, **parts}))
@@ -229,7 +226,7 @@ def replaced(*contents):
         {"normalizer": replaced("b" * 1_000_000)},
         {"normalizer": replaced("a" * 100, "a" * 100)},  # one after the other
         {"normalizer": {"type": "Prepend", "prepend": "x" * 10_000_000}},
-        {"added_tokens": [{"id": 2**31, "content": "<far>", "special": True, **PLAIN}]},
+        {"model": {"type": "WordLevel", "vocab": {"a": 0, "<far>": 2**31}, "unk_token": "a"}, "added_tokens": []},
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
     ],
 )  # fmt: skip

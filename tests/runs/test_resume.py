@@ -227,7 +227,7 @@ def rewrite(checkpoint: Path, change) -> None:
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step="three")),
         ("optimizer", lambda content: content["optimizer_states"][0]["param_groups"].pop()),
         ("TextFiles", lambda content: content.update(TextFiles=[])),
-        ("weights", lambda content: content["state_dict"].update(more=torch.ones(1))),
+        ("weights", lambda content: content["state_dict"].update({"model.more": torch.ones(1)})),
         ("dtype", lambda content: content.update(state_dict={k: v.to(torch.int8) for k, v in content["state_dict"].items()})),
     ],
 )

@@ -196,8 +196,9 @@ class Renderer:
         except Refused as error:
             line = "" if error.line is None else f" in line {error.line} of it"
             raise self._refusal(f"cannot write {where}: {error}{line}.") from error
-        except (UnicodeEncodeError, TypeError, ValueError) as error:
-            raise self._refusal(f"cannot write {where} as text: {error}.") from error
+        except (UnicodeEncodeError, TypeError, ValueError) as error:  # no text, or an argument that is given twice
+            reason = str(error).rpartition(" got ")[2]
+            raise self._refusal(f"cannot write {where}: it gets {reason}.") from error
         return texts, answers
 
 

@@ -1,16 +1,16 @@
 """Files of a run and its data that somebody replaced: a sentence or a result, no traceback, no hang, nothing else changed."""
 
-import damaged_files
 import pytest
+import replaced_files
 
-ALL = list(damaged_files.triples())
+ALL = list(replaced_files.triples())
 
 
 def test_a_sample_of_damages():
-    assert not damaged_files.attack(ALL[:24])
+    assert not replaced_files.attack(ALL[:24])
 
 
 @pytest.mark.soak
 def test_every_damage_of_every_file_under_every_command():
     assert len({(triple.file, triple.damage) for triple in ALL}) > 500
-    assert not damaged_files.attack(ALL)
+    assert not replaced_files.attack(ALL)

@@ -1,6 +1,6 @@
 """Files of a run and of its data that somebody replaced: what each command does with each damage.
 
-python tests/attack/damaged_files.py [--first 0] [--last 2000] [--only SUBSTRING]
+python tests/attack/replaced_files.py [--first 0] [--last 2000] [--only SUBSTRING]
 
 A run is trained once. For each triple of file, damage and command, its folder is copied, damaged, and the command is run in
 this process. Judged: no traceback, no hang, no more than `MEMORY_BYTES`, and nothing changed outside of what the command owns.
