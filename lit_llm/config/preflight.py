@@ -108,7 +108,7 @@ def accelerator_problem(trainer: Namespace) -> str | None:
     count = 0 if accelerator is None else torch.accelerator.device_count()
     here = f"{count} GPU{'' if count == 1 else 's'}"
     if name == "mps" or (accelerator is not None and accelerator.type == "mps" and name != "cpu"):
-        return f"trainer.accelerator is {name}, and of macOS only the CPU is supported (--trainer.accelerator cpu)"
+        return f"trainer.accelerator is {name}, which is not supported on macOS (--trainer.accelerator cpu)"
     if name in ("gpu", "cuda") and (accelerator is None or name not in ("gpu", accelerator.type)):
         return (
             f"trainer.accelerator is {name}, and torch finds {here if name == 'gpu' else f'no {name} device'} on this machine "

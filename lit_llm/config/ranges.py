@@ -126,7 +126,9 @@ def _inside(key: str, value: Any) -> Iterator[Argument]:
     elif isinstance(value, Namespace | dict):
         path, items = value.get("class_path"), vars(value) if isinstance(value, Namespace) else value
         if isinstance(path, str):
-            arguments = {**(items.get("init_args") or {}), **(items.get("dict_kwargs") or {})}
+            given = [items.get(part) or {} for part in ("init_args", "dict_kwargs")]
+            # `{**Namespace}` would flatten the classes inside it.
+            arguments = {k: v for each in given for k, v in (vars(each) if isinstance(each, Namespace) else each).items()}
             yield from _of_class(key, find_class(key, path) or object, arguments)
         else:
             for name, each in items.items():

@@ -94,8 +94,13 @@ def restores_checkpoint(error: BaseException) -> bool:
 
     False for code of the user's own, whose traceback says where.
     """
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return _CheckpointConnector.__module__ in modules and modules[-1].split(".")[0] in ("lightning", "torch", "lit_llm")
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
+    restores = any(  # the same module saves, too
+        module == _CheckpointConnector.__module__ and "restore" in frame.f_code.co_name
+        for module, frame in zip(modules, frames, strict=True)
+    )
+    return restores and modules[-1].split(".")[0] in ("lightning", "torch", "lit_llm")
 
 
 def is_rank_zero() -> bool:

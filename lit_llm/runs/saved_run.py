@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +97,9 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
     if path.is_symlink() and path.exists():
         return path
     # Without links, or where a copy has a folder instead of each, the newest checkpoint tells the names.
-    newest, _ = newest_good(run_dir / CHECKPOINTS)
+    newest, damaged = newest_good(run_dir / CHECKPOINTS)
+    for problem in damaged:
+        print(f"warning: {problem} It is skipped.", file=sys.stderr)
     if newest is not None and which == "last":
         return newest
     if newest is not None:

@@ -152,7 +152,8 @@ def _train(
         if is_port_in_use(error):
             port = os.environ.get("MASTER_PORT")
             raise UserError(f"port {port} is in use by another process; choose another one (MASTER_PORT=N)") from None
-        if start.checkpoint is not None and not isinstance(error, UserError) and restores_checkpoint(error):
+        is_own = isinstance(error, UserError) or is_lost_peer(error)
+        if start.checkpoint is not None and not is_own and restores_checkpoint(error):
             if guard is not None:
                 guard.restore()
             raise UserError(

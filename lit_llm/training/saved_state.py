@@ -106,7 +106,7 @@ def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
     for number, parameter in zip(numbers, parameters, strict=False):
         state = saved["state"].get(number, {})
         for name, value in state.items():
-            if not isinstance(value, torch.Tensor | int | float | None):
+            if name in ("step", *_OF_PARAMETER) and not isinstance(value, torch.Tensor | int | float | None):
                 return f"has {name} {str(value)[:40]!r} for parameter {number}"
             if value is not None and name in _OF_PARAMETER and tuple(getattr(value, "shape", ())) != tuple(parameter.shape):
                 return f"has {name} of another shape than parameter {number}, which has {tuple(parameter.shape)}"

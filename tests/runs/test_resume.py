@@ -275,3 +275,12 @@ def test_a_pipe_in_the_run_folder_is_no_hang(name, command, trained, capsys):
     os.mkfifo(trained / name)
     code, _, err = run(capsys, *command)
     assert code in (0, 1, 2) and (code != 2 or name.partition(".")[0] in err)
+
+
+def test_an_error_of_a_save_in_a_resumed_run_keeps_its_traceback(trained, capsys, monkeypatch):
+    def fail(self, *_, **__):
+        raise RuntimeError("of a save")
+
+    monkeypatch.setattr("lightning.pytorch.trainer.connectors.checkpoint_connector._CheckpointConnector.dump_checkpoint", fail)
+    with pytest.raises(RuntimeError, match="of a save"):
+        run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "11")

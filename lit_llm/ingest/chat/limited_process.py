@@ -87,7 +87,7 @@ def _serve(function: Callable[..., Any], pipe: Connection) -> None:
     parent = os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
-    with open("/proc/self/statm") as file:
+    with contextlib.suppress(OSError), open("/proc/self/statm") as file:  # not everywhere
         _limit(resource.RLIMIT_AS, int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES)
     while os.getppid() == parent:
         if not pipe.poll(1.0):
