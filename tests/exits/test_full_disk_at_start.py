@@ -13,10 +13,13 @@ from lit_llm.runs.lock import RunLock
 
 
 def full_for(monkeypatch, *names):
-    """The disk is full for files of these names."""
-    monkeypatch.setattr(
-        ordinary_files, "new_file", lambda path, mode="xb": (Path("/dev/full") if path.name in names else path).open("wb")
-    )
+    """The disk is full for files of these names in the run folder."""
+
+    def new_file(path, mode="xb"):
+        path.unlink(missing_ok=True)
+        return (Path("/dev/full") if path.name in names and path.parent.name == "tiny" else path).open("wb")
+
+    monkeypatch.setattr(ordinary_files, "new_file", new_file)
 
 
 def content_of(folder):
