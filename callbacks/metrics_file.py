@@ -15,7 +15,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from .ordinary_files import open_ordinary, read_ordinary, replace_file
 
-_MOST_BYTES = 2**30  # a row has about 1 kB
 _NOT_METRICS = ("step", "time")
 
 
@@ -100,7 +99,7 @@ class MetricsFile(Logger):
         repair, self._whole = not self._whole, False
         with open(open_ordinary(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
             if repair:
-                file.truncate(_end_of_last_line(read_ordinary(self.path, _MOST_BYTES)))
+                file.truncate(_end_of_last_line(read_ordinary(self.path, self.path.stat().st_size)))
             content = line.encode()
             written = file.write(content)
             if written != len(content):
@@ -131,7 +130,7 @@ def _keep_rows(path: Path, step: float) -> None:
     """Remove the rows after a step, and lines that are none. The file is replaced whole, or left as it is."""
     if not path.exists():
         return
-    content = read_ordinary(path, _MOST_BYTES)
+    content = read_ordinary(path, path.stat().st_size)
     lines = content[: _end_of_last_line(content)].split(b"\n")
     kept = b"".join(line + b"\n" for line in lines if _is_row_until(line, step))
     if kept == content:

@@ -78,7 +78,9 @@ def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any]
         for name, content in contents.items():
             with HashingFile(partial / name) as file:
                 torch.save(content, cast(IO[bytes], file))
-            _load(partial / name, path)  # raises now, not when the run is resumed, if loading refuses the content
+            loaded = _load(partial / name, path)  # raises now, not when the run is resumed, if loading refuses the content
+            if name == DATA:
+                _checked(loaded, path)
             saved[name] = {"bytes": file.size, "sha256": file.sha256.hexdigest()}
         return saved
 
@@ -387,6 +389,8 @@ def _locate(path: str | Path) -> Path:
     path = Path(path)
     if path.exists():
         return path
+    if path.name.startswith(".") and path.name.endswith(".replaced") and _shown(path).exists():
+        return _shown(path)  # brought back since it was chosen
     aside = _hidden(path.resolve(), "replaced")  # the process was killed while replacing it
     if aside.exists():
         return aside

@@ -97,11 +97,14 @@ def _is_placeholder_of_a_tensor(tree: Any) -> bool:
 
 def _leaves(trees: Iterable[Any], name: str = "") -> Iterable[tuple[str, Any]]:
     """(name, value) of everything in nested dicts and lists that is neither, and of placeholders."""
-    waiting = [(name, tree) for tree in trees]
-    while waiting:  # not recursive: a tampered tree may be deep
+    waiting, seen = [(name, tree) for tree in trees], set[int]()
+    while waiting:  # not recursive: a tampered tree may be deep, or contain itself
         where, tree = waiting.pop()
         if is_placeholder(tree) or not isinstance(tree, Mapping | list | tuple):
             yield where, tree
             continue
+        if id(tree) in seen:
+            continue
+        seen.add(id(tree))
         items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
         waiting += [(f"{where}.{key}" if where else str(key), value) for key, value in items]

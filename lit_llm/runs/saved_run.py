@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lit_llm.checkpoint.disk_format import newest_good, read_values
+from lit_llm.checkpoint.disk_format import checkpoints_in, read_values
+from lit_llm.checkpoint.manifest import intact_manifest
 from lit_llm.core.disk import read_ordinary
 from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import CHECKPOINTS, run_of
@@ -97,9 +97,8 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
     if path.is_symlink() and path.exists():
         return path
     # Without links, or where a copy has a folder instead of each, the newest checkpoint tells the names.
-    newest, damaged = newest_good(run_dir / CHECKPOINTS)
-    for problem in damaged:
-        print(f"warning: {problem} It is skipped.", file=sys.stderr)
+    saved = checkpoints_in(run_dir / CHECKPOINTS)  # who loads it verifies it
+    newest = next((each for each in saved if each.is_file() or intact_manifest(each) is not None), None)
     if newest is not None and which == "last":
         return newest
     if newest is not None:

@@ -96,11 +96,13 @@ def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict
 
 
 _OF_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
-"""State of the shape of its parameter, in every optimizer that has it."""
+"""State of the shape of its parameter, in the optimizers of torch, torchao and lit_llm."""
 
 
 def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
     """Why a state is not that of these parameters, as the end of a sentence. torch compares only how many there are."""
+    if type(optimizer).__module__.partition(".")[0] not in ("torch", "torchao", "lit_llm"):
+        return None  # others may keep a number for each layer, or a low-rank moment, under these names
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=False):

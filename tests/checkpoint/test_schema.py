@@ -82,6 +82,13 @@ def test_a_placeholder_names_a_tensor(placeholder, tmp_path):
         disk_format.read(step_path(tmp_path, 7))
 
 
+def test_a_content_that_contains_itself_is_read_once(tmp_path):
+    ring = []
+    ring.append(ring)
+    torch.save(checkpoint(3, x=ring), tmp_path / "step.ckpt")
+    assert disk_format.read(tmp_path / "step.ckpt")["global_step"] == 3
+
+
 def test_a_shard_has_parts():
     assert part_problem({"w": {"offset": [0, 0], "part": torch.ones(2, 3)}}) is None
     for wrong in (3, {}, {"offset": [0], "part": torch.ones(2, 3)}, {"offset": ["0", 0], "part": torch.ones(2, 3)}):

@@ -44,7 +44,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_previous_one_used(finished
     run_dir = finished[-1]
     kept = sorted(path.name for path in (run_dir / "checkpoints").iterdir() if not path.is_symlink())
     newest, before = run_dir / "checkpoints" / kept[-1], run_dir / "checkpoints" / kept[-2]
-    assert find_start(run_dir, "auto", replace=False)[0] == newest
+    assert find_start(run_dir, "auto", replace=False)[0].path == newest
     rng = random.Random(kind)
     for _ in range(TIMES):
         file, byte = place(rng, newest)
@@ -55,11 +55,11 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_previous_one_used(finished
         else:
             bad[byte] ^= 1 << rng.randrange(8)
         file.write_bytes(bad)
-        assert find_start(run_dir, "auto", replace=False)[0] == before
+        assert find_start(run_dir, "auto", replace=False)[0].path == before
         said = capsys.readouterr().err
         assert len(said.splitlines()) == 1 and re.match(f"warning: checkpoint {newest} is damaged: .*{file.name}", said), said
         file.write_bytes(good)
-    assert find_start(run_dir, "auto", replace=False)[0] == newest
+    assert find_start(run_dir, "auto", replace=False)[0].path == newest
 
 
 def test_a_run_continued_from_the_previous_checkpoint_is_the_same(finished, launcher, folder):

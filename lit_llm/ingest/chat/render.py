@@ -51,7 +51,7 @@ class Renderer:
         self.template, self._tokens = template, tokens
         render = need("transformers.utils.chat_template_utils", extra="hf", what="A chat template").render_jinja_template
         need("jinja2", extra="hf", what="A chat template")
-        self._render = LimitedProcess(functools.partial(render, chat_template=template.text))
+        self._render = LimitedProcess(lambda **given: render(chat_template=template.text, **given))
 
     def check(self) -> None:
         """Raises:
