@@ -77,9 +77,9 @@ def test_a_wrong_value_is_refused_by_its_key(read, key, value, tmp_path):
     ],
 )
 def test_a_placeholder_names_a_tensor(placeholder, tmp_path):
-    disk_format.write(checkpoint(7, x={"deep": [placeholder]}), step_path(tmp_path, 7))
+    torch.save(checkpoint(7, x={"deep": [placeholder]}), tmp_path / "step.ckpt")
     with pytest.raises(UserError, match=r"x\.deep\.0"):
-        disk_format.read(step_path(tmp_path, 7))
+        disk_format.read(tmp_path / "step.ckpt")
 
 
 def test_a_content_that_contains_itself_is_read_once(tmp_path):
