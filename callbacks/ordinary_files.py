@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -78,16 +79,16 @@ def new_file(path: Path, mode: str = "xb") -> BinaryIO:
     return cast(BinaryIO, open(path, mode))
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that is complete or absent: an existing one is replaced by one rename.
+@contextlib.contextmanager
+def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
+    """A file to write and read. It is at `path` once the block has ended, and at `partial` until then; an error deletes it.
 
     Raises:
         OSError: The disk refused. `path` is unchanged and nothing partial remains.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        with new_file(partial) as file:
-            file.write(content)
+        with new_file(partial, "x+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -95,6 +96,12 @@ def replace_file(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a whole file, as `complete_file`."""
+    with complete_file(path, path.with_name(f".{path.name}.partial")) as file:
+        file.write(content)
 
 
 def ordinary_file(path: Path) -> Path:

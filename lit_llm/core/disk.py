@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from lit_llm.callbacks.ordinary_files import UnusableFile as UnusableFile
-from lit_llm.callbacks.ordinary_files import new_file as new_file
-from lit_llm.callbacks.ordinary_files import open_ordinary as open_ordinary
-from lit_llm.callbacks.ordinary_files import ordinary_file as ordinary_file
-from lit_llm.callbacks.ordinary_files import read_json as read_json
-from lit_llm.callbacks.ordinary_files import read_ordinary as read_ordinary
-from lit_llm.callbacks.ordinary_files import replace_file
+from lit_llm.callbacks import ordinary_files
+from lit_llm.callbacks.ordinary_files import (  # noqa: F401  # other rooms import these from here
+    UnusableFile,
+    new_file,
+    open_ordinary,
+    ordinary_file,
+    read_json,
+    read_ordinary,
+    replace_file,
+)
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """Error numbers of a disk that takes no more: full, over the quota, a file too large, read-only."""
@@ -56,17 +58,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
-    """A file to write and read. It is at `path` once the block has ended, and at `partial` until then; an error deletes it."""
-    try:
-        with naming(path):
-            with new_file(partial, "x+b") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-    except BaseException:
-        delete(partial)
-        raise
+    """`ordinary_files.complete_file`, with the name of the file in its errors."""
+    with naming(path), ordinary_files.complete_file(path, partial) as file:
+        yield file
 
 
 def delete(path: Path) -> None:

@@ -181,7 +181,7 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
         UserError: The run folder is in use; the checkpoint does not exist, is damaged or has no training state; a run would
             be overwritten; `additional_steps` has no checkpoint to count from.
     """
-    _refuse_a_file(run_dir)
+    _refuse_what_is_no_folder(run_dir)
     lock: RunLock | None = None
     folder_state: tuple[object, ...] = ()
     if not is_rank_zero():
@@ -259,7 +259,7 @@ def start_of_evaluation(run_dir: Path, ckpt_path: str, *, ranks: int = 1) -> Run
     Raises:
         UserError: There is no such checkpoint, or it is damaged.
     """
-    _refuse_a_file(run_dir)
+    _refuse_what_is_no_folder(run_dir)
     checkpoint = _target(named_checkpoint(run_dir, ckpt_path))
     if is_rank_zero() and (damage := damage_before_load(checkpoint, ranks=ranks)):
         raise UserError(damage)
@@ -366,7 +366,7 @@ def _state_of(run_dir: Path) -> tuple[object, ...]:
     )
 
 
-def _refuse_a_file(run_dir: Path) -> None:
+def _refuse_what_is_no_folder(run_dir: Path) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"{run_dir} is a file, a run needs a folder (--run_dir)")
     checkpoints = run_dir / CHECKPOINTS

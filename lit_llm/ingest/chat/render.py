@@ -51,7 +51,7 @@ class Renderer:
         self.template, self._tokens = template, tokens
         render = need("transformers.utils.chat_template_utils", extra="hf", what="A chat template").render_jinja_template
         need("jinja2", extra="hf", what="A chat template")
-        self._render = LimitedProcess(lambda **given: render(chat_template=template.text, **given))
+        self._render = LimitedProcess(lambda ours, theirs: render(chat_template=template.text, **ours, **theirs))
 
     def check(self) -> None:
         """Raises:
@@ -184,21 +184,22 @@ class Renderer:
     def _call(self, chat: Chat, where: str, *, prompt: bool = False, marks: bool = False) -> Any:
         try:
             texts, answers = self._render(
-                conversations=[chat["messages"]],
-                tools=chat.get("tools"),
-                documents=chat.get("documents"),
-                add_generation_prompt=prompt,
-                return_assistant_tokens_mask=marks,
-                continue_final_message=False,
-                **self.template.special_tokens | chat.get("chat_template_kwargs", {}),
+                ours={
+                    "conversations": [chat["messages"]],
+                    "tools": chat.get("tools"),
+                    "documents": chat.get("documents"),
+                    "add_generation_prompt": prompt,
+                    "return_assistant_tokens_mask": marks,
+                    "continue_final_message": False,
+                },
+                theirs=self.template.special_tokens | chat.get("chat_template_kwargs", {}),
             )
             texts[0].encode()  # a half of a character (a lone surrogate) is no text
         except Refused as error:
             line = "" if error.line is None else f" in line {error.line} of it"
             raise self._refusal(f"cannot write {where}: {error}{line}.") from error
-        except (UnicodeEncodeError, TypeError, ValueError) as error:  # no text, or an argument that is given twice
-            reason = str(error).rpartition(" got ")[2]
-            raise self._refusal(f"cannot write {where}: it gets {reason}.") from error
+        except UnicodeEncodeError as error:
+            raise self._refusal(f"cannot write {where}: {error}.") from error
         return texts, answers
 
 
