@@ -7,6 +7,7 @@ x-axis of every row is the number of optimizer steps made. Rows are written at s
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 if not TYPE_CHECKING:  # a type checker would take any name
 
     def __getattr__(name: str) -> Any:
-        """The public names, on first use: without them, `errors` and `_torch` can be imported without Lightning."""
+        """The public names, on first use: without them, `errors` and `ordinary_files` can be imported without Lightning."""
+        if find_spec(f"{__name__}.{name}"):  # `from callbacks import errors` asks for the name before it imports the file
+            raise AttributeError(name)
         if (not name.startswith("_") or name == "__all__") and hasattr(exports := import_module(f"{__name__}.exports"), name):
             return getattr(exports, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
