@@ -297,6 +297,7 @@ def test_several_mistakes_are_reported_together(folder, capsys):
         assert part in err, (part, err)
 
 
+@pytest.mark.slow
 def test_a_token_beyond_the_vocabulary_is_refused(folder, capsys):
     run(capsys, "prepare", "--config", "tiny.yaml", "--out", "shards")
     code, _, err = run(
@@ -306,6 +307,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(folder, capsys):
     assert code == 2 and "vocabulary" in err and "train_000000.bin" in err
 
 
+@pytest.mark.slow
 def test_a_truncated_shard_is_refused(folder, capsys):
     run(capsys, "prepare", "--config", "tiny.yaml", "--out", "shards")
     shard = folder / "shards" / "train_000000.bin"

@@ -103,6 +103,7 @@ def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_continues_exactly(la
     goes_on(launcher, folder, cell, name, straight(cell))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [8, pytest.param(matrix.STEPS, marks=pytest.mark.soak, id="last")])
 @pytest.mark.parametrize(
     "cell",
@@ -160,6 +161,7 @@ def slurm(folder):
     return SLURM | {"PATH": f"{folder}/bin:{os.environ['PATH']}", "MASTER_PORT": str(free_port())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_a_task_preempted_by_slurm_saves_between_two_steps_and_leaves_the_requeue_to_slurm(
     launcher, folder, straight, slurm, signum

@@ -81,6 +81,7 @@ def test_a_damaged_checkpoint_given_by_path_is_refused(trained, capsys):
     assert code == 2 and "damaged" in err and not Path("runs/other").exists()
 
 
+@pytest.mark.slow
 def test_a_change_that_would_fork_the_run_is_refused_with_what_changed(trained, capsys):
     for flags, said in (
         (["--model.n_embd", "32"], "model.n_embd was 16 in the checkpoint and is 32"),
