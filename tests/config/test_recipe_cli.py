@@ -268,7 +268,9 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if i % 3 == 0 else pytest.mark.slow) for i, name in enumerate(MISTAKES)]
+)
 def test_a_mistake_is_one_sentence_and_exit_code_2_and_touches_nothing(folder, no_gpu, capsys, name):
     flags, overlay, expected = MISTAKES[name]
     (folder / "empty.txt").write_text("")

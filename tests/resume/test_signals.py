@@ -130,7 +130,9 @@ def test_a_signal_during_validation_exits_with_75_before_its_next_batch_and_the_
     goes_on(launcher, folder, cell, name, straight(cell))
 
 
-@pytest.mark.parametrize("cell", [pytest.param(SINGLE, id="one"), pytest.param(DDP, id="two", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "cell", [pytest.param(SINGLE, id="one", marks=pytest.mark.slow), pytest.param(DDP, id="two", marks=pytest.mark.soak)]
+)
 def test_a_second_interrupt_exits_at_once_with_130_and_the_run_continues_from_its_last_checkpoint(
     launcher, folder, straight, cell
 ):

@@ -133,6 +133,7 @@ def of_others(folder: Path) -> dict[str, tuple[str, str]]:
     }
 
 
+@pytest.mark.slow
 def test_what_is_no_checkpoint_of_ours_is_refused_in_one_sentence(trained, folder, capsys):
     for path, said in of_others(folder).values():
         code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other", "--resume", path)

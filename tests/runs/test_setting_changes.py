@@ -123,6 +123,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_each_setting_that_makes_another_run_is_refused_by_flag_and_by_an_edited_config(trained, capsys):
     before = sorted(Path("runs").rglob("*"))
     for key, value in REFUSED.items():
