@@ -19,7 +19,7 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.plan.hardware import find
 from lit_llm.plan.layout import devices_of
 from lit_llm.plan.memory import resolved
-from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.run_settings import RunSettings
 from lit_llm.training.dry_run import Batch, Cluster, DryRun, RankRun
 
 _TAKE_PART = ("gradient_norm", "spike_guard", "ema")
@@ -137,7 +137,7 @@ def _dry_run(planned: PlannedRecipe) -> DryRun:
 
 def _batch(planned: PlannedRecipe, settings: RunSettings) -> Batch:
     """That of the stage of a ramp with the largest micro-batches."""
-    data, model = planned.datamodule, settings.model
+    data, model = planned.datamodule, settings.gpt
     sequences, micro_batches = max(settings.micro_batches.items())
     assert model.vocab_size is not None
     return Batch(
