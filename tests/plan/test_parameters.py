@@ -15,8 +15,7 @@ from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import parameter_groups
 from lit_llm.plan import parameters, table, total_parameters
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.parameters import weights_of
-from lit_llm.plan.weights import parameters_by_group
+from lit_llm.plan.weights import parameters_by_group, weights_of
 
 CONFIGS = {
     "defaults": {},
@@ -93,7 +92,7 @@ def test_a_tensor_parallel_rank_holds_the_parameters_of_the_split_model(name, tw
 
 def test_the_planner_is_imported_without_torch_and_lightning():
     code = (
-        "import sys, lit_llm.plan as p, lit_llm.plan.report, lit_llm.plan.sweep, lit_llm.plan.speed, lit_llm.plan.measure;"
+        "import sys, lit_llm.plan as p, lit_llm.reporting.plan_text, lit_llm.plan.sweep, lit_llm.plan.speed;"
         "print([n for n in ('torch', 'lightning', 'numpy') if n in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -12,7 +12,7 @@ import yaml
 from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.recipe_files import SHIPPED, shipped
 from lit_llm.core.errors import UserError
-from lit_llm.plan.layout import layout_from_strategy
+from lit_llm.plan.layout import layout_of_name
 
 RECIPES = [name for name, header in shipped().items() if not header.is_overlay and name not in ("finetune", "cpt", "sft")]
 OVERLAYS = {
@@ -47,10 +47,10 @@ def test_every_layout_starts_or_says_why_the_model_or_the_batch_does_not_allow_i
             if sizes is None:
                 if overlay != "single":
                     with pytest.raises(UserError, match=r"(use .*\(--trainer.devices|needs .* process)"):
-                        layout_from_strategy(strategy, ranks, 8)
+                        layout_of_name(strategy, ranks, 8)
                 continue
             data_parallel, stages = sizes
-            settings = replace(alone, layout=layout_from_strategy(strategy, ranks, 8))
+            settings = replace(alone, layout=layout_of_name(strategy, ranks, 8))
             found = settings.problems()
             assert not any("micro_batch_size" in problem for problem in found), where
             batches = [batch for _, batch in settings.stages]
