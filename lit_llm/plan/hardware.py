@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lit_llm.core.device_peaks import KINDS, peak_of, peaks_of
 from lit_llm.core.errors import UserError
 from lit_llm.core.memory import memory_bytes
 from lit_llm.core.yaml_reading import read_yaml_file
@@ -59,20 +60,16 @@ class Hardware:
         Args:
             matmul_precision: torch's float32_matmul_precision. On a GPU, any value but "highest" runs fp32 products in tf32.
         """
-        if precision.startswith(("bf16", "16")):
-            return self.peak_tflops["bf16"] if self.multiplies(precision) else None
-        if precision == "32-true":
-            return self.peak_tflops["fp32" if matmul_precision == "highest" or not self.is_gpu else "tf32"]
-        return None
-
-
-_PEAKS = ("bf16", "tf32", "fp32", "fp8")
+        if not self.multiplies(precision):
+            return None
+        return peak_of(self.peak_tflops, precision, matmul_precision if self.is_gpu else "highest")
 
 
 @cache
 def table() -> dict[str, Hardware]:
     """All devices of hardware.yaml, by name."""
-    return {name: _device(name, entry) for name, entry in read_yaml_file(TABLE).items()}
+    entries = read_yaml_file(TABLE).items()
+    return {name: _device(name, {**entry, "peak_tflops": peaks_of(entry["device_name"])}) for name, entry in entries}
 
 
 def _device(name: str, entry: dict[str, Any]) -> Hardware:
@@ -81,7 +78,7 @@ def _device(name: str, entry: dict[str, Any]) -> Hardware:
 
 
 def from_file(path: Path) -> Hardware:
-    """A user's own device: a YAML file with the keys of an entry of hardware.yaml. It is called as the file.
+    """A user's own device: a YAML file with the keys of an entry of hardware.yaml and its peaks. It is called as the file.
 
     Raises:
         UserError: the file cannot be read, a key is unknown or missing, or a value is not of its kind.
@@ -98,7 +95,7 @@ def from_file(path: Path) -> Hardware:
     if unknown or missing:
         lists = [("unknown", unknown), ("missing", missing)]
         said = " and ".join(f"{what} {', '.join(map(str, keys))}" for what, keys in lists if keys)
-        raise UserError(f"{path} has {said}; its keys are those of an entry of lit_llm/plan/hardware.yaml {flag}.")
+        raise UserError(f"{path} has {said}; its keys are {', '.join(wanted)} {flag}.")
     for key, value in entry.items():
         if not _is_valid(key, value):
             raise UserError(f"{path}: {key} is {value!r}, but must be {_KINDS.get(key, 'a number above 0, or null')} {flag}.")
@@ -110,7 +107,7 @@ _KINDS = {
     "device_name": "a text, cpu for processors",
     "compute_capability": "a whole number above 0, or null",
     "devices_per_node": "a whole number above 0",
-    "peak_tflops": f"numbers above 0, or null, for {', '.join(_PEAKS)}",
+    "peak_tflops": f"numbers above 0, or null, for {', '.join(KINDS)}",
     "price_usd_hour": "two numbers above 0, the lower one first, or null",
 }
 
@@ -122,7 +119,7 @@ def _is_valid(key: str, value: Any) -> bool:
     if key in ("source", "device_name"):
         return isinstance(value, str) and bool(value)
     if key == "peak_tflops":
-        return isinstance(value, dict) and set(value) == set(_PEAKS) and all(x is None or number(x) for x in value.values())
+        return isinstance(value, dict) and set(value) == set(KINDS) and all(x is None or number(x) for x in value.values())
     if key == "devices_per_node":
         return isinstance(value, int) and number(value)
     if value is None:
