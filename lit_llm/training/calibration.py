@@ -27,19 +27,17 @@ from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
 from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
 from lit_llm.optim import optimizer_of
-from lit_llm.plan import muon
+from lit_llm.plan.built_model import with_layers
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.micro_batch import one_micro_batch
-from lit_llm.plan.model import with_layers
-from lit_llm.plan.optimizer import matrix_shapes
-from lit_llm.plan.parameters import total_parameters, weights_of
+from lit_llm.plan.optimizer import matrix_shapes, muon_flops
 from lit_llm.plan.recorder import FLOPS
-from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.run_settings import RunSettings
 from lit_llm.plan.speed import fit_speeds, work_of
+from lit_llm.plan.weights import OwnModel, PlannedModel, total_parameters, weights_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class TrainingStep:
 
     def __init__(
         self,
-        model: GPTConfig,
+        model: PlannedModel,
         optimizer: Callable[[Any], Optimizer],
         *,
         sequences: int,
@@ -88,8 +86,8 @@ class TrainingStep:
         self.device = device or torch.device("cpu")
         self.accumulation = accumulation
         self.model: GPT | CustomModel
-        if isinstance(model, CustomConfig):
-            self.model = CustomModel(model, model.architecture).to(self.device)
+        if isinstance(model, OwnModel):
+            self.model = CustomModel(GPTConfig(vocab_size=model.vocab_size), model.architecture).to(self.device)
             parallelize(self.model, compute or ComputeConfig(), self.device)
         else:
             with torch.device("meta"):
@@ -107,7 +105,7 @@ class TrainingStep:
             dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float16
             self.autocast = partial(torch.autocast, self.device.type, dtype=dtype, cache_enabled=False)  # as in Lightning
         self.optimizer = optimizer_of(self.model, optimizer)
-        whole = cross_entropy_of_logits if isinstance(model, CustomConfig) else cross_entropy
+        whole = cross_entropy_of_logits if isinstance(model, OwnModel) else cross_entropy
         self.loss: Callable[..., LossSums] = partial(whole, z_loss=loss.z_loss)
         if loss.chunk_size is not None:
             self.loss = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
@@ -224,7 +222,7 @@ def predict(settings: RunSettings, *, cuda: bool) -> tuple[int, int, float]:
     memory = peak_memory(settings, cuda=cuda)
     flops = float(one_micro_batch(settings, cuda=cuda).flops * settings.accumulation)
     if settings.optimizer.is_muon:
-        flops += muon.flops(matrix_shapes(weights_of(settings.model, settings.lora)))
+        flops += muon_flops(matrix_shapes(weights_of(settings.model, settings.lora)))
     return total_parameters(settings.model, settings.lora), memory.total, flops
 
 
@@ -291,17 +289,18 @@ def smaller_versions(settings: RunSettings) -> list[RunSettings]:
 
     Of a custom model: half the sequences, half the context, both, and a quarter of the context.
     """
-    layers, sequences = max(1, settings.model.n_layer // 2), max(1, settings.sequences // 2)
+    sequences = max(1, settings.sequences // 2)
     length, short = settings.sequence_length, max(1, settings.sequence_length // 2)
 
     def smaller(n_layer: int, length: int, size: int) -> RunSettings:
-        model = with_layers(settings.model, range(n_layer))
+        model = with_layers(settings.gpt, range(n_layer))
         return replace(settings, model=model, length=length, micro_batch=size, global_batch=size)
 
-    if isinstance(settings.model, CustomConfig):
+    if isinstance(settings.model, OwnModel):
         kinds = ((length, sequences), (short, settings.sequences), (short, sequences), (max(1, short // 2), settings.sequences))
         return [replace(settings, length=tokens, micro_batch=size, global_batch=size) for tokens, size in kinds]
-    n_layer, size = settings.model.n_layer, settings.sequences
+    n_layer, size = settings.gpt.n_layer, settings.sequences
+    layers = max(1, n_layer // 2)
     changes = (
         (layers, length, size),
         (n_layer, length, sequences),
