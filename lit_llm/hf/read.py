@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_llm.checkpoint.disk_format import compression_problem
-from lit_llm.core import disk
+from lit_llm.core.disk import read_object
 from lit_llm.core.errors import UserError, first_line, need
 from lit_llm.hf.dcp_weights import DcpWeightFiles
 from lit_llm.hf.fields import shown
@@ -49,23 +49,6 @@ def safetensors() -> Any:
     library = need("safetensors", extra="hf", what="A Hugging Face folder")
     importlib.import_module("safetensors.torch")
     return library
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        UserError: the file does not exist or is not a JSON object.
-    """
-    try:
-        content = disk.read_json(file)
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is not a JSON object")
-    return content
 
 
 def text_config(content: dict[str, Any]) -> dict[str, Any] | None:
@@ -109,7 +92,7 @@ class WeightFiles:
         self.files: dict[str, Path] = {}
         """Tensor name → file."""
         if found.suffix == ".json":
-            names = read_json(found).get("weight_map")
+            names = read_object(found).get("weight_map")
             if not isinstance(names, dict):
                 raise UserError(f"{found} has no 'weight_map', which maps tensors to files")
             wrong = [

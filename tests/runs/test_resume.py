@@ -225,6 +225,8 @@ def rewrite(checkpoint: Path, change) -> None:
     ("key", "change"),
     [
         ("loops", lambda content: content.update(loops={"fit_loop": {"epoch_loop.batch_progress": {"total": "x"}}})),
+        ("loader", lambda content: content["loops"]["fit_loop"]["state_dict"].update(combined_loader=-7)),
+        ("loader", lambda content: content["loops"]["fit_loop"]["state_dict"].update(combined_loader=[{"x": 1}])),
         ("callbacks", lambda content: content["callbacks"].update({key: {"x": 1} for key in content["callbacks"]})),
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(momentum_buffer=torch.ones(3))),
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step="three")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_llm.core.disk import read_json, read_ordinary
+from lit_llm.core.disk import read_object, read_text
 from lit_llm.core.errors import UserError
 from lit_llm.tokenizers import Tokenizer
 
@@ -56,10 +57,10 @@ class ChatTemplate:
         tokens = _special_tokens(folder, tokenizer)
         if setting != AUTO:
             file = Path(setting).expanduser()
-            return cls(setting, _read(file, f"Chat template {setting} cannot be read", " (--data.chat_template)"), tokens)
+            return cls(setting, read_text(file, MOST_BYTES, mend=" (--data.chat_template)"), tokens)
         if (folder / CHAT_TEMPLATE_FILE).is_file():
             file = folder / CHAT_TEMPLATE_FILE
-            return cls(str(file), _read(file, f"{file} cannot be read"), tokens)
+            return cls(str(file), read_text(file, MOST_BYTES), tokens)
         for file in (folder / "chat_template.json", folder / _CONFIG):
             found = _object(file).get("chat_template")
             if isinstance(found, list):  # several, by name
@@ -100,19 +101,8 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
     return tokens
 
 
-def _read(file: Path, problem: str, flag: str = "") -> str:
-    try:
-        return read_ordinary(file, MOST_BYTES).decode("utf-8")
-    except OSError as error:
-        raise UserError(f"{problem}: {error.strerror or error}{flag}.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{problem}: it is not UTF-8{flag}.") from error
-
-
 def _object(file: Path) -> dict[str, Any]:
     """The content of a JSON file; empty if there is none. These files are optional, and not ours."""
-    try:
-        content = read_json(file)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    with contextlib.suppress(UserError):
+        return read_object(file)
+    return {}
