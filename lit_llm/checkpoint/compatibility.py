@@ -53,8 +53,6 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
     """
     if "model_config" not in content:
         raise UserError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config ({flag})")
-    if not isinstance(content["model_config"], dict):
-        raise UserError(f"{checkpoint} is not a checkpoint of lit_llm: its model_config is not a dict ({flag})")
     try:
         return GPTConfig(**{name: value for name, value in content["model_config"].items() if name != "architecture"})
     except TypeError as error:

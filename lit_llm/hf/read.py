@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lit_llm.checkpoint.disk_format import compression_problem
 from lit_llm.core.disk import read_object
-from lit_llm.core.errors import UserError, first_line, need
+from lit_llm.core.errors import UserError, library_errors, need
 from lit_llm.hf.dcp_weights import DcpWeightFiles
 from lit_llm.hf.fields import shown
 from lit_llm.hf.tensor_map import VOCABULARY, Link
@@ -121,16 +121,13 @@ class WeightFiles:
         """An opened file, memory-mapped if possible."""
         if file not in self._open:
             library = safetensors() if file.suffix == ".safetensors" else None
-            try:
+            with library_errors(f"{file} cannot be read. It is damaged or contains more than tensors"):
                 if problem := compression_problem(file):
                     raise ValueError(problem)
                 if library is not None:
                     self._open[file] = library.safe_open(file, framework="pt")
                 else:
                     self._open[file] = torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=True)
-            except Exception as error:  # the libraries raise many types for damaged files
-                said = f"{file} cannot be read. It is damaged or contains more than tensors: {first_line(error)}"
-                raise UserError(said) from error
             content = self._open[file]
             if library is None and not (
                 isinstance(content, dict)
@@ -144,12 +141,9 @@ class WeightFiles:
 
     def __getitem__(self, name: str) -> Tensor:
         file = self.files[name]
-        content = self._content(file)
-        try:
-            stored = self._stored[name]
+        content, stored = self._content(file), self._stored[name]
+        with library_errors(f"{file}: {name} cannot be read"):
             tensor: Tensor = content[stored] if isinstance(content, dict) else content.get_tensor(stored)
-        except Exception as error:  # as in `_content`
-            raise UserError(f"{file}: {name} cannot be read: {error}") from error
         return tensor
 
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from lit_llm.core.disk import UnusableFile, open_ordinary
+from lit_llm.core.disk import UnusableFile, open_ordinary, read_json
 from lit_llm.core.errors import UserError
 
 LOCK = "lock.json"
@@ -204,9 +204,8 @@ class RunLock:
 def _read(path: Path) -> _Owner | None:
     """The owner in a lock file; None if there is no file, or if its owner was killed while writing it."""
     try:
-        with open(open_ordinary(path), encoding="utf-8") as file:
-            owner = _Owner(**json.loads(file.read(_MOST_BYTES)))._replace(modified=os.fstat(file.fileno()).st_mtime_ns)
-    except (OSError, ValueError, TypeError, RecursionError):
+        owner = _Owner(**read_json(path, _MOST_BYTES))._replace(modified=path.stat().st_mtime_ns)
+    except (OSError, ValueError, TypeError):
         return None
     is_owner = type(owner.pid) is int and 0 < owner.pid < 2**31 and all(isinstance(text, str) for text in owner[1:6])
     return owner if is_owner and all(text.isprintable() for text in owner[1:6]) else None

@@ -232,7 +232,7 @@ TENSORS: dict[str, Callable[[], Any]] = {
     "not finite": lambda: torch.full((3,), float("nan")),
     "integer keys": lambda: {0: {1: 2}},
     "placeholder": lambda: {"sharded tensor": "w", "shape": [-1], "dtype": "os"},
-    "deep": lambda: _deep(300),
+    "deep": lambda: _deep(100),
     "bytes": lambda: b"\x80\x04",
 }
 VALUES: dict[str, Callable[[], Any]] = {**{name: lambda value=value: value for name, value in WRONG.items()}, **TENSORS}  # type: ignore[misc]

@@ -445,6 +445,8 @@ def attack(world: World, chosen: list[Triple]) -> tuple[list[tuple[Triple, str]]
         folder = world.top / str(number)
         try:
             problem, taken = world.judge(triple, folder)
+        except Exception as error:  # of the attack itself, which goes on
+            problem, taken = f"not judged: {type(error).__name__}: {error}", 0
         finally:
             os.chdir(home)
         tried[family(triple)] += 1

@@ -382,7 +382,7 @@ def test_an_error_while_a_checkpoint_is_restored_is_told_from_one_of_a_step(plac
     content = torch.load(checkpoint, weights_only=True)
     (content if place in content else content["loops"]["fit_loop"]["state_dict"])[place] = -7
     torch.save(content, checkpoint)
-    with pytest.raises(Exception) as raised:  # noqa: B017, PT011 - which one is torch's or Lightning's choice
+    with pytest.raises(Exception) as raised:
         fit(tmp_path, steps=3, module=Loads(), resume=checkpoint)
     assert package.restores_checkpoint(raised.value)
 

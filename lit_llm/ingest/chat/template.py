@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lit_llm.core.disk import read_object, read_text
+from lit_llm.core.disk import read_text
 from lit_llm.core.errors import UserError
 from lit_llm.tokenizers import Tokenizer
+from lit_llm.tokenizers.hugging_face import TOKENIZER_CONFIG, configured_tokens, optional_object
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 AUTO = "auto"
 MOST_BYTES = 2**20
 """Of a template. The longest in use have 30 kB."""
 
-_CONFIG, _SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -56,13 +55,13 @@ class ChatTemplate:
         """
         tokens = _special_tokens(folder, tokenizer)
         if setting != AUTO:
-            file = Path(setting).expanduser()
+            file = Path(os.path.expanduser(setting))
             return cls(setting, read_text(file, MOST_BYTES, mend=" (--data.chat_template)"), tokens)
         if (folder / CHAT_TEMPLATE_FILE).is_file():
             file = folder / CHAT_TEMPLATE_FILE
             return cls(str(file), read_text(file, MOST_BYTES), tokens)
-        for file in (folder / "chat_template.json", folder / _CONFIG):
-            found = _object(file).get("chat_template")
+        for file in (folder / "chat_template.json", folder / TOKENIZER_CONFIG):
+            found = optional_object(file).get("chat_template")
             if isinstance(found, list):  # several, by name
                 by_name = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
                 found, with_tools = by_name.get("default"), by_name.get("tool_use")
@@ -91,18 +90,7 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
     for name, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
         if token is not None:
             tokens[name] = tokenizer.decode([token])
-    for file in (folder / _SPECIAL, folder / _CONFIG):
-        content = _object(file)
-        for name in _TOKEN_NAMES:
-            token = content.get(name)
-            token = token.get("content") if isinstance(token, dict) else token
-            if isinstance(token, str):
-                tokens[name] = token
+    for name in _TOKEN_NAMES:
+        if found := configured_tokens(folder, name):
+            tokens[name] = found[0]
     return tokens
-
-
-def _object(file: Path) -> dict[str, Any]:
-    """The content of a JSON file; empty if there is none. These files are optional, and not ours."""
-    with contextlib.suppress(UserError):
-        return read_object(file)
-    return {}
