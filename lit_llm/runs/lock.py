@@ -116,7 +116,11 @@ class RunLock:
             raise UserError(f"run folder {self.run_dir} cannot be written: {error.strerror} (--run_dir DIR)") from None
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self.release()
+                raise UserError(f"no further thread can be started: {error}; raise the limit (ulimit -u)") from None
 
     def release(self) -> None:
         """Delete lock.json if it is still this lock's, and the folder if `acquire` made it and it is still empty."""

@@ -143,6 +143,10 @@ def _train(
             return exit_code(trainer)
         if isinstance(error, UserError) and guard is not None and trainer.global_step in (0, start.step):
             guard.restore()
+        if isinstance(error, BlockingIOError):  # of a fork
+            raise UserError(
+                "no further process can be started: raise the limit (ulimit -u), or lower --data.num_workers"
+            ) from None
         if isinstance(error, OSError) and guard is not None and not guard.training_began and guard.is_where(error):
             guard.restore()
             raise UserError(

@@ -128,7 +128,7 @@ COMMANDS = {
     "clean": Command("clean --data.paths texts --exact_duplicates true --against text.txt --out new", r"new|\.new"),
     "whole": Command("generate --run runs/mine --ckpt_path whole.ckpt --prompt a --max_new_tokens 2", "$"),
 }  # fmt: skip
-RUN = ("fit", "generate", "report", "validate", "doctor", "export", "init_from", "plan from_run", "curve", "consolidate")
+RUN = ("generate", "report", "doctor", "export", "fit", "curve", "consolidate", "validate", "plan from_run", "init_from")
 LORA = ("generate lora", "export lora", "fit lora")
 FILES: dict[str, tuple[str, ...]] = {
     **{
@@ -146,7 +146,7 @@ FILES: dict[str, tuple[str, ...]] = {
         )
     },
     **{
-        f"shards/{name}": ("fit", "doctor", "check", "validate", "prepare again")
+        f"shards/{name}": ("doctor", "validate", "fit", "doctor", "prepare again")
         for name in (
             *("meta.json", "tokenizer.json", "train_000000.bin", "train_000000.docs", "val_000000.bin", "val_000000.docs"),
             "plan of packing",
@@ -159,8 +159,8 @@ FILES: dict[str, tuple[str, ...]] = {
     },
     **{f"cache/tokens/key/{name}": ("fit text",)
        for name in ("meta.json", "tokenizer.json", "train_000000.bin", "val_000000.docs", "plan of packing")},
-    "recipe.yaml": ("new", "plan", "check"),
-    "derived.yaml": ("new", "plan"),
+    "recipe.yaml": ("plan", "check", "plan", "new"),
+    "derived.yaml": ("plan", "plan", "new"),
     "hardware.yaml": ("plan hardware",),
     "curve.csv": ("check_against",),
     "whole.ckpt": ("whole",),
@@ -170,7 +170,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "texts/a.txt": ("prepare", "clean", "fit text"),
     "texts/b.jsonl": ("prepare", "clean", "fit text"),
     "chat.jsonl": ("prepare chats",),
-    **{f"chatml/{name}": ("prepare chats", "prepare ids")
+    **{f"chatml/{name}": ("prepare ids", "prepare chats")
        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")},
     **{f"hf/{name}": ("import",)
        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
@@ -215,13 +215,13 @@ def triples(places: list[tuple[Any, ...]], per_pair: int = 100) -> list[Triple]:
         places: of values in a checkpoint.
     """
     pairs = [(file, name, commands) for file, name, _, commands in _pairs()]
-    commands = ("fit", "generate", "validate", "init_from", "export")
+    commands = ("generate", "export", "fit", "generate", "consolidate", "init_from", "generate", "validate", "fit")
     pairs += [(f"value {json.dumps(place)}", name, commands) for place in places for name in (*damages.VALUES, damages.ABSENT)]
     step = 100_003  # a prime that divides no count of pairs
     pairs = [pairs[i * step % len(pairs)] for i in range(len(pairs))]
     return [
         Triple(file, name, commands[(number + turn) % len(commands)])
-        for turn in range(per_pair)
+        for turn in range(per_pair)  # cheap commands stand in a list more than once
         for number, (file, name, commands) in enumerate(pairs)
         if turn < len(commands)
     ]
@@ -440,6 +440,7 @@ def attack(world: World, chosen: list[Triple]) -> tuple[list[tuple[Triple, str]]
     """Triples that did not end as they should, and why; of each family the number of triples and the most memory."""
     found, tried, memory = [], Counter[str](), Counter[str]()
     gc.freeze()
+    began = time.monotonic()
     home = os.getcwd()
     for number, triple in enumerate(chosen):
         folder = world.top / str(number)
@@ -451,6 +452,8 @@ def attack(world: World, chosen: list[Triple]) -> tuple[list[tuple[Triple, str]]
             os.chdir(home)
         tried[family(triple)] += 1
         memory[family(triple)] = max(memory[family(triple)], taken)
+        if not number % 50:
+            print(f"# {number} of {len(chosen)} after {time.monotonic() - began:.0f} s", flush=True)
         if problem:
             found.append((triple, problem))
             print(json.dumps([*triple, problem], ensure_ascii=False), flush=True)
