@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -24,6 +26,18 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) if isinstance(kind, type) else kind(value)
 
 
+def is_of(value: Any, hint: Any) -> bool:
+    """Whether a plain value has the type of a field of a dataclass. Of a mapping or a list, only that it is one."""
+    options = get_args(hint)
+    if get_origin(hint) is Literal:
+        return value in options
+    if get_origin(hint) in (Union, UnionType):
+        return any(is_of(value, option) for option in options)
+    if hint in (bool, int, float, str, NoneType):
+        return type(value) is hint or (hint is float and type(value) is int)
+    return isinstance(value, Mapping | list | tuple)
+
+
 def _is_optimizer_state(value: Any) -> bool:
     """As `torch.optim.Optimizer.state_dict` gives it, as far as it is there: state by parameter, and groups of parameters."""
     if not _fits(value, dict):
@@ -37,10 +51,14 @@ def _is_optimizer_state(value: Any) -> bool:
     )
 
 
+def _are_weights(value: Any) -> bool:
+    return _fits(value, dict) and all(isinstance(each, Tensor) or is_placeholder(each) for each in value.values())
+
+
 _SCHEMA: dict[str, tuple[Any, str]] = {  # of Lightning's keys and ours; others belong to callbacks and data modules
     **dict.fromkeys(("global_step", "epoch", "tokens"), (int, "a whole number from 0 on")),
-    **dict.fromkeys(("state_dict", "ema_state_dict", "callbacks", "loops", "settings", "model_config", "lora"),
-                    (dict, "a dict with texts as keys")),
+    **dict.fromkeys(("callbacks", "loops", "settings", "model_config", "lora"), (dict, "a dict with texts as keys")),
+    **dict.fromkeys(("state_dict", "ema_state_dict"), (_are_weights, "tensors by their names")),
     **dict.fromkeys(("optimizer_class", "tokenizer_sha256"), (str, "a text")),
     "base": ({"path": str, "sha256": str}, "a dict with the texts path and sha256"),
     "prompt_start": ([int], "a list of ids"),
@@ -64,6 +82,8 @@ def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None
     for name, tensor in _leaves(content):
         if isinstance(tensor, Tensor) and not _has_values(tensor, meta=not has_data):
             return f"has the tensor {name[:80]} without values (sparse, or on the meta device)"
+        if re.match(r"loops\..*\.(total|current)\.\w+$", name) and not _fits(tensor, int):
+            return f"has the {name} {str(tensor)[:40]!r}, which must be a whole number from 0 on"
         if is_placeholder(tensor) and not _is_placeholder_of_a_tensor(tensor):
             return f"has a malformed placeholder for the tensor {name[:80]}"
     return None

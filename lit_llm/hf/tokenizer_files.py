@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def copy_companions(source: Path, target: Path, names: Iterable[str] = COMPANION
     UserError: One is no ordinary file, or is called .json and holds no JSON object.
     """
     for name in names:
-        if (source / name).is_file():
+        if os.path.lexists(source / name):
             if name.endswith(".json"):
                 read_object(source / name)
             write_bytes(target / name, read_ordinary(source / name))

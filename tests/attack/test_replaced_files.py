@@ -1,4 +1,4 @@
-"""Files of runs, data and models that somebody replaced: a sentence or a result, no traceback, no hang, nothing else changed."""
+"""Files of runs, data and models that somebody replaced: a sentence or a result, and nothing else changes."""
 
 import pytest
 import replaced_files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ class ChatForm(NamedTuple):
         Raises:
             UserError: A file of it is missing or damaged.
         """
-        if not (folder / CHAT_TEMPLATE_FILE).is_file():
+        if not os.path.lexists(folder / CHAT_TEMPLATE_FILE):
             return None
         mend = ": restore it, or prepare the data again."
         stop = read_object(folder / _GENERATION, mend=mend).get("eos_token_id", -1)

@@ -57,7 +57,7 @@ class ChatTemplate:
         if setting != AUTO:
             file = Path(os.path.expanduser(setting))
             return cls(setting, read_text(file, MOST_BYTES, mend=" (--data.chat_template)"), tokens)
-        if (folder / CHAT_TEMPLATE_FILE).is_file():
+        if os.path.lexists(folder / CHAT_TEMPLATE_FILE):
             file = folder / CHAT_TEMPLATE_FILE
             return cls(str(file), read_text(file, MOST_BYTES), tokens)
         for file in (folder / "chat_template.json", folder / TOKENIZER_CONFIG):
