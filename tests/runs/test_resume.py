@@ -257,6 +257,12 @@ def test_a_state_that_cannot_be_restored_is_one_sentence_and_the_folder_is_as_be
             assert code == 2 and "error: " in err, words
 
 
+def test_a_checkpoint_without_weights_is_a_sentence(trained, capsys):
+    rewrite((trained / "checkpoints/last.ckpt").resolve(), lambda content: content.pop("state_dict"))
+    code, _, err = run(capsys, "generate", "--run", "runs/tiny", "--prompt", "a")
+    assert code == 2 and "state_dict" in err
+
+
 def test_what_a_kill_left_in_a_finished_run_is_cleared_when_it_is_launched_again(trained, capsys):
     left = trained / "checkpoints/.step-00000003.ckpt.removed"
     left.mkdir()
