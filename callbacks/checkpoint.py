@@ -376,7 +376,8 @@ class StepCheckpoint(Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         names = (tuple(state_dict.get(kind, ())) for kind in ("kept", "permanent", "leaving"))
-        self._files = _Files(state_dict["best_score"], state_dict["best_name"], *names)
+        best = state_dict["best_score"]
+        self._files = _Files(None if best is None else float(best), state_dict["best_name"], *names)
 
 
 def _name(step: int) -> str:

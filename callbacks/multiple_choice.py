@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import UserError
-from .ordinary_files import read_ordinary
+from .ordinary_files import read_text
 
 
 class Question(NamedTuple):
@@ -35,11 +35,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     Raises:
         UserError: the file cannot be read, or a line is not a question.
     """
-    try:
-        lines = read_ordinary(path).decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UserError(f"{path} cannot be read: {reason} (--tasks.tasks).") from None
+    lines = read_text(path, mend=" (--tasks.tasks).").split("\n")
     found = []
     for number, line in enumerate(lines, start=1):
         if line.strip():

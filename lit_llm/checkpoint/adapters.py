@@ -86,6 +86,8 @@ def saved_weights(
         UserError: base weights are missing, damaged, or others than in training; or they are named and there are none; or
             there is no average.
     """
+    if "state_dict" not in content:
+        raise UserError(f"{checkpoint} has no weights (state_dict): restore it, or use another one")
     state = content["state_dict"] if average is None else averaged(content, checkpoint, average)
     saved = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
     lora = saved_lora(content)

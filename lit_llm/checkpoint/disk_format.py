@@ -38,7 +38,7 @@ from lit_llm.checkpoint.manifest import DATA, MANIFEST, encode, intact_manifest,
 from lit_llm.checkpoint.schema import content_problem, part_problem
 from lit_llm.checkpoint.sharded import join
 from lit_llm.core.disk import delete, open_ordinary, ordinary_file
-from lit_llm.core.errors import UserError, first_line
+from lit_llm.core.errors import UserError, first_line, library_errors
 
 T = TypeVar("T")
 
@@ -348,20 +348,17 @@ def _age(path: Path) -> tuple[float, int]:
 
 def _load(file: Path, name: Path, *, map_location: Any = "cpu", mmap: bool = True) -> dict[str, Any]:
     """The dict in `file`. Error messages call the checkpoint `name`."""
-    try:
+    with library_errors(f"{name} cannot be loaded"):
         if problem := compression_problem(file):
             raise UserError(f"{name} cannot be loaded: {problem}.")
-        content = _torch_load(file, map_location=map_location, mmap=mmap)
-    except pickle.UnpicklingError as error:
-        unsafe = re.search(r"GLOBAL (\S+)", str(error))
-        raise UserError(
-            f"{name} cannot be loaded without running code from it: it holds {unsafe[1] if unsafe else 'something'} where only "
-            "tensors and plain values (numbers, strings, lists, dicts) are allowed."
-        ) from error
-    except UserError:
-        raise
-    except Exception as error:  # torch raises several types for a damaged archive
-        raise UserError(f"{name} cannot be loaded: {first_line(error)}.") from error
+        try:
+            content = _torch_load(file, map_location=map_location, mmap=mmap)
+        except pickle.UnpicklingError as error:
+            unsafe = re.search(r"GLOBAL (\S+)", str(error))
+            raise UserError(
+                f"{name} cannot be loaded without running code from it: it holds {unsafe[1] if unsafe else 'something'} where "
+                "only tensors and plain values (numbers, strings, lists, dicts) are allowed."
+            ) from error
     if not isinstance(content, dict):
         raise UserError(f"{name} is not a checkpoint of lit_llm or of Lightning: it holds no dict.")
     return content

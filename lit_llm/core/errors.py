@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 from lit_llm.callbacks.errors import UserError as UserError
@@ -41,6 +43,25 @@ def report(message: str, kind: str = "error") -> None:
 def first_line(error: BaseException) -> str:
     """What another library's error says, without its details and a full stop."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+@contextlib.contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Raise what another library raises for a file from elsewhere as a UserError; libraries raise many types.
+
+    A panic of code in Rust is a BaseException.
+
+    Args:
+        what: the beginning of the sentence that the library's reason ends.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what}: {first_line(error)[:300]}.") from error
 
 
 def need(module: str, *, extra: str, what: str) -> ModuleType:

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.disk import ordinary_file, read_object
+from lit_llm.core.errors import UserError, library_errors
 from lit_llm.hf.fields import shown
-from lit_llm.hf.read import read_json, refuse, safetensors
+from lit_llm.hf.read import refuse, safetensors
 from lit_llm.hf.tensor_map import Link
 from lit_llm.hf.write import save_tensors, write_json
 from lit_llm.models.lora import LoRAConfig
@@ -117,7 +118,7 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
     Raises:
         UserError: the folder is not such an adapter, or adapts what is not a linear layer of a block.
     """
-    content = read_json(folder / CONFIG)
+    content = read_object(folder / CONFIG)
     problems = [
         f"'{key}' is {shown(value)}, which cannot be imported: {_MERGE}"
         for key, value in content.items()
@@ -222,9 +223,7 @@ def _of_layer(content: dict[str, Any], patterns: str, default: str, name: str, p
 def _tensors(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise UserError(f"{file.parent} has no {WEIGHTS} (--from)")
-    safetensors()
-    try:
-        found: dict[str, Tensor] = safetensors().torch.load_file(file)
-    except Exception as error:  # the library raises many types for damaged files
-        raise UserError(f"{file} cannot be read: {error}") from error
+    library = safetensors()
+    with library_errors(f"{file} cannot be read"):
+        found: dict[str, Tensor] = library.torch.load_file(ordinary_file(file))
     return found

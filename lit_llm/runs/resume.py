@@ -153,7 +153,7 @@ class RunStart:
             return []
         saved = self.saved.values
         found = [] if accepted else data.changes_since(saved)
-        vocabulary = saved["model_config"]["vocab_size"]
+        vocabulary = saved["model_config"].get("vocab_size")
         if vocab_size is None and data.vocab_size != vocabulary:
             found.append(
                 f"the checkpoint's vocabulary has {vocabulary} ids and the data's {data.vocab_size}: these weights do not fit "

@@ -6,6 +6,7 @@ import pytest
 
 from lit_llm.core import disk
 from lit_llm.core.errors import UserError
+from lit_llm.ingest.progress import ProgressLog
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,13 @@ def test_a_link_is_refused_where_it_would_be_followed_and_replaced_where_a_file_
     disk.write_text(tmp_path / "text", "content")
     assert target.read_text() == "kept" and link.read_text() == "new" and not link.is_symlink()
     assert (tmp_path / "text").read_text() == "content" and not os.path.lexists(partial)
+
+
+def test_a_log_is_not_appended_through_a_link_or_to_a_pipe(tmp_path):
+    (tmp_path / "target").write_text("kept")
+    (tmp_path / "link").symlink_to("target")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(OSError):
+            ProgressLog(tmp_path / name).note("line")
+    assert (tmp_path / "target").read_text() == "kept"
