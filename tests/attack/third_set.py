@@ -2579,6 +2579,7 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="a line of JSON for each case")
     given = parser.parse_args()
     chosen = {name: value for name, value in CASES.items() if not given.only or re.search(given.only, name)}
+    chosen = dict(sorted(chosen.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest()))  # a stop is a sample
     if given.list:
         print("\n".join(chosen), f"\n{len(chosen)} cases")
         return 0
