@@ -19,6 +19,7 @@ import ctypes
 import fnmatch
 import gzip
 import hashlib
+import importlib
 import io
 import json
 import lzma
@@ -2365,6 +2366,9 @@ def build() -> None:
     for command in made:
         code, said, *_ = attempt(command, lambda: None, BASE)
         assert code == 0, (command, code, said)
+        for module in (ROOM / "modules").read_text().split():  # so that no fork imports it again
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
     for name in (".shards.log", ".chats.log", ".sftrun.log"):
         Path(name).unlink(missing_ok=True)
 
@@ -2418,6 +2422,8 @@ def attempt(command: str | bytes, damage: Damage, folder: Path) -> tuple[int | N
                 os.write(spare, traceback.format_exc().encode("utf-8", "backslashreplace"))
             code = 98
         finally:
+            if folder == BASE:
+                (ROOM / "modules").write_text(" ".join(sys.modules))
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(BaseException):
                     stream.flush()
@@ -2580,6 +2586,9 @@ def main() -> int:
     given = parser.parse_args()
     chosen = {name: value for name, value in CASES.items() if not given.only or re.search(given.only, name)}
     chosen = dict(sorted(chosen.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest()))  # a stop is a sample
+    if given.log and given.log.exists():
+        known = {json.loads(line)["name"] for line in given.log.read_text().splitlines()}
+        chosen = {name: value for name, value in chosen.items() if name not in known}
     if given.list:
         print("\n".join(chosen), f"\n{len(chosen)} cases")
         return 0
