@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,11 @@ def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
     """`ordinary_files.complete_file`, with the name of the file in its errors."""
     with naming(path), ordinary_files.complete_file(path, partial) as file:
         yield file
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """`Path.resolve`, which before Python 3.13 raises RuntimeError where links go round in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def delete(path: Path) -> None:

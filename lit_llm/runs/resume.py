@@ -21,6 +21,7 @@ from lit_llm.checkpoint.adapters import saved_lora
 from lit_llm.checkpoint.compatibility import group_changes, lora_changes, model_changes, same_class
 from lit_llm.checkpoint.disk_format import checkpoints_in, damage_before_load, newest_good
 from lit_llm.core._lightning import is_rank_zero
+from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
@@ -137,7 +138,7 @@ class RunStart:
         """
         if self.saved is None or self.step is None or not is_rank_zero():
             return SettingChanges()
-        branches = is_path(self.resume) and self.saved.path.resolve() == Path(self.resume).resolve()
+        branches = is_path(self.resume) and real_path(self.saved.path) == real_path(self.resume)
         return setting_changes(self.saved.settings, settings, accepted=accepted or branches, compares_data=compares_data)
 
     def saved_data(self, data: lit_llm.data.TokenDataModule) -> dict[str, Any] | None:
@@ -240,13 +241,13 @@ def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_s
             "additional_steps counts from the checkpoint that --resume PATH names; "
             f"--resume {resume} names none (--resume PATH, or --trainer.max_steps)"
         )
-    if origin is None or origin.resolve() != Path(resume).resolve():
+    if origin is None or real_path(origin) != real_path(resume):
         raise UserError(
             f"additional_steps makes a branch of {resume}, which needs a folder of its own: {run_dir} "
             "is that of the checkpoint (--run_dir DIR, or --trainer.max_steps to continue it there)"
         )
     # Counted from the origin, not from the newest checkpoint of an interrupted branch: the end must not move.
-    begins = newest if newest is not None and newest.path.resolve() == origin.resolve() else SavedRun.read(origin)
+    begins = newest if newest is not None and real_path(newest.path) == real_path(origin) else SavedRun.read(origin)
     return begins.step + additional_steps
 
 
@@ -295,7 +296,7 @@ def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> 
             if replace:
                 raise UserError(f"{path} is in the run folder that --replace true would set aside (--run_dir DIR)")
             return _verified(path, ranks=ranks), origin_of(run_dir)
-        origin = path.resolve()  # a link such as stable.ckpt may be changed later
+        origin = real_path(path)  # a link such as stable.ckpt may be changed later
         if replace or origin_of(run_dir) != origin:
             checkpoint = _verified(path, ranks=ranks)
             if holds_run(run_dir) and not replace:

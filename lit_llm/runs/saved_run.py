@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_llm.checkpoint.disk_format import checkpoints_in, read_values
 from lit_llm.checkpoint.manifest import intact_manifest
-from lit_llm.core.disk import read_ordinary
+from lit_llm.core.disk import read_ordinary, real_path
 from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import CHECKPOINTS, run_of
 from lit_llm.runs.setting_changes import SETTINGS
@@ -69,7 +69,7 @@ class SavedRun:
         if expected is None or not file.is_file() or tokenizer_sha256(run) == expected:
             return None
         return (
-            f"{file} is not the file with which {self.path.resolve().name} was trained, or {DOCUMENT_IDS_FILE} beside it was "
+            f"{file} is not the file with which {real_path(self.path).name} was trained, or {DOCUMENT_IDS_FILE} beside it was "
             "changed, so ids would mean other text: restore both"
         )
 

@@ -83,10 +83,12 @@ def test_a_folder_in_place_of_a_file_and_other_wrong_places_are_refused(
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a").write_text("mine")
     (tmp_path / "dangling").symlink_to("nothing")
+    (tmp_path / "circle").symlink_to("circle")
     before = files(tmp_path)
     wrong = {
         "file/under": "cannot be written",
         "dangling": HINT,
+        "circle": HINT,
         "n" * 300: "at most 255 in each name" if command[0] in RESUMABLE else "File name too long",
     }
     wrong |= (
@@ -96,7 +98,18 @@ def test_a_folder_in_place_of_a_file_and_other_wrong_places_are_refused(
         for more in ((), ("--replace", "true")) if name in ("file", "folder", "file/under") else ((),):
             code, _, err = run(capsys, *command, "--out", str(tmp_path / name), *more)
             assert code == 2 and said in err and len(err.splitlines()) == 1, err
-    assert files(tmp_path) == before and sorted(os.listdir(tmp_path)) == ["dangling", "file", "folder"]
+    assert files(tmp_path) == before and sorted(os.listdir(tmp_path)) == ["circle", "dangling", "file", "folder"]
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command[0] in RESUMABLE], ids=lambda command: command[0])
+@pytest.mark.parametrize("name", [".out.log", ".out.lock"])
+def test_a_log_or_lock_is_not_written_through_a_link(command, name, run_folder, tmp_path, capsys, monkeypatch, without_worker):
+    monkeypatch.chdir(run_folder)
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / name).symlink_to("mine")
+    code, _, err = run(capsys, *command, "--out", str(tmp_path / "out"))
+    assert code == 2 and name in err and "link" in err, err
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
