@@ -26,7 +26,21 @@ unsaid: list[str] = []
 
 def is_first_here() -> bool:
     """Whether this process is the first of a run on its machine."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+    rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+    return rank == "0" or not rank.isdecimal()
+
+
+_LAUNCHERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+_LAUNCHERS += ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PL_GLOBAL_SEED")
+
+
+def refuse_other_numbers() -> None:
+    """Raises:
+    UserError: A variable that torchrun, SLURM or Lightning sets is no number.
+    """
+    for name in _LAUNCHERS:
+        if not os.environ.get(name, "0").isdecimal():
+            raise UserError(f"the environment variable {name} is '{os.environ[name]}', but must be a whole number: unset it")
 
 
 def report(message: str, kind: str = "error") -> None:

@@ -51,6 +51,14 @@ def test_a_mistyped_flag_is_one_sentence(tmp_path, monkeypatch, capsys, words):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "NODE_RANK", "SLURM_NTASKS", "PL_GLOBAL_SEED"])
+def test_a_variable_of_a_launcher_that_is_no_number_is_one_sentence(monkeypatch, capsys, name):
+    monkeypatch.setenv(name, "many")
+    assert main(["recipes"]) == 2
+    said = capsys.readouterr().err
+    assert name in said and "'many'" in said and len(said.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     "words", [["fit", "--run_dir"], ["fit", "--data.paths"], ["generate", "--prompt"], ["curve", "--out"], []]
 )
