@@ -101,7 +101,9 @@ def test_a_folder_in_place_of_a_file_and_other_wrong_places_are_refused(
     assert files(tmp_path) == before and sorted(os.listdir(tmp_path)) == ["circle", "dangling", "file", "folder"]
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command[0] in RESUMABLE], ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    "command", [command for command in COMMANDS if command[0] in RESUMABLE], ids=lambda command: command[0]
+)
 @pytest.mark.parametrize("name", [".out.log", ".out.lock"])
 def test_a_log_or_lock_is_not_written_through_a_link(command, name, run_folder, tmp_path, capsys, monkeypatch, without_worker):
     monkeypatch.chdir(run_folder)

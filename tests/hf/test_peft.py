@@ -254,6 +254,8 @@ REFUSED = [
     ("lora_alpha", True),
     ("alpha_pattern", ["q_proj"]),
     ("alpha_pattern", {"(": 3}),
+    ("alpha_pattern", {"(.*.*)*x": 3}),  # a search that would not end
+    ("use_rslora", "yes"),
     ("rank_pattern", {"q_proj|v_proj": 3}),
     ("r", 3),
 ]
