@@ -13,9 +13,10 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from .ordinary_files import open_ordinary, read_ordinary, replace_file
+from .ordinary_files import complete_file, open_ordinary, read_ordinary
 
 _NOT_METRICS = ("step", "time")
+_MOST_OF_A_ROW = 2**24  # bytes
 
 
 class MetricsFile(Logger):
@@ -133,15 +134,15 @@ def _keep_rows(path: Path, step: float) -> None:
     """
     if not os.path.lexists(path):
         return
-    content = read_ordinary(path, path.stat().st_size) if path.exists() else b""
-    lines = content[: _end_of_last_line(content)].split(b"\n")
-    kept = b"".join(line + b"\n" for line in lines if _is_row_until(line, step))
-    if kept == content and not path.is_symlink() and path.stat().st_nlink == 1:
-        return
-    replace_file(path, kept)
+    with complete_file(path, path.with_name(f".{path.name}.partial")) as kept:
+        if path.exists():
+            with open(open_ordinary(path), "rb") as old:
+                kept.writelines(line for line in iter(lambda: old.readline(_MOST_OF_A_ROW), b"") if _is_row_until(line, step))
 
 
 def _is_row_until(line: bytes, step: float) -> bool:
+    if not line.endswith(b"\n"):
+        return False
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

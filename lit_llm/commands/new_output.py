@@ -24,6 +24,7 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
     Raises:
         UserError: `out` is a folder, or exists without `replace`; its folder cannot be made; the disk is full.
     """
+    out = _without_dots(out)
     if out.is_dir():
         raise UserError(f"{out} is a folder: give a file ({flag})")
     _refuse_existing(out, replace=replace, flag=flag)
@@ -47,6 +48,7 @@ def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resuma
     Raises:
         UserError: `out` is a file, or not empty without `replace`; it cannot be made; the disk is full.
     """
+    out = _without_dots(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder (--out)")
     resolved = real_path(out)
@@ -107,6 +109,11 @@ def _lock(out: Path) -> Iterator[None]:
 def log_beside(out: Path) -> Path:
     """The log of an output folder. It is hidden, because a folder that holds both may be read as text."""
     return out.absolute().with_name(f".{out.absolute().name}.log")
+
+
+def _without_dots(out: Path) -> Path:
+    """The same place. `new/../old` does not exist until `new` is made."""
+    return real_path(out) if ".." in out.parts else out
 
 
 def _refuse_existing(out: Path, *, replace: bool, flag: str) -> None:

@@ -230,4 +230,8 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         found: dict[str, Tensor] = safetensors().torch.load_file(file)
     except Exception as error:  # the library raises many types for damaged files
         raise UserError(f"{file} cannot be read: {error}") from error
+    if wrong := [name for name, tensor in found.items() if not tensor.is_floating_point()]:
+        raise UserError(
+            f"{file}: {wrong[0]} has the type {str(found[wrong[0]].dtype)[6:]}, but must have floating-point numbers"
+        )
     return found

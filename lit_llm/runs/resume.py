@@ -206,7 +206,9 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
         max_steps = _end_of_branch(run_dir, resume, origin, additional_steps, saved)
     # A checkpoint of this run that is named, or a replaced folder, begins something new.
     anew = replace or (is_path(resume) and Path(resume).absolute().is_relative_to(run_dir.absolute()))
-    ended = reason_of_end(run_dir, step) if step is not None and not anew else None
+    ended = None
+    if saved is not None and step is not None and not anew:
+        ended = reason_of_end(run_dir, step) or saved.reason_of_end
     resume = "auto" if origin is None else str(origin)
     return RunStart(saved, ranks > 1, step, resume, max_steps, lock, folder_state, ended=ended)
 

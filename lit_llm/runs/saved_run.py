@@ -48,6 +48,16 @@ class SavedRun:
         return int(self.values.get("global_step", 0))
 
     @property
+    def reason_of_end(self) -> str | None:
+        """What a callback such as EarlyStopping had decided when it was saved: a kill may come before `ENDED` is written."""
+        states = [state for state in self.values.get("callbacks", {}).values() if isinstance(state, Mapping)]
+        for state in states:
+            waited, patience = state.get("wait_count"), state.get("patience")
+            if state.get("stopping_reason_message") and type(waited) is int and type(patience) is int and waited >= patience:
+                return f"early stopping: {state['stopping_reason_message']}"
+        return None
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """The settings of the run, by key. Empty if the checkpoint stores none."""
         found: Mapping[str, Any] = self.values.get(SETTINGS, {})

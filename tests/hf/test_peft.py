@@ -278,6 +278,15 @@ def test_what_may_change_the_result_is_refused_by_name(adapter, tmp_path, key, v
     assert f"'{key}'" in str(error.value) and str(3 if key == "rank_pattern" else value) in str(error.value)
 
 
+def test_weights_that_are_integers_are_refused(adapter, tmp_path):
+    (tmp_path / "adapter_config.json").hardlink_to(adapter / "adapter_config.json")
+    tensors = safetensors.torch.load_file(adapter / "adapter_model.safetensors")
+    whole = {name: tensor.to(torch.int32) for name, tensor in tensors.items()}
+    safetensors.torch.save_file(whole, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="int32"):
+        weights_here("llama", tmp_path)
+
+
 @pytest.mark.slow
 def test_adapters_that_do_not_fit_are_refused(tmp_path, capsys):
     base = base_of("llama", tmp_path)

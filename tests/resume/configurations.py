@@ -60,9 +60,12 @@ SHARDED = "--sharded_checkpoints true --async_checkpoints true --data.num_worker
 SHARDS = "--data TokenShards --data.path shards"
 PACKED = "--data.packing best_fit --model.mask_documents true"
 RAMP = "--batch_ramp.tokens_per_batch [[0,32],[300,64]]"
-STOPPING = (
-    '{"class_path":"lightning.pytorch.callbacks.EarlyStopping","init_args":{"monitor":"val/loss","patience":1,"min_delta":9.0}}'
-)
+STOPPING = """
+trainer:
+  callbacks:
+  - {class_path: lit_llm.training.sample_ledger.SampleLedger}
+  - {class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: val/loss, patience: 1, min_delta: 9.0}}
+"""
 CONFIGURATIONS = [
     Configuration("adamw cosine", "--optimizer AdamW --schedule Cosine --schedule.warmup_steps 3"),
     Configuration("adamw fused amsgrad", "--optimizer AdamW --optimizer.fused true --optimizer.amsgrad true"),
@@ -105,7 +108,7 @@ CONFIGURATIONS = [
                   " --schedule.warmup_steps 2", other="--async_checkpoints true"),
     Configuration("compressed lines", "--data.paths text.jsonl.gz --optimizer NAdam", other="--data.num_workers 2"),
     Configuration("gradient noise", "--gradient_noise.every_n_steps 2 --data.micro_batch_size 1 --trainer.log_every_n_steps 2"),
-    Configuration("early stopping", f"--trainer.callbacks+={STOPPING}"),
+    Configuration("early stopping", "--config stopping.yaml"),
     Configuration("histograms, samples", "--histograms.every_n_steps 3 --samples TextSamples --samples.prompts ['7']"
                   " --samples.every_n_steps 2 --samples.max_new_tokens 4"),
     Configuration("spikes", "--spike_guard.sigma 0.5 --spike_guard.min_steps 4 --spike_guard.max_consecutive 50"),
@@ -173,6 +176,7 @@ def prepare(folder: Path) -> None:
         Path("chat.jsonl").write_text("".join(json.dumps({"messages": chat(line)}) + "\n" for line in lines * 2))
         Path("chat.jinja").write_text(TEMPLATE)
         Path("lines.py").write_text(LINES)
+        Path("stopping.yaml").write_text(STOPPING)
         tokens = ["--data.tokenizer", "TokenizerJSON", "--data.tokenizer.path", "longer/tokenizer.json"]
         chats = ["--chat_template", "chat.jinja", "--data.paths", "chat.jsonl", *tokens, "--out", "chats"]
         assert lit_llm(["prepare", *chats, "--replace", "true"]) == 0
