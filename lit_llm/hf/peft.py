@@ -231,7 +231,5 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     except Exception as error:  # the library raises many types for damaged files
         raise UserError(f"{file} cannot be read: {error}") from error
     if wrong := [name for name, tensor in found.items() if not tensor.is_floating_point()]:
-        raise UserError(
-            f"{file}: {wrong[0]} has the type {str(found[wrong[0]].dtype)[6:]}, but must have floating-point numbers"
-        )
+        raise UserError(f"{file}: {wrong[0]} has {str(found[wrong[0]].dtype)[6:]}, but must have floating-point numbers")
     return found

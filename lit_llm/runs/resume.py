@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from lit_llm.checkpoint.compatibility import group_changes, lora_changes, model_
 from lit_llm.checkpoint.disk_format import checkpoints_in, damage_before_load, newest_good
 from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.disk import real_path
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, report
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
@@ -335,8 +334,7 @@ def _newest_good(run_dir: Path, *, ranks: int) -> SavedRun | None:
     good, damaged = newest_good(run_dir / CHECKPOINTS, shards=ranks == 1)
     if good is None and damaged:
         raise UserError("\n".join([*damaged, f"no checkpoint of {run_dir} can be read; start again with --replace true"]))
-    for problem in damaged:
-        print(f"warning: {problem} It is skipped.", file=sys.stderr)
+    report("\n".join(f"{problem} It is skipped." for problem in damaged), "warning")
     return None if good is None else SavedRun.read(good)
 
 

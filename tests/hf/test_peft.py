@@ -7,7 +7,7 @@ import folders
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, Phi3Config
 
 from lit_llm.__main__ import main
@@ -280,9 +280,9 @@ def test_what_may_change_the_result_is_refused_by_name(adapter, tmp_path, key, v
 
 def test_weights_that_are_integers_are_refused(adapter, tmp_path):
     (tmp_path / "adapter_config.json").hardlink_to(adapter / "adapter_config.json")
-    tensors = safetensors.torch.load_file(adapter / "adapter_model.safetensors")
+    tensors = load_file(adapter / "adapter_model.safetensors")
     whole = {name: tensor.to(torch.int32) for name, tensor in tensors.items()}
-    safetensors.torch.save_file(whole, tmp_path / "adapter_model.safetensors")
+    save_file(whole, tmp_path / "adapter_model.safetensors")
     with pytest.raises(UserError, match="int32"):
         weights_here("llama", tmp_path)
 
