@@ -207,7 +207,8 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
     anew = replace or (is_path(resume) and Path(resume).absolute().is_relative_to(run_dir.absolute()))
     ended = None
     if saved is not None and step is not None and not anew:
-        ended = reason_of_end(run_dir, step) or saved.reason_of_end
+        is_here = saved.path.absolute().is_relative_to(run_dir.absolute())  # not the origin of a branch
+        ended = reason_of_end(run_dir, step) or (saved.reason_of_end if is_here else None)
     resume = "auto" if origin is None else str(origin)
     return RunStart(saved, ranks > 1, step, resume, max_steps, lock, folder_state, ended=ended)
 

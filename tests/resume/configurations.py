@@ -127,30 +127,6 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-LINES = """
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-from lit_llm.data import Bytes, Corpus, ShardWriter, TokenDataModule, TokenStream
-
-
-class Lines(TokenDataModule):
-    def __init__(self, *, path: str, **batches: Any) -> None:
-        super().__init__(**batches)
-        self.path, self.bytes = Path(path), Bytes()
-
-    def prepare_data(self) -> None:
-        lines = self.path.read_text().splitlines()
-        for name, chosen in (("val", lines[::4]), ("train", lines)):
-            with ShardWriter(self.path.parent, "lines_" + name, vocab_size=257, shard_tokens=10**8) as shards:
-                for line in chosen:
-                    shards.write(np.append(self.bytes.encode(line), self.bytes.eos_id))
-
-    def open_corpus(self) -> Corpus:
-        streams = {name: TokenStream(sorted(self.path.parent.glob(f"lines_{name}_*.bin"))) for name in ("train", "val")}
-        return Corpus(streams, self.bytes.vocab_size, self.bytes)
-"""
 
 
 def chat(line: str) -> list[dict[str, str]]:
@@ -175,7 +151,6 @@ def prepare(folder: Path) -> None:
             file.writelines(json.dumps({"text": line + "\n"}) + "\n" for line in lines)
         Path("chat.jsonl").write_text("".join(json.dumps({"messages": chat(line)}) + "\n" for line in lines * 2))
         Path("chat.jinja").write_text(TEMPLATE)
-        Path("lines.py").write_text(LINES)
         Path("stopping.yaml").write_text(STOPPING)
         tokens = ["--data.tokenizer", "TokenizerJSON", "--data.tokenizer.path", "longer/tokenizer.json"]
         chats = ["--chat_template", "chat.jinja", "--data.paths", "chat.jsonl", *tokens, "--out", "chats"]
