@@ -63,7 +63,7 @@ PLAN = "plan --run run"
 VALIDATE = "validate --run run"
 IMPORT = "import --from hf --out o"
 ADAPTER = "import --from adapter --init_from base --out o"
-TUNED = "generate --run tuned --prompt a --max_new_tokens 2"
+TUNED = "generate --run tuned --init_from base --prompt a --max_new_tokens 2"
 PREPARE = "prepare --data TextFiles --data.paths corpus --data.tokenizer Bytes --out o"
 JSONL = "prepare --data TextFiles --data.paths x.jsonl --data.tokenizer Bytes --out o"
 FILE = "prepare --data TextFiles --data.paths x --data.tokenizer Bytes --out o"
@@ -347,7 +347,7 @@ YAML = {
     "an octal head count": (lambda s: s.replace("n_head: 2", "n_head: 0o2"), "any"),
     "two documents": (lambda s: s + "---\nrun_dir: ../out\n", "refuse"),
     "%YAML 9.9": (lambda s: "%YAML 9.9\n---\n" + s, "any"),
-    "a list": (lambda s: "- " + s.split("\n")[1], "refuse"),
+    "a list": (lambda s: "- " + s, "refuse"),
     "tabs as indentation": (lambda s: s.replace("\n  ", "\n\t"), "refuse"),
     "a merge key of itself": (lambda s: s + "data: &a\n  <<: *a\n", "refuse"),
     "deep flow": (lambda s: s + "x: " + DEEP, "refuse"),
@@ -365,7 +365,7 @@ YAML = {
 for kind, (change, expected) in YAML.items():
     case(
         f"yaml: run/config.yaml with {kind}",
-        GENERATE,
+        VALIDATE,
         lambda c=change: (
             put("run/config.yaml", c(Path("run/config.yaml").read_text()))
             if not isinstance(c(""), bytes)
@@ -1081,7 +1081,7 @@ TOKENIZERS: dict[str, tuple[Callable[[Any], Any], str]] = {
                 "special_tokens": {},
             }
         ),
-        "refuse",
+        "any",
     ),
     "a template without the text": (
         lambda t: t.update(post_processor={"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}),
@@ -1318,7 +1318,7 @@ ROWS_OF_CHATS: dict[str, tuple[Any, str]] = {
     "messages that are texts": ({"messages": ["a", "b"]}, "refuse"),
     "a content with a lone surrogate": (
         '{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "a"}]}',
-        "refuse",
+        "any",
     ),
     "a role twice": (
         '{"messages": [{"role": "user", "role": "assistant", "content": "x"}, {"role": "assistant", "content": "a"}]}',
@@ -1447,7 +1447,7 @@ LINES: dict[str, tuple[str | bytes, str]] = {
     "deep brackets": ('{"text": "a", "x": ' + DEEP + "}", "refuse"),
     "deep but closed": ('{"text": "a", "x": ' + "[" * 5000 + "]" * 5000 + "}", "any"),
     "an integer of 5,000 digits": ('{"text": "a", "x": ' + LONG + "}", "any"),
-    "a lone surrogate": ('{"text": "\\ud800 text"}', "refuse"),
+    "a lone surrogate": ('{"text": "\\ud800 text"}', "any"),
     "a NUL": ('{"text": "a\\u0000b"}', "any"),
     "a byte order mark within": (b'\xef\xbb\xbf{"text": "a"}', "any"),
     "other bytes": (b'{"text": "\xff\xff"}', "refuse"),
@@ -1498,7 +1498,7 @@ FILES: dict[str, tuple[Callable[[], bytes], str]] = {
     "UTF-16": (lambda: ("text \u0444\n" * 50).encode("utf-16"), "any"),
     "UTF-32": (lambda: ("text \u0444\n" * 50).encode("utf-32"), "any"),
     "EBCDIC": (lambda: ("text and words\n" * 50).encode("cp500"), "any"),
-    "one byte of Latin-1 at the end": (lambda: b"text\n" * 9000 + b"caf\xe9\n", "refuse"),
+    "one byte of Latin-1 at the end": (lambda: b"text\n" * 9000 + b"caf\xe9\n", "any"),
     "escapes of a terminal": (lambda: b"\x1b[2J\x1b]0;x\x07" * 50, "any"),
     "a zip called text": (lambda: rezip(b"PK\5\6" + bytes(18), lambda n, d: None, [("a.txt", b"x" * 99)]), "refuse"),
     "a pickle": (lambda: pickle.dumps({"a": list(range(1000))}), "refuse"),
@@ -1662,7 +1662,7 @@ HF: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an activation of a list": (lambda c: c.update(hidden_act=["relu"]), "refuse"),
     "a model type of a list": (lambda c: c.update(model_type=["qwen3"]), "refuse"),
     "architectures of null": (lambda c: c.update(architectures=None), "any"),
-    "an end of 10^30": (lambda c: c.update(eos_token_id=BIG), "refuse"),
+    "an end of 10^30": (lambda c: c.update(eos_token_id=BIG), "any"),
     "ends in a nested list": (lambda c: c.update(eos_token_id=[[0]]), "refuse"),
     "an end beyond the vocabulary": (lambda c: c.update(eos_token_id=5000), "any"),
     "a context of 10^15": (lambda c: c.update(max_position_embeddings=10**15), "any"),
@@ -1791,15 +1791,15 @@ ADAPTERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "alpha NaN": (lambda c: c.update(lora_alpha=float("nan")), "refuse"),
     "alpha infinite": (lambda c: c.update(lora_alpha=float("inf")), "refuse"),
     "alpha in words": (lambda c: c.update(lora_alpha="32"), "refuse"),
-    "a pattern that backtracks": (lambda c: c.update(target_modules="(.*.*)*(q_proj|k_proj)+(.*)*$x"), "refuse"),
-    "targets of numbers": (lambda c: c.update(target_modules=[1, 2]), "refuse"),
-    "no targets": (lambda c: c.update(target_modules=[]), "refuse"),
+    "a pattern that backtracks": (lambda c: c.update(target_modules="(.*.*)*(q_proj|k_proj)+(.*)*$x"), "any"),
+    "targets of numbers": (lambda c: c.update(target_modules=[1, 2]), "any"),
+    "no targets": (lambda c: c.update(target_modules=[]), "any"),
     "fewer targets than weights": (lambda c: c.update(target_modules=["q_proj"]), "any"),
     "dora": (lambda c: c.update(use_dora=True), "refuse"),
     "rslora": (lambda c: c.update(use_rslora=True), "any"),
     "rslora in words": (lambda c: c.update(use_rslora="yes"), "refuse"),
     "biases": (lambda c: c.update(bias="all"), "refuse"),
-    "fan in, fan out": (lambda c: c.update(fan_in_fan_out=True), "refuse"),
+    "fan in, fan out": (lambda c: c.update(fan_in_fan_out=True), "any"),
     "rank patterns that backtrack": (lambda c: c.update(rank_pattern={"(a|a)*b(.*.*)*": 2}), "any"),
     "rank patterns of words": (lambda c: c.update(rank_pattern={"q_proj": "x"}), "refuse"),
     "alpha patterns of NaN": (lambda c: c.update(alpha_pattern={"q_proj": float("nan")}), "refuse"),
@@ -2412,6 +2412,11 @@ def attempt(command: str | bytes, damage: Damage, folder: Path) -> tuple[int | N
             )
             record()
             damage_and_record(damage, record)
+            for number, stream in enumerate(("stdin", "stdout", "stderr")):
+                try:
+                    os.fstat(number)
+                except OSError:  # as Python finds it when it starts
+                    setattr(sys, stream, None)
             from lit_llm.__main__ import main
 
             code = main(words)
@@ -2425,18 +2430,20 @@ def attempt(command: str | bytes, damage: Damage, folder: Path) -> tuple[int | N
             if folder == BASE:
                 (ROOM / "modules").write_text(" ".join(sys.modules))
             for stream in (sys.stdout, sys.stderr):
+                if stream is None:
+                    continue
                 with contextlib.suppress(BaseException):
                     stream.flush()
             os._exit(code if isinstance(code, int) else 99)
-    peak, code = 0, None
+    peak, code, own = 0, None, int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     while time.monotonic() - began < SECONDS:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)
             break
         now = memory(child)
-        peak = max(peak, now)
-        if now > BYTES:
+        peak = max(peak, now - own)  # what the command added to the libraries
+        if now - own > BYTES:
             break
         time.sleep(0.05)
     for number in members(child):
@@ -2523,7 +2530,22 @@ WRITES = {  # command → what it is there to write, beside the output `o`, its 
     ),
     "find-lr": ("w/cache", "w/cache/*"),
 }
-COMMON = ("w/o", "w/o.*", "w/o/*", "w/.o.*", "w/cache", "w/cache/*", "w/.cache*", "w/small/*", "w/x.yaml", "w/__pycache__*")
+COMMON = (
+    "w/texte*",
+    "w/a\nb*",
+    "w/none*",
+    "w/o\nx*",
+    "w/o",
+    "w/o.*",
+    "w/o/*",
+    "w/.o.*",
+    "w/cache",
+    "w/cache/*",
+    "w/.cache*",
+    "w/small/*",
+    "w/x.yaml",
+    "w/__pycache__*",
+)
 NOISE = re.compile("flicker|grows|while it is read")
 
 
