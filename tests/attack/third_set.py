@@ -198,7 +198,7 @@ def seal(folder: str) -> None:
 def sealed(path: str, manifest: Any) -> None:
     manifest.pop("checksum", None)
     manifest["checksum"] = hashlib.sha256(json.dumps(manifest, indent=2).encode()).hexdigest()
-    put(path, json.dumps(manifest, indent=2))
+    put(path, json.dumps(manifest, indent=2) + "\n")
 
 
 def manifest(change: Callable[[Any], Any]) -> None:
@@ -272,6 +272,7 @@ def shards_sealed(folder: str = "shards") -> None:
             for key, suffix in (("blake2b", ".bin"), ("mask_blake2b", ".mask")):
                 if key in shard:
                     content = Path(folder, shard["file"]).with_suffix(suffix).read_bytes()
+                    content = content[1024:] if suffix == ".bin" else content  # without the header
                     shard[key] = hashlib.blake2b(content, digest_size=16).hexdigest()
     put(f"{folder}/meta.json", json.dumps(meta))
 
