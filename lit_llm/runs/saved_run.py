@@ -114,7 +114,7 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
     if newest is not None:
         states = read_values(newest).get("callbacks", {})
         best = next((state["best_name"] for key, state in states.items() if "StepCheckpoint" in key), "")
-        if which == "best" and best and (newest.parent / best).exists():
+        if which == "best" and best and Path(best).name == best and (newest.parent / best).exists():
             return newest.parent / str(best)
     if path.exists():
         return path

@@ -226,6 +226,8 @@ def rewrite(checkpoint: Path, change) -> None:
     [
         ("loops", lambda content: content.update(loops={"fit_loop": {"epoch_loop.batch_progress": {"total": "x"}}})),
         ("callbacks", lambda content: content["callbacks"].update({key: {"x": 1} for key in content["callbacks"]})),
+        ("files", lambda content: content["callbacks"]["StepCheckpoint"].update(leaving=["../../../text.txt"])),
+        ("files", lambda content: content["callbacks"]["StepCheckpoint"].update(kept=["../..", "step-00000008.ckpt"])),
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(momentum_buffer=torch.ones(3))),
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step="three")),
         ("optimizer", lambda content: content["optimizer_states"][0]["param_groups"].pop()),
