@@ -52,6 +52,7 @@ _KINDS = {  # of Lightning's keys and ours; others belong to callbacks and data 
     **dict.fromkeys(("global_step", "epoch", "tokens"), _COUNT),
     **dict.fromkeys(("state_dict", "ema_state_dict", "callbacks", "loops", "settings", "model_config", "lora"), _NAMED),
     **dict.fromkeys(("optimizer_class", "tokenizer_sha256"), _TEXT),
+    "pytorch-lightning_version": _Kind(lambda value: _is_text(value) and value[:1].isdigit(), "a version"),
     "base": _Kind(lambda value: _is_named(value) and {"path", "sha256"} <= value.keys() and all(map(_is_text, value.values())),
                   "a dict with the texts path and sha256"),
     "prompt_start": _Kind(_is_list_of(_is_count), "a list of ids"),
