@@ -50,8 +50,8 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
 def _question(line: str, place: str) -> Question:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place} is not JSON: {error.msg} (--tasks.tasks).") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place} is not JSON: {getattr(error, 'msg', error)} (--tasks.tasks).") from None
     query, choices, gold = (value.get(name) for name in Question._fields) if isinstance(value, dict) else (None,) * 3
     if not (isinstance(query, str) and isinstance(choices, list) and type(gold) is int):
         raise UserError(

@@ -58,6 +58,8 @@ def read_ordinary(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> bytes
     """
     with open(open_ordinary(path), "rb") as file:
         content = file.read(most + 1)
+    if content is None:  # a file of the kernel that waits for what is to come
+        raise UnusableFile(errno.EAGAIN, "it is no ordinary file: it has no content yet", os.fspath(path))
     if len(content) > most:
         raise UnusableFile(errno.EINVAL, f"it is larger than {most:,} bytes", os.fspath(path))
     return content

@@ -37,7 +37,7 @@ from lit_llm.checkpoint.damage_record import clear_damage, recorded_damage
 from lit_llm.checkpoint.manifest import DATA, MANIFEST, encode, intact_manifest, is_of_later_version, make_manifest, manifest_in
 from lit_llm.checkpoint.schema import content_problem, part_problem
 from lit_llm.checkpoint.sharded import join
-from lit_llm.core.disk import delete, open_ordinary, ordinary_file
+from lit_llm.core.disk import delete, open_ordinary, ordinary_file, real_path
 from lit_llm.core.errors import UserError, first_line, library_errors
 
 T = TypeVar("T")
@@ -307,8 +307,8 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
     found = {p for p in folder.glob("*.ckpt") if not p.is_symlink()}
     found |= {p for p in folder.glob(".*.ckpt.replaced") if not os.path.lexists(_shown(p))}
     last = folder / "last.ckpt"
-    if last.exists() and last.resolve() not in {p.resolve() for p in found}:
-        found.add(last.resolve())  # in another folder
+    if last.exists() and real_path(last) not in {real_path(p) for p in found}:
+        found.add(real_path(last))  # in another folder
     return sorted(found, key=_age, reverse=True)
 
 
@@ -388,7 +388,7 @@ def _locate(path: str | Path) -> Path:
         return path
     if path.name.startswith(".") and path.name.endswith(".replaced") and _shown(path).exists():
         return _shown(path)  # brought back since it was chosen
-    aside = _hidden(path.resolve(), "replaced")  # the process was killed while replacing it
+    aside = _hidden(real_path(path), "replaced")  # the process was killed while replacing it
     if aside.exists():
         return aside
     raise UserError(f"there is no checkpoint {path}.")

@@ -60,6 +60,7 @@ _SCHEMA: dict[str, tuple[Any, str]] = {  # of Lightning's keys and ours; others 
     **dict.fromkeys(("callbacks", "loops", "settings", "model_config", "lora"), (dict, "a dict with texts as keys")),
     **dict.fromkeys(("state_dict", "ema_state_dict"), (_are_weights, "tensors by their names")),
     **dict.fromkeys(("optimizer_class", "tokenizer_sha256"), (str, "a text")),
+    "pytorch-lightning_version": (lambda value: isinstance(value, str) and value[:1].isdigit(), "a version"),
     "base": ({"path": str, "sha256": str}, "a dict with the texts path and sha256"),
     "prompt_start": ([int], "a list of ids"),
     "lr_schedulers": ([dict], "a list of dicts"),

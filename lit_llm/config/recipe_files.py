@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 from lit_llm.runs.run_folder import CONFIG, default_run_dir
@@ -32,7 +33,7 @@ def find_recipe(name: str) -> Path:
 def in_folder(folder: Path, name: str) -> Path | None:
     """The recipe with that name in a folder of recipes; None if there is none."""
     file = folder / f"{name.removeprefix('recipes/').removesuffix('.yaml')}.yaml"
-    return file if os.path.isfile(file) and file.resolve().is_relative_to(folder.resolve()) else None
+    return file if os.path.isfile(file) and real_path(file).is_relative_to(real_path(folder)) else None
 
 
 def content_of(recipe: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from lit_llm.callbacks.ordinary_files import replace_file as write_bytes
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` of a text in UTF-8."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """`Path.resolve`, which before Python 3.13 raises RuntimeError where links go round in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def delete(path: Path) -> None:

@@ -30,11 +30,12 @@ _PREFIX = "base_model.model."
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
+    "use_rslora": (True, False, None),
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),  # others write into the base
 }
 """Values that can be imported."""
 _FREE = {
-    "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out", "target_modules",
+    "r", "lora_alpha", "rank_pattern", "alpha_pattern", "lora_dropout", "fan_in_fan_out", "target_modules",
     "exclude_modules", "layers_to_transform", "layers_pattern", "task_type", "auto_mapping", "peft_version", "revision",
     "base_model_name_or_path", "inference_mode", "megatron_core", "qalora_group_size", "ensure_weight_tying", "eva_config",
     "corda_config", "loftq_config", "lora_ga_config",
@@ -213,6 +214,8 @@ def _of_layer(content: dict[str, Any], patterns: str, default: str, name: str, p
     """A number of one layer: that of the first pattern that matches its whole name or an ending after a dot."""
     given = content.get(patterns) or {}
     try:
+        if any(re.search(r"\)\s*[*+{]", key) or len(re.findall(r"[*+{]", key)) > 4 for key in given):
+            raise re.error("too many repetitions, or one of a group")  # a search that may take for ever
         found = [value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", name)]
     except (AttributeError, re.error) as error:
         problems.append(f"'{patterns}' is {shown(given)}, but must map regular expressions to numbers: {error}")
@@ -226,4 +229,6 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     library = safetensors()
     with library_errors(f"{file} cannot be read"):
         found: dict[str, Tensor] = library.torch.load_file(ordinary_file(file))
+    if wrong := [name for name, tensor in found.items() if not tensor.is_floating_point()]:
+        raise UserError(f"{file}: {wrong[0]} has {str(found[wrong[0]].dtype)[6:]}, but must have floating-point numbers")
     return found

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from lit_llm.core.disk import open_ordinary
+from lit_llm.core.disk import naming, open_ordinary
 
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -59,7 +59,8 @@ class ProgressLog:
         """Write a line with the time to the log file."""
         if self._log is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-            with open(open_ordinary(self._log, flags), "a", encoding="utf-8", errors="backslashreplace") as file:
+            descriptor = open_ordinary(self._log, flags)
+            with naming(self._log), open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager

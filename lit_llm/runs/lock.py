@@ -170,6 +170,9 @@ class RunLock:
                 if not self._is_dead(owner):
                     return False
                 print(f"{owner} no longer runs: its lock of {self.run_dir} is taken over.", file=sys.stderr)
+            if os.fstat(file.fileno()).st_nlink > 1:  # a copy of the folder with hard links has it, too
+                self.path.unlink()
+                return False
             mine = _Owner(os.getpid(), socket.gethostname(), _machine(), _start_time(os.getpid()) or "", _now(), self._token)
             entries = mine._asdict()
             del entries["modified"]

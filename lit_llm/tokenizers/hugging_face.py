@@ -30,6 +30,8 @@ _MOST_IDS = 2**24
 """The largest vocabularies in use have 262,144 ids. Tables of a tokenizer have an entry for each id."""
 _MOST_GROWTH = 1000
 """Characters that the normalizer may make of one."""
+_MOST_PARTS = 200
+"""Each takes its time with every text. The tokenizers in use have fewer than 20, with their patterns."""
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -191,17 +193,19 @@ def configured_tokens(folder: Path, name: str) -> list[str]:
     return [token for token in tokens if isinstance(token, str)]
 
 
-def _growth(backend: tokenizers.Tokenizer) -> int:
-    """How many characters what normalizers and pre-tokenizers write in place of others makes of one, at most."""
-    growth, waiting = 1, [json.loads(part.__getstate__()) for part in (backend.normalizer, backend.pre_tokenizer) if part]
+def _growth(backend: tokenizers.Tokenizer) -> tuple[int, int]:
+    """How many characters normalizers and pre-tokenizers make of one, at most, by what they write; and the number of parts."""
+    parts, growth = 0, 1
+    waiting = [json.loads(part.__getstate__()) for part in (backend.normalizer, backend.pre_tokenizer) if part]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
+            parts += 1
             growth *= max(len(node[key]) if isinstance(node.get(key), str) else 1 for key in ("content", "prepend")) or 1
             waiting += node.values()
         elif isinstance(node, list):
             waiting += node
-    return growth
+    return growth, parts
 
 
 def tokenizer_file(path: str | os.PathLike[str]) -> Path:
@@ -214,10 +218,15 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
         raise UserError(f"Tokenizer not found at {str(file)[:200]}: give a tokenizer.json or the folder that contains it.")
     with library_errors(f"{file} is not a tokenizer.json that the tokenizers library can read"):
         backend = tokenizers.Tokenizer.from_str(read_text(file))
-    if (largest := max(backend.get_vocab(with_added_tokens=True).values(), default=0)) >= _MOST_IDS:
+    if not (ids := backend.get_vocab(with_added_tokens=True).values()):
+        raise UserError(f"{file} has no tokens.")
+    if (largest := max(ids)) >= _MOST_IDS:
         raise UserError(f"{file} has the id {largest:,}, but ids must be below {_MOST_IDS:,}.")
-    if (growth := _growth(backend)) > _MOST_GROWTH:
+    growth, parts = _growth(backend)
+    if growth > _MOST_GROWTH:
         raise UserError(f"{file} writes up to {growth:,} characters for one, but at most {_MOST_GROWTH:,} are allowed.")
+    if parts > _MOST_PARTS:
+        raise UserError(f"{file} has {parts:,} normalizers and pre-tokenizers, but at most {_MOST_PARTS} are allowed.")
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # not stored in the file

@@ -18,7 +18,7 @@ from rich.table import Table
 import lit_llm.data
 from lit_llm.callbacks._lightning import write_row
 from lit_llm.core._lightning import is_rank_zero, restores_checkpoint
-from lit_llm.core.disk import naming, write_text
+from lit_llm.core.disk import naming, real_path, write_text
 from lit_llm.core.errors import UserError, first_line, report
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
@@ -165,7 +165,7 @@ def _train(
         last = run_dir / CHECKPOINTS / "last.ckpt"
         how = "no checkpoint exists yet, start again with --resume auto"
         if last.exists():
-            how = f"the last checkpoint is {last.resolve()}, continue with: {continue_command(run_dir)}"
+            how = f"the last checkpoint is {real_path(last)}, continue with: {continue_command(run_dir)}"
         watch = _callback(trainer, ProgressWatch)
         lost = None if watch is None else watch.lost_rank()
         which = "another process" if lost is None else f"rank {lost}"

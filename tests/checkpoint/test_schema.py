@@ -46,6 +46,7 @@ WRONG = {
     ],
     "lora": [3],
     "base": [{"path": "x"}, {"path": 3, "sha256": "x"}, "x"],
+    "pytorch-lightning_version": [3, "hello"],
     "optimizer_class": [3],
     "tokenizer_sha256": [b"x"],
     "prompt_start": ["abc", [-1], [1.5]],

@@ -234,6 +234,8 @@ def keys_of(content: dict, callback: str) -> str:
         ("loader", lambda content: content["loops"]["fit_loop"]["state_dict"].update(combined_loader=-7)),
         ("loader", lambda content: content["loops"]["fit_loop"]["state_dict"].update(combined_loader=[{"x": 1}])),
         ("callbacks", lambda content: content["callbacks"].update({key: {"x": 1} for key in content["callbacks"]})),
+        ("files", lambda content: content["callbacks"]["StepCheckpoint"].update(leaving=["../../../text.txt"])),
+        ("files", lambda content: content["callbacks"]["StepCheckpoint"].update(kept=["../..", "step-00000008.ckpt"])),
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(momentum_buffer=torch.ones(3))),
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step="three")),
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step=torch.ones(3))),
