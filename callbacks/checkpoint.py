@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import time
@@ -375,8 +376,12 @@ class StepCheckpoint(Checkpoint):
         return files._asdict() | lists
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        names = (tuple(state_dict.get(kind, ())) for kind in ("kept", "permanent", "leaving"))
-        self._files = _Files(state_dict["best_score"], state_dict["best_name"], *names)
+        names = [tuple(state_dict.get(kind, ())) for kind in ("kept", "permanent", "leaving")]
+        for name in (*filter(None, [state_dict["best_name"]]), *itertools.chain(*names)):
+            if not isinstance(name, str) or os.path.basename(name) != name or not name.endswith(".ckpt"):
+                raise UserError(f"the checkpoint lists {name!r} among its files, which is no checkpoint beside it")
+        best = state_dict["best_score"]
+        self._files = _Files(None if best is None else float(best), state_dict["best_name"], *names)
 
 
 def _name(step: int) -> str:

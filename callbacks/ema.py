@@ -143,7 +143,7 @@ class EMA(Callback):
         return {"updates": self._updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._updates = state_dict["updates"]
+        self._updates = int(state_dict["updates"])
 
     def by_name(self, pl_module: LightningModule) -> dict[str, Tensor]:
         """The average by the names of `state_dict`; empty before `start_step`. Distributed like the parameters."""

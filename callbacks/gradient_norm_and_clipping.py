@@ -162,4 +162,4 @@ class GradientNorm(Callback):
         return {"steps": self._steps, "clipped": int(self._clipped)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._steps, self._clipped = state_dict["steps"], state_dict["clipped"]
+        self._steps, self._clipped = int(state_dict["steps"]), int(state_dict["clipped"])

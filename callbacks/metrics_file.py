@@ -13,9 +13,10 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from .ordinary_files import open_ordinary, read_ordinary, replace_file
+from .ordinary_files import complete_file, open_ordinary, read_ordinary
 
 _NOT_METRICS = ("step", "time")
+_MOST_OF_A_ROW = 2**24  # bytes
 
 
 class MetricsFile(Logger):
@@ -97,7 +98,7 @@ class MetricsFile(Logger):
         line = json.dumps({"step": self._step, "time": round(self._time, 3), **self._row}) + "\n"
         # Opened for each line, so that a deleted or replaced file is noticed. After an error the file may end within a line.
         repair, self._whole = not self._whole, False
-        with open(open_ordinary(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
+        with open(open_ordinary(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW), "ab", buffering=0) as file:
             if repair:
                 file.truncate(_end_of_last_line(read_ordinary(self.path, self.path.stat().st_size)))
             content = line.encode()
@@ -127,18 +128,21 @@ def _end_of_last_line(content: bytes) -> int:
 
 
 def _keep_rows(path: Path, step: float) -> None:
-    """Remove the rows after a step, and lines that are none. The file is replaced whole, or left as it is."""
-    if not path.exists():
+    """Remove the rows after a step, and lines that are none. The file is replaced whole, or left as it is.
+
+    A link is replaced, and so is a file with another name, such as one in a copy with hard links: rows are appended here only.
+    """
+    if not os.path.lexists(path):
         return
-    content = read_ordinary(path, path.stat().st_size)
-    lines = content[: _end_of_last_line(content)].split(b"\n")
-    kept = b"".join(line + b"\n" for line in lines if _is_row_until(line, step))
-    if kept == content:
-        return
-    replace_file(path, kept)
+    with complete_file(path, path.with_name(f".{path.name}.partial")) as kept:
+        if path.exists():
+            with open(open_ordinary(path), "rb") as old:
+                kept.writelines(line for line in iter(lambda: old.readline(_MOST_OF_A_ROW), b"") if _is_row_until(line, step))
 
 
 def _is_row_until(line: bytes, step: float) -> bool:
+    if not line.endswith(b"\n"):
+        return False
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

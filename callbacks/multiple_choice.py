@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import UserError
-from .ordinary_files import read_ordinary
+from .ordinary_files import read_text
 
 
 class Question(NamedTuple):
@@ -35,11 +35,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     Raises:
         UserError: the file cannot be read, or a line is not a question.
     """
-    try:
-        lines = read_ordinary(path).decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UserError(f"{path} cannot be read: {reason} (--tasks.tasks).") from None
+    lines = read_text(path, mend=" (--tasks.tasks).").split("\n")
     found = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -54,8 +50,8 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
 def _question(line: str, place: str) -> Question:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place} is not JSON: {error.msg} (--tasks.tasks).") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place} is not JSON: {getattr(error, 'msg', error)} (--tasks.tasks).") from None
     query, choices, gold = (value.get(name) for name in Question._fields) if isinstance(value, dict) else (None,) * 3
     if not (isinstance(query, str) and isinstance(choices, list) and type(gold) is int):
         raise UserError(

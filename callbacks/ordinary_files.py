@@ -18,6 +18,9 @@ from .errors import UserError
 
 TEXT_BYTES = 64 * 2**20
 """Limit of a file that is read whole, such as a tokenizer: the largest in use have 35 MB."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""Error numbers of a disk that takes no more: full, over the quota, a file too large, read-only."""
+_DISK = NO_ROOM | {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
 
 
 class UnusableFile(OSError, UserError):
@@ -55,6 +58,8 @@ def read_ordinary(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> bytes
     """
     with open(open_ordinary(path), "rb") as file:
         content = file.read(most + 1)
+    if content is None:  # a file of the kernel that waits for what is to come
+        raise UnusableFile(errno.EAGAIN, "it is no ordinary file: it has no content yet", os.fspath(path))
     if len(content) > most:
         raise UnusableFile(errno.EINVAL, f"it is larger than {most:,} bytes", os.fspath(path))
     return content
@@ -73,6 +78,51 @@ def read_json(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def read_text(path: str | os.PathLike[str], most: int = TEXT_BYTES, *, mend: str = "") -> str:
+    """The content of a file of UTF-8 text, without a mark at its start.
+
+    Args:
+        mend: the end of the sentence, such as the flag that names the file.
+
+    Raises:
+        UserError: It cannot be read, or is not UTF-8.
+    """
+    try:
+        return read_ordinary(path, most).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"{path} cannot be read: {why}{mend}") from None
+
+
+def read_object(path: str | os.PathLike[str], *, mend: str = "") -> dict[str, Any]:
+    """The object in a JSON file. Arguments and errors as of `read_text`."""
+    try:
+        content = read_json(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}{mend}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}{mend}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a JSON object{mend}")
+    return content
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Whether the disk refused: full, over the quota, read-only, no permission, or broken."""
+    return isinstance(error, OSError) and error.errno in _DISK
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Add a name to an error of the disk. Python names a file that cannot be opened, not one that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or not is_disk_error(error):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def new_file(path: Path, mode: str = "xb") -> BinaryIO:
     """A file to write, in place of what a killed process has left there. A link of that name is removed, not followed."""
     path.unlink(missing_ok=True)
@@ -87,7 +137,7 @@ def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
         OSError: The disk refused. `path` is unchanged and nothing partial remains.
     """
     try:
-        with new_file(partial, "x+b") as file:
+        with naming(path), new_file(partial, "x+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

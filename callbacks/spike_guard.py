@@ -232,7 +232,7 @@ class SpikeGuard(_PutsBack):
         self._good = torch.zeros(3, self.window)
         if losses:
             self._good[:, -len(losses) :] = torch.tensor([[1.0] * len(losses), losses, norms])
-        self._skipped, self._consecutive = state_dict["skipped"], state_dict["consecutive"]
+        self._skipped, self._consecutive = int(state_dict["skipped"]), int(state_dict["consecutive"])
 
 
 def _is_fused(optimizer: Optimizer) -> bool:

@@ -233,4 +233,4 @@ class Throughput(_PutsBack):
         return {"tokens": self._tokens}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._tokens = state_dict["tokens"]
+        self._tokens = int(state_dict["tokens"])

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from lit_llm.config.arguments import refuse_other_encodings, underscored
 from lit_llm.core.disk import is_disk_error
-from lit_llm.core.errors import UserError, report
+from lit_llm.core.errors import UserError, refuse_other_numbers, refused_by_limit, report
 from lit_llm.training.bounded_exit import run_and_end
 
 # Command → module with `main(arguments) -> exit code`, or module:function; what it does, an example. A module is imported when
@@ -60,7 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(importlib.metadata.version("lit_llm"))
         return 0
     try:
+        if not _is_somewhere():
+            raise UserError("the working directory has been deleted: change to another")
         refuse_other_encodings(arguments)
+        refuse_other_numbers()
         if command not in COMMANDS:
             raise UserError(f"unknown command '{command}'; `python -m lit_llm --help` lists them")
         name, _, function = COMMANDS[command][0].partition(":")
@@ -71,7 +74,12 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         report(str(error))
         return 2
-    except OSError as error:
+    except BaseException as error:
+        if (limit := refused_by_limit(error)) is not None:
+            print(f"error: {limit}", file=sys.stderr, flush=True)  # on every rank
+            return 1
+        if not isinstance(error, OSError):
+            raise
         refused = is_disk_error(error)
         if not refused and (command in TRAINING or error.filename is None):
             raise  # a file lost during training: the traceback says where
@@ -82,6 +90,13 @@ def main(arguments: list[str] | None = None) -> int:
             return 1
         report(said)
         return 2
+
+
+def _is_somewhere() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def console_script() -> NoReturn:

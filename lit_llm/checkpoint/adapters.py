@@ -14,6 +14,7 @@ from typing import Any
 from lit_llm.checkpoint.average import averaged
 from lit_llm.checkpoint.crash_safe import sha256_of
 from lit_llm.checkpoint.disk_format import read, read_manifest, read_values, verify
+from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
 from lit_llm.models.lora import LoRAConfig, merged_weights
 
@@ -30,7 +31,7 @@ def saved_lora(content: dict[str, Any]) -> LoRAConfig | None:
 
 def base_record(checkpoint: Path) -> dict[str, str]:
     """What the checkpoints of a LoRA run remember about their base. Plain values."""
-    return {"path": str(checkpoint.resolve()), "sha256": base_sha256(checkpoint)}
+    return {"path": str(real_path(checkpoint)), "sha256": base_sha256(checkpoint)}
 
 
 def base_sha256(checkpoint: Path) -> str:
@@ -86,6 +87,8 @@ def saved_weights(
         UserError: base weights are missing, damaged, or others than in training; or they are named and there are none; or
             there is no average.
     """
+    if "state_dict" not in content:
+        raise UserError(f"{checkpoint} has no weights (state_dict): restore it, or use another one")
     state = content["state_dict"] if average is None else averaged(content, checkpoint, average)
     saved = {name.removeprefix("model."): t for name, t in state.items() if name.startswith("model.")}
     lora = saved_lora(content)

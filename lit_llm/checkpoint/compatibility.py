@@ -6,8 +6,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from pydoc import locate
-from typing import Any
+from typing import Any, get_type_hints
 
+from lit_llm.checkpoint.schema import is_of
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import SETTINGS, Architecture
 from lit_llm.models.gpt import GPTConfig
@@ -53,10 +54,14 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
     """
     if "model_config" not in content:
         raise UserError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config ({flag})")
-    if not isinstance(content["model_config"], dict):
-        raise UserError(f"{checkpoint} is not a checkpoint of lit_llm: its model_config is not a dict ({flag})")
+    settings = {name: value for name, value in content["model_config"].items() if name != "architecture"}
+    hints = get_type_hints(GPTConfig)
+    if wrong := next((name for name, value in settings.items() if name in hints and not is_of(value, hints[name])), None):
+        raise UserError(
+            f"{checkpoint} has the model_config.{wrong} {str(settings[wrong])[:40]!r}, which is not its type ({flag})"
+        )
     try:
-        return GPTConfig(**{name: value for name, value in content["model_config"].items() if name != "architecture"})
+        return GPTConfig(**settings)
     except TypeError as error:
         raise UserError(f"{checkpoint} is from another version of lit_llm: {error} ({flag})") from error
 

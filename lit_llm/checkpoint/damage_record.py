@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 
-from lit_llm.checkpoint.crash_safe import HashingFile, fsync_path
-from lit_llm.core.disk import delete, read_json
+from lit_llm.checkpoint.crash_safe import fsync_path
+from lit_llm.core.disk import read_json, write_text
 
 RECORD = "damaged.json"
 
@@ -26,11 +25,7 @@ def record_damage(folder: Path, problem: str) -> None:
     Raises:
         OSError: The disk is full or read-only, or the folder is gone.
     """
-    partial = folder / f".{RECORD}.partial"
-    delete(partial)
-    with HashingFile(partial) as file:
-        file.write(json.dumps({"problem": problem}).encode())
-    os.replace(partial, folder / RECORD)
+    write_text(folder / RECORD, json.dumps({"problem": problem}))
     fsync_path(folder)
 
 

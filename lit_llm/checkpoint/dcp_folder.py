@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_llm.checkpoint.dcp_metadata import METADATA, StoredBytes, read_metadata
 from lit_llm.core.disk import open_ordinary
-from lit_llm.core.errors import UserError, first_line
+from lit_llm.core.errors import UserError, library_errors
 
 _LIGHTNING = "meta.pt"
 """What Lightning saves beside the tensors."""
@@ -65,8 +65,5 @@ class DcpFolder:
         with open(open_ordinary(place.file), "rb") as file:
             file.seek(place.start)
             content = io.BytesIO(file.read(place.length))
-        try:
+        with library_errors(f"{place.file}: {name} is damaged or holds more than tensors and plain values"):
             return torch.load(content, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises several types for damaged and for refused content
-            what = f"{name} is damaged or holds more than tensors and plain values"
-            raise UserError(f"{place.file}: {what}: {first_line(error)}") from error

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_llm.core.disk import open_ordinary
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, library_errors
 
 METADATA = ".metadata"
 
@@ -67,21 +67,9 @@ def read_metadata(folder: Path) -> DcpMetadata:
     Raises:
         UserError: `.metadata` is missing, damaged, would execute something, or names a file outside the folder.
     """
-    try:
-        with open(open_ordinary(folder / METADATA), "rb") as file:
-            content = _Reader(file, folder).load()
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"{folder / METADATA} cannot be read: {error.strerror}") from None
-    except Exception as error:  # a damaged pickle raises many types
-        raise UserError(f"{folder / METADATA} is damaged: {type(error).__name__} while it was read") from error
-    try:
-        return _checked(content, folder)
-    except UserError:
-        raise
-    except Exception as error:  # an attribute is missing, or has another type
-        raise UserError(f"{folder / METADATA} is not the metadata of torch.distributed.checkpoint") from error
+    what = f"{folder / METADATA} is damaged, or not the metadata of torch.distributed.checkpoint"
+    with library_errors(what), open(open_ordinary(folder / METADATA), "rb") as file:
+        return _checked(_Reader(file, folder).load(), folder)
 
 
 class _Record:

@@ -37,8 +37,8 @@ from lit_llm.checkpoint.damage_record import clear_damage, recorded_damage
 from lit_llm.checkpoint.manifest import DATA, MANIFEST, encode, intact_manifest, is_of_later_version, make_manifest, manifest_in
 from lit_llm.checkpoint.schema import content_problem, part_problem
 from lit_llm.checkpoint.sharded import join
-from lit_llm.core.disk import delete, open_ordinary, ordinary_file
-from lit_llm.core.errors import UserError, first_line
+from lit_llm.core.disk import delete, open_ordinary, ordinary_file, real_path
+from lit_llm.core.errors import UserError, first_line, library_errors
 
 T = TypeVar("T")
 
@@ -307,8 +307,8 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
     found = {p for p in folder.glob("*.ckpt") if not p.is_symlink()}
     found |= {p for p in folder.glob(".*.ckpt.replaced") if not os.path.lexists(_shown(p))}
     last = folder / "last.ckpt"
-    if last.exists() and last.resolve() not in {p.resolve() for p in found}:
-        found.add(last.resolve())  # in another folder
+    if last.exists() and real_path(last) not in {real_path(p) for p in found}:
+        found.add(real_path(last))  # in another folder
     return sorted(found, key=_age, reverse=True)
 
 
@@ -348,20 +348,17 @@ def _age(path: Path) -> tuple[float, int]:
 
 def _load(file: Path, name: Path, *, map_location: Any = "cpu", mmap: bool = True) -> dict[str, Any]:
     """The dict in `file`. Error messages call the checkpoint `name`."""
-    try:
+    with library_errors(f"{name} cannot be loaded"):
         if problem := compression_problem(file):
             raise UserError(f"{name} cannot be loaded: {problem}.")
-        content = _torch_load(file, map_location=map_location, mmap=mmap)
-    except pickle.UnpicklingError as error:
-        unsafe = re.search(r"GLOBAL (\S+)", str(error))
-        raise UserError(
-            f"{name} cannot be loaded without running code from it: it holds {unsafe[1] if unsafe else 'something'} where only "
-            "tensors and plain values (numbers, strings, lists, dicts) are allowed."
-        ) from error
-    except UserError:
-        raise
-    except Exception as error:  # torch raises several types for a damaged archive
-        raise UserError(f"{name} cannot be loaded: {first_line(error)}.") from error
+        try:
+            content = _torch_load(file, map_location=map_location, mmap=mmap)
+        except pickle.UnpicklingError as error:
+            unsafe = re.search(r"GLOBAL (\S+)", str(error))
+            raise UserError(
+                f"{name} cannot be loaded without running code from it: it holds {unsafe[1] if unsafe else 'something'} where "
+                "only tensors and plain values (numbers, strings, lists, dicts) are allowed."
+            ) from error
     if not isinstance(content, dict):
         raise UserError(f"{name} is not a checkpoint of lit_llm or of Lightning: it holds no dict.")
     return content
@@ -391,7 +388,7 @@ def _locate(path: str | Path) -> Path:
         return path
     if path.name.startswith(".") and path.name.endswith(".replaced") and _shown(path).exists():
         return _shown(path)  # brought back since it was chosen
-    aside = _hidden(path.resolve(), "replaced")  # the process was killed while replacing it
+    aside = _hidden(real_path(path), "replaced")  # the process was killed while replacing it
     if aside.exists():
         return aside
     raise UserError(f"there is no checkpoint {path}.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+import re
+from collections.abc import Iterable, Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -11,52 +13,58 @@ from torch import Tensor
 from lit_llm.checkpoint.placeholders import PLACEHOLDER, is_placeholder
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a kind: int from 0 on, str, dict with texts as keys, a dict of kinds, or a list of one kind."""
+    if kind is int:
+        return type(value) is int and 0 <= value < 2**63
+    if kind is dict:
+        return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    if isinstance(kind, dict):
+        return _fits(value, dict) and all(_fits(value.get(name), each) for name, each in kind.items())
+    if isinstance(kind, list):
+        return isinstance(value, list | tuple) and all(_fits(each, kind[0]) for each in value)
+    return isinstance(value, kind) if isinstance(kind, type) else kind(value)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_named(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-
-
-def _is_list_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list | tuple) and all(map(check, value))
+def is_of(value: Any, hint: Any) -> bool:
+    """Whether a plain value has the type of a field of a dataclass. Of a mapping or a list, only that it is one."""
+    options = get_args(hint)
+    if get_origin(hint) is Literal:
+        return value in options
+    if get_origin(hint) in (Union, UnionType):
+        return any(is_of(value, option) for option in options)
+    if hint in (bool, int, float, str, NoneType):
+        return type(value) is hint or (hint is float and type(value) is int)
+    return isinstance(value, Mapping | list | tuple)
 
 
 def _is_optimizer_state(value: Any) -> bool:
     """As `torch.optim.Optimizer.state_dict` gives it, as far as it is there: state by parameter, and groups of parameters."""
-    if not _is_named(value):
+    if not _fits(value, dict):
         return False
     states, groups = value.get("state", {}), value.get("param_groups", [])
     return (
         isinstance(states, Mapping)
-        and isinstance(groups, list)
-        and all(_is_named(group) and isinstance(group.get("params"), list) for group in groups)
-        and all(isinstance(number, int | str) and _is_named(state) for number, state in states.items())
+        and _fits(groups, [{"params": list}])
+        and all(isinstance(number, int | str) and _fits(state, dict) for number, state in states.items())
         and (not groups or states.keys() <= {number for group in groups for number in group["params"]})
     )
 
 
-class _Kind(NamedTuple):
-    check: Callable[[Any], bool]
-    words: str
+def _are_weights(value: Any) -> bool:
+    return _fits(value, dict) and all(isinstance(each, Tensor) or is_placeholder(each) for each in value.values())
 
 
-_COUNT, _TEXT = _Kind(_is_count, "a whole number from 0 on"), _Kind(_is_text, "a text")
-_NAMED = _Kind(_is_named, "a dict with texts as keys")
-_KINDS = {  # of Lightning's keys and ours; others belong to callbacks and data modules
-    **dict.fromkeys(("global_step", "epoch", "tokens"), _COUNT),
-    **dict.fromkeys(("state_dict", "ema_state_dict", "callbacks", "loops", "settings", "model_config", "lora"), _NAMED),
-    **dict.fromkeys(("optimizer_class", "tokenizer_sha256"), _TEXT),
-    "base": _Kind(lambda value: _is_named(value) and {"path", "sha256"} <= value.keys() and all(map(_is_text, value.values())),
-                  "a dict with the texts path and sha256"),
-    "prompt_start": _Kind(_is_list_of(_is_count), "a list of ids"),
-    "lr_schedulers": _Kind(_is_list_of(_is_named), "a list of dicts"),
-    "optimizer_states": _Kind(_is_list_of(_is_optimizer_state), "a list of states as torch's optimizers give them"),
+_SCHEMA: dict[str, tuple[Any, str]] = {  # of Lightning's keys and ours; others belong to callbacks and data modules
+    **dict.fromkeys(("global_step", "epoch", "tokens"), (int, "a whole number from 0 on")),
+    **dict.fromkeys(("callbacks", "loops", "settings", "model_config", "lora"), (dict, "a dict with texts as keys")),
+    **dict.fromkeys(("state_dict", "ema_state_dict"), (_are_weights, "tensors by their names")),
+    **dict.fromkeys(("optimizer_class", "tokenizer_sha256"), (str, "a text")),
+    "pytorch-lightning_version": (lambda value: isinstance(value, str) and value[:1].isdigit(), "a version"),
+    "base": ({"path": str, "sha256": str}, "a dict with the texts path and sha256"),
+    "prompt_start": ([int], "a list of ids"),
+    "lr_schedulers": ([dict], "a list of dicts"),
+    "optimizer_states": ([_is_optimizer_state], "a list of states as torch's optimizers give them"),
 }  # fmt: skip
 
 
@@ -66,15 +74,17 @@ def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None
     Args:
         has_data: tensors were not read to the meta device.
     """
-    if not _is_named(content):
+    if not _fits(content, dict):
         return "has keys that are no texts"
-    for key, kind in _KINDS.items():
-        if key in content and not kind.check(content[key]):
+    for key, (kind, words) in _SCHEMA.items():
+        if key in content and not _fits(content[key], kind):
             shown = repr(content[key]) if isinstance(content[key], int | float | str | None) else type(content[key]).__name__
-            return f"has the {key} {shown[:40]}, which must be {kind.words}"
-    for name, tensor in _leaves([content]):
-        if isinstance(tensor, Tensor) and (tensor.layout is not torch.strided or (has_data and tensor.is_meta)):
+            return f"has the {key} {shown[:40]}, which must be {words}"
+    for name, tensor in _leaves(content):
+        if isinstance(tensor, Tensor) and not _has_values(tensor, meta=not has_data):
             return f"has the tensor {name[:80]} without values (sparse, or on the meta device)"
+        if re.match(r"loops\..*\.(total|current)\.\w+$", name) and not _fits(tensor, int):
+            return f"has the {name} {str(tensor)[:40]!r}, which must be a whole number from 0 on"
         if is_placeholder(tensor) and not _is_placeholder_of_a_tensor(tensor):
             return f"has a malformed placeholder for the tensor {name[:80]}"
     return None
@@ -83,21 +93,24 @@ def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None
 def part_problem(parts: Any) -> str | None:
     """What is wrong with the content of a shard, as the end of a sentence; None if nothing is."""
     for name, part in parts.items():
-        box, values = (part.get("offset"), part.get("part")) if isinstance(part, Mapping) else (None, None)
-        is_tensor = isinstance(values, Tensor) and values.layout is torch.strided and not values.is_meta
-        if not (_is_text(name) and is_tensor and _is_list_of(_is_count)(box) and len(box) == values.ndim):  # type: ignore[arg-type,union-attr]
+        is_part = isinstance(name, str) and _fits(part, {"offset": [int], "part": Tensor})
+        if not (is_part and _has_values(part["part"]) and len(part["offset"]) == part["part"].ndim):
             return f"has no part of a tensor under {str(name)[:80]!r}"
     return None
 
 
 def _is_placeholder_of_a_tensor(tree: Any) -> bool:
-    dtype = getattr(torch, tree["dtype"], None) if _is_text(tree.get("dtype")) else None
-    return isinstance(dtype, torch.dtype) and _is_text(tree[PLACEHOLDER]) and _is_list_of(_is_count)(tree.get("shape"))
+    is_described = _fits(tree, {PLACEHOLDER: str, "dtype": str, "shape": [int]})
+    return is_described and isinstance(getattr(torch, tree["dtype"], None), torch.dtype)
 
 
-def _leaves(trees: Iterable[Any], name: str = "") -> Iterable[tuple[str, Any]]:
+def _has_values(tensor: Tensor, *, meta: bool = False) -> bool:
+    return tensor.layout is torch.strided and (meta or not tensor.is_meta)
+
+
+def _leaves(tree: Any) -> Iterable[tuple[str, Any]]:
     """(name, value) of everything in nested dicts and lists that is neither, and of placeholders."""
-    waiting, seen = [(name, tree) for tree in trees], set[int]()
+    waiting, seen = [("", tree)], set[int]()
     while waiting:  # not recursive: a tampered tree may be deep, or contain itself
         where, tree = waiting.pop()
         if is_placeholder(tree) or not isinstance(tree, Mapping | list | tuple):

@@ -14,7 +14,7 @@ from lit_llm.clean.steps import step_problems
 from lit_llm.commands.field_flags import add_field_flags, settings_from
 from lit_llm.commands.new_output import REPLACE_HELP, kept_steps, log_beside, new_file, new_folder
 from lit_llm.commands.own_flags import OwnFlags
-from lit_llm.core.disk import write_text
+from lit_llm.core.disk import real_path, write_text
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.number_domain import whole
 from lit_llm.ingest.inputs import Input
@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
     out = expanded(own.out, key="out", flag="--out")
     for pattern in settings.paths:
         folder = Path(pattern).expanduser()
-        if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+        if folder.is_dir() and real_path(out).is_relative_to(real_path(folder)):
             raise UserError(f"{out} lies in {folder}, which is read: give a folder outside of it (--out)")
     log = log_beside(out)
     read = [Path(one.source.path) for one in inputs if one.source.is_local]

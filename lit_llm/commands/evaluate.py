@@ -21,12 +21,18 @@ def test(words: list[str]) -> int:
 def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int:
     from lit_llm.config.build import build
     from lit_llm.config.resolve import read_recipe
-    from lit_llm.training.fit import print_metrics
+    from lit_llm.core.errors import UserError
+    from lit_llm.training.fit import print_metrics, restore_problem
 
     built = build(read_recipe(command, arguments))
     saved = built.start.saved
     assert saved is not None
     run = built.trainer.validate if command == "validate" else built.trainer.test
-    run(built.model, datamodule=built.datamodule, ckpt_path=saved.path, verbose=False, weights_only=True)
+    try:
+        run(built.model, datamodule=built.datamodule, ckpt_path=saved.path, verbose=False, weights_only=True)
+    except Exception as error:
+        if problem := restore_problem(saved.path, error):
+            raise UserError(f"{problem} (--ckpt_path)") from error
+        raise
     print_metrics(built.trainer, "val" if command == "validate" else "test", built.run_dir, saved.step)
     return 0

@@ -17,12 +17,13 @@ from lit_llm.checkpoint.crash_safe import make_folder
 from lit_llm.checkpoint.dcp_folder import DcpFolder, is_dcp_folder
 from lit_llm.commands.new_output import REPLACE_HELP, new_folder
 from lit_llm.commands.own_flags import OwnFlags
+from lit_llm.core.disk import read_object
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.hf.config_map import ARCHITECTURES, links, read_config, write_config
 from lit_llm.hf.dcp_weights import DcpWeightFiles, own_weights
 from lit_llm.hf.peft import is_adapter_folder, read_adapter
-from lit_llm.hf.read import CONFIG, WeightFiles, read_json, read_weights, text_config
+from lit_llm.hf.read import CONFIG, WeightFiles, read_weights, text_config
 from lit_llm.hf.tokenizer_files import IMPORTED_CONFIG, TOKENIZER_COMPANIONS, copy_companions, imported_family
 from lit_llm.hf.write import write_json
 from lit_llm.models.gpt import GPT
@@ -75,7 +76,7 @@ def import_folder(folder: Path, run: Path, *, replace: bool = False, dcp: Path |
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a Hugging Face model: it has no {CONFIG} (--from)")
-    whole = read_json(folder / CONFIG)
+    whole = read_object(folder / CONFIG)
     text = text_config(whole)
     content = whole if text is None else text
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lit_llm.checkpoint.crash_safe import fsync_path, make_folder
-from lit_llm.core.disk import NO_ROOM, delete
+from lit_llm.core.disk import NO_ROOM, delete, open_ordinary, real_path
 from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import set_aside
 
@@ -24,6 +24,7 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
     Raises:
         UserError: `out` is a folder, or exists without `replace`; its folder cannot be made; the disk is full.
     """
+    out = _without_dots(out)
     if out.is_dir():
         raise UserError(f"{out} is a folder: give a file ({flag})")
     _refuse_existing(out, replace=replace, flag=flag)
@@ -47,11 +48,12 @@ def new_folder(out: Path, *, replace: bool, sources: Iterable[Path] = (), resuma
     Raises:
         UserError: `out` is a file, or not empty without `replace`; it cannot be made; the disk is full.
     """
+    out = _without_dots(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder (--out)")
-    resolved = out.resolve()
+    resolved = real_path(out)
     for source in sources:
-        if source.resolve().is_relative_to(resolved):
+        if real_path(source).is_relative_to(resolved):
             raise UserError(f"{out} contains {source}, which is read: give another folder (--out)")
     empty = out.is_dir() and not any(out.iterdir())
     if not empty:
@@ -91,7 +93,7 @@ def _lock(out: Path) -> Iterator[None]:
     """Refuse a second process with the same output, as far as the file system has locks."""
     path = out.absolute().with_name(f".{out.absolute().name}.lock")
     make_folder(path.parent)
-    with open(path, "w") as file:
+    with open(open_ordinary(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW), "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -107,6 +109,11 @@ def _lock(out: Path) -> Iterator[None]:
 def log_beside(out: Path) -> Path:
     """The log of an output folder. It is hidden, because a folder that holds both may be read as text."""
     return out.absolute().with_name(f".{out.absolute().name}.log")
+
+
+def _without_dots(out: Path) -> Path:
+    """The same place. `new/../old` does not exist until `new` is made."""
+    return real_path(out) if ".." in out.parts else out
 
 
 def _refuse_existing(out: Path, *, replace: bool, flag: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lit_llm.commands.new_output import REPLACE_HELP, new_file
 from lit_llm.commands.own_flags import OwnFlags
+from lit_llm.core.disk import real_path, write_text
 from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import TOLERANCE
 
@@ -68,7 +69,7 @@ def _report(own: Namespace, command: str) -> Iterator[str]:
     for run in own.run:
         must_be_run(run)
     loaded = [load(run) for run in own.run]
-    twice = [run.path for i, run in enumerate(loaded) if run.path.resolve() in {each.path.resolve() for each in loaded[:i]}]
+    twice = [run.path for i, run in enumerate(loaded) if real_path(run.path) in {real_path(each.path) for each in loaded[:i]}]
     if twice:
         raise UserError(f"{twice[0]} is given twice (--run)")
     runs = _named(loaded)
@@ -114,7 +115,5 @@ def _named(loaded: Sequence[LoadedRun]) -> list[RunCurves]:
 
 
 def _write(own: Namespace, page: str) -> None:
-    from lit_llm.core.disk import write_text
-
     with new_file(own.out, replace=own.replace) as partial:
         write_text(partial, page)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 from lit_llm.runs.run_folder import CONFIG, default_run_dir
@@ -23,7 +25,7 @@ def find_recipe(name: str) -> Path:
     reads the file reports it.
     """
     here = Path(name)
-    if here.suffix in (".yaml", ".yml", ".json") and _is_file(here):
+    if here.suffix in (".yaml", ".yml", ".json") and os.path.isfile(here):
         return here
     return in_folder(Path("recipes"), name) or in_folder(SHIPPED, name) or here
 
@@ -31,14 +33,7 @@ def find_recipe(name: str) -> Path:
 def in_folder(folder: Path, name: str) -> Path | None:
     """The recipe with that name in a folder of recipes; None if there is none."""
     file = folder / f"{name.removeprefix('recipes/').removesuffix('.yaml')}.yaml"
-    return file if _is_file(file) and file.resolve().is_relative_to(folder.resolve()) else None
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        return False  # such as a name that is too long
+    return file if os.path.isfile(file) and real_path(file).is_relative_to(real_path(folder)) else None
 
 
 def content_of(recipe: Path) -> dict[str, Any]:
@@ -96,7 +91,7 @@ def with_base(recipe: Path) -> list[tuple[Path, dict[str, Any]]]:
     if not isinstance(named, str):
         raise UserError(f"base is {named!r}, but must be the name of a recipe (base, in {recipe})")
     base = recipe.parent / named
-    if not _is_file(base) and not _is_file(base := find_recipe(named)):
+    if not os.path.isfile(base) and not os.path.isfile(base := find_recipe(named)):
         raise UserError(f"base recipe not found: {recipe.parent / named} (base: {named}, in {recipe}){_hint(base)}")
     settings = content_of(base)
     if "base" in settings:

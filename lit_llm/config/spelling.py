@@ -16,6 +16,7 @@ from pathlib import Path
 from lit_llm.config.arguments import COMMAND_LINE, Arguments, Assignment, needs_value, plain_key
 from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, Command, options_of
 from lit_llm.config.recipe_files import SHIPPED
+from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError, report
 
 _OURS = Path(__file__).parents[1]
@@ -37,8 +38,8 @@ def check(command: Command, arguments: Arguments) -> Arguments:
     if not problems:
         return arguments
     rest = arguments.without(unknown)
-    others = {Path(a.origin).resolve() for a in rest.assignments}
-    if all(origin.is_relative_to(SHIPPED.resolve()) for origin in others):
+    others = {real_path(a.origin) for a in rest.assignments}
+    if all(origin.is_relative_to(real_path(SHIPPED)) for origin in others):
         raise UserError("\n".join(problems))
     report("\n".join(problems))
     return Arguments(rest.items, rest.config_files, reported=True)

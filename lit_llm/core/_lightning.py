@@ -11,6 +11,7 @@ import traceback
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
@@ -95,12 +96,13 @@ def restores_checkpoint(error: BaseException) -> bool:
     False for code of the user's own, whose traceback says where.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
-    restores = any(  # the same module saves, too
-        module == _CheckpointConnector.__module__ and "restore" in frame.f_code.co_name
-        for module, frame in zip(modules, frames, strict=True)
+    places = [(str(frame.f_globals.get("__name__", "")), frame.f_code.co_name) for frame in frames]
+    restores = any(  # the connector saves, too; what loaders are given is restored later, by the loop
+        (module == _CheckpointConnector.__module__ and "restore" in name)
+        or (module, name) == (_FitLoop.__module__, _FitLoop._load_combined_loader_states.__name__)
+        for module, name in places
     )
-    return restores and modules[-1].split(".")[0] in ("lightning", "torch", "lit_llm")
+    return restores and places[-1][0].split(".")[0] in ("lightning", "torch", "lit_llm")
 
 
 def is_rank_zero() -> bool:

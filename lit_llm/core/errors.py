@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 from lit_llm.callbacks.errors import UserError as UserError
@@ -20,18 +23,38 @@ def not_utf8(text: str) -> str | None:
     return None
 
 
+_MOST_LINES = 100  # of one report: a file from elsewhere may have a million mistakes
 unsaid: list[str] = []
 """Lines about mistakes that this process has left to the first one on its machine."""
 
 
 def is_first_here() -> bool:
     """Whether this process is the first of a run on its machine."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+    rank = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+    return rank == "0" or not rank.isdecimal()
+
+
+_LAUNCHERS = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"),
+    *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PL_GLOBAL_SEED"),
+)
+
+
+def refuse_other_numbers() -> None:
+    """Raises:
+    UserError: A variable that torchrun, SLURM or Lightning sets is no number.
+    """
+    for name in _LAUNCHERS:
+        if not os.environ.get(name, "0").isdecimal():
+            raise UserError(f"the environment variable {name} is '{os.environ[name]}', but must be a whole number: unset it")
 
 
 def report(message: str, kind: str = "error") -> None:
     """Print mistakes or notes to stderr, one a line. Of the processes of a run, only the first on each machine prints."""
-    for line in message.splitlines():
+    lines = message.splitlines()
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"… and {len(lines) - _MOST_LINES:,} more"]
+    for line in lines:
         if is_first_here():
             print(f"{kind}: {line}", file=sys.stderr, flush=True)
         elif kind == "error":
@@ -41,6 +64,35 @@ def report(message: str, kind: str = "error") -> None:
 def first_line(error: BaseException) -> str:
     """What another library's error says, without its details and a full stop."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+@contextlib.contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Raise what another library raises for a file from elsewhere as a UserError; libraries raise many types.
+
+    A panic of code in Rust is a BaseException.
+
+    Args:
+        what: the beginning of the sentence that the library's reason ends.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what}: {first_line(error)[:300]}.") from error
+
+
+def refused_by_limit(error: BaseException) -> str | None:
+    """What a limit of the system, or a library's own code, has refused, as a sentence; None for any other error."""
+    said, number = first_line(error), getattr(error, "errno", None)
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in said:
+        return "there is not enough memory: see `ulimit -v` and the limits of control groups"
+    if number in (errno.EAGAIN, errno.EMFILE, errno.ENFILE) or "can't start new thread" in said:
+        return f"a limit of this system is too low, see `ulimit -a`: {said}"
+    return f"a library has failed: {said}" if type(error).__name__ == "PanicException" else None  # of Rust
 
 
 def need(module: str, *, extra: str, what: str) -> ModuleType:

@@ -438,7 +438,7 @@ class TokenDataModule(LightningDataModule, ABC):
         return {"consumed_samples": self.consumed_samples, "global_step": self._step} | self._identity() | files
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._base_samples, self._base_step = state_dict["consumed_samples"], state_dict["global_step"]
+        self._base_samples, self._base_step = int(state_dict["consumed_samples"]), int(state_dict["global_step"])
         # On rank 0 only: it may read the data.
         resumes = self.trainer is not None and self.trainer.state.fn == "fit" and self.trainer.is_global_zero
         if resumes and (changed := self._changes(state_dict)):

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.disk import ordinary_file, read_object
+from lit_llm.core.errors import UserError, library_errors
 from lit_llm.hf.fields import shown
-from lit_llm.hf.read import read_json, refuse, safetensors
+from lit_llm.hf.read import refuse, safetensors
 from lit_llm.hf.tensor_map import Link
 from lit_llm.hf.write import save_tensors, write_json
 from lit_llm.models.lora import LoRAConfig
@@ -29,11 +30,12 @@ _PREFIX = "base_model.model."
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
+    "use_rslora": (True, False, None),
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),  # others write into the base
 }
 """Values that can be imported."""
 _FREE = {
-    "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out", "target_modules",
+    "r", "lora_alpha", "rank_pattern", "alpha_pattern", "lora_dropout", "fan_in_fan_out", "target_modules",
     "exclude_modules", "layers_to_transform", "layers_pattern", "task_type", "auto_mapping", "peft_version", "revision",
     "base_model_name_or_path", "inference_mode", "megatron_core", "qalora_group_size", "ensure_weight_tying", "eva_config",
     "corda_config", "loftq_config", "lora_ga_config",
@@ -117,7 +119,7 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
     Raises:
         UserError: the folder is not such an adapter, or adapts what is not a linear layer of a block.
     """
-    content = read_json(folder / CONFIG)
+    content = read_object(folder / CONFIG)
     problems = [
         f"'{key}' is {shown(value)}, which cannot be imported: {_MERGE}"
         for key, value in content.items()
@@ -212,6 +214,8 @@ def _of_layer(content: dict[str, Any], patterns: str, default: str, name: str, p
     """A number of one layer: that of the first pattern that matches its whole name or an ending after a dot."""
     given = content.get(patterns) or {}
     try:
+        if any(re.search(r"\)\s*[*+{]", key) or len(re.findall(r"[*+{]", key)) > 4 for key in given):
+            raise re.error("too many repetitions, or one of a group")  # a search that may take for ever
         found = [value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", name)]
     except (AttributeError, re.error) as error:
         problems.append(f"'{patterns}' is {shown(given)}, but must map regular expressions to numbers: {error}")
@@ -222,9 +226,9 @@ def _of_layer(content: dict[str, Any], patterns: str, default: str, name: str, p
 def _tensors(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise UserError(f"{file.parent} has no {WEIGHTS} (--from)")
-    safetensors()
-    try:
-        found: dict[str, Tensor] = safetensors().torch.load_file(file)
-    except Exception as error:  # the library raises many types for damaged files
-        raise UserError(f"{file} cannot be read: {error}") from error
+    library = safetensors()
+    with library_errors(f"{file} cannot be read"):
+        found: dict[str, Tensor] = library.torch.load_file(ordinary_file(file))
+    if wrong := [name for name, tensor in found.items() if not tensor.is_floating_point()]:
+        raise UserError(f"{file}: {wrong[0]} has {str(found[wrong[0]].dtype)[6:]}, but must have floating-point numbers")
     return found

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_llm.checkpoint.disk_format import compression_problem
-from lit_llm.core import disk
-from lit_llm.core.errors import UserError, first_line, need
+from lit_llm.core.disk import read_object
+from lit_llm.core.errors import UserError, library_errors, need
 from lit_llm.hf.dcp_weights import DcpWeightFiles
 from lit_llm.hf.fields import shown
 from lit_llm.hf.tensor_map import VOCABULARY, Link
@@ -49,23 +49,6 @@ def safetensors() -> Any:
     library = need("safetensors", extra="hf", what="A Hugging Face folder")
     importlib.import_module("safetensors.torch")
     return library
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        UserError: the file does not exist or is not a JSON object.
-    """
-    try:
-        content = disk.read_json(file)
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is not a JSON object")
-    return content
 
 
 def text_config(content: dict[str, Any]) -> dict[str, Any] | None:
@@ -109,7 +92,7 @@ class WeightFiles:
         self.files: dict[str, Path] = {}
         """Tensor name → file."""
         if found.suffix == ".json":
-            names = read_json(found).get("weight_map")
+            names = read_object(found).get("weight_map")
             if not isinstance(names, dict):
                 raise UserError(f"{found} has no 'weight_map', which maps tensors to files")
             wrong = [
@@ -138,16 +121,13 @@ class WeightFiles:
         """An opened file, memory-mapped if possible."""
         if file not in self._open:
             library = safetensors() if file.suffix == ".safetensors" else None
-            try:
+            with library_errors(f"{file} cannot be read. It is damaged or contains more than tensors"):
                 if problem := compression_problem(file):
                     raise ValueError(problem)
                 if library is not None:
                     self._open[file] = library.safe_open(file, framework="pt")
                 else:
                     self._open[file] = torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=True)
-            except Exception as error:  # the libraries raise many types for damaged files
-                said = f"{file} cannot be read. It is damaged or contains more than tensors: {first_line(error)}"
-                raise UserError(said) from error
             content = self._open[file]
             if library is None and not (
                 isinstance(content, dict)
@@ -161,12 +141,9 @@ class WeightFiles:
 
     def __getitem__(self, name: str) -> Tensor:
         file = self.files[name]
-        content = self._content(file)
-        try:
-            stored = self._stored[name]
+        content, stored = self._content(file), self._stored[name]
+        with library_errors(f"{file}: {name} cannot be read"):
             tensor: Tensor = content[stored] if isinstance(content, dict) else content.get_tensor(stored)
-        except Exception as error:  # as in `_content`
-            raise UserError(f"{file}: {name} cannot be read: {error}") from error
         return tensor
 
 

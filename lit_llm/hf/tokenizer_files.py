@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lit_llm.hf.read import read_json
+from lit_llm.core.disk import read_object, read_ordinary, write_bytes
 from lit_llm.hf.write import write_json
 from lit_llm.ingest.chat import CHAT_TEMPLATE_FILE
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE, load_tokenizer
@@ -27,13 +27,18 @@ COMPANIONS = (*TOKENIZER_COMPANIONS, IMPORTED_CONFIG)
 def imported_family(run: Path) -> str | None:
     """The `model_type` of the folder from which a run, or the weights that it started with, were imported; None if none was."""
     file = run / IMPORTED_CONFIG
-    return read_json(file).get("model_type") if file.is_file() else None
+    return read_object(file).get("model_type") if file.is_file() else None
 
 
 def copy_companions(source: Path, target: Path, names: Iterable[str] = COMPANIONS) -> None:
+    """Raises:
+    UserError: One is no ordinary file, or is called .json and holds no JSON object.
+    """
     for name in names:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+        if os.path.lexists(source / name):
+            if name.endswith(".json"):
+                read_object(source / name)
+            write_bytes(target / name, read_ordinary(source / name))
 
 
 def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
@@ -43,8 +48,7 @@ def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
     tokenizers get a configuration that adds no ids to a text, treats the name of a special token in a text as text
     (`split_special_tokens`), and changes no spaces in decoding.
     """
-    shutil.copyfile(run / TOKENIZER_FILE, out / TOKENIZER_FILE)
-    copy_companions(run, out, TOKENIZER_COMPANIONS)
+    copy_companions(run, out, (TOKENIZER_FILE, *TOKENIZER_COMPANIONS))
     config = out / "tokenizer_config.json"
     imported = config.is_file()
     chosen = (run / DOCUMENT_IDS_FILE).is_file()
@@ -58,7 +62,7 @@ def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
         "clean_up_tokenization_spaces": False,
     }
     if imported:
-        settings = read_json(config)
+        settings = read_object(config)
     if tokenizer.eos_id is not None:
         settings["eos_token"] = tokenizer.decode([tokenizer.eos_id])
         if not imported:
@@ -68,13 +72,18 @@ def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
     write_json(settings, config)
 
 
+def _generation(run: Path, eos_id: int | None) -> dict[str, Any]:
+    file = run / GENERATION
+    return read_object(file) if file.is_file() else {"bos_token_id": eos_id, "eos_token_id": eos_id}
+
+
 def add_stop_id(run: Path, token: int, *, eos_id: int | None) -> None:
     """Let generation with an exported model stop at ``token`` too: with a chat, at the end of an answer.
 
     Args:
         eos_id: the end of documents, for a run without an imported generation_config.json.
     """
-    content = read_json(run / GENERATION) if (run / GENERATION).is_file() else {"bos_token_id": eos_id, "eos_token_id": eos_id}
+    content = _generation(run, eos_id)
     stops = content.get("eos_token_id")  # an id or a list of ids
     known = stops if isinstance(stops, list) else [] if stops is None else [stops]
     if token not in known:
@@ -87,11 +96,10 @@ def write_generation_config(run: Path, out: Path, *, eos_id: int | None) -> dict
     Args:
         eos_id: of the model.
     """
-    chosen = (run / DOCUMENT_IDS_FILE).is_file()
-    imported = (run / GENERATION).is_file()
+    chosen, imported = (run / DOCUMENT_IDS_FILE).is_file(), (run / GENERATION).is_file()
     if imported and not chosen:
-        shutil.copyfile(run / GENERATION, out / GENERATION)
-    content = read_json(run / GENERATION) if imported else {"bos_token_id": eos_id, "eos_token_id": eos_id}
+        copy_companions(run, out, (GENERATION,))
+    content = _generation(run, eos_id)
     if chosen:
         tokenizer = load_tokenizer(run)
         stops = content.get("eos_token_id")  # an id or a list of ids

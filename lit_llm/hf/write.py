@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +60,18 @@ def write_weights(
 
 
 def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    """Write one file. safetensors raises an error of its own when the disk is full.
+    """Write one file. safetensors raises an error of its own when the disk refuses.
 
     Raises:
-        OSError: The disk is full.
+        OSError: The disk refused.
     """
     try:
         safetensors().torch.save_file(tensors, file, metadata={"format": "pt"})
     except safetensors().SafetensorError as error:
         file.unlink(missing_ok=True)
-        if shutil.disk_usage(file.parent).free < sum(tensor.nbytes for tensor in tensors.values()):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from error
-        raise
+        if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
 
 def _part(state: dict[str, Tensor], name: str, vocab_size: int) -> Tensor:

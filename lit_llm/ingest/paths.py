@@ -113,7 +113,10 @@ def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[dict[Path, os.s
         return {}, f"{pattern} is a folder: give a pattern such as {os.path.join(pattern, '*.bin')} ({flag})."
     matches = _below(path) if path.is_dir() else _glob(path)
     found = [file for file in matches if not is_report(str(file), os.path.isfile)]
-    usable = {file: status for file in found if (status := _file_status(file)) is not None and status.st_size > 0}
+    statuses = {file: _file_status(file) for file in found}
+    if strange := next((file for file, status in statuses.items() if status is None and not file.is_dir()), None):
+        return {}, f"{strange} is a pipe, a device, or a link to nothing: remove it, or name the files ({flag})."
+    usable = {file: status for file, status in statuses.items() if status is not None and status.st_size > 0}
     return usable, None if usable else MissingFiles(f"No non-empty file matches {pattern} ({flag}).")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from lit_llm.core.disk import naming, open_ordinary
 
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -55,7 +58,9 @@ class ProgressLog:
     def note(self, text: str) -> None:
         """Write a line with the time to the log file."""
         if self._log is not None:
-            with open(self._log, "a", encoding="utf-8", errors="backslashreplace") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            descriptor = open_ordinary(self._log, flags)
+            with naming(self._log), open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager

@@ -92,10 +92,8 @@ class Workers:
                     env=os.environ | _ONE_THREAD | paths,
                 )
             except OSError as error:
-                raise UserError(
-                    f"A worker process cannot be started: {error.strerror}: use fewer --workers (0 for none), or raise the "
-                    "limit of processes (ulimit -u)."
-                ) from error
+                said = f"A worker process cannot be started: {error.strerror}"
+                raise UserError(f"{said}: use fewer --workers, or raise the limit of processes (ulimit -u).") from error
         self._started[ours] = process
         self._send(ours, self._run)
         return ours

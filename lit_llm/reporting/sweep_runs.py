@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_text import counted
 from lit_llm.runs.loaded_run import LoadedRun
@@ -47,7 +48,7 @@ def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
         ]
         paths += [path for path in found if path not in aside]
     runs = []
-    for path in {path.resolve(): path for path in paths}.values():
+    for path in {real_path(path): path for path in paths}.values():
         run = LoadedRun(path)
         try:
             _ = run.config, run.scalars, run.unread

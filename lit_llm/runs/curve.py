@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from lit_llm.core.disk import read_ordinary, write_text
+from lit_llm.core.disk import read_text, write_text
 from lit_llm.core.errors import UserError
 
 METRICS = {
@@ -66,10 +66,7 @@ class Curve:
         Raises:
             UserError: There is no such file, or it is not a curve.
         """
-        try:
-            lines = read_ordinary(path).decode("utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"curve {path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
+        lines = read_text(path).splitlines()
         facts = {}
         while lines and lines[0].startswith("#"):
             name, _, value = lines.pop(0)[1:].partition(":")

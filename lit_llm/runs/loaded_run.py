@@ -128,7 +128,7 @@ def events_of(folder: Path) -> EventAccumulator:
         for file in folder.glob("*tfevents*"):
             ordinary_file(file)
         events.Reload()
-    except DecodeError:
+    except (DecodeError, UnicodeEncodeError):  # not an event, or a name that is not UTF-8
         raise UserError(f"an event file in {folder} is not TensorBoard's: move it to another folder (--run)") from None
     finally:
         log.setLevel(level)

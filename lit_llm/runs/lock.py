@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from lit_llm.core.disk import UnusableFile, open_ordinary
+from lit_llm.core.disk import UnusableFile, open_ordinary, read_json
 from lit_llm.core.errors import UserError
 
 LOCK = "lock.json"
@@ -116,7 +116,11 @@ class RunLock:
             raise UserError(f"run folder {self.run_dir} cannot be written: {error.strerror} (--run_dir DIR)") from None
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self.release()
+                raise UserError(f"no further thread can be started: {error}; raise the limit (ulimit -u)") from None
 
     def release(self) -> None:
         """Delete lock.json if it is still this lock's, and the folder if `acquire` made it and it is still empty."""
@@ -166,6 +170,9 @@ class RunLock:
                 if not self._is_dead(owner):
                     return False
                 print(f"{owner} no longer runs: its lock of {self.run_dir} is taken over.", file=sys.stderr)
+            if os.fstat(file.fileno()).st_nlink > 1:  # a copy of the folder with hard links has it, too
+                self.path.unlink()
+                return False
             mine = _Owner(os.getpid(), socket.gethostname(), _machine(), _start_time(os.getpid()) or "", _now(), self._token)
             entries = mine._asdict()
             del entries["modified"]
@@ -204,9 +211,8 @@ class RunLock:
 def _read(path: Path) -> _Owner | None:
     """The owner in a lock file; None if there is no file, or if its owner was killed while writing it."""
     try:
-        with open(open_ordinary(path), encoding="utf-8") as file:
-            owner = _Owner(**json.loads(file.read(_MOST_BYTES)))._replace(modified=os.fstat(file.fileno()).st_mtime_ns)
-    except (OSError, ValueError, TypeError, RecursionError):
+        owner = _Owner(**read_json(path, _MOST_BYTES))._replace(modified=path.stat().st_mtime_ns)
+    except (OSError, ValueError, TypeError):
         return None
     is_owner = type(owner.pid) is int and 0 < owner.pid < 2**31 and all(isinstance(text, str) for text in owner[1:6])
     return owner if is_owner and all(text.isprintable() for text in owner[1:6]) else None

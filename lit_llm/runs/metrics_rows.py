@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from lit_llm.core.disk import read_ordinary
+from lit_llm.core.disk import open_ordinary
 
 _MOST_BYTES = 2**30  # a row has about 1 kB: a million logged steps
+_MOST_OF_A_ROW = 2**24
 _NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
 _LAST_STEP = 2**53  # larger whole numbers are no steps, and a float cannot hold them
 
@@ -35,28 +38,36 @@ class MetricsRows:
         self.values: dict[str, list[Value]] = {}
         self.unread: list[str] = []
         try:
-            content = read_ordinary(path, _MOST_BYTES)
+            with open(open_ordinary(path), "rb") as file:
+                if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
+                    raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {_MOST_BYTES:,}")
+                self._read(path, file)
         except OSError as error:
             self.unread.append(f"{path.name} cannot be read ({error.strerror}): its rows are missing")
-            return
-        lines = content.split(b"\n")
-        cut, bad, back = lines.pop(), [], ""
-        for number, line in enumerate(lines, 1):
-            found = list(_values(line))
-            if not found:
+
+    def _read(self, path: Path, file: BinaryIO) -> None:
+        number, whole, bad, back = 0, True, list[int](), ""
+        for line in iter(lambda: file.readline(_MOST_OF_A_ROW), b""):
+            number += whole  # else it is the rest of a line that is too long
+            whole = line.endswith(b"\n")
+            found = list(_values(line)) if whole else []
+            if not found and bad[-1:] != [number]:
                 bad.append(number)
             for tag, value in found:
                 earlier = self.values.setdefault(tag, [])
                 if earlier and value.step < earlier[-1].step and not back:
                     back = f"line {number:,} goes back from step {earlier[-1].step:,} to {value.step:,}"
                 earlier.append(value)
+        cut = not whole
+        if cut:
+            bad.pop()
         if bad:
-            many = f"{len(bad):,} of {len(lines):,} lines are no rows, the first is line {bad[0]:,}"
+            many = f"{len(bad):,} of {number - cut:,} lines are no rows, the first is line {bad[0]:,}"
             self.unread.append(f"{path.name}: {many}: they are left out")
         if back:
             self.unread.append(f"{path.name}: {back}, as if two runs had written it: of a step in both, the later row counts")
         if cut:
-            self.unread.append(f"{path.name} ends within line {len(lines) + 1:,}: that row is left out")
+            self.unread.append(f"{path.name} ends within line {number:,}: that row is left out")
 
 
 def _values(line: bytes) -> Iterator[tuple[str, Value]]:

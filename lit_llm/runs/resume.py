@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,8 @@ from lit_llm.checkpoint.adapters import saved_lora
 from lit_llm.checkpoint.compatibility import group_changes, lora_changes, model_changes, same_class
 from lit_llm.checkpoint.disk_format import checkpoints_in, damage_before_load, newest_good
 from lit_llm.core._lightning import is_rank_zero
-from lit_llm.core.errors import UserError
+from lit_llm.core.disk import real_path
+from lit_llm.core.errors import UserError, report
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
@@ -137,7 +137,7 @@ class RunStart:
         """
         if self.saved is None or self.step is None or not is_rank_zero():
             return SettingChanges()
-        branches = is_path(self.resume) and self.saved.path.resolve() == Path(self.resume).resolve()
+        branches = is_path(self.resume) and real_path(self.saved.path) == real_path(self.resume)
         return setting_changes(self.saved.settings, settings, accepted=accepted or branches, compares_data=compares_data)
 
     def saved_data(self, data: lit_llm.data.TokenDataModule) -> dict[str, Any] | None:
@@ -153,7 +153,7 @@ class RunStart:
             return []
         saved = self.saved.values
         found = [] if accepted else data.changes_since(saved)
-        vocabulary = saved["model_config"]["vocab_size"]
+        vocabulary = saved["model_config"].get("vocab_size")
         if vocab_size is None and data.vocab_size != vocabulary:
             found.append(
                 f"the checkpoint's vocabulary has {vocabulary} ids and the data's {data.vocab_size}: these weights do not fit "
@@ -205,7 +205,10 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
         max_steps = _end_of_branch(run_dir, resume, origin, additional_steps, saved)
     # A checkpoint of this run that is named, or a replaced folder, begins something new.
     anew = replace or (is_path(resume) and Path(resume).absolute().is_relative_to(run_dir.absolute()))
-    ended = reason_of_end(run_dir, step) if step is not None and not anew else None
+    ended = None
+    if saved is not None and step is not None and not anew:
+        is_here = saved.path.absolute().is_relative_to(run_dir.absolute())  # not the origin of a branch
+        ended = reason_of_end(run_dir, step) or (saved.reason_of_end if is_here else None)
     resume = "auto" if origin is None else str(origin)
     return RunStart(saved, ranks > 1, step, resume, max_steps, lock, folder_state, ended=ended)
 
@@ -240,13 +243,13 @@ def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_s
             "additional_steps counts from the checkpoint that --resume PATH names; "
             f"--resume {resume} names none (--resume PATH, or --trainer.max_steps)"
         )
-    if origin is None or origin.resolve() != Path(resume).resolve():
+    if origin is None or real_path(origin) != real_path(resume):
         raise UserError(
             f"additional_steps makes a branch of {resume}, which needs a folder of its own: {run_dir} "
             "is that of the checkpoint (--run_dir DIR, or --trainer.max_steps to continue it there)"
         )
     # Counted from the origin, not from the newest checkpoint of an interrupted branch: the end must not move.
-    begins = newest if newest is not None and newest.path.resolve() == origin.resolve() else SavedRun.read(origin)
+    begins = newest if newest is not None and real_path(newest.path) == real_path(origin) else SavedRun.read(origin)
     return begins.step + additional_steps
 
 
@@ -295,7 +298,7 @@ def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> 
             if replace:
                 raise UserError(f"{path} is in the run folder that --replace true would set aside (--run_dir DIR)")
             return _verified(path, ranks=ranks), origin_of(run_dir)
-        origin = path.resolve()  # a link such as stable.ckpt may be changed later
+        origin = real_path(path)  # a link such as stable.ckpt may be changed later
         if replace or origin_of(run_dir) != origin:
             checkpoint = _verified(path, ranks=ranks)
             if holds_run(run_dir) and not replace:
@@ -332,8 +335,7 @@ def _newest_good(run_dir: Path, *, ranks: int) -> SavedRun | None:
     good, damaged = newest_good(run_dir / CHECKPOINTS, shards=ranks == 1)
     if good is None and damaged:
         raise UserError("\n".join([*damaged, f"no checkpoint of {run_dir} can be read; start again with --replace true"]))
-    for problem in damaged:
-        print(f"warning: {problem} It is skipped.", file=sys.stderr)
+    report("\n".join(f"{problem} It is skipped." for problem in damaged), "warning")
     return None if good is None else SavedRun.read(good)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_llm.checkpoint.disk_format import checkpoints_in, read_values
 from lit_llm.checkpoint.manifest import intact_manifest
-from lit_llm.core.disk import read_ordinary
+from lit_llm.core.disk import read_ordinary, real_path
 from lit_llm.core.errors import UserError
 from lit_llm.runs.run_folder import CHECKPOINTS, run_of
 from lit_llm.runs.setting_changes import SETTINGS
@@ -48,6 +48,16 @@ class SavedRun:
         return int(self.values.get("global_step", 0))
 
     @property
+    def reason_of_end(self) -> str | None:
+        """What a callback such as EarlyStopping had decided when it was saved: a kill may come before `ENDED` is written."""
+        states = [state for state in self.values.get("callbacks", {}).values() if isinstance(state, Mapping)]
+        for state in states:
+            waited, patience = state.get("wait_count"), state.get("patience")
+            if state.get("stopping_reason_message") and type(waited) is int and type(patience) is int and waited >= patience:
+                return f"early stopping: {state['stopping_reason_message']}"
+        return None
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """The settings of the run, by key. Empty if the checkpoint stores none."""
         found: Mapping[str, Any] = self.values.get(SETTINGS, {})
@@ -69,7 +79,7 @@ class SavedRun:
         if expected is None or not file.is_file() or tokenizer_sha256(run) == expected:
             return None
         return (
-            f"{file} is not the file with which {self.path.resolve().name} was trained, or {DOCUMENT_IDS_FILE} beside it was "
+            f"{file} is not the file with which {real_path(self.path).name} was trained, or {DOCUMENT_IDS_FILE} beside it was "
             "changed, so ids would mean other text: restore both"
         )
 
@@ -104,7 +114,7 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
     if newest is not None:
         states = read_values(newest).get("callbacks", {})
         best = next((state["best_name"] for key, state in states.items() if "StepCheckpoint" in key), "")
-        if which == "best" and best and (newest.parent / best).exists():
+        if which == "best" and best and Path(best).name == best and (newest.parent / best).exists():
             return newest.parent / str(best)
     if path.exists():
         return path

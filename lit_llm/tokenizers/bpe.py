@@ -9,6 +9,7 @@ import rustbpe
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from lit_llm.core.errors import library_errors
 from lit_llm.tokenizers.base import END_OF_TEXT
 from lit_llm.tokenizers.bytes import byte_symbols
 from lit_llm.tokenizers.learned import Learned
@@ -37,7 +38,8 @@ class BPE(Learned):
 
     def _learn(self, texts: Iterable[str]) -> tokenizers.Tokenizer:
         trainer = rustbpe.Tokenizer()
-        trainer.train_from_iterator(_bounded(texts), self.requested_size - 1, _BUFFERED_TEXTS, GPT2_WORDS)
+        with library_errors("The vocabulary cannot be learned (--data.tokenizer)"):
+            trainer.train_from_iterator(_bounded(texts), self.requested_size - 1, _BUFFERED_TEXTS, GPT2_WORDS)
         return _library_tokenizer([bytes(token) for token, _ in trainer.get_mergeable_ranks()])
 
 

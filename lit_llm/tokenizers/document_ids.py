@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_llm.core.disk import read_json
+from lit_llm.core.disk import read_object
 from lit_llm.core.errors import UserError
 
 DOCUMENT_IDS_FILE = "document_ids.json"
@@ -29,15 +30,12 @@ class DocumentIds(NamedTuple):
             UserError: if the file is damaged.
         """
         file = folder / DOCUMENT_IDS_FILE
-        if not file.is_file():
+        if not os.path.lexists(file):
             return None
-        try:
-            found = cls(**read_json(file))
-        except (OSError, ValueError, TypeError):
-            found = cls(-1, -1)
-        if any(i is not None and not (type(i) is int and 0 <= i < vocab_size) for i in found):
-            raise UserError(
-                f"{file} is damaged: it must be an object with bos_id and eos_id, each null or an id below {vocab_size}. "
-                "Restore it, or delete it and name the tokens (--data.tokenizer.init_args.eos_token)."
-            )
+        mend = " (damaged): restore it, or delete it and name the tokens (--data.tokenizer.init_args.eos_token)."
+        ids = read_object(file, mend=mend)
+        found = cls(ids.pop("bos_id", -1), ids.pop("eos_id", -1))
+        if ids or any(i is not None and not (type(i) is int and 0 <= i < vocab_size) for i in found):
+            what = f"must be an object with bos_id and eos_id, each null or an id below {vocab_size}"
+            raise UserError(f"{file} {what}{mend}")
         return found

@@ -6,19 +6,21 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
 
-from lit_llm.core.disk import read_json, read_ordinary
-from lit_llm.core.errors import UserError
+from lit_llm.core.disk import read_object, read_text
+from lit_llm.core.errors import UserError, library_errors
 from lit_llm.tokenizers.base import END_OF_TEXT, TOKENIZER_FILE, Tokenizer
 from lit_llm.tokenizers.bytes import byte_symbols
 from lit_llm.tokenizers.document_ids import DocumentIds
 
 _END_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>")  # GPT-2, LLaMA-2, Gemma, LLaMA-3
+TOKENIZER_CONFIG = "tokenizer_config.json"
 _RANDOM = {"dropout", "alpha", "nbest_size"}
 """Settings of a BPE or a Unigram model that draw the tokens of a text."""
 _SHOWN = 12  # special tokens that a message lists
@@ -28,26 +30,8 @@ _MOST_IDS = 2**24
 """The largest vocabularies in use have 262,144 ids. Tables of a tokenizer have an entry for each id."""
 _MOST_GROWTH = 1000
 """Characters that the normalizer may make of one."""
-
-
-@contextlib.contextmanager
-def library_errors(what: str) -> Iterator[None]:
-    """Raise what the library raises as a UserError: a tokenizer from elsewhere can be read and fail with some text.
-
-    A panic of its code in Rust is a BaseException.
-
-    Args:
-        what: the beginning of the sentence that the library's reason ends.
-    """
-    try:
-        yield
-    except (UserError, MemoryError):
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise UserError(f"{what}: {reason.rstrip('.')}.") from error
+_MOST_PARTS = 200
+"""Each takes its time with every text. The tokenizers in use have fewer than 20, with their patterns."""
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -172,7 +156,7 @@ class TokenizerJSON(HuggingFaceTokenizer):
 
     def _found_eos(self) -> int | None:
         known = _first_known(self._backend, _END_NAMES)
-        return _first_known(self._backend, _configured_ends(self._file.parent)) if known is None else known
+        return _first_known(self._backend, configured_tokens(self._file.parent, "eos_token")) if known is None else known
 
     def _id_of(self, token: str, argument: str) -> int:
         found: int | None = self._backend.token_to_id(token)
@@ -195,48 +179,54 @@ def _first_known(backend: tokenizers.Tokenizer, names: Iterable[str]) -> int | N
     return next((token for token in found if token is not None), None)
 
 
-def _configured_ends(folder: Path) -> Iterator[str]:
-    """The ``eos_token`` of the files that Hugging Face puts beside tokenizer.json."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        try:
-            token = read_json(folder / name)["eos_token"]
-        except (OSError, ValueError, KeyError, TypeError):  # these files are optional, and not ours
-            continue
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            yield token
+def optional_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file beside tokenizer.json; empty if there is none. These files are optional, and not ours."""
+    with contextlib.suppress(UserError):
+        return read_object(file)
+    return {}
 
 
-def _growth(backend: tokenizers.Tokenizer) -> int:
-    """How many characters what normalizers and pre-tokenizers write in place of others makes of one, at most."""
-    growth, waiting = 1, [json.loads(part.__getstate__()) for part in (backend.normalizer, backend.pre_tokenizer) if part]
+def configured_tokens(folder: Path, name: str) -> list[str]:
+    """What the files that Hugging Face puts beside tokenizer.json call ``name``, such as eos_token. The first one counts."""
+    found = [optional_object(folder / file).get(name) for file in (TOKENIZER_CONFIG, "special_tokens_map.json")]
+    tokens = [token.get("content") if isinstance(token, dict) else token for token in found]
+    return [token for token in tokens if isinstance(token, str)]
+
+
+def _growth(backend: tokenizers.Tokenizer) -> tuple[int, int]:
+    """How many characters normalizers and pre-tokenizers make of one, at most, by what they write; and the number of parts."""
+    parts, growth = 0, 1
+    waiting = [json.loads(part.__getstate__()) for part in (backend.normalizer, backend.pre_tokenizer) if part]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
+            parts += 1
             growth *= max(len(node[key]) if isinstance(node.get(key), str) else 1 for key in ("content", "prepend")) or 1
             waiting += node.values()
         elif isinstance(node, list):
             waiting += node
-    return growth
+    return growth, parts
 
 
 def tokenizer_file(path: str | os.PathLike[str]) -> Path:
-    try:
-        file = Path(path).expanduser()
-        return file / TOKENIZER_FILE if file.is_dir() else file
-    except (OSError, RuntimeError) as error:  # a name that is too long, an unknown home folder
-        raise UserError(f"Tokenizer {str(path)[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    file = Path(os.path.expanduser(path))  # an unknown home folder stays as it is
+    return file / TOKENIZER_FILE if os.path.isdir(file) else file
 
 
 def _read_backend(file: Path) -> tokenizers.Tokenizer:
-    if not file.is_file():
-        raise UserError(f"Tokenizer not found at {file}: give a tokenizer.json or the folder that contains it.")
+    if not os.path.isfile(file):
+        raise UserError(f"Tokenizer not found at {str(file)[:200]}: give a tokenizer.json or the folder that contains it.")
     with library_errors(f"{file} is not a tokenizer.json that the tokenizers library can read"):
-        backend = tokenizers.Tokenizer.from_str(read_ordinary(file).decode("utf-8"))
-    if (largest := max(backend.get_vocab(with_added_tokens=True).values(), default=0)) >= _MOST_IDS:
+        backend = tokenizers.Tokenizer.from_str(read_text(file))
+    if not (ids := backend.get_vocab(with_added_tokens=True).values()):
+        raise UserError(f"{file} has no tokens.")
+    if (largest := max(ids)) >= _MOST_IDS:
         raise UserError(f"{file} has the id {largest:,}, but ids must be below {_MOST_IDS:,}.")
-    if (growth := _growth(backend)) > _MOST_GROWTH:
+    growth, parts = _growth(backend)
+    if growth > _MOST_GROWTH:
         raise UserError(f"{file} writes up to {growth:,} characters for one, but at most {_MOST_GROWTH:,} are allowed.")
+    if parts > _MOST_PARTS:
+        raise UserError(f"{file} has {parts:,} normalizers and pre-tokenizers, but at most {_MOST_PARTS} are allowed.")
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # not stored in the file

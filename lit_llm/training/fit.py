@@ -18,8 +18,8 @@ from rich.table import Table
 import lit_llm.data
 from lit_llm.callbacks._lightning import write_row
 from lit_llm.core._lightning import is_rank_zero, restores_checkpoint
-from lit_llm.core.disk import naming, write_text
-from lit_llm.core.errors import UserError, report
+from lit_llm.core.disk import naming, real_path, write_text
+from lit_llm.core.errors import UserError, first_line, report
 from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.logged_curve import logged
@@ -143,6 +143,10 @@ def _train(
             return exit_code(trainer)
         if isinstance(error, UserError) and guard is not None and trainer.global_step in (0, start.step):
             guard.restore()
+        if isinstance(error, BlockingIOError):  # of a fork
+            raise UserError(
+                "no further process can be started: raise the limit (ulimit -u), or lower --data.num_workers"
+            ) from None
         if isinstance(error, OSError) and guard is not None and not guard.training_began and guard.is_where(error):
             guard.restore()
             raise UserError(
@@ -152,20 +156,16 @@ def _train(
         if is_port_in_use(error):
             port = os.environ.get("MASTER_PORT")
             raise UserError(f"port {port} is in use by another process; choose another one (MASTER_PORT=N)") from None
-        is_own = isinstance(error, UserError) or is_lost_peer(error)
-        if start.checkpoint is not None and not is_own and restores_checkpoint(error):
+        if start.checkpoint is not None and (problem := restore_problem(start.checkpoint, error)):
             if guard is not None:
                 guard.restore()
-            raise UserError(
-                f"{start.checkpoint} cannot be continued: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]} "
-                "while its state was restored (--resume)"
-            ) from error
+            raise UserError(f"{problem} (--resume)") from error
         if not is_lost_peer(error):
             raise
         last = run_dir / CHECKPOINTS / "last.ckpt"
         how = "no checkpoint exists yet, start again with --resume auto"
         if last.exists():
-            how = f"the last checkpoint is {last.resolve()}, continue with: {continue_command(run_dir)}"
+            how = f"the last checkpoint is {real_path(last)}, continue with: {continue_command(run_dir)}"
         watch = _callback(trainer, ProgressWatch)
         lost = None if watch is None else watch.lost_rank()
         which = "another process" if lost is None else f"rank {lost}"
@@ -176,6 +176,13 @@ def _train(
     if trainer.is_global_zero and (line := loss_of_last_step(trainer, model)):
         print(line)
     return code_after_training(trainer, run_dir, resumed=start.checkpoint is not None, ended_before=start.end)
+
+
+def restore_problem(checkpoint: Path, error: Exception) -> str | None:
+    """Why a checkpoint cannot be used, if an error was raised while its state was restored; else None."""
+    if isinstance(error, UserError) or is_lost_peer(error) or not restores_checkpoint(error):
+        return None
+    return f"{checkpoint} cannot be restored: {type(error).__name__}: {first_line(error)[:200]}"
 
 
 def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule, start: RunStart) -> None:

@@ -110,6 +110,7 @@ def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
         for name, value in state.items():
             if name in ("step", *_OF_PARAMETER) and not isinstance(value, torch.Tensor | int | float | None):
                 return f"has {name} {str(value)[:40]!r} for parameter {number}"
-            if value is not None and name in _OF_PARAMETER and tuple(getattr(value, "shape", ())) != tuple(parameter.shape):
-                return f"has {name} of another shape than parameter {number}, which has {tuple(parameter.shape)}"
+            shape = {"step": ()}.get(name, tuple(parameter.shape))
+            if value is not None and name in ("step", *_OF_PARAMETER) and tuple(getattr(value, "shape", ())) != shape:
+                return f"has {name} of another shape than {shape}, for parameter {number}"
     return None

@@ -85,6 +85,24 @@ def test_rows_after_the_resumed_step_and_a_half_line_are_removed_before_the_firs
     assert list(file.parent.iterdir()) == [file]
 
 
+@pytest.mark.parametrize("link", [lambda old, new: new.symlink_to(old), lambda old, new: new.hardlink_to(old)])
+def test_a_file_with_another_name_is_continued_here_only(file, tmp_path, link):
+    file.parent.mkdir()
+    for there in (True, False):
+        (tmp_path / "copy").unlink(missing_ok=True)
+        (tmp_path / "copy").write_text('{"step": 1}\n')
+        file.unlink(missing_ok=True)
+        link(tmp_path / "copy", file)
+        if not there:
+            (tmp_path / "copy").unlink()
+        logger = MetricsFile(file, 5)
+        logger.log_metrics({"loss": 7.0}, step=6)
+        logger.save()
+        assert [row["step"] for row in rows(file)][-1] == 6 and not file.is_symlink()
+        assert not there or (tmp_path / "copy").read_text() == '{"step": 1}\n'
+        assert there or not (tmp_path / "copy").exists()
+
+
 def test_lines_that_are_no_rows_are_removed_when_a_file_is_continued(file):
     file.parent.mkdir()
     file.write_text('{"step": 1, "time": 1.0}\nnothing\n[1]\n{"step": "1"}\n{"time": 1}\n\n' + "[" * 100_000 + "\n")

@@ -186,7 +186,7 @@ DAMAGES = {
     half: "are not the whole tensor",
     huge: "are not the whole tensor",
     other_dtype: "is not as .metadata describes it",
-    text: "is not the metadata of torch.distributed.checkpoint",
+    text: "not the metadata of torch.distributed.checkpoint",
 }
 
 

@@ -27,7 +27,9 @@ WRONG = {
     "global_step": ["seven", None, -7, 2.5, True, 2**70, [3]],
     "epoch": [-1, "0"],
     "tokens": [1.5, "many"],
-    "state_dict": [None, [torch.ones(1)], {3: torch.ones(1)}, {"w": torch.eye(3).to_sparse()}, {"w": torch.ones(1, device="meta")}],  # noqa: E501
+    "state_dict": [None, {"w": 3}, {"w": {0: {1: 2}}}, [torch.ones(1)], {3: torch.ones(1)}, {"w": torch.eye(3).to_sparse()}, {"w": torch.ones(1, device="meta")}],  # noqa: E501
+    "ema_state_dict": [[], {"w": 3}],
+    "loops.fit_loop": [{"epoch_progress": {"total": {"ready": value}}} for value in (None, -1, "x", 2.5)],
     "settings": [None, [], {1: 2}],
     "model_config": ["gpt", None],
     "callbacks": [[], None, {0: {}}],
@@ -44,10 +46,10 @@ WRONG = {
     ],
     "lora": [3],
     "base": [{"path": "x"}, {"path": 3, "sha256": "x"}, "x"],
+    "pytorch-lightning_version": [3, "hello"],
     "optimizer_class": [3],
     "tokenizer_sha256": [b"x"],
     "prompt_start": ["abc", [-1], [1.5]],
-    "ema_state_dict": [[]],
 }  # fmt: skip
 
 
@@ -61,7 +63,8 @@ def test_a_right_one_is_read(tmp_path):
 def test_a_wrong_value_is_refused_by_its_key(read, key, value, tmp_path):
     if read is disk_format.read_values and key == "state_dict" and isinstance(value, dict) and "w" in value:
         return  # it reads tensors without their data
-    torch.save(checkpoint(7, **RIGHT) | {key: value}, tmp_path / "step.ckpt")
+    key, _, below = key.partition(".")
+    torch.save(checkpoint(7, **RIGHT) | {key: {below: value} if below else value}, tmp_path / "step.ckpt")
     with pytest.raises(UserError, match=key) as raised:
         read(tmp_path / "step.ckpt")
     assert str(tmp_path / "step.ckpt") in str(raised.value) and len(str(raised.value)) < 400

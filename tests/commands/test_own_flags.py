@@ -1,12 +1,15 @@
 """Flags of commands that take no recipe, and values that begin with a dash: every mistake is one sentence."""
 
+import errno
 import os
 
 import pytest
 
 from lit_llm.__main__ import COMMANDS, main
+from lit_llm.commands import recipes
 from lit_llm.commands.own_flags import OwnFlags
 from lit_llm.config.arguments import Flag, read, read_flags
+from lit_llm.core.errors import report
 
 MISTAKES = {
     ("generate", "--run", "x", "--temprature", "1"): "unknown flag --temprature; did you mean --temperature?",
@@ -49,6 +52,46 @@ def test_a_mistyped_flag_is_one_sentence(tmp_path, monkeypatch, capsys, words):
     assert first.startswith("error: ") and MISTAKES[words] in first
     assert all(line.startswith("error: unexpected argument") for line in others)  # the value of the unknown flag at most
     assert not list(tmp_path.iterdir())
+
+
+class PanicException(BaseException):
+    """As of a library in Rust."""
+
+
+REFUSED = (MemoryError(), OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread"))
+
+
+@pytest.mark.parametrize("error", [*REFUSED, PanicException("no thread pool")], ids=repr)
+def test_what_a_limit_of_the_system_refuses_is_one_sentence(monkeypatch, capsys, error):
+    def refused(words):
+        raise error
+
+    monkeypatch.setattr(recipes, "main", refused)
+    assert main(["recipes"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and len(said.splitlines()) == 1 and (str(error).split("] ")[-1] in said)
+
+
+def test_a_deleted_working_directory_is_one_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["plan", "--config", "quickstart"]) == 2
+    assert "working directory" in capsys.readouterr().err
+
+
+def test_of_a_million_mistakes_a_hundred_are_shown(capsys):
+    report("\n".join(map(str, range(10**6))))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 101 and said[99] == "error: 99" and "999,900" in said[100]
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "NODE_RANK", "SLURM_NTASKS", "PL_GLOBAL_SEED"])
+def test_a_variable_of_a_launcher_that_is_no_number_is_one_sentence(monkeypatch, capsys, name):
+    monkeypatch.setenv(name, "many")
+    assert main(["recipes"]) == 2
+    said = capsys.readouterr().err
+    assert name in said and "'many'" in said and len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -366,6 +366,35 @@ def test_the_number_of_micro_batches_made_decides_where_accumulation_begins_afte
     assert all(hasattr(_ProcessedTracker(), name) for name in names), "the counters of _ProcessedTracker were renamed"
 
 
+@pytest.mark.parametrize("place", ["optimizer_states", "combined_loader"])
+def test_an_error_while_a_checkpoint_is_restored_is_told_from_one_of_a_step(place, tmp_path):
+    """Names in _CheckpointConnector and _FitLoop."""
+    checkpoint = tmp_path / "x.ckpt"
+
+    class Loader(DataLoader):
+        state_dict, load_state_dict = dict, lambda *_: None
+
+    class Loads(Module):
+        def train_dataloader(self):
+            return Loader(torch.ones(4, 1))
+
+    fit(tmp_path, steps=1, module=Loads(), on_train_batch_end=lambda trainer: trainer.save_checkpoint(checkpoint))
+    content = torch.load(checkpoint, weights_only=True)
+    (content if place in content else content["loops"]["fit_loop"]["state_dict"])[place] = -7
+    torch.save(content, checkpoint)
+    with pytest.raises(Exception) as raised:
+        fit(tmp_path, steps=3, module=Loads(), resume=checkpoint)
+    assert package.restores_checkpoint(raised.value)
+
+    class Wrong(Module):
+        def training_step(self, batch, batch_idx):
+            return torch.ones(2) @ torch.ones(3)
+
+    with pytest.raises(RuntimeError) as raised:
+        fit(tmp_path, steps=1, module=Wrong())
+    assert not package.restores_checkpoint(raised.value)
+
+
 def test_a_ddp_strategy_keeps_its_options():
     assert package.ddp_option(DDPStrategy(gradient_as_bucket_view=True), "gradient_as_bucket_view") is True
     assert package.ddp_option(DDPStrategy(), "gradient_as_bucket_view") is None

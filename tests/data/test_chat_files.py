@@ -184,7 +184,11 @@ CHAT = {"messages": ROWS[0]}
         ("", {}, r"chat.jsonl is empty: give a file with content \(--data.train\)"),
         ("hello\n", {}, "chat.jsonl line 1 is not a valid JSON object"),
         (lines([CHAT]), {"tokenizer": BPE()}, "not BPE .*--data.tokenizer TokenizerJSON"),
-        (lines([CHAT]), {"chat_template": "nowhere.jinja"}, "Chat template nowhere.jinja cannot be read: No such file"),
+        (
+            lines([CHAT]),
+            {"chat_template": "nowhere.jinja"},
+            "nowhere.jinja cannot be read: No such file or directory",
+        ),
         (lines([CHAT]), {"chat_template": "empty.jinja"}, "empty.jinja writes nothing of what the assistant says"),
         (lines([CHAT]), {"messages_key": ""}, r"messages_key is empty.*--data.messages_key"),
     ],

@@ -381,6 +381,20 @@ def test_paths_that_name_nothing_or_a_file_twice_are_problems(tmp_path, monkeypa
     assert [words in problem and "(--data.paths)" in problem for problem in problems] == [True] * (words is not None)
 
 
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("nowhere"), lambda path: path.symlink_to("/dev/null")]
+)
+@pytest.mark.parametrize("given", ["texts", "texts/*.txt"])
+def test_what_is_no_file_in_a_folder_of_texts_is_named(tmp_path, monkeypatch, make, given):
+    monkeypatch.chdir(tmp_path)
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text("some line\n" * 60)
+    assert text_files(tmp_path, paths=given).problems() == []
+    make(tmp_path / "texts/b.txt")
+    [problem] = text_files(tmp_path, paths=given).problems()
+    assert "texts/b.txt" in problem and "(--data.paths)" in problem
+
+
 def test_a_file_is_not_trained_on_and_held_out_under_another_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.txt").write_text("some line\n" * 60)

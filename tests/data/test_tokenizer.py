@@ -235,6 +235,19 @@ def test_a_tokenizer_that_takes_all_memory_is_refused_when_it_is_read(parts, tmp
         TokenizerJSON(tokenizer_file(tmp_path, **parts))
 
 
+def test_a_tokenizer_of_thousands_of_parts_is_refused_when_it_is_read(bpe, tmp_path):
+    content = json.loads(bpe.to_json()) | {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 3000}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="at most 200"):
+        TokenizerJSON(str(tmp_path))
+
+
+def test_a_tokenizer_without_tokens_is_refused_when_it_is_read(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Unigram", "unk_id": null, "vocab": []}}')
+    with pytest.raises(UserError, match="no tokens"):
+        TokenizerJSON(str(tmp_path))
+
+
 def test_what_the_library_raises_for_a_text_is_a_sentence(tmp_path):
     unigram = {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0], ["<|endoftext|>", -2.0]]}
     tokenizer = TokenizerJSON(tokenizer_file(tmp_path, model=unigram, added_tokens=[], pre_tokenizer=None), "<|endoftext|>")

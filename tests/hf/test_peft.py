@@ -7,7 +7,7 @@ import folders
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, Phi3Config
 
 from lit_llm.__main__ import main
@@ -254,6 +254,8 @@ REFUSED = [
     ("lora_alpha", True),
     ("alpha_pattern", ["q_proj"]),
     ("alpha_pattern", {"(": 3}),
+    ("alpha_pattern", {"(.*.*)*x": 3}),  # a search that would not end
+    ("use_rslora", "yes"),
     ("rank_pattern", {"q_proj|v_proj": 3}),
     ("r", 3),
 ]
@@ -274,6 +276,15 @@ def test_what_may_change_the_result_is_refused_by_name(adapter, tmp_path, key, v
     with pytest.raises(UserError) as error:
         weights_here("llama", tmp_path)
     assert f"'{key}'" in str(error.value) and str(3 if key == "rank_pattern" else value) in str(error.value)
+
+
+def test_weights_that_are_integers_are_refused(adapter, tmp_path):
+    (tmp_path / "adapter_config.json").hardlink_to(adapter / "adapter_config.json")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    whole = {name: tensor.to(torch.int32) for name, tensor in tensors.items()}
+    save_file(whole, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="int32"):
+        weights_here("llama", tmp_path)
 
 
 @pytest.mark.slow

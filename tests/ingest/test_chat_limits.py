@@ -60,6 +60,15 @@ def test_after_a_refusal_the_next_conversation_has_a_process_of_its_own(monkeypa
                 mixed.conversation(chat, where="it")
 
 
+def test_a_conversation_of_many_answers_or_megabytes_is_refused_at_once():
+    pair = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "yes"}]
+    for messages, words in ((pair * 2001, "2,001 answers"), ([pair[0] | {"content": "a" * 2**23}, pair[1]], "more than 8 MB")):
+        with pytest.raises(UserError, match=words):
+            renderer(GOOD).conversation({"messages": messages}, where="it")
+    marked = GOOD.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+    assert renderer(marked).conversation({"messages": pair * 2001}, where="it").text.count("yes") == 2001
+
+
 def test_the_process_ends_with_its_owner_and_errors_come_back():
     def work(number):
         if number < 0:

@@ -1,6 +1,6 @@
 """Repeatedly killed runs of other configurations than the matrix: optimizers, schedules, data, models, callbacks.
 
-    python tests/resume/configurations.py FOLDER [--kills 6] [--seed 0] [--only lion]
+    python tests/resume/configurations.py FOLDER [--kills 6] [--seed 0] [--only 'lion|lora']
 
 As in `matrix.py`, a run is killed and continued until it is complete, and must equal the uninterrupted one.
 """
@@ -8,8 +8,11 @@ As in `matrix.py`, a run is killed and continued until it is complete, and must 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import os
 import random
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -54,6 +57,15 @@ class Configuration(NamedTuple):
 
 LORA = "--init_from base --lora.rank 3 --lora.dropout 0.2 --optimizer AdamW"
 SHARDED = "--sharded_checkpoints true --async_checkpoints true --data.num_workers 2"
+SHARDS = "--data TokenShards --data.path shards"
+PACKED = "--data.packing best_fit --model.mask_documents true"
+RAMP = "--batch_ramp.tokens_per_batch [[0,32],[300,64]]"
+STOPPING = """
+trainer:
+  callbacks:
+  - {class_path: lit_llm.training.sample_ledger.SampleLedger}
+  - {class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: val/loss, patience: 1, min_delta: 9.0}}
+"""
 CONFIGURATIONS = [
     Configuration("adamw cosine", "--optimizer AdamW --schedule Cosine --schedule.warmup_steps 3"),
     Configuration("adamw fused amsgrad", "--optimizer AdamW --optimizer.fused true --optimizer.amsgrad true"),
@@ -89,7 +101,38 @@ CONFIGURATIONS = [
                   " --model.tie_embeddings true --optimizer AdamW", 2, SHARDED, "pp"),
     Configuration("two stages, lora", LORA, 2, SHARDED, "pp"),
     Configuration("two shards, lora", f"{LORA} --compute.activation_checkpointing full", 2, SHARDED, "fsdp2"),
+    Configuration("ramp, ema", f"{RAMP} --ema.decay 0.9 --ema.start_step 3 --data.micro_batch_size 1"),
+    Configuration("branch that decays", "--resume longer/checkpoints/step-00000010.ckpt --config decay --additional_steps 14"),
+    Configuration("lora, packed", f"{LORA} {SHARDS} {PACKED}", other="--data.num_workers 1"),
+    Configuration("chats, packed", f"--data TokenShards --data.path chats {PACKED} --optimizer AdamW --schedule Cosine"
+                  " --schedule.warmup_steps 2", other="--async_checkpoints true"),
+    Configuration("compressed lines", "--data.paths text.jsonl.gz --optimizer NAdam", other="--data.num_workers 2"),
+    Configuration("gradient noise", "--gradient_noise.every_n_steps 2 --data.micro_batch_size 1 --trainer.log_every_n_steps 2"),
+    Configuration("early stopping", "--config stopping.yaml"),
+    Configuration("histograms, samples", "--histograms.every_n_steps 3 --samples TextSamples --samples.prompts ['7']"
+                  " --samples.every_n_steps 2 --samples.max_new_tokens 4"),
+    Configuration("spikes", "--spike_guard.sigma 0.5 --spike_guard.min_steps 4 --spike_guard.max_consecutive 50"),
+    Configuration("normuon, four micro-batches", "--optimizer.normuon_beta2 0.95 --data.micro_batch_size 1"
+                  " --model.input_convolution 4 --model.exclusive_attention true"),
+    Configuration("own data", "--data lines.Lines --data.path text.txt", other="--data.num_workers 1"),
+    Configuration("two shards in bf16", "--trainer.precision bf16-true --loss.chunk_size 7", 2, SHARDED, "fsdp2"),
+    Configuration("two halves, ema", "--optimizer AdamW --ema.decay 0.9 --model.dropout 0.2", 2, SHARDED, "tp"),
+    Configuration("two stages, packed", f"{SHARDS} {PACKED} --spike_guard.sigma 0.5 --spike_guard.min_steps 4"
+                  " --spike_guard.max_consecutive 50", 2, SHARDED, "pp"),
+    Configuration("two ranks, noise, ramp", f"{RAMP} --gradient_noise.every_n_steps 2 --data.micro_batch_size 1", 2),
 ]  # fmt: skip
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def chat(line: str) -> list[dict[str, str]]:
+    """A line of the text as a question and an answer."""
+    question, _, answer = line.partition(" is ")
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def prepare(folder: Path) -> None:
@@ -101,6 +144,17 @@ def prepare(folder: Path) -> None:
         assert lit_llm(["prepare", "--config", "recipe.yaml", "--out", "shards", "--replace", "true"]) == 0
         base = ["--run_dir", "base", "--trainer.max_steps", "1", "--schedule", "Constant", "--data.micro_batch_size", "2"]
         assert lit_llm(["fit", "--config", "recipe.yaml", "--replace", "true", *base]) == 0
+        longer = ["--run_dir", "longer", "--data.micro_batch_size", "2", "--schedule", "Constant"]
+        assert lit_llm(["fit", "--config", "recipe.yaml", "--replace", "true", *longer]) == 0
+        lines = matrix.TEXT.splitlines()
+        with gzip.open("text.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps({"text": line + "\n"}) + "\n" for line in lines)
+        Path("chat.jsonl").write_text("".join(json.dumps({"messages": chat(line)}) + "\n" for line in lines * 2))
+        Path("chat.jinja").write_text(TEMPLATE)
+        Path("stopping.yaml").write_text(STOPPING)
+        tokens = ["--data.tokenizer", "TokenizerJSON", "--data.tokenizer.path", "longer/tokenizer.json"]
+        chats = ["--chat_template", "chat.jinja", "--data.paths", "chat.jsonl", *tokens, "--out", "chats"]
+        assert lit_llm(["prepare", *chats, "--replace", "true"]) == 0
     finally:
         os.chdir(here)
 
@@ -119,7 +173,7 @@ def main() -> int:
     print("| configuration | kills | in a save | values | differ |\n|---|---|---|---|---|")
     launcher = Launcher()
     for each in CONFIGURATIONS:
-        if options.only not in each.name:
+        if not re.search(options.only, each.name):
             continue
         result = matrix.run_cell(launcher, each, options.folder, {}, options.kills, rng)  # type: ignore[arg-type]
         print(f"| {each.name} | " + " | ".join(map(str, result[:4])) + " |", *result.found[:5], sep="\n  ", flush=True)

@@ -257,6 +257,13 @@ def test_a_link_in_place_of_the_lock_is_refused_and_its_target_is_as_before(tmp_
     assert target.read_text() == "kept"
 
 
+def test_the_lock_of_a_copy_with_hard_links_is_another_one(tmp_path):
+    (tmp_path / "copy").write_text("kept")
+    (tmp_path / LOCK).hardlink_to(tmp_path / "copy")
+    with RunLock(tmp_path):
+        assert entries(tmp_path)["pid"] == os.getpid() and (tmp_path / "copy").read_text() == "kept"
+
+
 @pytest.mark.parametrize("pid", [-1, 0, 2**40, "4711", 3.5, None, [[]]])
 def test_a_lock_that_no_process_has_written_is_free(pid, tmp_path):
     write_foreign(tmp_path, pid=pid)

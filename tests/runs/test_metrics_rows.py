@@ -80,10 +80,10 @@ def test_a_line_that_is_no_row_is_named_and_left_out(tmp_path, bad):
 def test_a_file_that_cannot_be_opened_is_one_sentence(tmp_path, monkeypatch):
     loaded = made(tmp_path, content(LINES))
 
-    def refuse(path, most):
+    def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(metrics_rows, "read_ordinary", refuse)
+    monkeypatch.setattr(metrics_rows, "open_ordinary", refuse)
     assert loaded.scalars == {}
     assert loaded.unread == ["metrics.jsonl cannot be read (Permission denied): its rows are missing"]
 

@@ -223,15 +223,27 @@ def rewrite(checkpoint: Path, change) -> None:
         write(content, checkpoint)
 
 
+def keys_of(content: dict, callback: str) -> str:
+    return next(key for key in content["callbacks"] if key.startswith(callback))
+
+
 @pytest.mark.parametrize(
     ("key", "change"),
     [
         ("loops", lambda content: content.update(loops={"fit_loop": {"epoch_loop.batch_progress": {"total": "x"}}})),
+        ("loader", lambda content: content["loops"]["fit_loop"]["state_dict"].update(combined_loader=-7)),
+        ("loader", lambda content: content["loops"]["fit_loop"]["state_dict"].update(combined_loader=[{"x": 1}])),
         ("callbacks", lambda content: content["callbacks"].update({key: {"x": 1} for key in content["callbacks"]})),
+        ("files", lambda content: content["callbacks"]["StepCheckpoint"].update(leaving=["../../../text.txt"])),
+        ("files", lambda content: content["callbacks"]["StepCheckpoint"].update(kept=["../..", "step-00000008.ckpt"])),
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(momentum_buffer=torch.ones(3))),
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step="three")),
+        ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step=torch.ones(3))),
         ("optimizer", lambda content: content["optimizer_states"][0]["param_groups"].pop()),
         ("TextFiles", lambda content: content.update(TextFiles=[])),
+        ("score", lambda content: content["callbacks"][keys_of(content, "StepCheckpoint")].update(best_score=b"x")),
+        ("TextFiles", lambda content: content["TextFiles"].update(consumed_samples={})),
+        ("model", lambda content: content["model_config"].update(n_layer={})),
         ("weights", lambda content: content["state_dict"].update({"model.more": torch.ones(1)})),
         ("dtype", lambda content: content.update(state_dict={k: v.to(torch.int8) for k, v in content["state_dict"].items()})),
     ],
@@ -243,10 +255,16 @@ def test_a_state_that_cannot_be_restored_is_one_sentence_and_the_folder_is_as_be
     code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "9")
     assert code == 2 and err.count("error: ") >= 1, err
     assert {path: path.read_bytes() for path in trained.glob("*") if path.is_file()} == before
-    if key in ("weights", "dtype"):
+    if key in ("weights", "dtype", "model"):
         for words in (["validate", "--run", "runs/tiny"], ["fit", "--config", "tiny.yaml", "--init_from", "runs/tiny"]):
             code, _, err = run(capsys, *words, *(["--run_dir", "runs/new"] if words[0] == "fit" else []))
             assert code == 2 and "error: " in err, words
+
+
+def test_a_checkpoint_without_weights_is_a_sentence(trained, capsys):
+    rewrite((trained / "checkpoints/last.ckpt").resolve(), lambda content: content.pop("state_dict"))
+    code, _, err = run(capsys, "generate", "--run", "runs/tiny", "--prompt", "a")
+    assert code == 2 and "state_dict" in err
 
 
 def test_what_a_kill_left_in_a_finished_run_is_cleared_when_it_is_launched_again(trained, capsys):

@@ -158,9 +158,12 @@ def test_early_stopping_is_named_with_its_metric_and_value(folder, capsys):
     assert float(kept) == pytest.approx(losses[0], rel=1e-4) and rest == "at its last improvement by 100 or more"
     assert recorded() == (line.partition(": ")[2], True), "the end that the settings ask for"
     step = Path("runs/tiny/checkpoints/last.ckpt").resolve()
-    for _ in range(2):  # the same command again changes nothing
+    for has_file in (True, False, False):  # the same command again changes nothing, also if a kill came before the file
+        if not has_file:
+            Path("runs/tiny/ended.json").unlink(missing_ok=True)
         code, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *stop, "--validation.every_n_steps", "2", "--resume", "auto")
-        assert code == 0 and ended(out) == [line] and Path("runs/tiny/checkpoints/last.ckpt").resolve() == step
+        assert code == 0 and Path("runs/tiny/checkpoints/last.ckpt").resolve() == step
+        assert ended(out) == [line] if has_file else "training ended after step 4: early stopping: " in ended(out)[0]
         assert table(out)["val/loss"] == pytest.approx(losses[1], abs=1e-3)
     branch = ["--run_dir", "branch", "--resume", str(step), "--validation.every_n_steps", "2"]
     ends = [ended(run(capsys, "fit", "--config", "tiny.yaml", *stop, *branch)[1])[0] for _ in range(2)]

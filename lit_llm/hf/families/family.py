@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from lit_llm.hf.families.layers import with_patterns
-from lit_llm.hf.fields import HARMLESS, Fields, is_empty
+from lit_llm.hf.fields import HARMLESS, Fields, is_empty, shown
 from lit_llm.hf.tensor_map import Link
 from lit_llm.models.config import MODEL_DOMAINS
 from lit_llm.models.gpt import GPTConfig
@@ -65,7 +65,9 @@ class Family:
         settings["tie_embeddings"] = fields.flag("tie_word_embeddings", self.tied)
         eos = fields.raw("eos_token_id")
         eos = eos[0] if isinstance(eos, list) and eos else eos
-        if type(eos) is int and 0 <= eos < settings["vocab_size"]:
+        if eos is not None and type(eos) is not int:
+            fields.refuse(f"'eos_token_id' is {shown(eos)}, but must be an id or a list of ids")
+        elif eos is not None and 0 <= eos < settings["vocab_size"]:
             settings["eos_id"] = eos
         return _without_defaults(_with_one_bias(settings))
 

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tokenizers
 
-from lit_llm.core.errors import UserError
+from lit_llm.core.errors import UserError, library_errors
 from lit_llm.ingest.chat.render import SENTINEL, Chat, Renderer
 from lit_llm.ingest.chat.template import ChatTemplate
 from lit_llm.tokenizers import Tokenizer
-from lit_llm.tokenizers.hugging_face import library_errors
 
 # Around the name of a special token in a message. Of a private use area, so no text has them.
 _BEGIN, _END = "\U000ff000", "\U000ff001"

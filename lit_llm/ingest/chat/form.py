@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_llm.core.disk import read_json, read_ordinary, write_text
+from lit_llm.core.disk import read_object, read_text, write_text
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.chat.template import CHAT_TEMPLATE_FILE, MOST_BYTES
 
@@ -33,15 +34,10 @@ class ChatForm(NamedTuple):
         Raises:
             UserError: A file of it is missing or damaged.
         """
-        if not (folder / CHAT_TEMPLATE_FILE).is_file():
+        if not os.path.lexists(folder / CHAT_TEMPLATE_FILE):
             return None
-        try:
-            stop = read_json(folder / _GENERATION)["eos_token_id"]
-            if not (stop is None or (type(stop) is int and stop >= 0)):
-                raise ValueError(f"{stop!r} is no id")
-            return cls(read_ordinary(folder / CHAT_TEMPLATE_FILE, MOST_BYTES).decode("utf-8"), stop)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{folder / _GENERATION} does not say how an answer ends, as prepare wrote it: restore it, or prepare the data "
-                "again."
-            ) from error
+        mend = ": restore it, or prepare the data again."
+        stop = read_object(folder / _GENERATION, mend=mend).get("eos_token_id", -1)
+        if not (stop is None or (type(stop) is int and stop >= 0)):
+            raise UserError(f"{folder / _GENERATION} does not say how an answer ends, as prepare wrote it{mend}")
+        return cls(read_text(folder / CHAT_TEMPLATE_FILE, MOST_BYTES, mend=mend), stop)

@@ -21,7 +21,8 @@ SECONDS = 10
 """Processor time of a call. The slowest template in use takes milliseconds."""
 MEMORY_BYTES = 2**29
 """Address space that the calls may add."""
-_REPLY_BYTES = 2**26
+_REPLY_BYTES = 2**23
+"""More than two million tokens. The tokenizers library takes a hundred bytes for each byte of a text that it encodes."""
 
 
 class Refused(Exception):

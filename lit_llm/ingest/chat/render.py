@@ -20,6 +20,8 @@ Chat = dict[str, Any]
 SENTINEL = "\U000ff002"
 """Stands for an answer where only its place is asked. Of a private use area: no filter changes it, and no text has it."""
 _MARK_THEM = "mark the answers in it with {% generation %} and {% endgeneration %} (--data.chat_template FILE.jinja)"
+_MOST_ANSWERS = 2000
+"""Without marks, a conversation is written twice or more for each answer. Agents' longest have hundreds."""
 _PROMPTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
 """A template may open a thought in its prompt, and have another prompt without, under this name in all that have it."""
 
@@ -87,6 +89,8 @@ class Renderer:
         """
         messages, marks = chat["messages"], self.template.marks_answers
         numbers = [i for i, one in enumerate(messages) if one["role"] == "assistant"]
+        if not marks and len(numbers) > _MOST_ANSWERS:
+            raise UserError(f"{where} has {len(numbers):,} answers, but at most {_MOST_ANSWERS:,} can be found: {_MARK_THEM}.")
         text, answers = self._marked(chat, where)
         if not marks:
             answers = [self._answer(chat, i, text, where, last=i == numbers[-1]) for i in numbers]

@@ -5,21 +5,21 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lit_llm.core.disk import read_json, read_ordinary
+from lit_llm.core.disk import read_text
 from lit_llm.core.errors import UserError
 from lit_llm.tokenizers import Tokenizer
+from lit_llm.tokenizers.hugging_face import TOKENIZER_CONFIG, configured_tokens, optional_object
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 AUTO = "auto"
 MOST_BYTES = 2**20
 """Of a template. The longest in use have 30 kB."""
 
-_CONFIG, _SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -55,13 +55,13 @@ class ChatTemplate:
         """
         tokens = _special_tokens(folder, tokenizer)
         if setting != AUTO:
-            file = Path(setting).expanduser()
-            return cls(setting, _read(file, f"Chat template {setting} cannot be read", " (--data.chat_template)"), tokens)
-        if (folder / CHAT_TEMPLATE_FILE).is_file():
+            file = Path(os.path.expanduser(setting))
+            return cls(setting, read_text(file, MOST_BYTES, mend=" (--data.chat_template)"), tokens)
+        if os.path.lexists(folder / CHAT_TEMPLATE_FILE):
             file = folder / CHAT_TEMPLATE_FILE
-            return cls(str(file), _read(file, f"{file} cannot be read"), tokens)
-        for file in (folder / "chat_template.json", folder / _CONFIG):
-            found = _object(file).get("chat_template")
+            return cls(str(file), read_text(file, MOST_BYTES), tokens)
+        for file in (folder / "chat_template.json", folder / TOKENIZER_CONFIG):
+            found = optional_object(file).get("chat_template")
             if isinstance(found, list):  # several, by name
                 by_name = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
                 found, with_tools = by_name.get("default"), by_name.get("tool_use")
@@ -90,29 +90,7 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
     for name, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
         if token is not None:
             tokens[name] = tokenizer.decode([token])
-    for file in (folder / _SPECIAL, folder / _CONFIG):
-        content = _object(file)
-        for name in _TOKEN_NAMES:
-            token = content.get(name)
-            token = token.get("content") if isinstance(token, dict) else token
-            if isinstance(token, str):
-                tokens[name] = token
+    for name in _TOKEN_NAMES:
+        if found := configured_tokens(folder, name):
+            tokens[name] = found[0]
     return tokens
-
-
-def _read(file: Path, problem: str, flag: str = "") -> str:
-    try:
-        return read_ordinary(file, MOST_BYTES).decode("utf-8")
-    except OSError as error:
-        raise UserError(f"{problem}: {error.strerror or error}{flag}.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{problem}: it is not UTF-8{flag}.") from error
-
-
-def _object(file: Path) -> dict[str, Any]:
-    """The content of a JSON file; empty if there is none. These files are optional, and not ours."""
-    try:
-        content = read_json(file)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

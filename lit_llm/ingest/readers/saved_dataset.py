@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from lit_llm.core.disk import read_json
+from lit_llm.core.disk import read_object
 from lit_llm.core.errors import UserError
 
 _SPLITS_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
 DATASET_MARKS = frozenset({_SPLITS_FILE, _STATE_FILE})
 """Names of files that show that a folder may be such a dataset."""
+_AGAIN = ": copy or save the dataset again."
 
 
 def dataset_files(folder: Path) -> list[Path] | None:
@@ -23,7 +23,7 @@ def dataset_files(folder: Path) -> list[Path] | None:
         raise _several_splits(folder)
     if not (folder / _STATE_FILE).is_file() or not (folder / "dataset_info.json").is_file():
         return None
-    state = _content(folder / _STATE_FILE)
+    state = read_object(folder / _STATE_FILE, mend=_AGAIN)
     try:
         files = [folder / entry["filename"] for entry in state["_data_files"]]
     except (KeyError, TypeError):
@@ -37,17 +37,9 @@ def dataset_files(folder: Path) -> list[Path] | None:
 
 
 def _several_splits(folder: Path) -> UserError:
-    named = _content(folder / _SPLITS_FILE).get("splits")
+    named = read_object(folder / _SPLITS_FILE, mend=_AGAIN).get("splits")
     splits = [split for split in named if isinstance(split, str)] if isinstance(named, list) else []
     held_out = next((split for split in ("validation", "valid", "val", "dev", "test") if split in splits), None)
     train = "train" if "train" in splits else next((split for split in splits if split != held_out), "SPLIT")
     use = f"--data.train {folder / train}" + (f" --data.val {folder / held_out}" if held_out else "")
     return UserError(f"{folder} is a dataset with the splits {', '.join(splits)}: name them with {use}.")
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = read_json(path)
-    except ValueError as error:
-        raise UserError(f"{path} is damaged, it is not JSON: copy or save the dataset again.") from error
-    return content if isinstance(content, dict) else {}
