@@ -40,7 +40,7 @@ class Options:
 
     Attributes:
         mfu: useful FLOP/s over the dense peak while a rank computes, without recomputation. None: `planned_mfu`.
-        mfu_origin: where `mfu` comes from ("given", "calibrated" …); printed next to it.
+        mfu_origin: where `mfu` comes from ("given", "assumed" …); printed next to it.
         price_usd_hour: price per device-hour. None: the range in the hardware table.
         mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
         save_gbps: speed of writing compute.

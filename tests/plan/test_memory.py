@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from planned_steps import peak_of, step_of
+from training_step import TrainingStep, predict
 
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
@@ -17,7 +18,6 @@ from lit_llm.plan import micro_batch as traces
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import work_bytes
 from lit_llm.plan.parameters import weights_of
-from lit_llm.training.calibration import TrainingStep, predict
 
 ADAMW = partial(torch.optim.AdamW, fused=True)
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
