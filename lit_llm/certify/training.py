@@ -51,11 +51,15 @@ class Losses(Callback):
         self.losses, self.ends = dict[int, float](), list[float]()
         self.kill_at = kill_at
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.last = trainer.global_step  # of a run that is continued
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         step = trainer.global_step
-        if step not in self.losses and step and is_logged(trainer, step):
+        if step > self.last and is_logged(trainer, step):
             self.losses[step] = float(trainer.callback_metrics["train/loss"])
             self.ends.append(time.perf_counter())
+        self.last = step
         if step == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 

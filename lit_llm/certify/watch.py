@@ -165,6 +165,10 @@ class SpeedWatch(Watch):
         half = partial(torch.autocast, pl_module.device.type, dtype=torch.bfloat16, cache_enabled=False)
         self._autocast: Callable[[], Any] = half if self._settings.precision == "bf16-mixed" else nullcontext
         self._times: list[tuple[float, float]] = []
+        batches, begin = iter(trainer.datamodule.train_dataloader()), time.perf_counter()  # type: ignore[attr-defined]
+        for _ in range(self._settings.accumulation):
+            next(batches)
+        self._loading = time.perf_counter() - begin
         self._from = self._now(pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
@@ -196,16 +200,12 @@ class SpeedWatch(Watch):
         peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
         peak = peak or matmul_tflops(pl_module.device, torch.float32)  # of a processor nobody publishes it
         flops = flops_per_token(settings.model, settings.lora, settings.length).total
-        loader: Any = trainer.train_dataloader
-        tokens, batches, begin = settings.tokens_per_step / seconds, iter(loader), time.perf_counter()
-        for _ in range(settings.accumulation):
-            next(batches)
-        loading = time.perf_counter() - begin
+        tokens = settings.tokens_per_step / seconds
         measured = {"step_seconds": seconds, "rows": len(times)}
         speed = {"settings": settings_values(settings), "hardware": vars(hardware), "measured": measured}
         speeds = {"plain_seconds": plain, "tokens_per_second": tokens, "mfu": tokens * flops / (peak * 1e12), "speed": speed}
         ratio = statistics.median(ours / other for ours, other in times)
-        self.found = {"step_by_plain_step": ratio, "loading_by_step": loading / seconds, "speeds": speeds}
+        self.found = {"step_by_plain_step": ratio, "loading_by_step": self._loading / seconds, "speeds": speeds}
 
 
 WATCHES: dict[str, type[Watch]] = {"plan": PlanWatch, "graphs": GraphsWatch, "waits": WaitsWatch, "speed": SpeedWatch}
