@@ -133,7 +133,7 @@ def _cross(devices: int) -> Group:
 
 
 def _plan(devices: int, tolerance: float) -> Group:
-    job = {"do": "train", "size": "small", "micro_batch": 2, "batch": 16, "steps": 6, "watch": "plan"}
+    job = {"do": "train", "size": "small", "micro_batch": 2, "batch": 2 * max(4, devices), "steps": 5, "watch": "plan"}
     jobs: Jobs = {f"plan {name}": {**job, "strategy": strategy} for name, strategy in layouts(devices).items()}
 
     def judge(what: str, tolerance: float, found: Found) -> Figure:

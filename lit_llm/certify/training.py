@@ -75,7 +75,7 @@ def train(
     activation_checkpointing: Any = "none",
     optimizer: str = "AdamW",
     size: str = "tiny",
-    micro_batch: int = 1,
+    micro_batch: int | None = None,
     batch: int = 8,
     steps: int = 20,
     log_every: int = 1,
@@ -91,6 +91,7 @@ def train(
     """Train on the same text as every other job: the loss of each step, and what `watch` found.
 
     Args:
+        micro_batch: None: two for a step, so that gradients are accumulated.
         save: folder of a checkpoint after every third step; `sharded` by all ranks, in the `background`.
         resume: the folder whose newest good checkpoint is continued.
         kill_at: the step after which each rank kills itself.
@@ -142,6 +143,9 @@ def train(
         use_distributed_sampler=False,
         default_root_dir=folder,
     )
+    if micro_batch is None:
+        is_mesh = isinstance(trainer.strategy, MeshStrategy)
+        micro_batch = max(1, batch // (trainer.strategy.sizes(ranks).data_parallel if is_mesh else ranks) // 2)
     trainer.strategy.checkpoint_io = AsyncFolderCheckpointIO() if background else FolderCheckpointIO()
     start = None if resume is None else newest_good(folder / resume)[0]
     if resume is not None and start is None:

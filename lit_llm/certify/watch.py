@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import gc
 import statistics
 import time
 import warnings
@@ -14,9 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lit_llm.callbacks._lightning import is_logged
+from lit_llm.core._lightning import ddp_option
 from lit_llm.distributed.block_kernels import compile_blocks
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPT
@@ -49,14 +53,16 @@ class Watch(Callback):
 class PlanWatch(Watch):
     """Peak memory and bytes sent, of the rank that has most, beside what the plan says of them.
 
-    Traffic is counted in the first measured step, memory in those after it: on a GPU by torch's allocator, on a CPU from its
-    log. There the peak is the lowest of the steps, because threads of gloo free what they have sent at any time.
+    Traffic is counted in the first measured step, memory in those after it: on a GPU by torch's allocator. On a CPU from the
+    tensors at the start of a step and the allocator's log. There the peak is the lowest of the steps, because threads of gloo
+    free what they have sent at any time.
     """
 
     def __enter__(self) -> None:
         log = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._log: Any = nullcontext() if torch.cuda.is_available() else log
-        self._log.__enter__()
+        self._log.__enter__()  # it does not see the release of what was allocated before
+        self._live: list[dict[int, int]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         settings, cuda = settings_of_trainer(trainer, pl_module), pl_module.device.type == "cuda"
@@ -64,6 +70,7 @@ class PlanWatch(Watch):
         self._planned = {"memory": peak_memory(settings, cuda=cuda).total, "traffic": sent}
         mesh = getattr(trainer.strategy, "device_mesh", None)
         self._traffic, self._begun = Traffic(*[] if mesh is None else [mesh]), -1
+        gc.collect()  # tensors of the training before
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step, is_first = trainer.global_step, trainer.global_step != self._begun  # of the step's micro-batches
@@ -73,6 +80,7 @@ class PlanWatch(Watch):
         elif is_first and step > FEW:
             if pl_module.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
+            self._live.append(_live_bytes(trainer, pl_module))
             with record_function(STEP):
                 pass
 
@@ -85,7 +93,7 @@ class PlanWatch(Watch):
         if error is not None:
             return
         on_gpu = not isinstance(self._log, profile)
-        peak = torch.cuda.max_memory_allocated() if on_gpu else min(peaks_of_steps(self._log), default=0)
+        peak = torch.cuda.max_memory_allocated() if on_gpu else min(peaks_of_steps(self._log, self._live), default=0)
         mine = {"memory": peak, "traffic": self._traffic.sent(), "reserved": torch.cuda.max_memory_reserved() if on_gpu else 0}
         every: list[Any] = [mine]
         if dist.is_initialized():
@@ -97,11 +105,22 @@ class PlanWatch(Watch):
         self.found["traffic"] |= {f"{row.dimension}/{row.kind}": row.sent for row in self._traffic.rows()}
 
 
-def peaks_of_steps(log: profile) -> list[int]:
-    """The most bytes that were live in each step that STEP marks, from a log that began before the model was made.
+def _live_bytes(trainer: Trainer, module: LightningModule) -> dict[int, int]:
+    """Bytes of the storages of all tensors on the CPU, by address."""
+    held = [parameter.grad for parameter in module.parameters()]  # an object of Python once it was asked for
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor) and not issubclass(type(each), DTensor)]
+    storages = [each.untyped_storage() for each in tensors if each.device.type == "cpu"]
+    found = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    if isinstance(trainer.strategy, DDPStrategy) and not ddp_option(trainer.strategy, "gradient_as_bucket_view"):
+        found[-1] = sum(each.numel() * each.element_size() for each in held if each is not None)  # buckets: not of Python
+    return found
+
+
+def peaks_of_steps(log: profile, lives: list[dict[int, int]]) -> list[int]:
+    """The most bytes that were live in each step that STEP marks, which began with those of `lives`, by address.
 
     What gloo allocates inside a collective is not counted, because it is gloo's alone. What its threads free is not in the
-    log: it counts until its address is used again.
+    log: it counts until its address is used again, or the step ends.
     """
     changes: list[tuple[int, int, int]] = []
     begins, todo = list[int](), list(log.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
@@ -115,14 +134,16 @@ def peaks_of_steps(log: profile) -> list[int]:
             changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
         todo.extend(event.children)
     begins.sort()
-    live, total, peaks = dict[int, int](), 0, [0] * len(begins)
+    totals = [sum(live.values()) for live in lives]
+    peaks = list(totals)
     for at, address, change in sorted(changes):
-        total -= live.pop(address, 0)
+        if (step := bisect.bisect(begins, at) - 1) < 0:
+            continue
+        totals[step] -= lives[step].pop(address, 0)
         if change > 0:
-            live[address] = change
-            total += change
-        if (step := bisect.bisect(begins, at) - 1) >= 0:
-            peaks[step] = max(peaks[step], total)
+            lives[step][address] = change
+            totals[step] += change
+        peaks[step] = max(peaks[step], totals[step])
     return peaks
 
 

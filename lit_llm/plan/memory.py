@@ -103,12 +103,14 @@ def _memory_of_rank(
     step = Step(settings, sequences, micro_batches, stages, cuda=cuda)
     moments: list[tuple[str, dict[str, int], int]] = []
     steps: tuple[Step, ...]
-    # DDP copies all gradients into its buckets.
+    # DDP copies all gradients into its buckets, or makes them views of these in the last micro-batch of a step.
+    is_views = layout.strategy == "ddp" and not layout.bucket_copies
     copied = layout.bucket_copies and layout.data_parallel > 1 and not layout.fsdp2
-    buckets = {"communication buffers": stored_bytes(weights, weight_bytes, trainable=True)} if copied else {}
+    bucketed = {"communication buffers": stored_bytes(weights, weight_bytes, trainable=True)}
+    buckets = bucketed if copied or (is_views and micro_batches > 1) else {}
     if stages:
         steps = (step,)
-    elif layout.strategy == "ddp" and not layout.bucket_copies:  # gradients are views of buckets, which stay
+    elif is_views and micro_batches == 1:  # the buckets of the step before are there, and no other gradients
         steps = (replace(step, gradients_exist=True),)
     else:
         steps = (step, replace(step, gradients_exist=True))[: 1 if micro_batches == 1 else 2]
@@ -130,7 +132,7 @@ def _memory_of_rank(
     else:
         work = work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
     last = {"gradients": 0 if offload else gradients, "optimizer work": 0 if offload else work}
-    moments.append(("optimizer step", last | buckets, 0))
+    moments.append(("optimizer step", last | (bucketed if copied else {}), 0))
     every = tuple((moment, {name: size for name, size in (resident | adds).items() if size}) for moment, adds, _ in moments)
     moment, parts = max(every, key=lambda m: sum(m[1].values()))
     reserved = None
