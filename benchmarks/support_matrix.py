@@ -3,7 +3,9 @@
     python benchmarks/support_matrix.py          # write them into the page
     python benchmarks/support_matrix.py --check  # exit code 1 if the page is not what this writes
 
-A cell names the numbers of devices on which a check passed. It is stale if the code that the check covers has changed since.
+A cell names the numbers of devices on which a check passed. It is stale if the code that the check covers had changed when
+the page was written. The page records the fingerprints of that code, so that a test can write it again at any time: a commit
+that makes a certificate stale does not change what the page must say. `--check` compares with the code of today.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from lit_llm.commands.certify import fingerprints
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
 PAGE, CERTIFICATES = EVIDENCE / "support-matrix.md", EVIDENCE / "certificates"
 BEGIN, END = "<!-- from certificates: python benchmarks/support_matrix.py -->\n", "<!-- end -->\n"
+CODE = "<!-- code: {} -->"
 LAYOUTS = ("one", "ddp", "fsdp2", "replicas", "tp", "context", "heads", "pp", "hsdp", "fsdp2-tp", "fsdp2-context")
 TRAINING = ("models", "distributed", "optim", "data", "training", "callbacks", "core", "certify")
 COVERS: dict[str, tuple[str, ...]] = {
@@ -62,10 +65,10 @@ def features() -> list[str]:
     return [*(NAMES.get(value, value) for value in values), *resumed, *moved, *planned]
 
 
-def tables() -> str:
+def tables(now: dict[str, str]) -> str:
+    """The tables, and the fingerprints `now` that decide what is stale."""
     certificates = [json.loads(path.read_text()) for path in sorted(CERTIFICATES.glob("*.json"))]
     certificates.sort(key=lambda each: (each["machine"]["device"], each["machine"]["devices"]))
-    now = fingerprints()
     lines = ["| machine | result | date | versions | minutes | stale kinds of checks |", "|---|---|---|---|---|---|"]
     for each in certificates:
         machine = each["machine"]
@@ -79,7 +82,7 @@ def tables() -> str:
         lines += ["", f"### {kind}", "", *matrix([each for each in certificates if each["machine"]["device"] == kind], now)]
     if all(each["machine"]["device"] == "CPU process" for each in certificates):
         lines += ["", "### GPUs", "", "Not run: there is no certificate of a GPU."]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", CODE.format(json.dumps(now))]) + "\n"
 
 
 def is_stale(certificate: dict[str, Any], kind: str, now: dict[str, str]) -> bool:
@@ -112,18 +115,26 @@ def cell(outcomes: dict[int, set[str]]) -> str:
     return "; ".join(words) or "not run"
 
 
-def page() -> str:
+def written() -> dict[str, str]:
+    """The fingerprints that the page records."""
+    first, last = CODE.split("{}")
+    return dict(json.loads(PAGE.read_text(encoding="utf-8").partition(first)[2].partition(last)[0]))
+
+
+def page(now: dict[str, str]) -> str:
     """The page with its tables."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}{tables()}{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}{tables(now)}{END}{rest.partition(END)[2]}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
+    rooms = {room for covered in COVERS.values() for room in covered}
+    made = page({room: code for room, code in fingerprints().items() if room in rooms})
     if parser.parse_args().check:
-        return int(page() != PAGE.read_text(encoding="utf-8"))
-    PAGE.write_text(page(), encoding="utf-8")
+        return int(made != PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(made, encoding="utf-8")
     return 0
 
 

@@ -15,6 +15,8 @@ from lit_llm.certify.processes import Job, run_ranks
 from lit_llm.core.errors import UserError
 
 FORMAT = 1
+REQUIRED = "required"
+"""The word for all checks that are."""
 
 
 @dataclass(frozen=True)
@@ -77,20 +79,20 @@ class Outcome:
 def run_checks(
     groups: Iterable[Group], only: tuple[str, ...], accelerator: str, seconds: float
 ) -> tuple[list[Outcome], str | None]:
-    """The outcomes of all checks, or of those in `only`, and why it ended early (None: it did not).
+    """The outcomes of all checks, or of those that `only` names, and why it ended early (None: it did not).
 
     Raises:
-        UserError: `only` has a name that no check has, or there was no time for a single check.
+        UserError: `only` has a word that no check has, or there was no time for a single check.
     """
     groups = list(groups)
-    known = [check.name for group in groups for check in group.checks]
-    for name in only:
-        if name not in known:
-            raise UserError(f"no check is called '{name}'; the checks are {', '.join(known)} (--only)")
+    names = [check.name for group in groups for check in group.checks]
+    for word in only:
+        if word != REQUIRED and not any(_has(name, word) for name in names):
+            raise UserError(f"no check is called '{word}'; the checks are {', '.join(names)} (--only)")
     deadline, ended, found = time.monotonic() + seconds, "", list[Outcome]()
     spent = f"the budget of {seconds / 60:g} minutes was spent (--budget)"
     for group in groups:
-        checks = [check for check in group.checks if not only or check.name in only]
+        checks = [check for check in group.checks if not only or any(_is(check, word) for word in only)]
         results: dict[str, dict[str, Any]] = {}
         if checks and not (group.unless or ended) and time.monotonic() < deadline:
             results, ended = _results(group, accelerator, {job for check in checks for job in check.jobs}, deadline)
@@ -102,6 +104,15 @@ def run_checks(
     needed = [each.required and each.outcome == "skipped" for each in found]
     because = [replace(each, outcome="failed", reason=f"it is required, but {each.reason}") for each in found]
     return [failed if is_needed else each for each, failed, is_needed in zip(found, because, needed, strict=True)], None
+
+
+def _has(name: str, word: str) -> bool:
+    """Whether it is this check's name, or its first parts."""
+    return f"{name}/".startswith(f"{word}/")
+
+
+def _is(check: Check, word: str) -> bool:
+    return check.required if word == REQUIRED else _has(check.name, word)
 
 
 def _results(group: Group, accelerator: str, needed: set[str], deadline: float) -> tuple[dict[str, dict[str, Any]], str]:

@@ -191,9 +191,9 @@ def _disk(place: str, megabytes: int) -> Group:
 
 
 def _speed(on_gpu: bool) -> Group:
-    options: dict[str, Any] = {"size": "small", "micro_batch": 4, "batch": 4, "threads": os.cpu_count()}
+    options: dict[str, Any] = {"size": "small", "micro_batch": 4, "batch": 4, "steps": 12, "threads": os.cpu_count()}
     if on_gpu:
-        options = {"size": "gpt2-124m", "micro_batch": 8, "batch": 8, "precision": "bf16-mixed", "compile": True}
+        options = {"size": "gpt2-124m", "micro_batch": 8, "batch": 8, "steps": 30, "precision": "bf16-mixed", "compile": True}
 
     def judge(name: str, tolerance: float, found: Found) -> Figure:
         return Figure(found[name], tolerance if on_gpu else None, "x", found["speeds"])
@@ -202,5 +202,5 @@ def _speed(on_gpu: bool) -> Group:
         Check("speed/plain loop", ("speed",), partial(judge, "step_by_plain_step", SPEED_TOLERANCE)),
         Check("speed/loader", ("speed",), partial(judge, "loading_by_step", 1.0)),
     )
-    job = {"do": "train", "steps": 30, "log_every": 10, "watch": "speed", **options}
+    job = {"do": "train", "log_every": 10, "watch": "speed", **options}
     return Group("a step is as fast as a plain loop of the same block", checks, ((1, {"speed": job}),))

@@ -44,6 +44,7 @@ def run_ranks(
         environment = {name: str(value) for name, value in names.items()} | address
         pids.append(_fork(folder / f"rank-{rank}.log", environment, partial(_work, folder, accelerator, jobs, deadline)))
     codes: dict[int, int] = {}
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # else they would go on without this process
     try:
         while len(codes) < ranks and not any(codes.values()) and time.monotonic() < deadline + _GRACE:
             time.sleep(0.02)
@@ -51,6 +52,7 @@ def run_ranks(
                 if pid not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
                     codes[pid] = os.waitstatus_to_exitcode(ended[1])
     finally:
+        signal.signal(signal.SIGTERM, before)
         for pid in pids:
             if pid not in codes:
                 os.kill(pid, signal.SIGKILL)

@@ -108,7 +108,9 @@ class PlanWatch(Watch):
 def _live_bytes(trainer: Trainer, module: LightningModule) -> dict[int, int]:
     """Bytes of the storages of all tensors on the CPU, by address."""
     held = [parameter.grad for parameter in module.parameters()]  # an object of Python once it was asked for
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor) and not issubclass(type(each), DTensor)]
+    tensors = [
+        each for each in gc.get_objects() if issubclass(type(each), torch.Tensor) and not issubclass(type(each), DTensor)
+    ]
     storages = [each.untyped_storage() for each in tensors if each.device.type == "cpu"]
     found = {storage.data_ptr(): storage.nbytes() for storage in storages}
     if isinstance(trainer.strategy, DDPStrategy) and not ddp_option(trainer.strategy, "gradient_as_bucket_view"):

@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> int:
     flags.add_argument("--budget", type=float, range=above(0, 10**5), default=10.0, help="minutes; then nothing is started")
     flags.add_argument("--out", type=Path, default=Path("certificate.json"), help="the certificate")
     flags.add_argument("--html", type=Path, metavar="FILE", help="also a page with pictures")
-    flags.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these checks only")
+    flags.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="these checks only; losses: all of these, required: those"
+    )
     flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
     own = flags.parse(arguments)
     devices, is_first = _devices(own.devices)

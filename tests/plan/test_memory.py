@@ -233,6 +233,17 @@ def test_sharding_divides_what_it_should():
     assert copies["communication buffers"] == whole["weights"]
 
 
+@pytest.mark.parametrize(("accumulation", "copies"), [(1, 0), (3, 1)])
+def test_ddp_that_accumulates_has_buckets_and_gradients(accumulation, copies):
+    """Without a reduction gradients are no views of the buckets, which stay: the last micro-batch has both."""
+    model = GPTConfig(n_layer=4, n_head=4, n_embd=256, block_size=128, vocab_size=4096)
+    found = peak_of(model, sequences=1, accumulation=accumulation, layout=Layout("ddp", replicate=4))
+    parts = dict(found.moments)
+    assert parts["backward"]["gradients"] == parts["backward"]["weights"]
+    assert parts["backward"].get("communication buffers", 0) == copies * parts["backward"]["weights"]
+    assert "communication buffers" not in parts["optimizer step"]
+
+
 def test_memory_falls_with_every_step_of_checkpointing_and_with_precision():
     model = GPTConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257, mlp="gelu")
 
