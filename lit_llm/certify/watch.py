@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
-from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lit_llm.callbacks._lightning import is_logged
@@ -61,6 +60,8 @@ class PlanWatch(Watch):
     def __enter__(self) -> None:
         log = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._log: Any = nullcontext() if torch.cuda.is_available() else log
+        gc.collect()
+        self._old = _storages()  # not of this training; held, so that their addresses stay theirs
         self._log.__enter__()  # it does not see the release of what was allocated before
         self._live: list[dict[int, int]] = []
 
@@ -70,7 +71,6 @@ class PlanWatch(Watch):
         self._planned = {"memory": peak_memory(settings, cuda=cuda).total, "traffic": sent}
         mesh = getattr(trainer.strategy, "device_mesh", None)
         self._traffic, self._begun = Traffic(*[] if mesh is None else [mesh]), -1
-        gc.collect()  # tensors of the training before
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step, is_first = trainer.global_step, trainer.global_step != self._begun  # of the step's micro-batches
@@ -80,7 +80,8 @@ class PlanWatch(Watch):
         elif is_first and step > FEW:
             if pl_module.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            self._live.append(_live_bytes(trainer, pl_module))
+            live = _live_bytes(trainer, pl_module)
+            self._live.append({address: size for address, size in live.items() if address not in self._old})
             with record_function(STEP):
                 pass
 
@@ -105,14 +106,16 @@ class PlanWatch(Watch):
         self.found["traffic"] |= {f"{row.dimension}/{row.kind}": row.sent for row in self._traffic.rows()}
 
 
+def _storages() -> dict[int, torch.UntypedStorage]:
+    """Of all tensors on the CPU, by address."""
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]  # also a DTensor's part
+    return {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors if each.device.type == "cpu"}
+
+
 def _live_bytes(trainer: Trainer, module: LightningModule) -> dict[int, int]:
     """Bytes of the storages of all tensors on the CPU, by address."""
     held = [parameter.grad for parameter in module.parameters()]  # an object of Python once it was asked for
-    tensors = [
-        each for each in gc.get_objects() if issubclass(type(each), torch.Tensor) and not issubclass(type(each), DTensor)
-    ]
-    storages = [each.untyped_storage() for each in tensors if each.device.type == "cpu"]
-    found = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    found = {address: storage.nbytes() for address, storage in _storages().items()}
     if isinstance(trainer.strategy, DDPStrategy) and not ddp_option(trainer.strategy, "gradient_as_bucket_view"):
         found[-1] = sum(each.numel() * each.element_size() for each in held if each is not None)  # buckets: not of Python
     return found

@@ -64,6 +64,7 @@ def test_sinks_that_are_left_out(monkeypatch):
     assert not passes("attention/blocks/sinks") and passes("attention/blocks/causal")
 
 
+@pytest.mark.slow
 def test_a_graph_break_in_a_block(monkeypatch):
     forward = Block.forward
 
@@ -113,18 +114,18 @@ def test_an_optimizer_state_that_is_not_restored(monkeypatch):
 
 
 def test_a_position_in_the_data_that_is_not_restored(monkeypatch):
-    monkeypatch.setattr(TextFiles, "load_state_dict", lambda self, state: None)
+    restart = lambda self, state: vars(self).update(_base_samples=0, _base_step=state["global_step"])  # noqa: E731
+    monkeypatch.setattr(TextFiles, "load_state_dict", restart)
     assert not passes("resume/one/asynchronous")
 
 
-@pytest.mark.parametrize(("factor", "good"), [(1.0, True), (0.8, False), (1.2, False)])
-def test_a_plan_of_memory_that_is_off(factor, good, monkeypatch):
+def test_a_plan_of_memory_that_is_a_fifth_off(monkeypatch):
     def planned(settings, *, cuda, peak_memory=watch.peak_memory):
-        memory = peak_memory(settings, cuda=cuda)
-        return type("Planned", (), {"total": factor * memory.total})
+        return type("Planned", (), {"total": 0.8 * peak_memory(settings, cuda=cuda).total})
 
+    assert passes("plan/memory/one")
     monkeypatch.setattr(watch, "peak_memory", planned)
-    assert passes("plan/memory/one") == good
+    assert not passes("plan/memory/one")
 
 
 def test_a_host_synchronisation_in_the_step(monkeypatch):
@@ -149,8 +150,8 @@ def test_a_host_synchronisation_in_the_step(monkeypatch):
 
     assert WaitsWatch in watch.WATCHES.values() and found(Path("good")) == []
     monkeypatch.setattr(LanguageModel, "training_step", waits)
-    # Each of 8 micro-batches of the steps 3 to 9, 11 and 12: not of those with a row, and not of the first two.
-    assert len(found(Path("bad"))) == 8 * 9
+    # Each of 2 micro-batches of the steps 3 to 9, 11 and 12: not of those with a row, and not of the first two.
+    assert len(found(Path("bad"))) == 2 * 9
 
 
 @pytest.mark.slow
