@@ -144,8 +144,9 @@ def train(
         default_root_dir=folder,
     )
     if micro_batch is None:
-        is_mesh = isinstance(trainer.strategy, MeshStrategy)
-        micro_batch = max(1, batch // (trainer.strategy.sizes(ranks).data_parallel if is_mesh else ranks) // 2)
+        chosen = trainer.strategy
+        data_parallel = chosen.sizes(ranks).data_parallel if isinstance(chosen, MeshStrategy) else ranks
+        micro_batch = max(1, batch // data_parallel // 2)
     trainer.strategy.checkpoint_io = AsyncFolderCheckpointIO() if background else FolderCheckpointIO()
     start = None if resume is None else newest_good(folder / resume)[0]
     if resume is not None and start is None:
