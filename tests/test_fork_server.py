@@ -29,7 +29,7 @@ NEW = {
 }
 
 
-@pytest.mark.parametrize("kind", ["script", "module", "source"])
+@pytest.mark.parametrize("kind", ["script", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("module", "source"))])
 def test_it_has_the_state_of_a_new_interpreter(tmp_path, kind):
     (tmp_path / "state.py").write_text(STATE)
     (tmp_path / "elsewhere").mkdir()

@@ -6,6 +6,7 @@ import replaced_files
 ALL = list(replaced_files.triples())
 
 
+@pytest.mark.slow
 def test_a_sample_of_damages():
     assert not replaced_files.attack(ALL[:24])
 

@@ -87,6 +87,7 @@ def test_a_sound_recipe_passes_every_line_and_leaves_nothing_behind(folder, caps
     assert sorted(p.name for p in folder.iterdir()) == sorted([*before, "cache"])
 
 
+@pytest.mark.slow
 def test_a_large_recipe_cut_by_the_debug_overlay_passes(folder, capsys, monkeypatch):
     monkeypatch.setattr(check, "OVERFIT_STEPS", 200)
     monkeypatch.setattr(check, "LOADER_SHARE", 0.0)
@@ -132,6 +133,7 @@ def test_a_failing_line_makes_the_exit_code_one(folder, capsys):
     assert "FAIL" in out and "one batch can be overfitted" in out
 
 
+@pytest.mark.slow
 def test_the_coordinate_check_fails_only_if_rates_should_hold_for_every_width(folder, monkeypatch):
     wide = ["--model.base_width", "8"]
     assert "logits with width^+0.25" in lines(folder, *wide)["coordinate check"].found

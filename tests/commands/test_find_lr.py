@@ -16,6 +16,7 @@ from lit_llm.training.rate_search import Sweep
 TINY = ["--config", "tiny.yaml"]
 
 
+@pytest.mark.slow
 def test_a_probe_of_the_whole_length_is_the_run_itself(folder, capsys):
     words = [*TINY, "--optimizer.lr", "0.02", "--trainer.log_every_n_steps", "1", "--samples", "null"]
     assert run(capsys, "fit", *words)[0] == 0

@@ -140,6 +140,7 @@ def test_a_decay_of_a_checkpoint_is_planned_though_its_start_is_not_known(folder
     assert "| schedule | Decay: decay 8 steps, 1.02 k tokens  " in out
 
 
+@pytest.mark.slow
 def test_data_are_counted_without_being_read(folder, capsys):
     text = plan(capsys, "--config", "tiny.yaml")
     assert text["data"]["train_tokens"] + text["data"]["val_tokens"] == 200 * 32 + 2  # bytes, and an end for either part
@@ -166,6 +167,7 @@ def test_data_are_counted_without_being_read(folder, capsys):
     assert not (folder / "cache").exists(), "nothing was tokenised"
 
 
+@pytest.mark.slow
 def test_a_mixture_is_counted_by_phase_and_source_and_a_limit_of_epochs_refuses_the_run(folder, capsys):
     for name, tokens in {"web": 1600 + 1, "code": 160 + 1}.items():  # 100 and 10 blocks of 16
         (folder / name).mkdir()
@@ -252,6 +254,7 @@ def test_kernels_of_attention_are_checked_for_the_hardware_of_the_plan(hardware,
     assert (code, err.count("compute.attention is")) == ((2, 1) if said else (0, 0)) and (said or "") in err
 
 
+@pytest.mark.slow
 def test_all_figures_are_of_the_sequences_of_the_data(folder, capsys):
     """The window is longer than these sequences: `fit`, too, estimates its memory without refusing that."""
     flags = ["--config", "tiny.yaml", "--model.window", "12", "--data.block_size", "8"]
@@ -303,6 +306,7 @@ def test_flags_change_what_they_name(folder, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_sweep_is_a_table_and_a_limit_picks_from_it(folder, capsys):
     base = ["plan", "--config", "tiny.yaml", "--hardware", "a100-80gb"]
     code, out, _ = run(capsys, *base, "--sweep", "devices=1,2,64", "strategy=ddp,fsdp2")

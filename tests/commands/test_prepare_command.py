@@ -116,6 +116,7 @@ def test_two_processes_do_not_write_one_folder(project, capsys):
     assert code == 2 and err == "error: another process writes shards: wait for it, or give another folder (--out)\n"
 
 
+@pytest.mark.slow
 def test_what_another_call_has_written_is_not_published(project, capsys, monkeypatch):
     """Killed while it wrote small shards, then called with larger ones."""
 
@@ -132,6 +133,7 @@ def test_what_another_call_has_written_is_not_published(project, capsys, monkeyp
     assert not list(project.glob(".*.partial"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "missing", [pytest.param(name, marks=pytest.mark.slow) for name in ("*.val.docs", "*.json")] + ["*.train.bin"]
 )

@@ -40,6 +40,7 @@ def test_every_overlay_is_named_here():
     assert {p.stem for p in (RECIPES / "precision").glob("*.yaml")} == set(PRECISIONS)
 
 
+@pytest.mark.slow
 def test_an_overlay_replaces_the_layout_before_it_as_a_whole(tmp_path):
     """Whatever came before, with values that no overlay has: files are merged key by key, so each overlay sets every key."""
     kept = {"reshard_after_forward", "reduce_each_micro_batch", "prefetch", "cpu_offload", "timeout_seconds"}

@@ -268,7 +268,9 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if i % 3 == 0 else pytest.mark.slow) for i, name in enumerate(MISTAKES)]
+)
 def test_a_mistake_is_one_sentence_and_exit_code_2_and_touches_nothing(folder, no_gpu, capsys, name):
     flags, overlay, expected = MISTAKES[name]
     (folder / "empty.txt").write_text("")
@@ -297,6 +299,7 @@ def test_several_mistakes_are_reported_together(folder, capsys):
         assert part in err, (part, err)
 
 
+@pytest.mark.slow
 def test_a_token_beyond_the_vocabulary_is_refused(folder, capsys):
     run(capsys, "prepare", "--config", "tiny.yaml", "--out", "shards")
     code, _, err = run(
@@ -306,6 +309,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(folder, capsys):
     assert code == 2 and "vocabulary" in err and "train_000000.bin" in err
 
 
+@pytest.mark.slow
 def test_a_truncated_shard_is_refused(folder, capsys):
     run(capsys, "prepare", "--config", "tiny.yaml", "--out", "shards")
     shard = folder / "shards" / "train_000000.bin"

@@ -78,6 +78,7 @@ def test_a_mistake_in_a_base_names_the_base(recipe, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_run_folder_of_a_recipe_with_a_base_stands_alone(recipe, monkeypatch, capsys):
     monkeypatch.setenv("LIT_LLM_CACHE", "cache")
     small = ["--data.tokenizer", "Bytes", "--data.global_batch_size", "2", "--trainer.max_steps", "1"]

@@ -158,7 +158,7 @@ def test_every_gradient_is_that_of_the_steps_samples_in_one_micro_batch(tmp_path
         assert rows[step + 1]["progress/tokens"] == BEFORE[step + 1] * T
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_resumed_in_and_between_the_stages_it_is_the_same_run_bit_for_bit(tmp_path, shards, workers):
     def data(micro=2):
         return shards(global_batch_size=12, micro_batch_size=micro, num_workers=workers)

@@ -426,13 +426,11 @@ def test_flags_listed_on_a_page_are_accepted_by_fit(page, words, tmp_path, monke
 WITH_COMMANDS = [page for page in pages() if commands(page)]
 
 
-QUICK = ("recipes/quickstart.yaml",)
 PAGES = {page: page.relative_to(ROOT).as_posix() for page in WITH_COMMANDS}
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, id=name, marks=() if name in QUICK else pytest.mark.slow) for page, name in PAGES.items()]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=PAGES.values())
 def test_every_command_of_a_page(page, template, tmp_path, monkeypatch, capsys, without_worker):
     found = commands(page)
     unknown = [str(command) for command in found if rule(command) is None and command.page not in ELSEWHERE]

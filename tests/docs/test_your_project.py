@@ -143,6 +143,7 @@ def test_callbacks_alone_under_a_trainer_and_under_another_command_line(project,
         assert torch.allclose(saved, table.weight, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_custom_model(project, monkeypatch, capsys):
     monkeypatch.setattr(checklist, "LOADER_SHARE", math.inf)  # the tiny model trains about as fast as its data are read
     assert run_those_about(*MODEL) == 5
@@ -154,6 +155,7 @@ def test_the_custom_model(project, monkeypatch, capsys):
     assert "\ndef " in out and "mine.LSTMModel, context 32" in out
 
 
+@pytest.mark.slow
 def test_the_custom_data(project, capsys):
     assert run_those_about("questions") == 2
     out = capsys.readouterr().out

@@ -79,6 +79,7 @@ def loss_of(model) -> float:
     return total / (len(stream) - 1)
 
 
+@pytest.mark.slow
 def test_an_imported_folder_is_evaluated_and_tuned_and_exported(folder, capsys, without_worker):
     expected = loss_of(folder)
     code, out, _ = run(capsys, "validate", "--run", "runs/base", "--data", "TextFiles", "--data.train", "train.txt",
@@ -112,6 +113,7 @@ def test_an_imported_folder_is_evaluated_and_tuned_and_exported(folder, capsys, 
     assert AutoTokenizer.from_pretrained("out")("line")["input_ids"] == list(b"line")
 
 
+@pytest.mark.slow
 def test_an_interrupted_tuning_continues_and_does_not_start_again(folder, capsys):
     Path("tune.yaml").write_text(RECIPE + "init_from: runs/base\n")  # as a key of the recipe
     flags = ["--config", "tune.yaml", "--trainer.max_steps"]
@@ -131,6 +133,7 @@ def test_an_interrupted_tuning_continues_and_does_not_start_again(folder, capsys
     assert run(capsys, "validate", "--run", "runs/parts")[0] == 0
 
 
+@pytest.mark.slow
 def test_settings_that_no_shape_depends_on_can_be_changed_and_those_that_weights_depend_on_are_announced(folder, capsys):
     flags = ["fit", "--init_from", "runs/base/checkpoints/last.ckpt", "--config", "tune.yaml", "--trainer.max_steps", "1"]
     code, out, _ = run(capsys, *flags, "--run_dir", "runs/tuned", "--model.block_size", "32", "--model.dropout", "0.1",

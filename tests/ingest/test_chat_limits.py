@@ -35,7 +35,10 @@ def renderer(text):
     return Renderer(ChatTemplate("it.jinja", text, {}), re.compile("(?!)"))
 
 
-@pytest.mark.parametrize("kind", FOREVER)
+QUICK = ("a power", "memory of a text", "recursion", "half a character", "a filter")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in FOREVER])
 def test_a_template_that_does_not_end_or_takes_all_memory_is_refused(kind, monkeypatch):
     monkeypatch.setattr(limited_process, "SECONDS", 2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -44,6 +47,7 @@ def test_a_template_that_does_not_end_or_takes_all_memory_is_refused(kind, monke
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18, "kB: the memory is another process's"
 
 
+@pytest.mark.slow
 def test_after_a_refusal_the_next_conversation_has_a_process_of_its_own(monkeypatch):
     monkeypatch.setattr(limited_process, "SECONDS", 2)
     mixed = renderer("{% if messages[0].content == 'loop' %}{{ 9 ** (99999999 + messages | length) }}{% endif %}" + GOOD)

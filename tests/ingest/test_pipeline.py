@@ -150,6 +150,7 @@ def test_finished_jobs_are_not_read_again(corpus, expected, tmp_path, monkeypatc
     assert contents(tmp_path / "out") == expected
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_read_again(corpus, tmp_path):
     folder, _ = corpus
     shutil.copytree(folder, tmp_path / "copy")

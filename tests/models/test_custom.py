@@ -118,6 +118,7 @@ def test_flops_are_those_of_its_matrix_products_and_memory_is_planned(folder):
     assert curve("runs/own", "plan/peak_gb") == pytest.approx(dict.fromkeys(range(2, 7), measured), rel=0.1)
 
 
+@pytest.mark.slow
 def test_it_is_validated_generated_from_and_checked(folder, capsys):
     assert fit() == 0
     trained = curve("runs/own", "val/loss")[6]
@@ -143,7 +144,7 @@ def test_it_is_validated_generated_from_and_checked(folder, capsys):
     assert any("FAIL" in line and "mask" in line for line in capsys.readouterr().out.splitlines())
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "MuonAdamW"])
+@pytest.mark.parametrize("optimizer", [pytest.param("AdamW", marks=pytest.mark.slow), "MuonAdamW"])
 def test_a_resumed_run_is_the_same_run(folder, optimizer):
     flags = ["--optimizer", optimizer, "--architecture.dropout", "0.2"]
     assert fit(*flags, "--run_dir", "straight") == 0
@@ -157,6 +158,7 @@ def test_a_resumed_run_is_the_same_run(folder, optimizer):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_resuming_as_another_model_is_refused(folder, capsys):
     assert fit("--trainer.max_steps", "2") == 0
     for flags, said in (
@@ -270,7 +272,9 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if i % 3 == 0 else pytest.mark.slow) for i, name in enumerate(MISTAKES)]
+)
 def test_a_mistake_is_reported_in_one_line_and_leaves_no_run_folder(folder, capsys, name):
     flags, said = MISTAKES[name]
     assert fit(*flags) == 2

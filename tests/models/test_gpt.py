@@ -338,7 +338,7 @@ def test_a_token_never_changes_what_came_before_it():
 
 
 @pytest.mark.parametrize("changes", [{}, GPT2, LLAMA, {"tie_embeddings": True}], ids=["defaults", "gpt2", "llama", "tied"])
-@pytest.mark.parametrize("width", [128, 1600])
+@pytest.mark.parametrize("width", [128, pytest.param(1600, marks=pytest.mark.slow)])
 def test_first_loss_is_within_3_percent_of_ln_V(changes, width):
     torch.manual_seed(3)
     settings = config(2, 4, width, 64, 5000, **changes)

@@ -71,7 +71,7 @@ def test_a_flag_is_named_only_if_needed():
     assert smallest(replace(settings, micro_batch=fits)).flags == ()
 
 
-@pytest.mark.parametrize("model", [XL, LARGE], ids=["1.5b", "13b"])
+@pytest.mark.parametrize("model", [XL, pytest.param(LARGE, marks=pytest.mark.slow)], ids=["1.5b", "13b"])
 def test_nothing_that_fits_has_less_memory(model):
     found = smallest(run(model))
     least = found.devices * found.hardware.memory_gb

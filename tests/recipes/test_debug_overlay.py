@@ -43,6 +43,7 @@ def test_a_recipe_keeps_its_architecture_and_runs_small(tmp_path, monkeypatch, c
     assert ran["optimizer"] == whole["optimizer"] and ran["schedule"]["class_path"] == whole["schedule"]["class_path"]
 
 
+@pytest.mark.slow
 def test_two_runs_are_equal_bit_for_bit(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_LLM_CACHE", str(tmp_path / "cache"))

@@ -220,6 +220,7 @@ def test_ten_steps_of_each_recipe_start_at_ln_v_and_learn(name, data, tmp_path, 
     assert min(losses[-1], val) < losses[0] - 0.3 and val < losses[0], (losses, val)
 
 
+@pytest.mark.slow
 def test_ten_steps_of_finetune_continue_from_the_given_weights(data, tmp_path, monkeypatch, capsys):
     text = ["--data.paths", str(data / "text.txt")]
     base = ["--model.n_layer", "2", "--model.n_head", "2", "--model.n_embd", "32", "--model.block_size", "64"]
@@ -248,6 +249,7 @@ def test_the_header_of_a_recipe_without_a_model_counts_its_tokens(name):
     assert total == (f"{tokens * steps / 1e9:.1f}B" if tokens * steps > 5e8 else f"{tokens * steps / 1e6:.1f}M")
 
 
+@pytest.mark.slow
 def test_the_profile_overlay_records_three_steps_of_a_recipe(data, tmp_path, monkeypatch, capsys):
     small = shrunk("quickstart", data, tmp_path)
     configs = ["--config", "quickstart", "--config", "profile", "--config", small]

@@ -53,6 +53,7 @@ def test_fit_prints_a_finding_once(trained):
     assert sum(line.startswith("doctor: no-warmup: ") for line in trained[1].splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_fit_without_doctor_prints_none(folder, capsys):
     _, out, _ = run(capsys, "fit", "--config", "tiny.yaml", *MANY, "--doctor", "null")
     assert "doctor:" not in out

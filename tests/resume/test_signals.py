@@ -102,6 +102,7 @@ def test_a_signal_to_any_rank_stops_all_with_75_and_the_run_continues_exactly(la
     goes_on(launcher, folder, cell, name, straight(cell))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [8, pytest.param(matrix.STEPS, marks=pytest.mark.soak, id="last")])
 @pytest.mark.parametrize(
     "cell",
@@ -128,7 +129,9 @@ def test_a_signal_during_validation_exits_with_75_before_its_next_batch_and_the_
     goes_on(launcher, folder, cell, name, straight(cell))
 
 
-@pytest.mark.parametrize("cell", [pytest.param(SINGLE, id="one"), pytest.param(DDP, id="two", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "cell", [pytest.param(SINGLE, id="one", marks=pytest.mark.slow), pytest.param(DDP, id="two", marks=pytest.mark.soak)]
+)
 def test_a_second_interrupt_exits_at_once_with_130_and_the_run_continues_from_its_last_checkpoint(
     launcher, folder, straight, cell
 ):
@@ -159,6 +162,7 @@ def slurm(folder):
     return SLURM | {"PATH": f"{folder}/bin:{os.environ['PATH']}", "MASTER_PORT": str(free_port())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_a_task_preempted_by_slurm_saves_between_two_steps_and_leaves_the_requeue_to_slurm(
     launcher, folder, straight, slurm, signum

@@ -55,6 +55,7 @@ SICK = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", SICK)
 def test_too_many_skipped_steps_in_a_row_exit_with_1_a_diagnosis_and_the_last_good_weights(launcher, folder, cell):
     name = f"{cell.straight}-sick"

@@ -45,8 +45,14 @@ def test_extended_in_its_stable_phase_a_run_is_the_longer_run_bit_for_bit(stable
     "trained",
     [
         ["--schedule", "WSD", "--schedule.warmup_steps", "2", "--schedule.decay_steps", "3"],
-        ["--schedule", "Constant", "--schedule.warmup_steps", "2", "--optimizer", "AdamW", "--optimizer.lr", "0.003"],
-        ["--schedule.total_steps", "20", "--schedule.final_ratio", "0.3", "--optimizer.adamw_lr", "0.004"],  # amid a cosine
+        pytest.param(
+            ["--schedule", "Constant", "--schedule.warmup_steps", "2", "--optimizer", "AdamW", "--optimizer.lr", "0.003"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(  # amid a cosine
+            ["--schedule.total_steps", "20", "--schedule.final_ratio", "0.3", "--optimizer.adamw_lr", "0.004"],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["WSD Muon", "constant AdamW", "cosine two rates"],
 )
@@ -77,6 +83,7 @@ def test_a_checkpoint_whose_rate_is_zero_is_not_annealed(folder, capsys):
     assert not Path("runs/tiny-decay").exists()
 
 
+@pytest.mark.slow
 def test_a_branch_broken_at_any_time_continues_with_the_same_command_or_by_its_folder(stable, capsys):
     run(capsys, *BRANCH, "--run_dir", "runs/whole")
     with pytest.raises(KeyError, match="broken"):
@@ -96,6 +103,7 @@ def test_a_branch_broken_at_any_time_continues_with_the_same_command_or_by_its_f
     assert code == 0 and "at step 11" in out
 
 
+@pytest.mark.slow
 def test_a_branch_killed_before_its_first_checkpoint_does_not_begin_at_step_0(stable, capsys):
     with pytest.raises(KeyError, match="broken"):
         run(capsys, *BRANCH, *breaking(9), "--run_dir", "runs/x-decay")
@@ -124,6 +132,7 @@ def test_a_branch_follows_the_checkpoint_that_the_link_named_when_it_began(stabl
     assert code == 2 and "holds a run that did not start from" in err
 
 
+@pytest.mark.slow
 def test_what_would_write_over_a_run_or_not_end_is_refused(stable, capsys):
     run(capsys, "fit", "--config", "wsd.yaml", "--run_dir", "runs/other", "--trainer.max_steps", "5")
     before = contents(Path("runs"))
@@ -159,6 +168,7 @@ def test_a_schedule_that_jumps_from_the_checkpoints_rate_warns(folder, capsys):
         run(capsys, "fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "12")
 
 
+@pytest.mark.slow
 def test_options_given_to_the_optimizer_hold_after_a_resume_and_another_optimizer_is_refused(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "4")
     auto = ["fit", "--config", "tiny.yaml", "--resume", "auto", "--trainer.max_steps", "5"]

@@ -70,6 +70,7 @@ def test_files_keep_seven_digits_and_gaps(tmp_path):
     assert again.rows[0] == Row(1, 2.0**40, 0.1234568, None, 1e-30, None) and math.isnan(again.rows[1].loss)
 
 
+@pytest.mark.slow
 def test_the_same_run_follows_its_curve_and_another_rate_does_not(there, capsys):
     again = ["fit", "--config", "small.yaml", "--check-against", "small.csv"]
     assert main([*again, "--run_dir", "again"]) == 0
@@ -80,6 +81,7 @@ def test_the_same_run_follows_its_curve_and_another_rate_does_not(there, capsys)
     assert capsys.readouterr().out.splitlines()[-1].startswith("this run leaves small.csv at step 1: learning rate")
 
 
+@pytest.mark.slow
 def test_other_losses_and_other_batches_are_noticed(there, capsys):
     again = ["fit", "--config", "small.yaml", "--check_against", "small.csv"]
     with pytest.warns(UserWarning, match=r"leaves small.csv at step \d+: (validation )?loss"):
@@ -102,6 +104,7 @@ def test_a_resumed_run_has_one_curve_and_follows_it(there, capsys):
     assert "this run follows small.csv: 7 rows of 7" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_a_run_left_before_it_was_interrupted_is_not_forgotten(there, capsys):
     begun = ["fit", "--config", "small.yaml", "--run_dir", "left", "--optimizer.lr", "0.02", "--schedule.total_steps", "30"]
     assert main([*begun, "--trainer.max_steps", "10"]) == 0

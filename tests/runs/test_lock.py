@@ -240,6 +240,7 @@ def test_a_folder_that_only_held_the_lock_is_removed_but_not_one_that_was_there_
         assert run_dir.exists() == existed
 
 
+@pytest.mark.slow
 def test_evaluating_and_generating_need_no_lock(folder, capsys):
     run(capsys, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "2")
     with RunLock(Path("runs/tiny")):

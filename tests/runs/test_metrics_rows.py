@@ -91,6 +91,7 @@ def test_a_file_that_cannot_be_opened_is_one_sentence(tmp_path, monkeypatch):
 CSV = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: logs}}"
 
 
+@pytest.mark.slow
 def test_a_run_with_another_logger_has_curves_and_continues_them_bit_for_bit(folder, capsys):
     """Interrupted in step 6, after its save in step 3. With the CSV logger it has no event file."""
     assert run(capsys, "fit", "--config", "tiny.yaml")[0] == 0

@@ -82,6 +82,7 @@ def test_a_damaged_checkpoint_given_by_path_is_refused(trained, capsys):
     assert code == 2 and "damaged" in err and not Path("runs/other").exists()
 
 
+@pytest.mark.slow
 def test_a_change_that_would_fork_the_run_is_refused_with_what_changed(trained, capsys):
     for flags, said in (
         (["--model.n_embd", "32"], "model.n_embd was 16 in the checkpoint and is 32"),
@@ -133,6 +134,7 @@ def of_others(folder: Path) -> dict[str, tuple[str, str]]:
     }
 
 
+@pytest.mark.slow
 def test_what_is_no_checkpoint_of_ours_is_refused_in_one_sentence(trained, folder, capsys):
     for path, said in of_others(folder).values():
         code, _, err = run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other", "--resume", path)

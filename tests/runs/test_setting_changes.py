@@ -123,6 +123,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_each_setting_that_makes_another_run_is_refused_by_flag_and_by_an_edited_config(trained, capsys):
     before = sorted(Path("runs").rglob("*"))
     for key, value in REFUSED.items():
@@ -137,6 +138,7 @@ def test_each_setting_that_makes_another_run_is_refused_by_flag_and_by_an_edited
     assert sorted(Path("runs").rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_accepted_changes_are_announced_and_take_effect(trained, capsys):
     flags = ["--optimizer.lr", "0.5", "--gradient_norm.clip", "0.25", "--optimizer.weight_decay", "0.3", "--schedule", "null"]
     with pytest.warns(UserWarning, match="options differ"):
