@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
+
+from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.layout_problems import compile_problem
 
 AXES: dict[str, tuple[Any, ...]] = {
     "precision": ("32-true", "bf16-mixed", "bf16-true", "float8"),
@@ -38,13 +42,16 @@ def layouts(devices: int) -> dict[str, dict[str, Any] | str]:
     return found
 
 
-def pairwise(axes: dict[str, tuple[Any, ...]], first: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Few combinations in which each pair of values of two axes occurs. They begin with those of `first`.
+def pairwise(
+    axes: dict[str, tuple[Any, ...]], first: list[dict[str, Any]], possible: Callable[[dict[str, Any]], bool] = lambda _: True
+) -> list[dict[str, Any]]:
+    """Few possible combinations in which each pair of values of two axes occurs. They begin with those of `first`.
 
     Greedy: each is the combination with most pairs that do not occur yet. Equal ones are taken in the order of the axes.
     """
     names = list(axes)
-    combinations = [tuple(zip(names, values, strict=True)) for values in itertools.product(*axes.values())]
+    every = (tuple(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
+    combinations = [each for each in every if possible(dict(each))]
     missing = {pair for each in combinations for pair in itertools.combinations(each, 2)}
     chosen = list(first)
     for each in first:
@@ -64,7 +71,14 @@ def cells(devices: int, *, float8: bool) -> dict[str, dict[str, Any]]:
         axes["precision"] = tuple(each for each in axes["precision"] if each != "float8")
     plain = [{"layout": layout, **PLAIN} for layout in names]
     found = {}
-    for cell in sorted(pairwise(axes, plain), key=lambda each: each["compile"]):
+
+    def possible(cell: dict[str, Any]) -> bool:
+        strategy = names[cell["layout"]]
+        sizes = strategy if isinstance(strategy, dict) else {}
+        compute = ComputeConfig(cell["activation_checkpointing"], compile=cell["compile"])
+        return compile_problem(sizes.get("tensor_parallel", 1), compute) is None
+
+    for cell in sorted(pairwise(axes, plain, possible), key=lambda each: each["compile"]):
         layout, mode = cell.pop("layout"), "compiled" if cell["compile"] else "eager"
         words = (layout, cell["precision"], mode, cell["activation_checkpointing"], cell["optimizer"])
         found["losses/" + "/".join(words)] = {"do": "train", "strategy": names[layout], **cell}
