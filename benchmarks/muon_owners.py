@@ -5,7 +5,7 @@
 
 Each rank runs as one process with a fake process group, which sends nothing; `Traffic` counts what it is asked to send. Before
 owners existed, each rank gathered each matrix, orthogonalised its share, and gathered all results. The formula for that is
-here; for owners it is `lit_llm.plan.muon.traffic_bytes`.
+here; for owners it is `lit_llm.plan.collectives.muon_collectives`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from lit_llm.core._torch import box_at
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.optim import MuonAdamW
-from lit_llm.plan import muon
+from lit_llm.plan.collectives import muon_collectives
 
 ITERATE_BYTES = 4  # float32, the default on CPUs; 2 on accelerators
 MESHES: dict[str, tuple[tuple[int, ...], list[Placement]]] = {
@@ -88,7 +88,7 @@ def main() -> None:
     for name, (sizes, placements) in MESHES.items():
         splits = [n for n, p in zip(sizes, placements, strict=True) if isinstance(p, Shard)]
         rows = math.prod(sizes) // math.prod(splits)
-        planned = sum(muon.traffic_bytes(tuple(shapes), ITERATE_BYTES, dimensions=splits, rows=rows).values())
+        planned = sum(each.sent(1) for each in muon_collectives(shapes, ITERATE_BYTES, dimensions=splits, rows=rows))
         ranks = range(given.ranks or math.prod(sizes))
         sent = [counted(shapes, sizes, placements, rank, name) for rank in ranks]
         old = before(shapes, sizes, placements, ITERATE_BYTES)

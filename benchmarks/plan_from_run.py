@@ -54,7 +54,7 @@ def train(name: str, run_dir: str, *more: str, steps: int = 24) -> None:
 
 def predicted(source: MeasuredRun, target: MeasuredRun) -> float:
     """Seconds per step of `target` with the speed of `source`."""
-    seconds = step_times(target.settings, source.hardware, Options(measured=measured_speed(source)), None).step
+    seconds = step_times(target.settings, source.hardware, Options(measured=measured_speed(source))).step
     assert seconds is not None
     return seconds
 

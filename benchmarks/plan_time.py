@@ -35,7 +35,7 @@ import gc, io, sys, time
 from rich.console import Console
 from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.plan import Options, find, make_plan, sweep
-from lit_llm.plan.report import render
+from lit_llm.reporting.plan_text import render
 kind, devices, hardware, *flags = sys.argv[1:]
 planned = PlannedRecipe(flags, devices=int(devices))
 settings, hardware = planned.settings(), find(hardware)
@@ -43,7 +43,7 @@ gc.collect()
 gc.freeze()
 start = time.process_time()
 if kind == "sweep":
-    made = len(list(sweep.variants(sweep.DEFAULT, settings, planned.strategy, hardware, Options())))
+    made = len(list(sweep.variants(sweep.DEFAULT, settings, planned.layout, hardware, Options())))
     assert made >= 196
 else:
     Console(file=io.StringIO(), width=80).print(render(make_plan(settings, hardware)))

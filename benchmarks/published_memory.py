@@ -16,10 +16,10 @@ from pathlib import Path
 from lit_llm.plan.memory import peak_memory, resolved
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import state_bytes
-from lit_llm.plan.parameters import weights_of
 from lit_llm.plan.passes import Step
-from lit_llm.plan.pipeline import shares, weights_of_stages
+from lit_llm.plan.pipeline_order import shares, weights_of_stages
 from lit_llm.plan.reserved import SLACK, Pools, reserved_bytes
+from lit_llm.plan.weights import weights_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))
 from published_runs import Run, runs

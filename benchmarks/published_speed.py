@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_llm.plan.communication import Exchange
+from lit_llm.plan.collectives import Exchange, exchange_of
 from lit_llm.plan.memory import resolved
-from lit_llm.plan.pipeline import bubble
+from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.speed import FITTED, Constants, Gpu, Work, gpu_of, work_of
-from lit_llm.plan.step_time import exchange_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plan"))
 from published_runs import Run, runs

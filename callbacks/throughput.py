@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from ._lightning import (
     listen,
     write_row,
 )
+from .device_peaks import peak_of, peaks_of
 from .errors import UserError
 from .ranges import above, check_ranges
 
@@ -34,58 +34,8 @@ try:
 except ImportError:  # Windows has no getrusage
     resource = None  # type: ignore[assignment]
 
-# Dense peak TFLOP/s: (device name, bf16 or fp16 with fp32 accumulation, tf32, fp32 without tensor cores). Vendors print
-# tensor-core figures "with sparsity": halved here. The pattern must match the whole name, because a variant (another form
-# factor, a laptop part, a MIG slice) has another peak. An unknown device has no peak, which is better than a wrong one.
-PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
-    # https://www.nvidia.com/en-us/data-center/a100/ (specifications)
-    (r"(NVIDIA )?A100-(SXM4|SXM|PCIE|PCIe)-(40|80)GB|NVIDIA A100 80GB PCIe", 312.0, 156.0, 19.5),
-    # https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306 (SXM5, then PCIe)
-    (r"NVIDIA H100 80GB HBM3", 989.0, 494.5, 67.0),
-    (r"NVIDIA H100 PCIe", 756.0, 378.0, 51.0),
-    # The 96 GB variant, limited to 500 W. Its peak is not published: here that of H100 NVL (nvidia.com/en-us/data-center/h100)
-    (r"NVIDIA H100", 835.0, 417.5, 60.0),
-    # https://nvdam.widen.net/s/nb5zzzsjdf/hpc-datasheet-sc23-h200-datasheet-3002446
-    (r"NVIDIA H200", 989.0, 494.5, 67.0),
-    # https://resources.nvidia.com/en-us-dgx-systems/dgx-b200-datasheet (one of eight; sources differ on tf32 and fp32)
-    (r"NVIDIA B200", 2250.0, None, None),
-    # https://www.nvidia.com/en-us/data-center/dgx-b300/ (one of eight)
-    (r"NVIDIA B300", 2250.0, None, None),
-    # https://www.nvidia.com/en-us/data-center/tesla-t4/ (fp16; this GPU has no bf16)
-    (r"Tesla T4", 65.0, None, 8.1),
-    # https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf
-    (r"NVIDIA A10G", 70.0, 35.0, 31.5),
-    # https://resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet
-    (r"NVIDIA L4", 121.0, 60.0, 30.3),
-    # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf, appendix A
-    (r"NVIDIA GeForce RTX 4090", 165.2, 82.6, 82.6),
-    # https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf, appendix A
-    (r"NVIDIA GeForce RTX 5090", 209.5, 104.8, 104.8),
-    # https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf
-    (r"AMD Instinct MI300X( OAM)?", 1307.4, 653.7, 163.4),
-    # https://www.amd.com/en/products/accelerators/instinct/mi300/mi325x.html
-    (r"AMD Instinct MI325X( OAM)?", 1307.4, 653.7, 163.4),
-)
-
 # Profiler actions that are not part of a training step. Other callbacks may announce long work as SAMPLES.
 _OUTSIDE = (SAVE, SAMPLES, TASKS)
-
-
-def peak_tflops(device_name: str, precision: str, matmul_precision: str = "highest") -> float | None:
-    """Dense peak of one device in TFLOP/s for the trainer's precision; None if either is not in the table.
-
-    Args:
-        device_name: as returned by `torch.cuda.get_device_name()`.
-        precision: `Trainer(precision)`, canonical ("bf16-mixed", "32-true", …).
-        matmul_precision: `torch.get_float32_matmul_precision()`. Unless "highest", fp32 matrix products run in tf32.
-    """
-    for pattern, half, tf32, fp32 in PEAKS:
-        if re.fullmatch(pattern, device_name):
-            if precision.startswith(("bf16", "16")):
-                return half
-            if precision == "32-true":
-                return fp32 if matmul_precision == "highest" else tf32
-    return None
 
 
 def count_tokens(batch: Any) -> int:
@@ -178,7 +128,7 @@ class Throughput(_PutsBack):
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         tflops = self.peak_tflops
         if tflops is None and device.type == "cuda":
-            tflops = peak_tflops(name, str(trainer.precision), torch.get_float32_matmul_precision())
+            tflops = peak_of(peaks_of(name), str(trainer.precision), torch.get_float32_matmul_precision())
         if tflops is None:
             if device.type != "cpu":  # nobody expects it there
                 rank_zero_info(

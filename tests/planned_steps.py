@@ -1,8 +1,11 @@
 """Runs of one step for the planner, from the sizes that a test varies."""
 
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan import Layout, Memory, Optimizer, RunSettings, peak_memory
+from lit_llm.plan import Hardware, Layout, Memory, Optimizer, Options, RunSettings, peak_memory
+from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.passes import Step
+from lit_llm.plan.speed import dense_peak
+from lit_llm.plan.step_time import step_times
 
 
 def settings_of(model: GPTConfig, *, sequences: int, accumulation: int = 1, **settings) -> RunSettings:
@@ -22,3 +25,11 @@ def step_of(model: GPTConfig, sequences: int, *, cuda: bool = False, gradients_e
 def peak_of(model: GPTConfig, *, cuda: bool = True, **settings) -> Memory:
     """The peak memory of that run."""
     return peak_memory(settings_of(model, **settings), cuda=cuda)
+
+
+def planned_mfu(settings: RunSettings, hardware: Hardware, options: Options) -> float:
+    """Useful FLOP/s over the dense peak while a rank computes, without recomputation and communication."""
+    times = step_times(settings, hardware, options)
+    flops = flops_per_token(settings.model, settings.lora, settings.length).total * settings.tokens_per_step
+    peak = settings.layout.devices * dense_peak(settings, hardware) * 1e12
+    return flops * times.recomputation / (times.compute * peak)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.layout import layout_from_strategy
+from lit_llm.plan.layout import layout_of_name
 from lit_llm.plan.memory import peak_memory, resolved, usable_bytes
-from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.run_settings import RunSettings
 
 CPU_GB = 2.0
 """Memory that any computer has free. A recipe that needs no more, unchanged, runs on a CPU."""
@@ -44,7 +44,7 @@ def smallest(settings: RunSettings) -> Smallest | None:
         None if the run does not fit on MOST_DEVICES devices of any kind.
     """
     known = hardware_table.table()
-    alone = replace(settings, layout=layout_from_strategy("single", 1, 1))
+    alone = replace(settings, layout=layout_of_name("single", 1, 1))
     if not alone.problems():
         needed = peak_memory(alone, cuda=False).total
         if needed <= CPU_GB * 1e9:
@@ -64,7 +64,7 @@ def _cost(found: Smallest) -> tuple[float, float, float, str]:
 def _fewest(alone: RunSettings, hardware: Hardware) -> Smallest | None:
     n = 1
     while n <= MOST_DEVICES:
-        layout = layout_from_strategy("fsdp2", n, hardware.devices_per_node)
+        layout = layout_of_name("fsdp2", n, hardware.devices_per_node)
         for flags, tried in _variants(replace(alone, layout=layout)):
             if tried.problems():
                 continue

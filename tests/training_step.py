@@ -20,14 +20,12 @@ from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
 from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cross_entropy, cross_entropy_of_logits
 from lit_llm.optim import optimizer_of
-from lit_llm.plan import muon
-from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.memory import peak_memory
 from lit_llm.plan.micro_batch import one_micro_batch
-from lit_llm.plan.optimizer import matrix_shapes
-from lit_llm.plan.parameters import total_parameters, weights_of
+from lit_llm.plan.optimizer import matrix_shapes, muon_flops
 from lit_llm.plan.recorder import FLOPS
-from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.weights import OwnModel, PlannedModel, total_parameters, weights_of
 
 
 class TrainingStep:
@@ -38,7 +36,7 @@ class TrainingStep:
 
     def __init__(
         self,
-        model: GPTConfig,
+        model: PlannedModel,
         optimizer: Callable[[Any], Optimizer],
         *,
         sequences: int,
@@ -54,8 +52,8 @@ class TrainingStep:
         self.device = device or torch.device("cpu")
         self.accumulation = accumulation
         self.model: GPT | CustomModel
-        if isinstance(model, CustomConfig):
-            self.model = CustomModel(model, model.architecture).to(self.device)
+        if isinstance(model, OwnModel):
+            self.model = CustomModel(GPTConfig(vocab_size=model.vocab_size), model.architecture).to(self.device)
             parallelize(self.model, compute or ComputeConfig(), self.device)
         else:
             with torch.device("meta"):
@@ -73,7 +71,7 @@ class TrainingStep:
             dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float16
             self.autocast = partial(torch.autocast, self.device.type, dtype=dtype, cache_enabled=False)  # as in Lightning
         self.optimizer = optimizer_of(self.model, optimizer)
-        whole = cross_entropy_of_logits if isinstance(model, CustomConfig) else cross_entropy
+        whole = cross_entropy_of_logits if isinstance(model, OwnModel) else cross_entropy
         self.loss: Callable[..., LossSums] = partial(whole, z_loss=loss.z_loss)
         if loss.chunk_size is not None:
             self.loss = partial(chunked_cross_entropy, z_loss=loss.z_loss, chunk_size=loss.chunk_size)
@@ -151,5 +149,5 @@ def predict(settings: RunSettings, *, cuda: bool) -> tuple[int, int, float]:
     memory = peak_memory(settings, cuda=cuda)
     flops = float(one_micro_batch(settings, cuda=cuda).flops * settings.accumulation)
     if settings.optimizer.is_muon:
-        flops += muon.flops(matrix_shapes(weights_of(settings.model, settings.lora)))
+        flops += muon_flops(matrix_shapes(weights_of(settings.model, settings.lora)))
     return total_parameters(settings.model, settings.lora), memory.total, flops

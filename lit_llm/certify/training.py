@@ -29,7 +29,7 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
-from lit_llm.plan.measure import this_machine
+from lit_llm.plan.hardware import this_machine
 from lit_llm.tokenizers import Bytes
 from lit_llm.training.language_model import LanguageModel
 

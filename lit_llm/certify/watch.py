@@ -26,9 +26,9 @@ from lit_llm.models.gpt import GPT
 from lit_llm.models.loss import cross_entropy
 from lit_llm.optim import parameter_groups
 from lit_llm.plan import peak_memory
+from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.measure import matmul_tflops, this_machine
-from lit_llm.plan.rank_traffic import communicated_bytes
+from lit_llm.plan.hardware import matmul_tflops, this_machine
 from lit_llm.plan.run_record import settings_values
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.plan_monitor import settings_of_trainer
@@ -184,7 +184,7 @@ class SpeedWatch(Watch):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settings = settings_of_trainer(trainer, pl_module)
         torch.manual_seed(0)
-        self._model = GPT(self._settings.model).to(pl_module.device)
+        self._model = GPT(self._settings.gpt).to(pl_module.device)
         if self._settings.compute.compile:
             compile_blocks(self._model, pl_module.device)
         self._optimizer = torch.optim.AdamW(parameter_groups(self._model), lr=1e-4, fused=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -35,13 +34,12 @@ def _run(arguments: Arguments, *, full_batch: bool) -> int:
 
     from lit_llm.config.build import build
     from lit_llm.config.planned_recipe import PlannedRecipe
-    from lit_llm.config.resolve import read_recipe, strategy_of
-    from lit_llm.plan.layout import class_of
+    from lit_llm.config.resolve import read_recipe
     from lit_llm.training.checklist import CheckedRun, checklist
 
     recipe = read_recipe("fit", arguments)
-    strategy = strategy_of(recipe.config)
-    if isinstance(strategy, Mapping) and class_of(strategy)[0] == "MeshStrategy":
+    strategy = recipe.config.trainer.strategy
+    if str(getattr(strategy, "class_path", "")).endswith(".MeshStrategy"):
         PlannedRecipe(arguments)  # the recipe's layout and batch, before both are cut
     with tempfile.TemporaryDirectory(prefix="lit_llm-check-") as folder:
         recipe.config.histograms = None  # without a logger, it would warn

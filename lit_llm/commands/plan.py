@@ -11,7 +11,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lit_llm.commands.launch import import_lightning, launch
 from lit_llm.commands.new_output import REPLACE_HELP, new_file
@@ -175,8 +175,8 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     from rich.console import Console
 
     from lit_llm.config.planned_recipe import PlannedRecipe
-    from lit_llm.plan.measure import this_machine
-    from lit_llm.plan.report import markdown, render
+    from lit_llm.plan.hardware import this_machine
+    from lit_llm.reporting.plan_text import markdown, render
     from lit_llm.training.auto_precision import choose_for
 
     problems: list[str] = []
@@ -210,7 +210,6 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     settings = planned.settings()
     options = Options(
         mfu=own.mfu,
-        mfu_origin="given",
         price_usd_hour=own.price,
         mtbf_hours=own.mtbf_hours,
         save_gbps=own.save_gbps or SAVE_GBPS,
@@ -226,10 +225,10 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if axes or own.max_memory is not None or own.deadline is not None:
-        return _compare(axes or sweep.DEFAULT, settings, planned.strategy, hardware, options, own)
+        return _compare(axes or sweep.DEFAULT, settings, planned.layout, hardware, options, own)
     plan = make_plan(settings, hardware, options)
     if own.html is not None:
-        from lit_llm.plan.page import plan_page
+        from lit_llm.reporting.plan_page import plan_page
 
         _write(plan_page(plan, own.command), own)
     if own.json:
@@ -265,18 +264,18 @@ def _overridden(own: argparse.Namespace, axes: dict[str, list[str]]) -> list[str
 def _compare(
     axes: dict[str, list[str]],
     settings: RunSettings,
-    strategy: Any,
+    layout: sweep.LayoutOf,
     hardware: Hardware,
     options: Options,
     own: argparse.Namespace,
 ) -> int:
-    from lit_llm.plan.report import table_rows
+    from lit_llm.reporting.plan_text import SWEEP, sweep_row, table_rows
 
-    found = list(sweep.variants(axes, settings, strategy, hardware, options))
+    found = list(sweep.variants(axes, settings, layout, hardware, options))
     limited = own.max_memory is not None or own.deadline is not None
     best = sweep.cheapest(found, max_memory_gb=own.max_memory, deadline_hours=own.deadline) if limited else None
     if own.html is not None:
-        from lit_llm.plan.page import sweep_page
+        from lit_llm.reporting.plan_sweep_page import sweep_page
 
         _write(sweep_page(found, best, own.command), own)
     shown = found if own.sweep else [v for v in found if v is best]  # without --sweep, only the chosen one is of interest
@@ -285,8 +284,8 @@ def _compare(
         print(json.dumps({"variants": raw, "cheapest": best.values if best else None}, indent=2))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None  # a file gets each row in one line
-        rows = [sweep.row(v) for v in shown]
-        print(table_rows([*axes, *sweep.HEADER], rows, as_markdown=own.markdown, width=width), end="")
+        rows = [sweep_row(v) for v in shown]
+        print(table_rows([*axes, *SWEEP], rows, as_markdown=own.markdown, width=width), end="")
         for problem in dict.fromkeys(v.problem for v in shown if v.problem):
             print(f"no plan: {problem}")
         if best is not None:

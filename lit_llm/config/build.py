@@ -132,7 +132,7 @@ def build(
     if run.fits and machine is None:
         # `check` reduces the batch.
         assert made.trainer is not None
-        problem = memory_problem(run.config, made.parts, made.architecture, made.trainer, cut=run.scratch)
+        problem = memory_problem(made, run.config.trainer.precision, cut=run.scratch)
         if problem is not None:
             raise UserError(problem)
     model = None

@@ -16,7 +16,7 @@ from lit_llm.config.preflight import (
     end_problems,
     optimizer_device_problem,
 )
-from lit_llm.config.resolve import Run, strategy_of
+from lit_llm.config.resolve import Run
 from lit_llm.core._lightning import is_rank_zero
 from lit_llm.core.batch_sizes import small_note
 from lit_llm.core.errors import UserError
@@ -24,9 +24,9 @@ from lit_llm.data import TokenDataModule
 from lit_llm.distributed.layout import epoch_problem, layout
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.lora import LoRAConfig, rank_problem, target_problems
-from lit_llm.plan.settings import layout_from_strategy
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.saved_run import SavedRun
+from lit_llm.training.planned_settings import layout_of
 from lit_llm.training.saved_state import class_name
 
 
@@ -104,7 +104,7 @@ def _layout(run: Run, made: Objects, trainer: Trainer) -> tuple[int | None, list
         if isinstance(made.strategy, MeshStrategy):
             return layout(made.strategy, devices, *laid_out)
         try:
-            return layout_from_strategy(strategy_of(run.config), devices, machine.per_node).data_parallel, []
+            return layout_of(made.strategy or "auto", devices, machine.per_node).data_parallel, []
         except UserError as error:
             return None, [str(error)]
     ranks, found = layout(trainer.strategy, trainer.world_size, *laid_out)

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lit_llm.config.objects import Objects
 from lit_llm.core.errors import UserError
 from lit_llm.core.memory import address_space_bytes, memory_bytes
 from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.models.config import GPTConfig
-from lit_llm.models.custom import Architecture
-from lit_llm.models.lora import LoRAConfig
-from lit_llm.plan.custom_config import CustomConfig, custom_config
 from lit_llm.plan.data_facts import DataFacts
-from lit_llm.plan.measure import this_machine
+from lit_llm.plan.hardware import this_machine
 from lit_llm.plan.memory import Memory, peaks_of_ranks, resolved
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.settings import RunSettings, from_recipe
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.weights import OwnModel, planned_model
 from lit_llm.tokenizers import Learned
+from lit_llm.training.planned_settings import layout_of, run_settings
 
 TOLERANCE = 1.25
 """The peak is an estimate, so a run on a CPU is refused only if it exceeds the memory by this factor."""
@@ -35,26 +32,21 @@ PROCESS_BYTES = 200_000_000
 _STORED = ("weights", "weight average", "optimizer state", "gradients")
 
 
-def memory_problem(
-    config: Namespace, parts: Mapping[str, Any], own: Architecture | None, trainer: Trainer, *, cut: bool
-) -> str | None:
+def memory_problem(made: Objects, precision: str, *, cut: bool) -> str | None:
     """Why the run cannot be held in memory, in one sentence; None if it can, or if that is unknown.
 
     On a GPU it also settles what FSDP2 keeps whole, where that is auto.
 
     Args:
-        parts: the objects of the recipe's groups.
-        own: a custom architecture.
         cut: the batch will be reduced, so that only the model counts.
     """
+    trainer = made.trainer
+    assert trainer is not None
     device = trainer.strategy.root_device
     if device.type not in ("cpu", "cuda"):
         return None
     try:
-        model, data = parts["model"], parts["data"]
-        planned = custom_config(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), own)
-        settings = _settings(config, planned, data, trainer, parts.get("lora"), cut=cut)
-        settings = resolved(settings, this_machine(measure=False, device=device))
+        settings = resolved(_settings(made, trainer, precision, cut=cut), this_machine(measure=False, device=device))
         ranks = peaks_of_ranks(settings, cuda=device.type == "cuda")
     except UserError:
         return None  # a strategy or precision that the planner does not know
@@ -66,23 +58,21 @@ def memory_problem(
     return _problem(ranks, trainer, settings)
 
 
-def _settings(
-    config: Namespace, model: GPTConfig, data: Any, trainer: Trainer, lora: LoRAConfig | None, *, cut: bool
-) -> RunSettings:
-    values = config.as_dict()
-    values["trainer"]["max_steps"] = max(1, trainer.max_steps)  # memory does not depend on it
-    length = getattr(data, "block_size", None) or model.block_size
-    ramp, most = getattr(data, "ramp", None), 1 if cut else getattr(data, "micro_batch_size", None)
-    stages = () if cut or ramp is None else ramp.sequences(length)
-    given: dict[str, Any] = {"devices": trainer.world_size, "devices_per_node": trainer.num_devices, "data": DataFacts()}
-    sizes: dict[str, Any] = {"micro_batch": most, "global_batch": 1, "ramp": stages, "length": length}
-    settings = from_recipe(values, model, **given, **sizes, lora=lora)
-    batch, layout, optimizer = getattr(data, "global_batch_size", None), settings.layout, settings.optimizer
-    return replace(
-        settings,
-        global_batch=(most or 1) * layout.data_parallel * layout.pipeline.stages if cut or batch is None else batch,
-        optimizer=optimizer if optimizer.is_known else Optimizer("SGD"),  # no state, so that no optimizer is overestimated
-    )
+def _settings(made: Objects, trainer: Trainer, precision: str, *, cut: bool) -> RunSettings:
+    model, data, optimizer = made.parts["model"], made.data, made.optimizer
+    assert optimizer is not None
+    planned = planned_model(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), made.architecture)
+    layout = layout_of(trainer.strategy, trainer.world_size, trainer.num_devices)
+    steps = max(1, trainer.max_steps)  # memory does not depend on it
+    settings = run_settings(made.parts, planned, optimizer, layout, precision, steps=steps, data=DataFacts())
+    if not settings.optimizer.is_known:
+        settings = replace(settings, optimizer=Optimizer("SGD"))  # no state, so that no optimizer is overestimated
+    if cut:
+        settings = replace(settings, micro_batch=1, ramp=())
+    if cut or getattr(data, "global_batch_size", None) is None:
+        least = (settings.micro_batch or 1) * layout.data_parallel * layout.pipeline.stages
+        settings = replace(settings, global_batch=least)
+    return settings
 
 
 def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> str | None:
@@ -108,7 +98,7 @@ def _problem(ranks: list[Memory], trainer: Trainer, settings: RunSettings) -> st
     share = f" in {processes:,} processes" if processes > 1 else ""
     if stored > capacity:
         sizes = "--model.n_layer, --model.n_embd, --model.mlp_width, --model.head_dim, --model.vocab_size"
-        flags = f"{'--architecture' if isinstance(settings.model, CustomConfig) else sizes} or --trainer.devices"
+        flags = f"{'--architecture' if isinstance(settings.model, OwnModel) else sizes} or --trainer.devices"
         return f"weights, gradients and optimizer state take {stored / 1e9:,.1f} GB{share}, but {has} (lower {flags})"
     if on_cpu and not settings.compute.compile and peak > TOLERANCE * capacity:
         flags = "--data.micro_batch_size, --data.global_batch_size, --data.block_size or a size of the model"

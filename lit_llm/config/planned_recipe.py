@@ -11,15 +11,18 @@ from lit_llm import callbacks
 from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import build
 from lit_llm.config.parse import Recipe
-from lit_llm.config.resolve import OtherMachine, read_recipe, strategy_of
+from lit_llm.config.resolve import OtherMachine, read_recipe
 from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.plan.custom_config import custom_config
-from lit_llm.plan.settings import RunSettings, Schedule, from_recipe
+from lit_llm.plan.data_facts import steps_for
+from lit_llm.plan.layout import Layout
+from lit_llm.plan.run_settings import RunSettings, Schedule
+from lit_llm.plan.weights import PlannedModel, planned_model
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_plan
 from lit_llm.runs.run_folder import default_run_dir
 from lit_llm.training.auto_precision import Choice
 from lit_llm.training.dataset_size import data_facts, with_packing
+from lit_llm.training.planned_settings import layout_of, run_settings
 
 VOCABULARY = 50257
 """GPT-2's, used if neither the recipe nor the data say."""
@@ -65,10 +68,9 @@ class PlannedRecipe:
         self.devices, self.devices_per_node = machine.devices_for(self.config), devices_per_node
         self.notes: list[str] = []
 
-    @property
-    def strategy(self) -> Any:
-        """The recipe's trainer.strategy: a name, or a dict of class_path and init_args."""
-        return strategy_of(self.config)
+    def layout(self, devices: int, devices_per_node: int) -> Layout:
+        """The recipe's strategy on other devices."""
+        return layout_of(self.built.objects.strategy or "auto", devices, devices_per_node)
 
     def settings(self) -> RunSettings:
         """The run in plain numbers. Adds notes.
@@ -89,23 +91,24 @@ class PlannedRecipe:
             facts = with_packing(facts, data, missing=bool(built.missing_data))
             if facts.sequences is None and facts.phases:
                 self.notes.append("epochs of packed sources are estimated without padding, so they will be more")
-        global_batch = getattr(data, "global_batch_size", None)
-        if global_batch is None:
+        if getattr(data, "global_batch_size", None) is None:
             raise UserError(f"{type(data).__name__} has no global_batch_size, so it cannot be planned (--data)")
-        model, ramp = self.model_config(vocab_size), getattr(data, "ramp", None)
-        length = getattr(data, "block_size", None) or model.block_size
-        settings = from_recipe(
-            self.config.as_dict(),
+        model, optimizer, ramp = self.model_config(vocab_size), built.objects.optimizer, getattr(data, "ramp", None)
+        assert optimizer is not None
+        layout, saves = self.layout(self.devices, self.devices_per_node), self.config.async_checkpoints
+        settings = run_settings(
+            built.parts,
             model,
-            devices=self.devices,
-            devices_per_node=self.devices_per_node,
-            micro_batch=getattr(data, "micro_batch_size", None),
-            global_batch=global_batch,
+            optimizer,
+            layout,
+            self.config.trainer.precision,
+            steps=self.config.trainer.max_steps,
             data=facts,
-            ramp=() if ramp is None else ramp.sequences(length),
-            lora=built.parts.get("lora"),
-            length=length,
+            background_saves=layout.splits_model if saves == "auto" else bool(saves),
         )
+        if settings.steps == -1:
+            settings = replace(settings, steps=steps_of_epochs(settings, self.config.trainer.max_epochs))
+        length = settings.sequence_length
         if length != model.block_size:
             self.notes.append(
                 f"figures are of sequences of data.block_size = {length} tokens, not of model.block_size = {model.block_size}"
@@ -120,7 +123,7 @@ class PlannedRecipe:
             self.notes.append("Decay starts at the resumed checkpoint; the plan assumes that it starts at step 1")
         return replace(settings, schedule=Schedule(kind, self._rate(settings.steps)))
 
-    def model_config(self, vocab_size: int | None) -> GPTConfig:
+    def model_config(self, vocab_size: int | None) -> PlannedModel:
         """The model with its vocabulary filled in. Adds notes.
 
         Args:
@@ -130,7 +133,7 @@ class PlannedRecipe:
         if model.vocab_size is None and vocab_size is None:
             vocab_size = VOCABULARY
             self.notes.append(f"the vocabulary is unknown, GPT-2's {VOCABULARY:,} is assumed (--model.vocab_size)")
-        return custom_config(replace(model, vocab_size=model.vocab_size or vocab_size), self.built.architecture)
+        return planned_model(replace(model, vocab_size=model.vocab_size or vocab_size), self.built.architecture)
 
     def _rate(self, steps: int) -> Callable[[int], float]:
         """The schedule as a function of the step, with a peak of 1."""
@@ -142,6 +145,19 @@ class PlannedRecipe:
         in_epochs: Any = SimpleNamespace(max_steps=steps)
         schedule.resolve(self.built.trainer if self.built.trainer.max_steps != -1 else in_epochs)
         return lambda step: schedule.rate(step, 1.0)
+
+
+def steps_of_epochs(settings: RunSettings, epochs: int | None) -> int:
+    """The steps of so many epochs.
+
+    Raises:
+        UserError: the size of the data is unknown.
+    """
+    data = settings.data
+    if not data.train_tokens or epochs in (None, -1):
+        raise UserError("The number of steps depends on the size of the dataset, which is unknown: set --trainer.max_steps.")
+    assert epochs is not None
+    return steps_for(settings.stages, epochs * (data.sequences or (data.train_tokens - 1) // settings.sequence_length))
 
 
 def _start(recipe: Recipe) -> RunStart:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from jsonargparse import Namespace
@@ -19,7 +18,7 @@ from lit_llm.config.parser import find_class
 from lit_llm.config.ranges import null_problems, number_problems
 from lit_llm.core.errors import UserError
 from lit_llm.data import TokenDataModule
-from lit_llm.plan.settings import devices_of
+from lit_llm.plan.layout import devices_of
 from lit_llm.runs.initial_weights import InitialWeights
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
 from lit_llm.runs.run_folder import expanded
@@ -195,9 +194,3 @@ def processes_of(trainer: Namespace) -> int:
     if str(trainer.devices) in ("auto", "-1", "None") and trainer.accelerator != "cpu" and torch.accelerator.is_available():
         return torch.accelerator.device_count() * nodes
     return devices_of(trainer.devices, nodes)
-
-
-def strategy_of(config: Namespace) -> Any:
-    """The recipe's trainer.strategy: a name, or a dict of class_path and init_args."""
-    strategy = config.trainer.strategy
-    return strategy.as_dict() if isinstance(strategy, Namespace) else strategy

@@ -4,7 +4,7 @@
         step()
     rows = traffic.rows()
 
-Bytes are those of algorithms that use every link once (rings), the convention of `lit_llm.plan.communication`: for a whole
+Bytes are those of algorithms that use every link once (rings), the convention of `lit_llm.plan.collectives`: for a whole
 tensor of M bytes on n ranks each rank sends 2(n − 1)/n · M in an all-reduce, and (n − 1)/n · M in an all-gather, a
 reduce-scatter or an all-to-all.
 """

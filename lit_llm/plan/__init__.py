@@ -14,10 +14,10 @@ from lit_llm.plan.json_output import as_dict
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.memory import Memory, peak_memory
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.parameters import parameters, total_parameters
 from lit_llm.plan.plan import Plan, make_plan
-from lit_llm.plan.settings import RunSettings, Schedule
+from lit_llm.plan.run_settings import RunSettings, Schedule
 from lit_llm.plan.step_time import Options
+from lit_llm.plan.weights import OwnModel, parameters, total_parameters
 
 __all__ = [
     "DataFacts",
@@ -26,6 +26,7 @@ __all__ = [
     "Memory",
     "Optimizer",
     "Options",
+    "OwnModel",
     "Plan",
     "RunSettings",
     "Schedule",

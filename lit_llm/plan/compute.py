@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lit_llm.models.config import GPTConfig
-from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.parameters import parameters
+from lit_llm.plan.weights import OwnModel, PlannedModel, parameters
 
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
@@ -21,9 +19,9 @@ CONVENTION = (
 CUSTOM_CONVENTION = "FLOPs of matrix products, convolutions and attention that kernels execute, recomputation not counted"
 
 
-def convention(model: GPTConfig) -> str:
+def convention(model: PlannedModel) -> str:
     """What counts as useful FLOPs of this model."""
-    return CUSTOM_CONVENTION if isinstance(model, CustomConfig) else CONVENTION
+    return CUSTOM_CONVENTION if isinstance(model, OwnModel) else CONVENTION
 
 
 @dataclass(frozen=True)
@@ -47,17 +45,17 @@ class FlopsPerToken:
         return self.matmul + self.attention
 
 
-def flops_per_token(model: GPTConfig, lora: LoRAConfig | None = None, length: int | None = None) -> FlopsPerToken:
+def flops_per_token(model: PlannedModel, lora: LoRAConfig | None = None, length: int | None = None) -> FlopsPerToken:
     """Useful FLOPs per training token in sequences of `length` tokens, as `GPTConfig.flops_per_token` counts them.
 
     `length` None: the block size of the model.
     With `lora`, frozen matrices need no gradients of their own: 4 FLOPs per parameter instead of 6.
     Of a custom model: those that its kernels execute, counted in a trace. What a causal mask leaves is unknown.
     """
-    if isinstance(model, CustomConfig):
-        from lit_llm.plan import custom_trace  # imports torch
+    if isinstance(model, OwnModel):
+        from lit_llm.plan.own_trace import flops_per_token as of_own  # imports torch
 
-        matmul, attention = custom_trace.flops_per_token(model, length)
+        matmul, attention = of_own(model, length)
         return FlopsPerToken(matmul, attention, attention)
     length = length or model.block_size
     matmul = model.flops_per_token(0)
@@ -68,11 +66,6 @@ def flops_per_token(model: GPTConfig, lora: LoRAConfig | None = None, length: in
     # Position t attends to min(t, window) positions: take the mean over the context.
     seen = sum(span * (span + 1) / 2 + (length - span) * span for span in spans) / length
     return FlopsPerToken(matmul, attention, attention * seen / sum(spans))
-
-
-def seconds_at_mfu(flops: float, peak_tflops: float, mfu: float, devices: int = 1, efficiency: float = 1.0) -> float:
-    """Time for `flops` useful FLOPs on `devices` devices at a fraction `mfu` of their dense peak, times `efficiency`."""
-    return flops / (peak_tflops * 1e12 * mfu * devices * efficiency)
 
 
 def cost_usd(seconds: float, devices: int, usd_per_device_hour: float) -> float:

@@ -11,11 +11,10 @@ As `lit_llm.distributed.fsdp` sets it up, after torch 2.13's `_fsdp_param_group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from lit_llm.distributed.keep_rule import KeptWhole
-from lit_llm.plan.weights import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
+from lit_llm.plan.layout import Layout
+from lit_llm.plan.weights import Weight, gathered_bytes, gathered_groups, is_tied, reduced_bytes, stored_bytes
 
 
 class Bytes(NamedTuple):
@@ -25,15 +24,6 @@ class Bytes(NamedTuple):
     """On the stream that computes."""
     sent: int = 0
     """On the streams that gather and reduce."""
-
-
-@dataclass(frozen=True)
-class FSDP2:
-    """Its settings. `ranks` share the parameters; `kept`, `prefetch`: as in `lit_llm.plan.layout.Layout`."""
-
-    ranks: int
-    kept: KeptWhole
-    prefetch: int
 
 
 class GatheredWeights:
@@ -49,6 +39,7 @@ class GatheredWeights:
         already: the weights were gathered by an earlier micro-batch, and kept.
 
     Args:
+        layout: None without FSDP2.
         weights: parameters of this pipeline stage.
         sizes: bytes of an element of the weights, and in matrix products.
         already_gathered: an earlier micro-batch of the step has gathered weights, if they are kept.
@@ -56,19 +47,16 @@ class GatheredWeights:
     """
 
     def __init__(
-        self, fsdp: FSDP2 | None, weights: tuple[Weight, ...], sizes: tuple[int, int], *, already_gathered: bool, last: bool
+        self, layout: Layout | None, weights: tuple[Weight, ...], sizes: tuple[int, int], *, already_gathered: bool, last: bool
     ) -> None:
-        if fsdp is None:
-            fsdp, weights = FSDP2(1, KeptWhole(weights=True, gradients=False), prefetch=0), ()
-        self.fsdp, self.already = fsdp, already_gathered and fsdp.kept.weights
-        self.frees, reduces = last or not fsdp.kept.weights, last or not fsdp.kept.gradients
-        tied = not any(weight.part == "output head" for weight in weights)
-        embedding = tuple(weight for weight in weights if weight.part == "token embedding" and not tied and not weight.times)
-        root = tuple(weight for weight in weights if not weight.times and weight not in embedding)
+        keeps_weights, keeps_gradients = (True, False) if layout is None else layout.kept
+        self.keeps, self.already = keeps_weights, already_gathered and keeps_weights
+        self.prefetch = 0 if layout is None else layout.prefetch
+        self.buffered = layout is not None and layout.divisor("parameters") > 1  # one rank needs no buffers
+        self.frees, reduces = last or not keeps_weights, last or not keeps_gradients
+        weights = () if layout is None else weights
+        block, root, embedding, self.blocks = gathered_groups(weights, tied=is_tied(weights))
         inside = tuple(weight for weight in weights if weight.times)
-        apart = blocks_apart(weights)
-        block = max(apart, key=lambda each: stored_bytes(each, 4), default=())
-        self.blocks = max([1, len(apart), *(weight.times for weight in inside)])
         self.gradients = stored_bytes(block, sizes[0], trainable=True)
         self.root_gradients = stored_bytes(tuple(w for w in root if w.part != "token embedding"), sizes[0], trainable=True)
         self.sent = reduced_bytes(block) if reduces else 0
@@ -79,23 +67,23 @@ class GatheredWeights:
     def forward(self, part: int) -> Bytes:
         if self.already:
             return Bytes(self._kept(self.blocks))
-        held = self._kept(part) if self.fsdp.kept.weights else self._root
+        held = self._kept(part) if self.keeps else self._root
         if part < 0:
             return Bytes(held + self._embedding, self._copied(self._embedding or self._root))
         if part == self.blocks:
             return Bytes(held, self._copied(self._block))
-        ahead = min(self.fsdp.prefetch, self.blocks - 1 - part)
+        ahead = min(self.prefetch, self.blocks - 1 - part)
         return Bytes(held + self._block, (1 + ahead) * self._copied(self._block))
 
     def backward(self, part: int) -> Bytes:
         sent = self.sent if part < self.blocks - 1 else 0
-        if self.fsdp.kept.weights:
+        if self.keeps:
             return Bytes(self._kept(part + 1 if self.frees else self.blocks), sent)
         if part < 0:
             return Bytes(self._root, sent)
         if part == self.blocks:
             return Bytes(self._root, self._copied(self._block))
-        return Bytes(self._root + self._block, min(self.fsdp.prefetch, part) * self._copied(self._block) + sent)
+        return Bytes(self._root + self._block, min(self.prefetch, part) * self._copied(self._block) + sent)
 
     def reduction(self, block: int) -> Bytes:
         """Behind the backward pass of a block, when its gradients are sent and those of the block behind it have arrived."""
@@ -113,5 +101,5 @@ class GatheredWeights:
         )
 
     def _copied(self, size: int) -> int:
-        """The buffer of a gather. One rank needs none."""
-        return size if self.fsdp.ranks > 1 else 0
+        """The buffer of a gather."""
+        return size if self.buffered else 0

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lit_llm.plan import compute
-from lit_llm.plan.pipeline import bubble
+from lit_llm.plan.collectives import communicated_bytes
+from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.plan import Plan
-from lit_llm.plan.rank_traffic import communicated_bytes
-from lit_llm.plan.settings import BYTES
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -58,8 +57,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         },
         "precision": {
             "name": settings.precision,
-            "weight_bytes": BYTES[settings.precision][0],
-            "compute_bytes": BYTES[settings.precision][1],
+            "weight_bytes": settings.sizes[0],
+            "compute_bytes": settings.sizes[1],
         },
         "layout": {
             "strategy": settings.layout.strategy,

@@ -1,8 +1,7 @@
-"""The parallel layout of a run, and the layout that a Trainer strategy makes of a number of devices."""
+"""The parallel layout of a run, and the layouts of a number of devices that have names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -105,11 +104,6 @@ class Layout:
         return self.shard * self.context if order.index(self.shards) >= order.index(what) else 1
 
 
-def class_of(group: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """(class name without its module, arguments) of a group with class_path and init_args."""
-    return str(group.get("class_path", "")).rpartition(".")[2], group.get("init_args") or {}
-
-
 def devices_of(devices: Any, nodes: int) -> int:
     """The number of devices in trainer.devices. A list counts its entries; "auto", -1 and None count as one device."""
     if isinstance(devices, list):
@@ -121,38 +115,29 @@ def devices_of(devices: Any, nodes: int) -> int:
     return max(1, count) * nodes
 
 
-def layout_from_strategy(strategy: Any, devices: int, devices_per_node: int) -> Layout:
-    """The layout of a Trainer strategy: a name, a name in STRATEGIES, or class_path and init_args.
+def layout_of_name(name: str, devices: int, devices_per_node: int) -> Layout:
+    """The layout with a name of STRATEGIES, or with one of Lightning's.
 
     Raises:
-        UserError: the strategy is unknown, or its mesh does not fit the number of devices.
+        UserError: the name is unknown, or its mesh does not fit the number of devices.
     """
     if devices < 1:
         raise UserError(f"devices must be at least 1, not {devices} (--devices).")
-    options: Mapping[str, Any] = {}
-    name = strategy
-    if isinstance(strategy, Mapping):
-        name, options = class_of(strategy)
-    name = str(name)
-    aliases = {"auto": "ddp", "DDPStrategy": "ddp", "FSDPStrategy": "fsdp", "SingleDeviceStrategy": "single"}
-    name = aliases.get(name, "ddp" if name.startswith("ddp") else name)
-    if name == "MeshStrategy":
-        return _mesh(options, devices)
+    name = "ddp" if name == "auto" or name.startswith("ddp") else name
     if name not in STRATEGIES:
         raise UserError(f"Cannot plan for strategy {name!r}: use {', '.join(STRATEGIES)} or MeshStrategy (--trainer.strategy).")
     if name == "single" and devices > 1:
         raise UserError(f"Strategy single uses one device, not {devices}: set --devices 1 or another --trainer.strategy.")
     if devices == 1:
-        return Layout(name if name != "ddp" else "single", cpu_offload=bool(options.get("cpu_offload")))
+        return Layout(name if name != "ddp" else "single")
     if name == "ddp":
-        return Layout("ddp", replicate=devices, bucket_copies=not options.get("gradient_as_bucket_view"))
+        return Layout("ddp", replicate=devices, bucket_copies=True)
     if name in ("zero1", "zero2"):
         return Layout(name, shard=devices, shards="optimizer" if name == "zero1" else "gradients")
-    if name in ("fsdp", "fsdp2"):
-        options = {**options, "reshard_after_forward": True} if name == "fsdp" else options  # as `from_fsdp1` translates it
-        return replace(_mesh(options, devices), strategy=name)
     inside = min(devices, devices_per_node)
-    mesh = {
+    mesh: dict[str, int] = {
+        "fsdp": {},
+        "fsdp2": {},
         "hsdp": {"replicate": devices // inside, "shard": inside},
         "tp": {"tensor_parallel": devices, "shard": 1},
         "fsdp2-tp": {"tensor_parallel": min(2, devices)},
@@ -163,49 +148,38 @@ def layout_from_strategy(strategy: Any, devices: int, devices_per_node: int) -> 
         "3d": {"pipeline": 2, "tensor_parallel": 2},
         "4d": {"pipeline": 2, "context": 2, "tensor_parallel": 2},
     }[name]
-    return replace(_mesh(mesh, devices), strategy=name)
+    sizes = mesh_sizes(devices, **{"replicate": 1, "shard": "auto"} | mesh)  # type: ignore[arg-type]
+    resharding: Any = True if name == "fsdp" else "auto"  # as `MeshStrategy.from_fsdp1` translates it
+    return replace(mesh_layout(sizes, PipelineLayout(sizes.pipeline), reshard_after_forward=resharding), strategy=name)
 
 
-def _mesh(options: Mapping[str, Any], devices: int) -> Layout:
-    """The layout of a `MeshStrategy` with these arguments."""
-    given = {name: options.get(name) or 1 for name in MeshSizes._fields} | {"shard": options.get("shard", "auto")}
-    sizes = mesh_sizes(devices, **given)
-    asked = {
-        "weights": options.get("reshard_after_forward", "auto"),
-        "gradients": options.get("reduce_each_micro_batch", "auto"),
-    }
-    schedule: Any = options.get("schedule") or "1f1b"
-    in_pipeline = sizes.pipeline > 1
-    kept = keep(asked["weights"], asked["gradients"], pipeline=in_pipeline, weight_bytes=1, gradient_bytes=1, memory=0)
-    settled = (("gradients", "weights") if KINDS[schedule].splits_backward else ("gradients",)) if in_pipeline else ()
-    return mesh_layout(
-        sizes,
-        kept,
-        auto=tuple(name for name, value in asked.items() if value == "auto" and name not in settled),
-        prefetch=options.get("prefetch", 1),
-        cpu_offload=bool(options.get("cpu_offload")),
-        context_attention=options.get("context_attention") or "gather",
-        pipeline=PipelineLayout(
-            sizes.pipeline,
-            schedule,
-            *(options.get(name) for name in ("stages_per_rank", "layers_first", "layers_last")),
-        ),
-    )
-
-
-def mesh_layout(sizes: MeshSizes, kept: KeptWhole, **options: Any) -> Layout:
+def mesh_layout(
+    sizes: MeshSizes,
+    pipeline: PipelineLayout,
+    *,
+    reshard_after_forward: bool | Literal["auto"] = "auto",
+    reduce_each_micro_batch: bool | Literal["auto"] = "auto",
+    **options: Any,
+) -> Layout:
     """The layout of a mesh of these sizes.
 
     Args:
+        reshard_after_forward, reduce_each_micro_batch: as in `MeshStrategy`.
         options: further attributes of `Layout`.
     """
+    asked = {"weights": reshard_after_forward, "gradients": reduce_each_micro_batch}
+    settled: tuple[str, ...] = ()
+    if sizes.pipeline > 1:
+        settled = ("gradients", "weights") if KINDS[pipeline.schedule].splits_backward else ("gradients",)
     return Layout(
         "mesh",
         sizes.replicate,
         sizes.shard,
         sizes.tensor_parallel,
         shards="parameters" if sizes.shard * sizes.context > 1 else "nothing",
-        kept=kept,
+        kept=keep(*asked.values(), pipeline=sizes.pipeline > 1, weight_bytes=1, gradient_bytes=1, memory=0),
+        auto=tuple(name for name, value in asked.items() if value == "auto" and name not in settled),  # type: ignore[misc]
         context=sizes.context,
+        pipeline=pipeline,
         **options,
     )

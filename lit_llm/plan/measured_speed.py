@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, fields
 
 from lit_llm.core.errors import UserError
+from lit_llm.core.number_text import duration, two_digits
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.numbers import duration, two_digits
 from lit_llm.plan.run_record import MeasuredRun
-from lit_llm.plan.settings import RunSettings
-from lit_llm.plan.speed import CPU, work_of
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.speed import dense_peak
 from lit_llm.plan.step_time import Options, step_times
 
 
@@ -19,33 +19,22 @@ class MeasuredSpeed:
     """A measured speed as a correction of the planned one.
 
     Attributes:
-        factor: if the dense peak of the run's hardware is known: measured over planned MFU. Otherwise measured seconds of
-            computing over those that the speeds of a CPU core give; this holds for the same hardware only.
+        slowness: measured over planned seconds of computing. If the dense peak of the run's hardware is unknown, the planned
+            ones are those of a CPU core, and this holds for the same hardware only.
     """
 
     source: MeasuredRun
-    factor: float
+    slowness: float
 
     @property
     def has_peak(self) -> bool:
         """Whether the dense peak of the run's hardware is known."""
-        settings = self.source.settings
-        return _peak(settings, self.source.hardware) is not None
+        return dense_peak(self.source.settings, self.source.hardware) is not None
 
     def holds_for(self, hardware: Hardware) -> bool:
         """Whether the speed says something about this hardware."""
         source = self.source.hardware
         return source.is_gpu and hardware.is_gpu if self.has_peak else hardware == source
-
-    def mfu(self, planned: float, hardware: Hardware) -> float:
-        """The planned MFU, corrected."""
-        return planned * self.factor if self.has_peak and self.holds_for(hardware) else planned
-
-    def computing(self, settings: RunSettings, hardware: Hardware) -> float | None:
-        """Seconds of computing in a step, from the work of the step; None with a known peak, or on other hardware."""
-        if self.has_peak or not self.holds_for(hardware):
-            return None
-        return self.factor * CPU.seconds(work_of(settings, cuda=hardware.is_gpu))
 
     def sentence(self, hardware: Hardware) -> str:
         """The measured speed and where it is used, for the page."""
@@ -54,7 +43,7 @@ class MeasuredSpeed:
         where = f"{source.settings.layout.devices} x {name}"
         text = f"{duration(source.step_seconds)} per step on {where}, median of {rows} ({source.run})"
         if self.holds_for(hardware):
-            return f"{text}: {two_digits(self.factor)} x the planned MFU" if self.has_peak else text
+            return f"{text}: {two_digits(1 / self.slowness)} x the planned MFU" if self.has_peak else text
         why = "a GPU and a CPU do not compare" if self.has_peak else f"the dense peak of {name} is unknown"
         return f"{text}. Not carried to {hardware.name}: {why}"
 
@@ -66,7 +55,7 @@ class MeasuredSpeed:
         """
         if not self.has_peak or not self.holds_for(hardware):
             return planned
-        return f"{planned}, x {two_digits(self.factor)} as in {self.source.run}"
+        return f"{planned}, x {two_digits(1 / self.slowness)} as in {self.source.run}"
 
 
 def measured_speed(source: MeasuredRun) -> MeasuredSpeed:
@@ -75,12 +64,10 @@ def measured_speed(source: MeasuredRun) -> MeasuredSpeed:
     Raises:
         UserError: The planned communication alone takes longer than the measured step.
     """
-    settings, hardware = source.settings, source.hardware
-    peak = _peak(settings, hardware)
 
     def step(slowness: float) -> float:
-        speed = MeasuredSpeed(source, slowness if peak is None else 1 / slowness)
-        seconds = step_times(settings, hardware, Options(measured=speed), peak).step
+        options = Options(measured=MeasuredSpeed(source, slowness))
+        seconds = step_times(source.settings, source.hardware, options).step
         assert seconds is not None
         return seconds
 
@@ -95,11 +82,7 @@ def measured_speed(source: MeasuredRun) -> MeasuredSpeed:
     for _ in range(64):  # slower computing makes no step shorter
         middle = math.sqrt(slow * fast)
         fast, slow = (fast, middle) if step(middle) > source.step_seconds else (middle, slow)
-    return MeasuredSpeed(source, slow if peak is None else 1 / slow)
-
-
-def _peak(settings: RunSettings, hardware: Hardware) -> float | None:
-    return hardware.peak_for(settings.precision, settings.compute.matmul_precision)
+    return MeasuredSpeed(source, slow)
 
 
 def differences(measured: RunSettings, planned: RunSettings) -> list[str]:

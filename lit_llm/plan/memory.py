@@ -6,17 +6,24 @@ import math
 from dataclasses import dataclass, field, replace
 
 from lit_llm.distributed.keep_rule import KeptWhole, keep
-from lit_llm.plan import muon
-from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.micro_batch import micro_batch
-from lit_llm.plan.optimizer import matrix_shapes, row_state_bytes, state_bytes, work_bytes
-from lit_llm.plan.parameters import weights_of
+from lit_llm.plan.optimizer import matrix_shapes, muon_work_bytes, row_state_bytes, state_bytes, work_bytes
 from lit_llm.plan.passes import Step
-from lit_llm.plan.pipeline import StageShare, shares, weights_of_stages
+from lit_llm.plan.pipeline_order import StageShare, shares, weights_of_stages
 from lit_llm.plan.reserved import CONTEXT_GB, Pools, pools_of, reserved_bytes
-from lit_llm.plan.settings import BYTES, RunSettings
-from lit_llm.plan.weights import average_bytes, gathered_bytes, gradient_bytes, reduced_bytes, stored_bytes
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.weights import (
+    OwnModel,
+    Weight,
+    average_bytes,
+    buffer_bytes,
+    gathered_bytes,
+    gradient_bytes,
+    reduced_bytes,
+    stored_bytes,
+    weights_of,
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ def peaks_of_ranks(settings: RunSettings, *, cuda: bool) -> list[Memory]:
     """Peak memory of each rank of the pipeline, without one of a rank, in the stage of a batch ramp that needs most."""
     pipeline = settings.layout.pipeline
     ranks = range(pipeline.ranks)
-    stages = [shares(pipeline, settings.model.n_layer, rank) if len(ranks) > 1 else () for rank in ranks]
+    stages = [shares(pipeline, settings.gpt.n_layer, rank) if len(ranks) > 1 else () for rank in ranks]
     sizes = settings.micro_batches.items()
     found = ([_memory_of_rank(settings, each, *size, cuda=cuda) for each in stages] for size in sizes)
     return max(found, key=lambda ranks: max(rank.needed for rank in ranks))
@@ -80,66 +87,64 @@ def _memory_of_rank(
         sequences: per micro-batch and rank.
         micro_batches: per optimizer step.
     """
-    model, layout, optimizer = settings.model, settings.layout, settings.optimizer
-    weight_bytes, compute_bytes = BYTES[settings.precision]
-    tp, weights = layout.tensor_parallel, weights_of(model, settings.lora, layout.tensor_parallel)
-    whole = weights_of(model, settings.lora)
+    layout, weight_bytes, tp = settings.layout, settings.weight_bytes, settings.layout.tensor_parallel
+    weights, whole = (weights_of(settings.model, settings.lora, ranks) for ranks in (tp, 1))
     if stages:
         weights, whole = weights_of_stages(weights, stages), weights_of_stages(whole, stages)
-    offload = layout.cpu_offload
-    stored = 0 if offload else stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
-    state = 0
-    if not offload:
-        state = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
-        state += row_state_bytes(optimizer, whole, weight_bytes)
-    gradients = gradient_bytes(weights, weight_bytes, 1 if layout.fsdp2 else tp) // layout.divisor("gradients")
-    resident = {"weights": stored, "optimizer state": state}
-    if settings.ema and not offload:
-        resident["weight average"] = average_bytes(weights) // layout.divisor("parameters")
-    if isinstance(model, CustomConfig):
-        from lit_llm.plan import custom_model  # imports torch
-
-        resident["buffers"] = custom_model.buffer_bytes(model, weight_bytes)
+    resident = _resident(settings, weights, whole)
     step = Step(settings, sequences, micro_batches, stages, cuda=cuda)
     moments: list[tuple[str, dict[str, int], int]] = []
-    steps: tuple[Step, ...]
     # DDP copies all gradients into its buckets, or makes them views of these in the last micro-batch of a step.
     is_views = layout.strategy == "ddp" and not layout.bucket_copies
     copied = layout.bucket_copies and layout.data_parallel > 1 and not layout.fsdp2
     bucketed = {"communication buffers": stored_bytes(weights, weight_bytes, trainable=True)}
     buckets = bucketed if copied or (is_views and micro_batches > 1) else {}
-    if stages:
-        steps = (step,)
-    elif is_views and micro_batches == 1:  # the buckets of the step before are there, and no other gradients
-        steps = (replace(step, gradients_exist=True),)
-    else:
-        steps = (step, replace(step, gradients_exist=True))[: 1 if micro_batches == 1 else 2]
+    later = replace(step, gradients_exist=True)
+    steps = (step,) if stages or micro_batches == 1 else (step, later)
+    if not stages and is_views and micro_batches == 1:  # the buckets of the step before are there, and no other gradients
+        steps = (later,)
     for made in map(micro_batch, steps):
         for moment, peak in made.peaks.items():
             unusable = _unusable(made.peaks) if moment == "loss head" else 0
             moments.append((moment, peak | buckets, unusable - made.on_other_streams.get(moment, 0)))
-    if optimizer.is_muon:
-        dimensions, rows = layout.owners
-        work = muon.work_bytes(
-            matrix_shapes(whole),
-            weight_bytes,
-            optimizer.newton_schulz_bytes(cuda=cuda),
-            shards=math.prod(dimensions),
-            rows=rows,
-            cuda=cuda,
-            normuon=optimizer.normuon,
-        )
-    else:
-        work = work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
-    last = {"gradients": 0 if offload else gradients, "optimizer work": 0 if offload else work}
+    last = {"gradients": 0, "optimizer work": 0}
+    if not layout.cpu_offload:
+        gradients = gradient_bytes(weights, weight_bytes, 1 if layout.fsdp2 else tp) // layout.divisor("gradients")
+        last = {"gradients": gradients, "optimizer work": _optimizer_work(settings, weights, whole, cuda=cuda)}
     moments.append(("optimizer step", last | (bucketed if copied else {}), 0))
     every = tuple((moment, {name: size for name, size in (resident | adds).items() if size}) for moment, adds, _ in moments)
     moment, parts = max(every, key=lambda m: sum(m[1].values()))
     reserved = None
     if cuda:
-        pools = Pools() if layout.divisor("parameters") == 1 else pools_of(weights, layout, weight_bytes, compute_bytes)
+        pools = Pools() if layout.divisor("parameters") == 1 else pools_of(weights, layout, settings.sizes)
         reserved = reserved_bytes(sum(resident.values()), [(adds, more) for _, adds, more in moments], pools)
     return Memory(parts, moment, every, steps, reserved, made.notes, made.is_known)
+
+
+def _resident(settings: RunSettings, weights: tuple[Weight, ...], whole: tuple[Weight, ...]) -> dict[str, int]:
+    """Bytes that stay on a rank, by part. `whole`: its weights, not split by tensor parallelism."""
+    layout, weight_bytes, optimizer = settings.layout, settings.weight_bytes, settings.optimizer
+    found = {}
+    if not layout.cpu_offload:
+        found["weights"] = stored_bytes(weights, weight_bytes) // layout.divisor("parameters")
+        found["optimizer state"] = int(state_bytes(optimizer, weights, weight_bytes) / layout.divisor("optimizer"))
+        found["optimizer state"] += row_state_bytes(optimizer, whole, weight_bytes)
+        if settings.ema:
+            found["weight average"] = average_bytes(weights) // layout.divisor("parameters")
+    if isinstance(settings.model, OwnModel):
+        found["buffers"] = buffer_bytes(settings.model, weight_bytes)
+    return found
+
+
+def _optimizer_work(settings: RunSettings, weights: tuple[Weight, ...], whole: tuple[Weight, ...], *, cuda: bool) -> int:
+    """Temporary bytes of an optimizer step on a rank."""
+    layout, optimizer, weight_bytes = settings.layout, settings.optimizer, settings.weight_bytes
+    if not optimizer.is_muon:
+        return work_bytes(optimizer, weights, weight_bytes, cuda=cuda) // layout.divisor("parameters")
+    dimensions, rows = layout.owners
+    iterate, shards = optimizer.newton_schulz_bytes(cuda=cuda), math.prod(dimensions)
+    shapes, normuon = matrix_shapes(whole), optimizer.normuon
+    return muon_work_bytes(shapes, weight_bytes, iterate, shards=shards, rows=rows, cuda=cuda, normuon=normuon)
 
 
 def _unusable(peaks: dict[str, dict[str, int]]) -> int:
@@ -161,11 +166,10 @@ def resolved(settings: RunSettings, hardware: Hardware) -> RunSettings:
         "auto" if "weights" in layout.auto else not layout.kept.weights,
         "auto" if "gradients" in layout.auto else not layout.kept.gradients,
         pipeline=layout.pipeline.ranks > 1,
-        weight_bytes=sum(gathered_bytes(weights, *BYTES[settings.precision])),
+        weight_bytes=sum(gathered_bytes(weights, *settings.sizes)),
         gradient_bytes=reduced_bytes(weights),
         memory=memory if hardware.is_gpu else memory / layout.devices,  # ranks of a CPU share its memory
     )
-
     choices = dict.fromkeys(
         KeptWhole(
             kept.weights and (weights_too or "weights" not in layout.auto),

@@ -13,15 +13,15 @@ the gradients of both when no operation needs them. In a step, some of them stay
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 from lit_llm.distributed.pipeline_layers import PipelineLayout
-from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.gathering import Bytes
-from lit_llm.plan.passes import ACTIVATIONS, BUFFERS, GRADIENTS, KINDS, LOSS_HEAD, MicroBatch, Passes, Run, Step
-from lit_llm.plan.pipeline import StageShare, Task, micro_batches_to_play, orders
-from lit_llm.plan.settings import RunSettings
-from lit_llm.plan.weights import Key
+from lit_llm.plan.passes import MicroBatch, Passes, Step
+from lit_llm.plan.pipeline_order import StageShare, Task, micro_batches_to_play, orders
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.segments import ACTIVATIONS, BUFFERS, GRADIENTS, KINDS, LOSS_HEAD, Run
+from lit_llm.plan.text_cache import cached_by_text
+from lit_llm.plan.weights import OwnModel
 
 _RECOMPUTED = (
     "recomputation with schedule {}: torch recomputes a block for each of its weights, which may take twice the memory that is "
@@ -29,18 +29,13 @@ _RECOMPUTED = (
 )
 
 
+@cached_by_text
 def micro_batch(step: Step) -> MicroBatch:
     """Memory and FLOPs of a micro-batch; in a pipeline of a whole step. The first call for a model takes tenths of a second."""
-    return _micro_batch(Key(step))
+    if isinstance(step.settings.model, OwnModel):
+        from lit_llm.plan.own_trace import micro_batch_of_own  # imports torch
 
-
-@lru_cache(maxsize=4096)
-def _micro_batch(key: Key) -> MicroBatch:
-    step: Step = key.value
-    if isinstance(step.model, CustomConfig):
-        from lit_llm.plan import custom_trace  # imports torch
-
-        return custom_trace.micro_batch(step)
+        return micro_batch_of_own(step)
     return _of_whole_model(step) if step.pipeline is None else _of_pipeline(step, step.pipeline)
 
 
@@ -51,8 +46,8 @@ def one_micro_batch(settings: RunSettings, *, cuda: bool) -> MicroBatch:
 
 def _of_whole_model(step: Step) -> MicroBatch:
     passes, run = Passes(step), Run()
-    run.live[ACTIVATIONS] = 2 * step.sequences * step.whole_length * 8  # ids and targets
-    stage = StageShare(0, step.model.n_layer, first=True, last=True)
+    run.live[ACTIVATIONS] = step.ids_bytes
+    stage = StageShare(0, step.settings.gpt.n_layer, first=True, last=True)
     kind, held = passes.gradients((stage,))
     if step.gradients_exist or kind == GRADIENTS:
         run.live[kind] = held
@@ -60,8 +55,7 @@ def _of_whole_model(step: Step) -> MicroBatch:
     if not step.gradients_exist:  # zero_grad, between forward and backward
         run.live[GRADIENTS] -= held
     passes.backward_pass(run, stage)
-    timeline = tuple(run.timeline) if step.timeline else ()
-    return MicroBatch(run.peaks, run.written, run.flops[0], run.flops[1], timeline, run.on_other_streams)
+    return MicroBatch.of(step, run)
 
 
 def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
@@ -72,7 +66,8 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
     order = [task for task in order if not (task.kind == "gradients of inputs" and stages[task.stage].first)]  # nothing to do
     split = {task[1:] for task in order if task.kind == "gradients of inputs"}
     passes = [Passes(replace(step, gradients_exist=exist)) for exist in (False, True)]
-    moved = step.tokens // step.tensor_parallel * step.model.n_embd * step.parameter_bytes
+    settings = step.settings
+    moved = step.tokens // settings.layout.tensor_parallel * settings.gpt.n_embd * settings.weight_bytes
     whole = {}  # weights that FSDP2 has gathered for all of the step
     for number, stage in stages.items():
         gathered = passes[1].gathered(stage)
@@ -117,7 +112,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         return known[key]
 
     run, done = Run(), set[int]()
-    run.live[ACTIVATIONS] = step.micro_batches * 2 * step.sequences * step.whole_length * 8  # ids and targets
+    run.live[ACTIVATIONS] = step.micro_batches * step.ids_bytes
     run.live[ACTIVATIONS] += step.micro_batches * moved * sum((not s.first) + (not s.last) for s in step.stages)
     of_one = sum(buffers_after(task) for task in order if task.micro_batch == 0)
     run.live[ACTIVATIONS] += (step.micro_batches - count) * moved * of_one
@@ -136,5 +131,5 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
             run.live[GRADIENTS] = run.live[BUFFERS] = 0
             kept, held = passes[1].gradients([stages[number] for number in sorted(done)])
             run.live[kept] = held
-    notes = (_RECOMPUTED.format(layout.schedule),) if split and step.settings.compute.activation_checkpointing != "none" else ()
-    return MicroBatch(run.peaks, 0, 0, 0, tuple(run.timeline) if step.timeline else (), run.on_other_streams, notes)
+    notes = (_RECOMPUTED.format(layout.schedule),) if split and settings.compute.activation_checkpointing != "none" else ()
+    return MicroBatch.of(step, run, notes=notes)

@@ -1,10 +1,15 @@
-"""Optimizer state, and the temporary memory of an optimizer step. Sizes in bytes."""
+"""Optimizer state, and the work of an optimizer step: temporary memory and Muon's FLOPs. Sizes in bytes.
+
+With a mesh, each of Muon's matrices is whole on one rank of its pipeline stage (`lit_llm.optim.exchange`). The assignment is
+computed with the optimizer's own functions.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lit_llm.core.memory import MUON_BATCH_NUMEL
 from lit_llm.plan.weights import Weight, parameters_by_group
@@ -91,7 +96,7 @@ def matrix_shapes(weights: tuple[Weight, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def work_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_bytes: int, *, cuda: bool) -> int:
-    """Peak temporary memory of an optimizer step, without parameters, gradients and state. Muon's: `lit_llm.plan.muon`.
+    """Peak temporary memory of an optimizer step, without parameters, gradients and state. Muon's: `muon_work_bytes`.
 
     Args:
         cuda: on a GPU, torch's unfused optimizers process all tensors at once, and Lion keeps copies until `found_inf` is
@@ -117,3 +122,71 @@ def work_bytes(optimizer: Optimizer, weights: tuple[Weight, ...], parameter_byte
         *(math.prod(w.shape) for group in groups for w in trainable if w.group == group for _ in range(min(w.copies, 2))),
     ]
     return max((before + 2 * size for before, size in itertools.pairwise(sizes)), default=0) * parameter_bytes
+
+
+# -- Muon -------------------------------------------------------------------------------------------------------------
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def muon_flops(shapes: Shapes) -> float:
+    """FLOPs of the iterations of one update of Muon."""
+    from lit_llm.optim.owners import newton_schulz_flops  # the package imports torch
+
+    return float(sum(newton_schulz_flops(rows, columns) for rows, columns in shapes))
+
+
+def muon_work_bytes(
+    shapes: Shapes, parameter_bytes: int, iterate_bytes: int, *, shards: int, rows: int, cuda: bool, normuon: bool = False
+) -> int:
+    """Peak temporary memory of a step of MuonAdamW on the rank that needs most.
+
+    Args:
+        shapes: of all hidden matrices, whole.
+        iterate_bytes: of an element in the iteration, and in transit.
+        shards: ranks that share a matrix. 1 with `rows` 1: no mesh.
+        rows: replicas of these.
+        cuda: copies are kept until `found_inf` is applied.
+        normuon: on a mesh, all ranks have a number (fp32) for each row of the matrices of a turn, before they get their parts.
+    """
+    p, w = parameter_bytes, iterate_bytes
+    peak = 0
+    for own, of_row, heights in _turns(shapes, shards, rows):
+        squares = 4 * heights if normuon else 0
+        part = sum(of_row) / shards  # elements of this rank's parts
+        whole, largest = sum(math.prod(each) for each in own), max(own, key=math.prod)
+        moments = [part * p * (2 if cuda else 1)]  # the momentum, and its copy
+        if shards * rows == 1:
+            sizes = [math.prod(shape) for shape in own]
+            moments += [  # updates before a matrix, directions from it on
+                sum(sizes[:i]) * w + sum(sizes[i:]) * p + _iterating(shape, w, cuda=cuda) for i, shape in enumerate(own)
+            ]
+        else:
+            moments.append(part * (p + w if p != w else p))  # the directions, and as they are sent
+            moments += [2 * part * w, (part + whole) * w, 2 * whole * w + squares]  # sending and receiving, there and back
+            moments.append(whole * w + _iterating(largest, w, cuda=cuda))
+            moments.append(part * w * (2 if rows > 1 else 1) + (part * p if cuda else 0) + squares)
+        peak = max(peak, int(max(moments)))
+    return peak
+
+
+def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
+    """Two iterates, the Gram matrix and its polynomial; or, on a CPU, a narrow iterate and its copy in fp32 for the norm."""
+    r, c = sorted(shape)
+    return max(2 * (r * c + r * r) * w, 0 if cuda or w == 4 else r * c * (w + 4))
+
+
+@lru_cache(maxsize=256)
+def _turns(shapes: Shapes, shards: int, rows: int) -> list[tuple[Shapes, tuple[int, ...], int]]:
+    """For each turn and rank that owns something in it: shapes that it owns, elements of its row's matrices, rows of all."""
+    from lit_llm.optim.owners import owners, turns
+
+    sizes = [math.prod(shape) for shape in shapes]
+    chosen = owners(shapes, shards * rows)
+    found: dict[tuple[Shapes, tuple[int, ...], int], None] = {}
+    for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL):
+        heights = sum(shapes[i][0] for i in numbers)
+        for rank in {chosen[i] for i in numbers}:
+            own = tuple(shapes[i] for i in numbers if chosen[i] == rank)
+            found[own, tuple(sizes[i] for i in numbers if chosen[i] // shards == rank // shards), heights] = None
+    return list(found)

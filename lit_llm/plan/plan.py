@@ -1,4 +1,4 @@
-"""The plan of a run: all figures as numbers. `report` prints them and `json_output` exports them."""
+"""The plan of a run: all figures as numbers. `json_output` exports them, `lit_llm.reporting.plan_text` prints them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any
 from lit_llm.core.errors import UserError
 from lit_llm.models.attention_kernel_choice import unsupported_attention
 from lit_llm.plan import compute
-from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.memory import Memory, peak_memory, resolved, usable_bytes
 from lit_llm.plan.optimizer import row_state_bytes, state_bytes
-from lit_llm.plan.parameters import parameters, weights_of
-from lit_llm.plan.schedule import Phase, phases
-from lit_llm.plan.settings import BYTES, CHECKPOINTING, RunSettings
-from lit_llm.plan.step_time import Options, Times, fitted_mfu, step_times
-from lit_llm.plan.weights import average_bytes, stored_bytes
+from lit_llm.plan.rate_phases import Phase, phases
+from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings
+from lit_llm.plan.speed import dense_peak, gpu_of, work_of
+from lit_llm.plan.step_time import Options, Times, step_times
+from lit_llm.plan.weights import OwnModel, average_bytes, parameters, stored_bytes, weights_of
 
 DEVICE_MTBF_HOURS = 50_000.0
 """Device-hours between failures: 419 unexpected ones in 54 days on 16,384 GPUs (Llama 3, arXiv 2407.21783, section 3.3.4)."""
@@ -75,8 +74,9 @@ class Plan:
     def mfu_origin(self) -> str:
         """How the planner knows the speed."""
         if self.options.mfu is not None:
-            return self.options.mfu_origin
-        return "assumed" if fitted_mfu(self.settings, self.hardware) is None else "fitted to published runs"
+            return "given"
+        is_fitted = gpu_of(self.settings, self.hardware) is not None and work_of(self.settings, cuda=True).body
+        return "fitted to published runs" if is_fitted else "assumed"
 
     @property
     def efficiency(self) -> float | None:
@@ -97,13 +97,13 @@ class Plan:
     def state_bytes(self) -> float:
         """Optimizer state of all ranks, as a checkpoint has it."""
         weights = weights_of(self.settings.model, self.settings.lora)
-        optimizer, weight_bytes = self.settings.optimizer, BYTES[self.settings.precision][0]
+        optimizer, weight_bytes = self.settings.optimizer, self.settings.weight_bytes
         return state_bytes(optimizer, weights, weight_bytes) + row_state_bytes(optimizer, weights, weight_bytes)
 
     @property
     def checkpoint_bytes(self) -> int:
         """Trained weights, their average and optimizer state: of a model with adapters, only these are saved."""
-        weights, weight_bytes = weights_of(self.settings.model, self.settings.lora), BYTES[self.settings.precision][0]
+        weights, weight_bytes = weights_of(self.settings.model, self.settings.lora), self.settings.weight_bytes
         average = average_bytes(weights) if self.settings.ema else 0
         return int(stored_bytes(weights, weight_bytes, trainable=True) + average + self.state_bytes)
 
@@ -157,7 +157,6 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
     fits = None if capacity is None else memory.needed <= capacity
     if fits and not memory.is_known:
         fits = None
-    peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
     schedule = settings.schedule
     return Plan(
         settings,
@@ -165,11 +164,11 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
         options,
         memory,
         fits,
-        largest_micro_batch(settings, hardware, options, capacity) if capacity is not None and memory.is_known else None,
-        next_steps(asked, hardware, options, memory, capacity) if memory.is_known else [],
-        step_times(settings, hardware, options, peak),
+        largest_micro_batch(settings, hardware, capacity) if capacity is not None and memory.is_known else None,
+        next_steps(asked, hardware, memory, capacity) if memory.is_known else [],
+        step_times(settings, hardware, options),
         compute.flops_per_token(settings.model, settings.lora, settings.length),
-        peak,
+        dense_peak(settings, hardware),
         parameters(settings.model, settings.lora),
         [] if schedule.rate is None else phases(schedule.rate, settings.steps, settings.tokens_before),
     )
@@ -177,13 +176,15 @@ def make_plan(settings: RunSettings, hardware: Hardware, options: Options | None
 
 def _attention_problem(settings: RunSettings, hardware: Hardware) -> str | None:
     """Why `compute.attention` cannot work on this hardware, as far as that does not depend on what is installed there."""
+    if isinstance(settings.model, OwnModel):
+        return None
     device_type = "cuda" if hardware.is_gpu else "cpu"
     return unsupported_attention(
         settings.model, settings.compute.attention, device_type, capability=hardware.compute_capability, name=hardware.name
     )
 
 
-def largest_micro_batch(settings: RunSettings, hardware: Hardware, options: Options, capacity_bytes: float) -> int:
+def largest_micro_batch(settings: RunSettings, hardware: Hardware, capacity_bytes: float) -> int:
     """The largest micro-batch, in sequences, that fits and divides each rank's share of every batch; 0 if none fits."""
     share = math.gcd(*(size for _, size in settings.stages)) // settings.layout.data_parallel
     divisors = (size for size in range(1, share + 1) if share % size == 0)
@@ -202,7 +203,7 @@ def largest_micro_batch(settings: RunSettings, hardware: Hardware, options: Opti
 
 
 def next_steps(
-    settings: RunSettings, hardware: Hardware, options: Options, memory: Memory, capacity_bytes: float | None
+    settings: RunSettings, hardware: Hardware, memory: Memory, capacity_bytes: float | None
 ) -> list[tuple[str, int]]:
     """Flags that save memory and the bytes each saves, cheapest in time first.
 
@@ -210,8 +211,7 @@ def next_steps(
     """
     layout, tried = settings.layout, list[tuple[str, RunSettings]]()
     chunk = 8192 if settings.sequences * settings.sequence_length > 8192 else 1024
-    is_custom = isinstance(settings.model, CustomConfig)
-    if settings.chunk_size is None and settings.model.padded_vocab_size >= 8192 and not is_custom:
+    if settings.chunk_size is None and settings.model.padded_vocab_size >= 8192:
         tried.append((f"--loss.chunk_size {chunk}", replace(settings, chunk_size=chunk)))
     if settings.precision == "32-true":
         tried.append(("--trainer.precision bf16-mixed", replace(settings, precision="bf16-mixed")))

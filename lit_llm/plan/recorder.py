@@ -32,12 +32,7 @@ from lit_llm.core._torch import (
 )
 from lit_llm.models.attention_blocks import backward_in_blocks, forward_in_blocks
 from lit_llm.plan.constants import Constants, without_masks
-
-ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION = range(7)
-"""Kinds of events: bytes of memory, and FLOPs. GRADIENTS are those that a parameter receives. BUFFERS are not traced."""
-
-Event = tuple[int, int]
-"""(kind, amount). Allocations are positive, releases negative."""
+from lit_llm.plan.segments import ACTIVATIONS, ATTENTION, MATMUL, WEIGHT_COPIES, Event
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lit_llm.plan.layout import Layout
-from lit_llm.plan.weights import Weight, blocks_apart, gathered_bytes, reduced_bytes, stored_bytes
+from lit_llm.plan.weights import Weight, gathered_bytes, gathered_groups, is_tied, reduced_bytes, stored_bytes
 
 CONTEXT_GB = 1.0
 """GPU memory of the driver's context and of NCCL, beside what torch reserves. An assumption."""
@@ -34,29 +34,20 @@ class Pools:
     reductions: int = 0
 
 
-def pools_of(weights: tuple[Weight, ...], layout: Layout, weight_bytes: int, compute_bytes: int) -> Pools:
-    """The pools of FSDP2: the largest group of weights is gathered while the next ones are prefetched; one is reduced."""
+def pools_of(weights: tuple[Weight, ...], layout: Layout, sizes: tuple[int, int]) -> Pools:
+    """The pools of FSDP2: the largest group of weights is gathered while the next ones are prefetched; one is reduced.
+
+    Args:
+        sizes: bytes of an element of the weights, and in matrix products.
+    """
     shards = layout.divisor("parameters")
-    block, *others = groups(weights, layout)
-    gathered = [sum(gathered_bytes(group, weight_bytes, compute_bytes)) for group in (block, *others)]
-    reduced = [reduced_bytes(group) for group in (block, *others)]
+    groups = gathered_groups(weights, tied=layout.pipeline.ranks == 1 and is_tied(weights))[:3]
+    gathered = [sum(gathered_bytes(group, *sizes)) for group in groups]
     return Pools(
         gathers=(max(gathered) + layout.prefetch * gathered[0]) * (shards + 1) // shards,
-        gradients=0 if layout.cpu_offload else stored_bytes(weights, weight_bytes, trainable=True) // shards,
-        reductions=max(reduced),
+        gradients=0 if layout.cpu_offload else stored_bytes(weights, sizes[0], trainable=True) // shards,
+        reductions=max(map(reduced_bytes, groups)),
     )
-
-
-def groups(weights: tuple[Weight, ...], layout: Layout) -> list[tuple[Weight, ...]]:
-    """What FSDP2 gathers at a time: the largest block, the root (last norm and head, or a tied embedding), other embeddings."""
-    tied = layout.pipeline.ranks == 1 and not any(weight.part == "output head" for weight in weights)
-    block = max(blocks_apart(weights), key=lambda each: stored_bytes(each, 4), default=())
-    root: list[Weight] = []
-    others: list[Weight] = []
-    for weight in weights:
-        if not weight.times:
-            (root if tied or weight.part != "token embedding" else others).append(weight)
-    return [block, tuple(root), tuple(others)]
 
 
 def reserved_bytes(resident: int, moments: list[tuple[dict[str, int], int]], pools: Pools) -> int:

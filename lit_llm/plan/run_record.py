@@ -14,12 +14,12 @@ from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.data_facts import DataFacts
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.layout import Layout
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.settings import RunSettings, Schedule
+from lit_llm.plan.run_settings import RunSettings, Schedule
+from lit_llm.plan.weights import OwnModel, PlannedModel
 from lit_llm.runs.run_folder import CONFIG
 
 PLAN = "plan.json"
@@ -155,33 +155,28 @@ def settings_values(settings: RunSettings) -> dict[str, Any]:
 
 def _settings(values: dict[str, Any]) -> RunSettings:
     """What `settings_values` wrote."""
-    layout = values["layout"]
-    lora = values["lora"]
+    layout, lora = values["layout"], values["lora"]
     if lora is not None:
         from lit_llm.models.lora import LoRAConfig  # imports torch
 
         lora = LoRAConfig(**lora)
-    model: dict[str, Any] = values["model"]
-    architecture = model.get("architecture")
-    if architecture is not None:
-        from lit_llm.models.custom import Architecture  # imports torch
-
-        model = {**model, "architecture": Architecture(**architecture)}
+    kept, pipeline = KeptWhole(*layout["kept"]), PipelineLayout(*layout["pipeline"])
     parts = {
-        "model": GPTConfig(**model) if architecture is None else CustomConfig(**model),
+        "model": _model(values["model"]),
         "optimizer": Optimizer(**values["optimizer"]),
         "compute": ComputeConfig(**values["compute"]),
-        "layout": Layout(
-            **{
-                **layout,
-                "auto": tuple(layout["auto"]),
-                "kept": KeptWhole(*layout["kept"]),
-                "pipeline": PipelineLayout(*layout["pipeline"]),
-            }
-        ),
+        "layout": Layout(**{**layout, "auto": tuple(layout["auto"]), "kept": kept, "pipeline": pipeline}),
         "schedule": Schedule(**values["schedule"]),
         "data": DataFacts(bytes_per_token=values["data"]["bytes_per_token"]),
         "ramp": tuple((first, size) for first, size in values["ramp"]),
         "lora": lora,
     }
     return RunSettings(**{**values, **parts})
+
+
+def _model(values: dict[str, Any]) -> PlannedModel:
+    if "architecture" not in values:
+        return GPTConfig(**values)
+    from lit_llm.models.custom import Architecture  # imports torch
+
+    return OwnModel(**{**values, "architecture": Architecture(**values["architecture"])})

@@ -19,16 +19,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lit_llm.plan import muon
+from lit_llm.plan.collectives import fullest_stage
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.custom_config import CustomConfig
 from lit_llm.plan.hardware import Hardware
 from lit_llm.plan.micro_batch import one_micro_batch
-from lit_llm.plan.optimizer import matrix_shapes, state_bytes
-from lit_llm.plan.parameters import weights_of
-from lit_llm.plan.rank_traffic import fullest_stage
-from lit_llm.plan.settings import BYTES, RunSettings
-from lit_llm.plan.weights import Weight, stored_bytes
+from lit_llm.plan.optimizer import matrix_shapes, muon_flops, state_bytes
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.weights import OwnModel, Weight, is_tied, stored_bytes, weights_of
 
 UNFITTED_MFU = 0.4
 """MFU of what no run of the file covers: processors, and GPUs of unknown memory bandwidth."""
@@ -68,23 +65,19 @@ class Work:
 
 def work_of(settings: RunSettings, *, cuda: bool) -> Work:
     """The work of a rank."""
-    layout, model, optimizer = settings.layout, settings.model, settings.optimizer
+    layout, model = settings.layout, settings.model
     made = one_micro_batch(settings, cuda=cuda)
     micro_batches = settings.accumulation / layout.pipeline.ranks
     tokens = settings.sequences * settings.sequence_length / layout.context
     flops = flops_per_token(model, settings.lora, settings.length)
     head, body = _matrices(weights_of(model, settings.lora, layout.tensor_parallel))
     head_flops = min(6.0 * tokens * sum(math.prod(shape) for shape in head), made.matmul_flops)
-    weight_bytes, _ = BYTES[settings.precision]
-    local = fullest_stage(settings, layout.tensor_parallel)
-    # Clipping reads and writes gradients. The update reads gradients and reads and writes weights and state.
-    updated = 5 * stored_bytes(local, weight_bytes, trainable=True) / layout.divisor("optimizer")
-    updated += 2 * state_bytes(optimizer, local, weight_bytes) / layout.divisor("optimizer")
     iterations = 0.0
-    if optimizer.is_muon:
+    if settings.optimizer.is_muon:
         owners = math.prod(layout.owners[0]) * layout.owners[1]
-        iterations = muon.flops(matrix_shapes(weights_of(model, settings.lora))) / owners / layout.pipeline.ranks
-    kernels = made.kernels or model.n_layer * KERNELS_PER_BLOCK / (3 if _is_compiled(settings) else 1)
+        iterations = muon_flops(matrix_shapes(weights_of(model, settings.lora))) / owners / layout.pipeline.ranks
+    blocks = 0 if isinstance(model, OwnModel) else model.n_layer
+    kernels = made.kernels or blocks * KERNELS_PER_BLOCK / (3 if _is_compiled(settings) else 1)
     return Work(
         (made.matmul_flops - head_flops) * micro_batches,
         _narrowness(body),
@@ -94,22 +87,31 @@ def work_of(settings: RunSettings, *, cuda: bool) -> Work:
         flops.attention_causal / flops.attention if flops.attention else 1.0,
         made.written * micro_batches,
         tokens * model.padded_vocab_size * micro_batches,
-        updated,
+        update_bytes(settings),
         iterations,
         kernels * micro_batches,
     )
 
 
+def update_bytes(settings: RunSettings) -> float:
+    """Memory traffic of clipping and the update on a rank.
+
+    Clipping reads and writes gradients. The update reads gradients and reads and writes weights and state.
+    """
+    local, weight_bytes = fullest_stage(settings), settings.weight_bytes
+    moved = 5 * stored_bytes(local, weight_bytes, trainable=True) + 2 * state_bytes(settings.optimizer, local, weight_bytes)
+    return moved / settings.layout.divisor("optimizer")
+
+
 def _is_compiled(settings: RunSettings) -> bool:
-    return settings.compute.compile and not isinstance(settings.model, CustomConfig)
+    return settings.compute.compile and not isinstance(settings.model, OwnModel)
 
 
 def _matrices(weights: tuple[Weight, ...]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Shapes of the head's and of all other matrices. A tied embedding is the head."""
     shapes: dict[bool, list[tuple[int, ...]]] = {True: [], False: []}
-    tied = not any(weight.part == "output head" for weight in weights)
     for weight in weights:
-        is_head = weight.part == "output head" or (tied and weight.part == "token embedding")
+        is_head = weight.part == "output head" or (is_tied(weights) and weight.part == "token embedding")
         if weight.total and len(weight.shape) > 1 and (is_head or "embedding" not in weight.part):
             shapes[is_head] += [weight.shape] * weight.copies
     return shapes[True], shapes[False]
@@ -185,9 +187,14 @@ class Gpu:
         return max(kernels, work.kernels * LAUNCH_SECONDS) + updating
 
 
+def dense_peak(settings: RunSettings, hardware: Hardware) -> float | None:
+    """The dense peak of the run's matrix products in TFLOP/s, or None if it is unknown."""
+    return hardware.peak_for(settings.precision, settings.compute.matmul_precision)
+
+
 def gpu_of(settings: RunSettings, hardware: Hardware) -> Gpu | None:
     """The GPU that a run uses. None: its peak or its memory bandwidth is unknown, or the hardware is no GPU."""
-    peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
+    peak = dense_peak(settings, hardware)
     if peak is None or hardware.memory_gbps is None or not hardware.is_gpu:
         return None
     float8 = hardware.peak_tflops["fp8"] if settings.compute.float8 else None

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from lit_llm.core.errors import UserError
 from lit_llm.plan import hardware as hardware_table
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.layout import STRATEGIES, layout_from_strategy
-from lit_llm.plan.numbers import duration, money_range, two_digits
+from lit_llm.plan.layout import STRATEGIES, Layout, layout_of_name
 from lit_llm.plan.plan import Options, Plan, make_plan
-from lit_llm.plan.settings import CHECKPOINTING, RunSettings, canonical_precision
+from lit_llm.plan.run_settings import CHECKPOINTING, RunSettings, canonical_precision
 
+LayoutOf = Callable[[int, int], Layout]
+"""The layout of a number of devices, so many of them in a node."""
 MOST = 10_000_000
 """Of devices, sequences and tokens."""
 KEYS = ("devices", "strategy", "precision", "hardware", "micro_batch_size", "activation_checkpointing", "chunk_size")
@@ -55,12 +57,12 @@ def parse(words: list[str]) -> dict[str, list[str]]:
 
 
 def variants(
-    axes: dict[str, list[str]], base: RunSettings, strategy: Any, hardware: Hardware, options: Options
+    axes: dict[str, list[str]], base: RunSettings, layout: LayoutOf, hardware: Hardware, options: Options
 ) -> Iterator[Variant]:
     """Plan every combination. A combination that cannot be, or that is another one, has a problem instead of a plan.
 
     Args:
-        strategy: the strategy of the recipe, used where the sweep does not vary it.
+        layout: of the recipe's strategy on so many devices, where the sweep does not vary it.
 
     Raises:
         UserError: a value is invalid in every combination (unknown hardware, precision or strategy, or not a number).
@@ -80,7 +82,7 @@ def variants(
         values = dict(zip(axes, combination, strict=True))
         device = hardware_table.find(values["hardware"]) if "hardware" in values else hardware
         try:
-            plan = make_plan(_changed(base, values, strategy, device), device, options)
+            plan = make_plan(_changed(base, values, layout, device), device, options)
             other = f"{plan.settings.sequences}" != values.get("micro_batch_size", f"{plan.settings.sequences}")
             yield Variant(values, None if other else plan, f"is micro_batch_size={plan.settings.sequences}" if other else "")
         except UserError as error:
@@ -107,45 +109,17 @@ def cheapest(found: list[Variant], *, max_memory_gb: float | None, deadline_hour
     return min(fitting, key=lambda item: item[0])[1] if fitting else None
 
 
-HEADER = ("memory GB", "fits", "largest micro-batch", "step", "tokens/s", "run", "device-hours", "USD", "limit")
-
-
-def row(variant: Variant) -> list[str]:
-    """One row of the comparison: the values, then the columns of HEADER."""
-    plan = variant.plan
-    if plan is None:
-        return [*variant.values.values(), *["–"] * len(HEADER)]
-    fits = {True: "yes", False: "NO", None: "?"}[plan.fits]
-    cells = [*variant.values.values(), f"{plan.memory.needed / 1e9:.2f}", fits]
-    cells.append("?" if plan.largest_micro_batch is None else str(plan.largest_micro_batch))
-    if plan.run_seconds is None or plan.times.step is None:
-        return [*cells, *["?"] * 6]
-    settings = plan.settings
-    hours = plan.run_seconds * settings.layout.devices / 3600
-    money = money_range(*plan.usd) if plan.usd else "?"
-    speed = two_digits(settings.tokens_per_step / plan.times.step)
-    return [
-        *cells,
-        duration(plan.times.step),
-        speed,
-        duration(plan.run_seconds),
-        two_digits(hours),
-        money,
-        plan.times.limit or "?",
-    ]
-
-
 def _strategy(name: str) -> str:
     if name not in STRATEGIES:
         raise UserError(f"Cannot sweep strategy={name}: use {', '.join(STRATEGIES)} (--sweep).")
     return name
 
 
-def _changed(base: RunSettings, values: dict[str, str], strategy: Any, hardware: Hardware) -> RunSettings:
+def _changed(base: RunSettings, values: dict[str, str], layout: LayoutOf, hardware: Hardware) -> RunSettings:
     devices = int(values.get("devices", base.layout.devices))
-    changes: dict[str, Any] = {
-        "layout": layout_from_strategy(values.get("strategy", strategy), devices, hardware.devices_per_node)
-    }
+    if "strategy" in values:
+        layout = partial(layout_of_name, values["strategy"])
+    changes: dict[str, Any] = {"layout": layout(devices, hardware.devices_per_node)}
     fields: dict[str, tuple[str, Callable[[str], Any]]] = {
         "precision": ("precision", canonical_precision),
         "micro_batch_size": ("micro_batch", int),

@@ -26,21 +26,27 @@ from lit_llm.core.memory import without_garbage_collection
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossSums, chunked_cross_entropy, cross_entropy
+from lit_llm.plan.built_model import build_gpt, local_config, split_positions, with_layers
 from lit_llm.plan.compiled import keep_as_compiled
 from lit_llm.plan.cuda import CudaKernels
-from lit_llm.plan.model import build, local_config, split_positions, with_layers
-from lit_llm.plan.recorder import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Event, Recorder, Sized, sized
+from lit_llm.plan.recorder import Recorder, Sized, sized
+from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment
+from lit_llm.plan.text_cache import cached_by_text
 
-Segment = list[Event]
+_DTYPES = {4: torch.float32, 2: torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """Types of weights and matrix products, and the device whose kernels run."""
+    """Bytes of an element of weights and in matrix products, and the device whose kernels run."""
 
-    weights: torch.dtype
-    products: torch.dtype
+    weight_bytes: int
+    product_bytes: int
     cuda: bool
+
+    @property
+    def weights(self) -> torch.dtype:
+        return _DTYPES[self.weight_bytes]
 
     @contextmanager
     def record(self, recorder: Recorder) -> Iterator[None]:
@@ -49,8 +55,8 @@ class Numerics:
             # Selective recomputation leaves cycles, which keep tensors until Python collects them. In a step it rarely does.
             stack.enter_context(without_garbage_collection())
             stack.enter_context(recorder)
-            if self.weights != self.products:
-                stack.enter_context(torch.autocast("cpu", self.products, cache_enabled=False))
+            if self.weight_bytes != self.product_bytes:
+                stack.enter_context(torch.autocast("cpu", _DTYPES[self.product_bytes], cache_enabled=False))
             if self.cuda:
                 stack.enter_context(CudaKernels())
             stack.enter_context(warnings.catch_warnings())
@@ -63,24 +69,25 @@ class Body:
     """The forward and the backward pass without the loss.
 
     Attributes:
-        forward: segments of what precedes the blocks, of each block, and of what follows them.
-        backward: the same in the order of execution: last norm, last block, …, first block, embedding. Of a split pass: only
-            the gradients of inputs.
+        segments: of what precedes the blocks, of each block, and of what follows them; then the same of the backward pass in
+            the order of execution: last norm, last block, …, first block, embedding. Of a split pass: only the gradients of
+            inputs.
         hidden_dtype: of what the loss gets.
         head_is_trainable: the loss returns a gradient of the output matrix.
     """
 
-    forward: list[Segment]
-    backward: list[Segment]
+    segments: list[Segment]
     hidden_dtype: torch.dtype
     head_is_trainable: bool
 
-    def does_the_same(self, other: Body) -> bool:
-        """Whether the two have the same events but for their amounts."""
-        mine, theirs = ([[[kind for kind, _ in s] for s in part] for part in (b.forward, b.backward)] for b in (self, other))
-        return mine == theirs
+    @property
+    def passes(self) -> tuple[list[Segment], list[Segment]]:
+        """Those of the forward and of the backward pass."""
+        half = len(self.segments) // 2
+        return self.segments[:half], self.segments[half:]
 
 
+@cached_by_text
 def trace_body(
     config: GPTConfig,
     lora: Any,
@@ -100,7 +107,7 @@ def trace_body(
         compiled: the blocks are compiled.
         split: compute the gradients of inputs, and keep what those of weights need.
     """
-    model = build(local_config(with_layers(config, layers), tensor_parallel), lora)
+    model = build_gpt(local_config(with_layers(config, layers), tensor_parallel), lora)
     recorder = Recorder(cuda=numerics.cuda)
     for block, layer in zip(model.blocks, layers, strict=True):
         if numerics.cuda:
@@ -147,12 +154,11 @@ def trace_body(
         received.clear()
         if split:
             del kept
-    forward = len(layers) + 2
-    backward = segments[forward:]
-    backward += [[] for _ in range(forward - len(backward))]  # frozen weights before the first adapter get no gradients
-    return Body(segments[:forward], backward, *seen)
+    missing = 2 * (len(layers) + 2) - len(segments)  # frozen weights before the first adapter get no gradients
+    return Body(segments + [[] for _ in range(missing)], *seen)
 
 
+@cached_by_text
 def trace_head(
     config: GPTConfig,
     numerics: Numerics,

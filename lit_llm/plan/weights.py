@@ -1,25 +1,59 @@
-"""A weight of a model, and the bytes that many of them take: stored, as gradients, and as FSDP2 gathers and reduces them."""
+"""The weights of a model, counted by part and by group of the optimizer, and the bytes that many of them take.
+
+They are those of the built model, of which one block is built, without memory; all blocks have equal shapes.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable
+from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from lit_llm.models.config import GPTConfig
+from lit_llm.plan.text_cache import cached_by_text
+
+if TYPE_CHECKING:  # imports torch
+    from lit_llm.models.custom import Architecture, CustomModel
+    from lit_llm.models.gpt import GPT
+    from lit_llm.models.lora import LoRAConfig
+
+PARTS = (
+    "token embedding",
+    "position embedding",
+    "attention",
+    "convolutions",
+    "mlp",
+    "norms",
+    "biases",
+    "adapters",
+    "output head",
+)
 
 
-class Key(Hashable):
-    """A configuration as a key of a cache. Two are equal if they are written equally."""
+@dataclass(frozen=True)
+class OwnModel:
+    """A user's class, planned in the place of a `GPTConfig`: it has these settings only."""
 
-    def __init__(self, value: Any) -> None:
-        self.value, self.text = value, repr(value)
+    architecture: Architecture
+    block_size: int = GPTConfig.block_size
+    vocab_size: int | None = None
+    eos_id: int | None = None
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and self.text == other.text
+    @property
+    def padded_vocab_size(self) -> int:
+        """Of the logits, which are not padded."""
+        assert self.vocab_size is not None
+        return self.vocab_size
 
-    def __hash__(self) -> int:
-        return hash(self.text)
+
+PlannedModel: TypeAlias = GPTConfig | OwnModel
+
+
+def planned_model(model: GPTConfig, architecture: Architecture | None) -> PlannedModel:
+    """`model`, or an architecture with what it takes from `model`."""
+    return model if architecture is None else OwnModel(architecture, model.block_size, model.vocab_size, model.eos_id)
 
 
 @dataclass(frozen=True)
@@ -27,7 +61,7 @@ class Weight:
     """A parameter.
 
     Attributes:
-        part: one of PARTS; of a custom model, a child of the module.
+        part: one of PARTS; of a user's model, a child of the module.
         group: the optimizer's (`lit_llm.optim.parameter_groups`). None: frozen.
         times: number of blocks that have it; 0 outside of the blocks, where it exists once.
         own_bytes: of an element in fp32 precision, where the model itself chooses the type.
@@ -54,6 +88,80 @@ class Weight:
         return self.own_bytes if parameter_bytes == 4 or self.part == "adapters" else parameter_bytes
 
 
+@cached_by_text
+def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int = 1) -> tuple[Weight, ...]:
+    """The parameters on one of `ranks` tensor-parallel ranks, in the model's order. A tied matrix is counted once."""
+    from lit_llm.optim import parameter_groups
+    from lit_llm.plan.built_model import build_gpt, build_own, local_config, with_layers
+
+    if isinstance(model, OwnModel):
+        part_of, in_block, blocks = _child, "network.blocks.", 1
+        built: GPT | CustomModel = build_own(model.architecture, model.vocab_size)
+    else:
+        part_of, in_block, blocks = _part, "blocks.", model.n_layer
+        built = build_gpt(with_layers(local_config(model, ranks), [0]), lora)
+    alike = {"projection": "matrix", "head": "embedding"}  # they differ in their rates only
+    groups = {id(p): alike.get(name := str(group["name"]), name) for group in parameter_groups(built) for p in group["params"]}
+    return tuple(
+        Weight(
+            name, tuple(p.shape), part_of(name), groups.get(id(p)), blocks if name.startswith(in_block) else 0, p.element_size()
+        )
+        for name, p in built.named_parameters()
+    )
+
+
+def _child(name: str) -> str:
+    return ".".join(name.split(".")[:2])
+
+
+def _part(name: str) -> str:
+    first, *_, last = name.split(".")
+    if "lora" in last:
+        return "adapters"
+    if "norm" in name:
+        return "norms"
+    if "convolution" in name:
+        return "convolutions"
+    if last == "bias":
+        return "biases"
+    outside = {"embedding": "token embedding", "positions": "position embedding", "head": "output head"}
+    return outside.get(first, "attention" if ".attention." in name else "mlp")
+
+
+@cached_by_text
+def buffer_bytes(model: OwnModel, parameter_bytes: int) -> int:
+    """Bytes of the buffers of a user's module."""
+    from lit_llm.plan.built_model import build_own
+
+    buffers = list(build_own(model.architecture, model.vocab_size).buffers())
+    narrow = parameter_bytes < 4  # floating-point buffers get the type of the weights
+    return sum(b.numel() * (parameter_bytes if narrow and b.is_floating_point() else b.element_size()) for b in buffers)
+
+
+def parameters(model: PlannedModel, lora: LoRAConfig | None = None) -> dict[str, int]:
+    """Parameters by part, exactly as in the built model. A tied head is counted with the embedding.
+
+    A Llama-like block with multi-head attention, no biases, a 2-matrix MLP and f = 4d has 12d² + 2d parameters. The whole
+    model with a tied head has 12Ld² + 2Ld + Vd + d (Kaplan et al. 2020, table 1, plus norms).
+    """
+    found = Counter[str]()
+    for weight in weights_of(model, lora):
+        found[weight.part] += weight.total
+    return {part: found[part] for part in dict.fromkeys((*PARTS, *found)) if found[part]}
+
+
+def total_parameters(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int = 1) -> int:
+    """All parameters, or those on one of `ranks` tensor-parallel ranks. A tied matrix counts once.
+
+    Matrices, the biases of their output columns, embedding and head are split. Norms, positions and the biases of the two
+    output projections are not.
+    """
+    return sum(weight.total for weight in weights_of(model, lora, ranks))
+
+
+# -- bytes of many weights --------------------------------------------------------------------------------------------
+
+
 def stored_bytes(weights: tuple[Weight, ...], parameter_bytes: int, *, trainable: bool = False) -> int:
     """Bytes of the weights, or of those that get gradients and optimizer state."""
     return sum(w.total * w.itemsize(parameter_bytes) for w in weights if w.group is not None or not trainable)
@@ -64,18 +172,18 @@ def average_bytes(weights: tuple[Weight, ...]) -> int:
     return sum(4 * w.total for w in weights if w.group is not None)
 
 
-def blocks_apart(weights: tuple[Weight, ...]) -> list[tuple[Weight, ...]]:
-    """The weights of each block, once; of equal blocks, one."""
-    found: dict[str, list[Weight]] = {}
-    for weight in weights:
-        if block := re.match(r"(network\.)?blocks\.\d+", weight.name):
-            found.setdefault(block[0], []).append(replace(weight, times=1))
-    return [tuple(block) for block in found.values()]
+reduced_bytes = average_bytes
+"""Bytes of the whole gradients as FSDP2 reduces them: in fp32, too."""
+
+
+def is_tied(weights: tuple[Weight, ...]) -> bool:
+    """Whether the token embedding is the output head."""
+    return not any(weight.part == "output head" for weight in weights)
 
 
 def gradient_bytes(weights: tuple[Weight, ...], parameter_bytes: int, tensor_parallel: int = 1) -> int:
     """Bytes of the gradients of one of `tensor_parallel` ranks. That of an embedding that is not the head is whole."""
-    split = tensor_parallel > 1 and any(weight.part == "output head" for weight in weights)
+    split = tensor_parallel > 1 and not is_tied(weights)
     embedding = tuple(weight for weight in weights if split and weight.part == "token embedding")
     more = (tensor_parallel - 1) * stored_bytes(embedding, parameter_bytes, trainable=True)
     return stored_bytes(weights, parameter_bytes, trainable=True) + more
@@ -93,9 +201,28 @@ def gathered_bytes(weights: tuple[Weight, ...], parameter_bytes: int, compute_by
     return blocks, others
 
 
-def reduced_bytes(weights: tuple[Weight, ...]) -> int:
-    """Bytes of the whole gradients as FSDP2 reduces them: in fp32."""
-    return 4 * sum(weight.total for weight in weights if weight.group is not None)
+class GatheredGroups(NamedTuple):
+    """What FSDP2 gathers at a time: the largest block, the root (last norm and head, or a tied embedding), an embedding."""
+
+    block: tuple[Weight, ...]
+    root: tuple[Weight, ...]
+    embedding: tuple[Weight, ...]
+    blocks: int
+    """How many there are."""
+
+
+def gathered_groups(weights: tuple[Weight, ...], *, tied: bool) -> GatheredGroups:
+    """The groups of these weights. `tied`: the embedding belongs to the root."""
+    blocks: dict[str, list[Weight]] = {}
+    outside: dict[bool, list[Weight]] = {True: [], False: []}
+    for weight in weights:
+        if block := re.match(r"(network\.)?blocks\.\d+", weight.name):
+            blocks.setdefault(block[0], []).append(replace(weight, times=1))
+        else:
+            outside[tied or weight.part != "token embedding"].append(weight)
+    largest = max(map(tuple, blocks.values()), key=lambda each: stored_bytes(each, 4), default=())
+    count = max([1, len(blocks), *(weight.times for weight in weights)])
+    return GatheredGroups(largest, tuple(outside[True]), tuple(outside[False]), count)
 
 
 def parameters_by_group(weights: tuple[Weight, ...]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from html import escape
 from typing import NamedTuple
 
 from lit_llm.core import html_page as html
-from lit_llm.plan.numbers import count
+from lit_llm.core.number_text import count
 
 Points = list[tuple[float, float]]
 

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 from lit_llm.config.arguments import leaves
 from lit_llm.core import html_page as html
-from lit_llm.plan.numbers import counted
+from lit_llm.core.number_text import counted
 from lit_llm.reporting.charts import COLORS, Line, chart, number
 from lit_llm.reporting.doctor.diagnose import diagnose, observed
 from lit_llm.reporting.doctor.finding import Finding

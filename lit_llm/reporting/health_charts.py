@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from lit_llm.core import html_page as html
-from lit_llm.plan.numbers import count
+from lit_llm.core.number_text import count
 from lit_llm.reporting.charts import Line, Points, chart
 from lit_llm.reporting.run_curves import RunCurves
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lit_llm.plan.numbers import count, duration, size
+from lit_llm.core.number_text import count, duration, size
 from lit_llm.reporting.run_curves import TOKENS, RunCurves
 from lit_llm.reporting.summary import short_cost
 

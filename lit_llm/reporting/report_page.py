@@ -9,7 +9,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from lit_llm.core import html_page as html
-from lit_llm.plan.numbers import count, duration, size
+from lit_llm.core.number_text import count, duration, size
 from lit_llm.reporting.charts import COLORS, Line, chart
 from lit_llm.reporting.doctor.diagnose import diagnose, observed
 from lit_llm.reporting.evidence import Evidence

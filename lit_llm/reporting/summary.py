@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lit_llm.core.number_text import count, counted, duration, money_range
 from lit_llm.plan.compute import cost_usd
-from lit_llm.plan.numbers import count, counted, duration, money_range
 from lit_llm.reporting.run_curves import Launch, RunCurves
 
 _SOURCES = ("paths", "path", "train", "val")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_llm.core.errors import UserError
-from lit_llm.plan.numbers import counted
+from lit_llm.core.number_text import counted
 from lit_llm.runs.loaded_run import LoadedRun
 from lit_llm.runs.run_folder import CONFIG, METRICS, expanded
 

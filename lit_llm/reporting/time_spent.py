@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from lit_llm.core import html_page as html
-from lit_llm.plan.numbers import duration, percent
+from lit_llm.core.number_text import duration, percent
 from lit_llm.reporting.run_curves import TOKENS, RunCurves
 
 _SHARES = {

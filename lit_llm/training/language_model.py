@@ -34,7 +34,7 @@ from lit_llm.models.loss import LossConfig, LossSums, chunked_cross_entropy, cro
 from lit_llm.optim import MuonAdamW, optimizer_of
 from lit_llm.optim.transfer import optimizer_of_stage
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.custom_config import custom_config
+from lit_llm.plan.weights import planned_model
 from lit_llm.training.accumulation import Accumulation, mean_of
 from lit_llm.training.evaluation import Evaluation, safe_exp, without_repeats
 from lit_llm.training.saved_state import add_entries, check_entries, keep_configured_options
@@ -207,11 +207,11 @@ class LanguageModel(TextGeneration):
     def flops_per_token(self) -> float | None:
         """Training FLOPs per token of the data's sequences, see `GPTConfig.flops_per_token` and `flops_saved`.
 
-        Of a custom architecture, those of its kernels, or six per parameter (`lit_llm.plan.custom_trace`).
+        Of a custom architecture, those of its kernels, or six per parameter (`lit_llm.plan.own_trace`).
         """
         length = getattr(getattr(self.trainer, "datamodule", None), "block_size", None)
         if self.architecture is not None:
-            return flops_per_token(custom_config(self.config, self.architecture), length=length).total
+            return flops_per_token(planned_model(self.config, self.architecture), length=length).total
         model = self.whole_model
         assert isinstance(model, GPT)
         return self.config.flops_per_token(length) - flops_saved(model)

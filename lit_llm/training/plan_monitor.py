@@ -12,35 +12,30 @@ from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lit_llm.callbacks import EMA, Throughput
 from lit_llm.callbacks._lightning import accumulates
 from lit_llm.callbacks.ranges import check_ranges
 from lit_llm.checkpoint.manifest import versions
-from lit_llm.core._lightning import ddp_option
 from lit_llm.core.disk import write_text
 from lit_llm.core.errors import UserError
 from lit_llm.core.number_domain import Domain, above
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.optim.torch_muon import TorchMuon
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.custom_config import custom_config
 from lit_llm.plan.data_facts import DataFacts
-from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.layout import Layout, mesh_layout
-from lit_llm.plan.measure import this_machine
+from lit_llm.plan.hardware import Hardware, this_machine
 from lit_llm.plan.memory import peak_memory
-from lit_llm.plan.optimizer import TORCH_MUON, Optimizer
-from lit_llm.plan.parameters import total_parameters
 from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, settings_values
-from lit_llm.plan.settings import RunSettings, canonical_precision
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.speed import dense_peak
 from lit_llm.plan.step_time import Options, step_times
+from lit_llm.plan.weights import planned_model, total_parameters
 from lit_llm.runs.run_folder import CONFIG
 from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.outcome import outcome
+from lit_llm.training.planned_settings import layout_of, run_settings
 from lit_llm.training.run_cost import RunCost
 
 
@@ -122,8 +117,8 @@ class PlanMonitor(Callback):
             self.predicted_bytes = memory.total
         else:
             rank_zero_info(f"plan: peak memory is not predicted for this run ({'; '.join(memory.notes)}).")
-        peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
-        step = step_times(settings, hardware, options, peak).step
+        peak = dense_peak(settings, hardware)
+        step = step_times(settings, hardware, options).step
         flops = flops_per_token(settings.model, settings.lora, settings.length).total
         if peak and step:
             self._planned_mfu = flops * settings.tokens_per_step / (step * settings.layout.devices * peak * 1e12)
@@ -261,55 +256,17 @@ def settings_of_trainer(trainer: Trainer, module: LightningModule) -> RunSetting
         if not isinstance(part, supported):
             raise UserError(f"the planner supports {supported.__name__}, not {type(part).__name__}")
     assert isinstance(module, LanguageModel)
-    loss = module.loss_config
-    assert data.block_size is not None
-    optimizer = trainer.optimizers[0]
-    group = optimizer.param_groups
-    ramp = () if data.ramp is None else data.ramp.sequences(data.block_size)
-    return RunSettings(
-        custom_config(module.config, module.architecture),
-        Optimizer(
-            TORCH_MUON if isinstance(optimizer, TorchMuon) else type(optimizer).__name__,
-            momentum=bool(group[0].get("momentum")),
-            fused=all(g.get("fused") for g in group),
-            ns_dtype=next((g["ns_dtype"] for g in group if "ns_dtype" in g), "auto"),
-            normuon=any(g.get("normuon_beta2") is not None for g in group),
-        ),
+    parts = {"data": data, "loss": module.loss_config, "compute": module.compute_config, "lora": module.lora}
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    layout = layout_of(trainer.strategy, trainer.world_size, trainer.num_devices)
+    if isinstance(trainer.strategy, MeshStrategy):
+        layout = replace(layout, kept=trainer.strategy.kept, auto=())
+    return run_settings(
+        parts | {"ema": next((each for each in callbacks if isinstance(each, EMA)), None)},
+        planned_model(module.config, module.architecture),
+        trainer.optimizers[0],
+        layout,
+        trainer.precision,
         steps=trainer.max_steps,
-        global_batch=data.global_batch_size,
-        micro_batch=data.micro_batch_size,
-        precision=canonical_precision(trainer.precision),
-        compute=replace(module.compute_config),
-        layout=layout_of_trainer(trainer),
-        chunk_size=loss.chunk_size,
-        z_loss=bool(loss.z_loss),
         data=DataFacts(data.train_tokens, data.val_tokens, "counted"),
-        ramp=ramp,
-        lora=module.lora,
-        length=data.block_size,
-        ema=any(isinstance(callback, EMA) for callback in trainer.callbacks),  # type: ignore[attr-defined]
     )
-
-
-def layout_of_trainer(trainer: Trainer) -> Layout:
-    """The parallel layout of a Trainer.
-
-    Raises:
-        UserError: if the planner does not support the strategy.
-    """
-    strategy, world_size = trainer.strategy, trainer.world_size
-    if isinstance(strategy, MeshStrategy):
-        return mesh_layout(
-            strategy.sizes(world_size),
-            strategy.kept,
-            prefetch=strategy.prefetch,
-            cpu_offload=strategy.cpu_offload,
-            context_attention=strategy.context_attention,
-            pipeline=strategy.pipeline_layout,
-        )
-    if isinstance(strategy, DDPStrategy):
-        view = ddp_option(strategy, "gradient_as_bucket_view")
-        return Layout("ddp", replicate=world_size, bucket_copies=not view)
-    if isinstance(strategy, SingleDeviceStrategy):
-        return Layout()
-    raise UserError(f"the planner does not support {type(strategy).__name__}")

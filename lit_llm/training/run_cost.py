@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 
 from lit_llm.callbacks.progress_bar import format_duration
+from lit_llm.core.number_text import money_range
 from lit_llm.plan.compute import cost_usd
 from lit_llm.plan.hardware import Hardware
-from lit_llm.plan.numbers import money_range
 
 
 @dataclass

@@ -9,7 +9,8 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_llm.callbacks import StepCheckpoint, TaskScores, TextSamples, Throughput, ValidateEvery
 from lit_llm.callbacks import throughput as module_under_test
-from lit_llm.callbacks.throughput import count_tokens, peak_tflops
+from lit_llm.callbacks.device_peaks import peak_of, peaks_of
+from lit_llm.callbacks.throughput import count_tokens
 
 TOKENS = BATCH * (LENGTH + 1)  # of a micro-batch
 
@@ -220,7 +221,7 @@ def test_unknown_hardware_has_no_mfu(tmp_path, clock):
     ],
 )
 def test_the_peak_is_of_exactly_this_device_and_precision(name, precision, matmul, peak):
-    assert peak_tflops(name, precision, matmul) == peak
+    assert peak_of(peaks_of(name), precision, matmul) == peak
 
 
 def test_tokens_are_input_ids_or_else_the_first_integers():

@@ -12,10 +12,12 @@ from torch import nn
 
 from lit_llm.config import host_memory
 from lit_llm.config.host_memory import memory_problem
-from lit_llm.config.parse import parse
+from lit_llm.config.objects import Objects
 from lit_llm.core import memory
+from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.models.loss import LossConfig
 from lit_llm.plan import find
 from lit_llm.training import plan_monitor
 
@@ -89,14 +91,14 @@ def test_on_a_gpu_fit_keeps_whole_weights_in_a_pipeline_only_if_the_run_fits(mon
     flags = {"n_layer": 16, "n_head": 8, "n_embd": 1024, "block_size": 1024, "vocab_size": 2048}
     strategy = MeshStrategy(pipeline=2)
     strategy.parallel_devices = [torch.device("cuda", 0)]
-    words = ["--config", "tiny.yaml", "--trainer.strategy", "MeshStrategy", "--trainer.strategy.pipeline", "2"]
-    words += ["--data.global_batch_size", "32", "--data.micro_batch_size", "1"]
-    config = parse("fit", words).config
     monkeypatch.setattr(host_memory, "this_machine", lambda **_: replace(find("h100-sxm"), memory_gb=gigabytes))
     monkeypatch.setattr(host_memory, "memory_bytes", lambda device: gigabytes * 1e9)
     trainer = SimpleNamespace(strategy=strategy, world_size=16, num_devices=8, max_steps=8)
     data = SimpleNamespace(global_batch_size=32, micro_batch_size=1, vocab_size=2048)
-    assert memory_problem(config, {"model": GPTConfig(**flags), "data": data}, None, trainer, cut=False) is None
+    parts = {"model": GPTConfig(**flags), "data": data, "loss": LossConfig(), "compute": ComputeConfig()}
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2, 2))])
+    made = Objects(parts, None, None, optimizer, trainer, strategy, ())
+    assert memory_problem(made, "32-true", cut=False) is None
     assert strategy.chosen == (keeps, True)
 
 

@@ -15,7 +15,7 @@ from lit_llm.distributed.fsdp import apply_fsdp, set_last_micro_batch
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPT, GPTConfig
-from lit_llm.plan.communication import ddp_bytes, fsdp_bytes
+from lit_llm.plan.collectives import Collective, fsdp_collectives
 
 
 @pytest.fixture
@@ -102,8 +102,8 @@ def test_fsdp2_sends_the_bytes_of_the_plans_formula(mesh, kept, dtype, tied):
                 loss = model(ids, ids).loss
             loss.backward()
     # The fake mesh's second dimension shards.
-    sharding = fsdp_bytes(blocks, others, gradients, 2, micro_batches=3, keep_weights=kept.weights, reduce_once=kept.gradients)
-    assert traffic.sent("tensor_parallel") == pytest.approx(sharding, rel=1e-9)
+    sharding = fsdp_collectives(blocks, others, gradients, 2, stride=1, kept=kept)
+    assert traffic.sent("tensor_parallel") == pytest.approx(sum(each.sent(3) for each in sharding), rel=1e-9)
     # Replicas add their shards of the gradients once a step, whatever is kept.
-    assert traffic.sent("shard") == pytest.approx(ddp_bytes(gradients / 2, 2), rel=1e-9)
+    assert traffic.sent("shard") == pytest.approx(Collective("", "all_reduce", gradients / 2).sent(3), rel=1e-9)
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())

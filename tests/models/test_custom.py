@@ -19,7 +19,7 @@ from lit_llm.models.custom import Architecture, CustomModel
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import parameter_groups
-from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.weights import OwnModel
 from lit_llm.tokenizers import Bytes
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(200))
@@ -110,7 +110,7 @@ def test_flops_are_those_of_its_matrix_products_and_memory_is_planned(folder):
     assert {step: mfu[step] / speed[step] for step in mfu} == pytest.approx(dict.fromkeys(mfu, 6 * products / 1e12), rel=1e-5)
     tags = EventAccumulator("runs/own").Reload().Tags()
     assert "samples/line/text_summary" in tags["tensors"]
-    config = CustomConfig(vocab_size=257, block_size=16, architecture=Architecture("custom_models.LSTMModel", {"width": 24}))
+    config = OwnModel(vocab_size=257, block_size=16, architecture=Architecture("custom_models.LSTMModel", {"width": 24}))
     step = TrainingStep(
         config, partial(torch.optim.AdamW, lr=0.01), sequences=2, accumulation=2, loss=LossConfig(z_loss=Z_LOSS)
     )

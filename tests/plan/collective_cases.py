@@ -18,10 +18,10 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
 from lit_llm.plan import Optimizer, RunSettings, find
-from lit_llm.plan.layout import layout_from_strategy
+from lit_llm.plan.collectives import bytes_of_rank
 from lit_llm.plan.memory import resolved
-from lit_llm.plan.rank_traffic import bytes_of_rank
 from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.planned_settings import layout_of
 
 SEQUENCES, LENGTH, MICRO_BATCHES, VOCABULARY = 2, 64, 2, 512
 MODEL: dict[str, Any] = {
@@ -63,8 +63,7 @@ CASES = {
 
 def planned(case: Case) -> list[float]:
     """Bytes that each of the case's ranks sends in a step, by the plan."""
-    path = f"{MeshStrategy.__module__}.MeshStrategy"
-    layout = layout_from_strategy({"class_path": path, "init_args": case.strategy}, case.world, 8)
+    layout = layout_of(MeshStrategy(**case.strategy), case.world, 8)
     settings = RunSettings(
         GPTConfig(**{**MODEL, **case.model}),
         Optimizer("MuonAdamW") if case.muon else Optimizer("AdamW", fused=True),

@@ -9,7 +9,7 @@ from training_step import TrainingStep
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.custom import Architecture
 from lit_llm.plan import Optimizer, RunSettings
-from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.plan.weights import OwnModel
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name: class, settings of the run
     "LSTM, dropout": ("LSTM", {}),
@@ -38,7 +38,7 @@ def settings(name: str, *, sequences: int, length: int, **arguments: Any) -> Run
     accumulation = options.get("accumulation", 1)
     architecture = Architecture(f"own_architectures.{kind}", arguments)
     return RunSettings(
-        CustomConfig(vocab_size=1000, block_size=length, architecture=architecture),
+        OwnModel(vocab_size=1000, block_size=length, architecture=architecture),
         Optimizer("AdamW", fused=True),
         steps=1,
         global_batch=sequences * accumulation,

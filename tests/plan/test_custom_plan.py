@@ -13,12 +13,12 @@ from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
 from lit_llm.optim import Lion, MuonAdamW, parameter_groups
 from lit_llm.plan import Layout, Optimizer, find, make_plan, total_parameters
-from lit_llm.plan import custom_trace as planner
 from lit_llm.plan import micro_batch as traces
+from lit_llm.plan import own_trace as planner
+from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.rank_traffic import communicated_bytes
-from lit_llm.plan.report import markdown
+from lit_llm.plan.weights import OwnModel
+from lit_llm.reporting.plan_text import markdown
 
 CPU, GPU = find("cpu"), find("a100-80gb")
 
@@ -98,7 +98,7 @@ def test_the_flops_of_an_lstm_are_six_for_each_element_of_its_matrices():
 
 @pytest.fixture
 def nothing_cached():
-    caches = (planner._trace, traces._micro_batch)
+    caches = (planner.cached_trace, traces.micro_batch)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -111,8 +111,8 @@ def test_a_loop_too_long_to_trace_is_planned_from_short_sequences(monkeypatch, n
     exact, kernels = predict(run, cuda=False), traces.one_micro_batch(run, cuda=False).kernels
     assert kernels > 40 * 20  # a cell has about 10 operations in each direction
     monkeypatch.setattr(planner, "MOST_OPERATIONS", 2_000)
-    planner._trace.cache_clear()
-    traces._micro_batch.cache_clear()
+    planner.cached_trace.cache_clear()
+    traces.micro_batch.cache_clear()
     extended = predict(run, cuda=False)
     assert extended[0] == exact[0] and extended[2] == exact[2]
     assert extended[1] == pytest.approx(exact[1], rel=0.01)
@@ -174,7 +174,7 @@ class Breaks(nn.Module):
 
 
 def config(kind, **arguments):
-    return CustomConfig(vocab_size=40, block_size=16, architecture=Architecture(f"{__name__}.{kind}", arguments))
+    return OwnModel(vocab_size=40, block_size=16, architecture=Architecture(f"{__name__}.{kind}", arguments))
 
 
 def test_values_that_depend_on_no_data_are_known():

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from planned_steps import planned_mfu
 
 from lit_llm.commands import plan as command
 from lit_llm.core.errors import UserError
@@ -12,9 +13,9 @@ from lit_llm.models.config import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, find, make_plan
 from lit_llm.plan.measured_speed import differences, measured_speed
-from lit_llm.plan.report import markdown
 from lit_llm.plan.run_record import PLAN, as_text, earlier_launches, measured_run, settings_values
-from lit_llm.plan.step_time import planned_mfu, step_times
+from lit_llm.plan.step_time import step_times
+from lit_llm.reporting.plan_text import markdown
 
 MODEL = GPTConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
 RUN = RunSettings(MODEL, Optimizer("AdamW"), steps=100, global_batch=64, micro_batch=4, precision="bf16-mixed")
@@ -42,8 +43,7 @@ def run(tmp_path):
 
 def seconds(settings, hardware, speed=None):
     """Of a planned step."""
-    peak = hardware.peak_for(settings.precision)
-    return step_times(settings, hardware, Options(measured=speed), peak).step
+    return step_times(settings, hardware, Options(measured=speed)).step
 
 
 def test_settings_are_the_same_after_a_file(run):
@@ -84,8 +84,8 @@ def test_the_same_hardware_reproduces_the_measured_step(run, devices, strategy):
 def test_other_hardware_gets_the_planned_speed_times_the_measured_correction(run):
     speed = measured_speed(run(launch()))
     measured_mfu = FLOPS * 64 * 64 / (0.2 * 989e12)
-    assert speed.factor == pytest.approx(measured_mfu / planned_mfu(RUN, H100, Options()))
-    expected = FLOPS * 64 * 64 / (312e12 * planned_mfu(RUN, A100, Options()) * speed.factor)
+    assert 1 / speed.slowness == pytest.approx(measured_mfu / planned_mfu(RUN, H100, Options()))
+    expected = FLOPS * 64 * 64 / (312e12 * planned_mfu(RUN, A100, Options()) / speed.slowness)
     plan = make_plan(RUN, A100, Options(measured=speed))
     assert plan.times.step == pytest.approx(expected)
     assert "x the planned MFU" in markdown(plan) and f"as in {speed.source.run}" in markdown(plan)

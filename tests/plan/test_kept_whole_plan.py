@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from lit_llm.distributed.keep_rule import KEPT_WHOLE_SHARE
+from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, find, make_plan
-from lit_llm.plan.layout import layout_from_strategy
+from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.memory import peak_memory, resolved
-from lit_llm.plan.parameters import weights_of
-from lit_llm.plan.rank_traffic import communicated_bytes
-from lit_llm.plan.report import markdown
+from lit_llm.plan.weights import weights_of
+from lit_llm.reporting.plan_text import markdown
+from lit_llm.training.planned_settings import layout_of
 
 D, LAYERS, ROWS = 64, 2, 512
 MODEL = GPTConfig(
@@ -23,8 +24,7 @@ WEIGHTS = LINEAR + ROWS * D + VECTORS
 
 
 def run(devices=4, precision="bf16-mixed", **strategy):
-    path = "lit_llm.distributed.mesh_strategy.MeshStrategy"
-    layout = layout_from_strategy({"class_path": path, "init_args": strategy}, devices, 8)
+    layout = layout_of(MeshStrategy(**strategy), devices, 8)
     return RunSettings(MODEL, Optimizer("AdamW", fused=True), 1, 32, 2, precision, layout=layout)
 
 

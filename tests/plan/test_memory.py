@@ -17,7 +17,7 @@ from lit_llm.plan import Layout, Optimizer, RunSettings, passes
 from lit_llm.plan import micro_batch as traces
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import work_bytes
-from lit_llm.plan.parameters import weights_of
+from lit_llm.plan.weights import weights_of
 
 ADAMW = partial(torch.optim.AdamW, fused=True)
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
@@ -178,11 +178,11 @@ def test_a_few_blocks_and_sequences_tell_the_memory_of_many(checkpointing, monke
     ]
     told = [micro_batch(step) for step in steps]
     monkeypatch.setattr(passes, "representatives", lambda kinds: (list(range(len(kinds))), list(range(len(kinds)))))
-    monkeypatch.setattr(passes, "_TRACED_SEQUENCES", (7, 1))
-    traces._micro_batch.cache_clear()
+    traces.micro_batch.cache_clear()
     for step, few in zip(steps, told, strict=True):
+        monkeypatch.setattr(passes, "_TRACED_SEQUENCES", (step.sequences, step.sequences + 1))
         assert micro_batch(step) == few
-    traces._micro_batch.cache_clear()
+    traces.micro_batch.cache_clear()
 
 
 def test_lion_copies_no_more_than_the_largest_group_of_a_small_model():

@@ -1,6 +1,7 @@
 """Planned memory and traffic of MuonAdamW's owners against steps of each rank of a fake process group."""
 
 import math
+from collections import Counter
 from statistics import mean
 
 import pytest
@@ -16,9 +17,9 @@ from training_step import highest
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import MuonAdamW, parameter_groups
-from lit_llm.plan import muon
-from lit_llm.plan.optimizer import Optimizer, row_state_bytes, state_bytes
-from lit_llm.plan.parameters import weights_of
+from lit_llm.plan.collectives import Links, muon_collectives
+from lit_llm.plan.optimizer import Optimizer, muon_work_bytes, row_state_bytes, state_bytes
+from lit_llm.plan.weights import weights_of
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=32)
 BLOCK = [(128, 128)] * 4 + [(512, 128), (128, 512)]
@@ -72,10 +73,25 @@ def test_memory_and_bytes_are_those_of_a_step(name, options, width):
         peaks.append(peak)
         sent.append(bytes_of)
     normuon = "normuon_beta2" in options
-    planned = muon.work_bytes(shapes, 4, width, shards=ranks // rows, rows=rows, cuda=False, normuon=normuon)
+    planned = muon_work_bytes(shapes, 4, width, shards=ranks // rows, rows=rows, cuda=False, normuon=normuon)
     assert planned / max(peaks) == pytest.approx(1, abs=0.01 if width == 4 else 0.05)
-    traffic = muon.traffic_bytes(shapes, width, dimensions=dimensions, rows=rows, normuon=normuon)
-    assert traffic == {kind: pytest.approx(mean(each[kind] for each in sent)) for kind in sent[0]}
+    traffic = Counter[str]()
+    for each in muon_collectives(shapes, width, dimensions=dimensions, rows=rows, normuon=normuon):
+        traffic[each.kind] += each.sent(1)
+    counted = {kind: pytest.approx(mean(each[kind] for each in sent)) for kind in sent[0]}
+    assert {kind: size for kind, size in traffic.items() if size} == counted
+
+
+def test_the_row_numbers_of_normuon_take_an_all_reduce_of_time():
+    """On four ranks of a node and two nodes: a ring of 4 over the matrix's shards, one of 2 over its replicas."""
+    links = Links(node_gbps=100, network_gbps=10, devices_per_node=4)
+    plain, rows = (
+        sum(each.seconds(links) for each in muon_collectives(BLOCK, 2, dimensions=(4,), rows=2, normuon=normuon))
+        for normuon in (False, True)
+    )
+    size = 4 * (5 * 128 + 512)  # fp32 numbers of the rows of a block's matrices
+    inside, between = 2 * 3 / 4 * size / 100e9 + 2 * 3 * 10e-6, size / 10e9 + 2 * 10e-6
+    assert rows - plain == pytest.approx(inside + between)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 4), (torch.bfloat16, 2)])

@@ -33,7 +33,7 @@ def test_a_file_with_the_keys_of_the_table_is_a_device(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"memory": 80}, "has unknown memory; its keys are those of an entry"),
+        ({"memory": 80}, "has unknown memory; its keys are device_name, source"),
         ({"memory_gb": ...}, "has missing memory_gb; its keys"),
         ({"memory_gb": ..., "ram": 1, "vram": 2}, "has unknown ram, vram and missing memory_gb; its keys"),
         ({"memory_gb": "80 GB"}, "memory_gb is '80 GB', but must be a number above 0, or null"),

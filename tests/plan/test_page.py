@@ -3,6 +3,7 @@
 import itertools
 import random
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 
 import pytest
@@ -11,13 +12,11 @@ from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Layout, Optimizer, Options, RunSettings, find, make_plan, sweep
-from lit_llm.plan.layout import layout_from_strategy
-from lit_llm.plan.page import plan_page, sweep_page
-from lit_llm.plan.page.memory import timeline
-from lit_llm.plan.page.schedule import DURATION, idle_share, played
-from lit_llm.plan.page.step import parts_of_step
-from lit_llm.plan.page.sweep import Point, log_scale, pareto_front
-from lit_llm.plan.settings import Schedule
+from lit_llm.plan.layout import layout_of_name
+from lit_llm.plan.pipeline_order import DURATION, idle_share, timetable
+from lit_llm.plan.run_settings import Schedule
+from lit_llm.reporting.plan_page import parts_of_step, plan_page, timeline
+from lit_llm.reporting.plan_sweep_page import Point, log_scale, pareto_front, sweep_page
 
 MODEL = GPTConfig(n_layer=8, n_head=4, n_embd=64, block_size=64, vocab_size=512)
 ADAMW = Optimizer("AdamW", fused=True)
@@ -61,7 +60,8 @@ def pages():
     pipeline = run(layout=Layout("mesh", pipeline=PipelineLayout(4, "zbv")), micro_batch=1, schedule=rising)
     yield plan_page(make_plan(pipeline, find("h100-sxm"), Options(slowest_rank=1.1)), COMMAND)
     yield plan_page(make_plan(run(precision="32-true"), find("cpu")), COMMAND)  # without times
-    found = list(sweep.variants(sweep.parse(["devices=1,2,3,8"]), run(), "ddp", find("a100-40gb"), Options()))
+    ddp, axes = partial(layout_of_name, "ddp"), sweep.parse(["devices=1,2,3,8"])
+    found = list(sweep.variants(axes, run(), ddp, find("a100-40gb"), Options()))
     yield sweep_page(found, found[0], COMMAND)
 
 
@@ -84,10 +84,8 @@ def test_a_page_is_one_file_that_needs_no_other_and_holds_text_as_text():
 LAYOUTS = {
     "one": run(),
     "one micro-batch": run(micro_batch=16),
-    "ddp": run(layout=layout_from_strategy("ddp", 4, 8)),
-    "fsdp2": run(
-        layout=layout_from_strategy("fsdp2", 4, 8), precision="bf16-mixed", compute=ComputeConfig("full"), chunk_size=64
-    ),
+    "ddp": run(layout=layout_of_name("ddp", 4, 8)),
+    "fsdp2": run(layout=layout_of_name("fsdp2", 4, 8), precision="bf16-mixed", compute=ComputeConfig("full"), chunk_size=64),
     "1f1b": run(layout=Layout("mesh", pipeline=PipelineLayout(4)), micro_batch=1),
     "interleaved": run(layout=Layout("mesh", pipeline=PipelineLayout(2, "interleaved1f1b"))),
 }
@@ -114,7 +112,7 @@ def test_the_idle_share_of_a_drawn_pipeline_is_the_formula(ranks, micro_batches)
         layout = PipelineLayout(ranks, schedule)
         if not layout.runs(m):
             continue
-        boxes = played(layout, m)
+        boxes = timetable(layout, m)
         assert idle_share(boxes) == pytest.approx(waits / (units + waits)), schedule
         for rank in range(ranks):  # one after the other
             own = sorted((box.start, box.stop) for box in boxes if box.rank == rank)

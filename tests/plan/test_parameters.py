@@ -1,6 +1,5 @@
 """Planned parameters and FLOPs equal those of the built model."""
 
-import re
 import subprocess
 import sys
 
@@ -9,14 +8,12 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lit_llm.callbacks.throughput import PEAKS, peak_tflops
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel, tensor_parallel_problem
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.optim import parameter_groups
 from lit_llm.plan import parameters, table, total_parameters
 from lit_llm.plan.compute import flops_per_token
-from lit_llm.plan.parameters import weights_of
-from lit_llm.plan.weights import parameters_by_group
+from lit_llm.plan.weights import parameters_by_group, weights_of
 
 CONFIGS = {
     "defaults": {},
@@ -93,25 +90,18 @@ def test_a_tensor_parallel_rank_holds_the_parameters_of_the_split_model(name, tw
 
 def test_the_planner_is_imported_without_torch_and_lightning():
     code = (
-        "import sys, lit_llm.plan as p, lit_llm.plan.report, lit_llm.plan.sweep, lit_llm.plan.speed, lit_llm.plan.measure;"
+        "import sys, lit_llm.plan as p, lit_llm.reporting.plan_text, lit_llm.plan.sweep, lit_llm.plan.speed;"
         "print([n for n in ('torch', 'lightning', 'numpy') if n in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
-def test_the_hardware_table_and_the_throughput_callback_know_the_same_peaks():
-    known = {name: entry for name, entry in table().items() if entry.is_gpu}
-    for entry in known.values():
-        for precision, kind, matmul in (
-            ("bf16-mixed", "bf16", "highest"),
-            ("32-true", "fp32", "highest"),
-            ("32-true", "tf32", "high"),
-        ):
-            assert peak_tflops(entry.device_name, precision, matmul) == entry.peak_tflops[kind], (entry.name, kind)
-            unable = kind == "bf16" and (entry.compute_capability or 8) < 8
-            assert entry.peak_for(precision, matmul) == (None if unable else entry.peak_tflops[kind]), entry.name
-    for pattern, *_ in PEAKS:
-        assert any(re.fullmatch(pattern, entry.device_name) for entry in known.values()), pattern
+def test_every_device_of_the_table_has_its_peaks():
+    for entry in table().values():
+        assert (entry.peak_tflops["bf16"] is not None) == entry.is_gpu, entry.name
+    t4, h100 = table()["t4"], table()["h100-sxm"]
+    assert (t4.peak_for("bf16-mixed"), t4.peak_for("16-mixed"), t4.peak_for("32-true")) == (None, 65.0, 8.1)
+    assert (h100.peak_for("32-true"), h100.peak_for("32-true", "high"), h100.peak_for("64-true")) == (67.0, 494.5, None)
 
 
 def test_the_hardware_table_is_complete():

@@ -9,15 +9,17 @@ from planned_steps import peak_of
 from torch.profiler import ProfilerActivity, profile
 
 from lit_llm.core._torch import gradients_of_inputs
+from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.gpt import GPT
 from lit_llm.plan import Layout, Optimizer, RunSettings, find, make_plan, total_parameters
-from lit_llm.plan.layout import STRATEGIES, layout_from_strategy
-from lit_llm.plan.micro_batch import _micro_batch as micro_batch_cache
-from lit_llm.plan.parameters import weights_of
-from lit_llm.plan.pipeline import orders, shares, weights_of_stages
-from lit_llm.plan.rank_traffic import communicated_bytes
+from lit_llm.plan.collectives import communicated_bytes
+from lit_llm.plan.layout import STRATEGIES, layout_of_name
+from lit_llm.plan.micro_batch import micro_batch as micro_batch_cache
+from lit_llm.plan.pipeline_order import orders, shares, weights_of_stages
+from lit_llm.plan.weights import weights_of
+from lit_llm.training.planned_settings import layout_of
 
 MODEL = GPTConfig(n_layer=8, n_head=4, n_embd=64, block_size=64, vocab_size=512)
 DEEP = GPTConfig(n_head=4, n_embd=64, block_size=64, vocab_size=64)
@@ -160,12 +162,12 @@ def test_bytes_between_stages_and_between_ranks_of_a_sequence():
     assert shared["keys and values between ranks of a sequence"] == 16 * 8 * 2 * 1 / 2 * 2 * moved
 
 
-def mesh(**sizes):
-    return {"class_path": "lit_llm.distributed.mesh_strategy.MeshStrategy", "init_args": sizes}
+def mesh(devices, **sizes):
+    return layout_of(MeshStrategy(**sizes), devices, 8)
 
 
 def test_a_mesh_of_all_dimensions_is_planned():
-    layout = layout_from_strategy(mesh(pipeline=2, context=2, tensor_parallel=2, replicate=2, shard=2), 32, 8)
+    layout = mesh(32, pipeline=2, context=2, tensor_parallel=2, replicate=2, shard=2)
     assert layout.devices == 32 and layout.stage_ranks == 16 and layout.divisor("parameters") == 4
     plan = make_plan(settings(layout, global_batch=32), find("h100-sxm"))
     assert plan.times.step and plan.memory.total
@@ -184,7 +186,7 @@ def test_a_sweep_knows_the_overlays_of_all_dimensions():
         "3d": (2, 1, 2, 1, 2), "4d": (2, 1, 1, 2, 2),
     }  # fmt: skip
     for name, expected in sizes.items():
-        one = layout_from_strategy(name, 8, 8)
+        one = layout_of_name(name, 8, 8)
         assert (one.pipeline.ranks, one.replicate, one.shard, one.context, one.tensor_parallel) == expected, name
     overlays = {path.stem for path in (Path(__file__).parents[2] / "recipes/strategy").glob("*.yaml")}
     assert overlays <= set(STRATEGIES)
@@ -203,7 +205,7 @@ def test_a_sweep_knows_the_overlays_of_all_dimensions():
 )
 def test_a_layout_that_cannot_be_is_refused_in_a_sentence(sizes, devices, said):
     with pytest.raises(ValueError, match=said):
-        make_plan(settings(layout_from_strategy(mesh(**sizes), devices, 8)), find("h100-sxm"))
+        make_plan(settings(mesh(devices, **sizes)), find("h100-sxm"))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +219,7 @@ def test_a_layout_that_cannot_be_is_refused_in_a_sentence(sizes, devices, said):
     ],
 )
 def test_a_layout_that_shares_positions_is_refused_where_convolutions_need_them(model, layout, said):
-    asked = replace(settings(layout_from_strategy(mesh(**layout), 2, 8)), model=replace(MODEL, **model))
+    asked = replace(settings(mesh(2, **layout)), model=replace(MODEL, **model))
     if said is None:
         assert make_plan(asked, find("h100-sxm")).fits
         return

@@ -2,22 +2,32 @@
 
 import json
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+from planned_steps import planned_mfu
+from torch import nn
 
+from lit_llm.callbacks import WSD, StepCheckpoint
+from lit_llm.config.planned_recipe import steps_of_epochs
+from lit_llm.core.number_text import count, duration, money, money_range, percent, size, two_digits
 from lit_llm.data.mixture_order import Phase, smallest_quotas
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.config import GPTConfig
+from lit_llm.models.loss import LossConfig
 from lit_llm.plan import DataFacts, Layout, Optimizer, Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.data_facts import PlannedPhase, PlannedSource
-from lit_llm.plan.layout import devices_of, layout_from_strategy
+from lit_llm.plan.layout import devices_of, layout_of_name
 from lit_llm.plan.memory import peak_memory
-from lit_llm.plan.numbers import count, duration, money, money_range, percent, size, two_digits
-from lit_llm.plan.report import markdown, render, sections, table_rows
 from lit_llm.plan.reserved import CONTEXT_GB
-from lit_llm.plan.settings import Schedule, canonical_precision, from_recipe
-from lit_llm.plan.step_time import planned_mfu
+from lit_llm.plan.run_settings import Schedule, canonical_precision
+from lit_llm.reporting.plan_text import SWEEP, markdown, render, sections, sweep_row, table_rows
+from lit_llm.training.planned_settings import layout_of, run_settings
 
 MODEL = GPTConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257, mlp="gelu", tie_embeddings=True)
 
@@ -31,17 +41,15 @@ def run(**changes) -> RunSettings:
 
 
 def test_names_and_classes_of_strategies_are_one_layout():
-    assert layout_from_strategy("auto", 1, 8) == layout_from_strategy("ddp", 1, 8) == Layout("single")
-    assert layout_from_strategy("ddp", 4, 8) == Layout("ddp", replicate=4, bucket_copies=True)
-    views = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": True}}
-    assert layout_from_strategy(views, 4, 8) == Layout("ddp", replicate=4)
-    mesh = {
-        "class_path": "lit_llm.distributed.mesh_strategy.MeshStrategy",
-        "init_args": {"replicate": 2, "shard": "auto", "tensor_parallel": 2},
-    }
-    found = layout_from_strategy(mesh, 16, 8)
+    assert layout_of_name("auto", 1, 8) == layout_of_name("ddp", 1, 8) == Layout("single")
+    assert layout_of_name("ddp", 4, 8) == Layout("ddp", replicate=4, bucket_copies=True)
+    assert layout_of(DDPStrategy(gradient_as_bucket_view=True), 4, 8) == Layout("ddp", replicate=4)
+    assert layout_of(DDPStrategy(), 4, 8) == layout_of("ddp_find_unused_parameters_true", 4, 8) == layout_of_name("ddp", 4, 8)
+    assert layout_of(FSDPStrategy(), 4, 8) == layout_of_name("fsdp", 4, 8)
+    assert layout_of(SingleDeviceStrategy(), 1, 8) == Layout()
+    found = layout_of(MeshStrategy(replicate=2, tensor_parallel=2), 16, 8)
     assert (found.replicate, found.shard, found.tensor_parallel, found.shards) == (2, 4, 2, "parameters")
-    assert layout_from_strategy("fsdp2", 8, 8).shard == 8 and layout_from_strategy("hsdp", 16, 8).replicate == 2
+    assert layout_of_name("fsdp2", 8, 8).shard == 8 and layout_of_name("hsdp", 16, 8).replicate == 2
 
 
 @pytest.mark.parametrize(
@@ -50,17 +58,14 @@ def test_names_and_classes_of_strategies_are_one_layout():
         ("single", 2, "one device"),
         ("nonsense", 2, "use single, ddp"),
         ("fsdp2", 0, "at least 1"),
-        ({"class_path": "x.MeshStrategy", "init_args": {"tensor_parallel": 4}}, 6, "use 4 or 8"),
-        (
-            {"class_path": "x.MeshStrategy", "init_args": {"shard": 4, "replicate": 1}},
-            6,
-            "needs 4 processes, but the run has 6",
-        ),
+        (MeshStrategy(tensor_parallel=4), 6, "use 4 or 8"),
+        (MeshStrategy(shard=4, replicate=1), 6, "needs 4 processes, but the run has 6"),
+        (SimpleNamespace(), 2, "does not support SimpleNamespace"),
     ],
 )
 def test_an_impossible_layout_names_possible_ones(strategy, devices, said):
     with pytest.raises(ValueError, match=said):
-        layout_from_strategy(strategy, devices, 8)
+        layout_of(strategy, devices, 8)
 
 
 def test_numbers_of_devices_and_precisions_as_lightning_takes_them():
@@ -89,42 +94,30 @@ def test_a_batch_that_does_not_divide_names_sizes_that_do():
         make_plan(run(layout=Layout("ddp", replicate=7)), find("h200"))
 
 
-def recipe(**changes):
-    return {
-        "trainer": {"max_steps": 100, "devices": 2, "num_nodes": 1, "strategy": "ddp", "precision": "bf16-mixed"},
-        "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"fused": True}},
-        "schedule": {"class_path": "lit_llm.callbacks.WSD", "init_args": {"warmup_steps": 5, "decay_fraction": 0.2}},
-        "loss": {"chunk_size": 100, "z_loss": 0.0},
-        "compute": {"activation_checkpointing": 2, "matmul_precision": "high"},
-        "validation": None,
-        "checkpoint": {"class_path": "lit_llm.callbacks.StepCheckpoint", "init_args": {"every_n_steps": 50, "keep_last": 3}},
-        **changes,
+def test_built_objects_become_settings():
+    data = SimpleNamespace(global_batch_size=8, micro_batch_size=2, block_size=None, ramp=None)
+    parts = {
+        "data": data,
+        "loss": LossConfig(chunk_size=100),
+        "compute": ComputeConfig(2, matmul_precision="high"),
+        "schedule": WSD(warmup_steps=5, decay_fraction=0.2),
+        "checkpoint": StepCheckpoint(every_n_steps=50, keep_last=3),
     }
-
-
-def test_a_recipe_becomes_settings():
-    data = DataFacts(1_000_000, 1000, "counted")
-    options = {"devices_per_node": 8, "micro_batch": 2, "global_batch": 8, "data": data}
-    found = from_recipe(recipe(), MODEL, devices=None, **options)
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], fused=True)
+    facts, ddp = DataFacts(1_000_000, 1000, "counted"), Layout("ddp", replicate=2)
+    found = run_settings(parts, MODEL, optimizer, ddp, "bf16-mixed", steps=100, data=facts)
     assert (found.steps, found.accumulation, found.layout.replicate) == (100, 2, 2)
-    assert found.schedule.kind == "WSD"
+    assert found.schedule.kind == "WSD" and found.precision == "bf16-mixed"
     assert (found.chunk_size, found.compute) == (100, ComputeConfig(2, matmul_precision="high"))
     assert (found.validate_every, found.save_every, found.keep_last) == (None, 50, 3)
     assert found.optimizer == Optimizer("AdamW", fused=True)
-    on_two = {"max_steps": 100, "devices": 2, "precision": "bf16-mixed"}
-    for strategy, chosen, expected in [("ddp", {}, False), ("fsdp2", {}, True), ("fsdp2", {"async_checkpoints": False}, False)]:
-        saves = from_recipe(recipe(trainer=on_two | {"strategy": strategy}, **chosen), MODEL, devices=None, **options)
-        assert saves.background_saves == expected, (strategy, chosen)
-    assert from_recipe(recipe(), MODEL, devices=4, **options).layout.replicate == 4
     # epochs as `fit` counts them: whole blocks, and the last step is a full one
-    epochs = recipe(trainer={"max_steps": -1, "max_epochs": 2, "strategy": "auto", "precision": None, "devices": 1})
-    assert from_recipe(epochs, MODEL, devices=None, **options).steps == -(-2 * (999_999 // 1024) // 8)
-    assert from_recipe(epochs, MODEL, devices=None, **options, length=512).steps == -(-2 * (999_999 // 512) // 8)
+    assert steps_of_epochs(found, 2) == -(-2 * (999_999 // 1024) // 8)
+    assert steps_of_epochs(replace(found, length=512), 2) == -(-2 * (999_999 // 512) // 8)
     # with a ramp: 10 steps of 4 are 40 samples, the others are of 8
-    ramped = from_recipe(epochs, MODEL, devices=None, **options, ramp=((0, 4), (10, 8)))
-    assert ramped.steps == 10 + -(-(2 * (999_999 // 1024) - 40) // 8) and ramped.ramp == ((0, 4), (10, 8))
+    assert steps_of_epochs(replace(found, ramp=((0, 4), (10, 8))), 2) == 10 + -(-(2 * (999_999 // 1024) - 40) // 8)
     with pytest.raises(ValueError, match=r"--trainer\.max_steps"):
-        from_recipe(epochs, MODEL, devices=None, **{**options, "data": DataFacts()})
+        steps_of_epochs(replace(found, data=DataFacts()), 2)
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
@@ -139,7 +132,9 @@ def test_time_is_flops_over_peak_and_mfu_and_money_is_time():
     mfu, fitted = planned_mfu(run(), find("h100-sxm"), Options()), make_plan(run(), find("h100-sxm"))
     assert fitted.times.step == pytest.approx(step * 0.5 / mfu) and fitted.mfu_origin == "fitted to published runs"
     processor = replace(find("cpu"), peak_tflops=dict.fromkeys(("bf16", "tf32", "fp32", "fp8"), 1.0), memory_gbps=10)
-    assert planned_mfu(run(), processor, Options()) == 0.4 and make_plan(run(), processor).mfu_origin == "assumed"
+    assert (
+        planned_mfu(run(), processor, Options()) == pytest.approx(0.4) and make_plan(run(), processor).mfu_origin == "assumed"
+    )
 
 
 def test_a_ramp_is_counted_by_its_tokens():
@@ -206,7 +201,8 @@ def test_ranks_divide_every_batch_of_a_ramp_and_each_stage_has_its_own_micro_bat
     with pytest.raises(ValueError, match=said) as problem:
         make_plan(run(ramp=((0, 10), (400, 24), (800, 65)), global_batch=65, layout=Layout("ddp", replicate=5)), find("h200"))
     assert len(str(problem.value).splitlines()) == 1
-    found = list(sweep.variants(sweep.parse(["devices=2,3"]), run(ramp=ramp), "ddp", find("h200"), Options()))
+    ddp, axes = partial(layout_of_name, "ddp"), sweep.parse(["devices=2,3"])
+    found = list(sweep.variants(axes, run(ramp=ramp), ddp, find("h200"), Options()))
     assert [v.plan is None for v in found] == [False, True]
 
 
@@ -223,14 +219,14 @@ def test_a_ramp_that_leads_down_needs_the_memory_of_its_largest_batch():
 
 
 def test_devices_share_the_work_and_waiting_shows():
-    one, eight = (make_plan(run(layout=layout_from_strategy("fsdp2", n, 8)), find("h100-sxm")) for n in (1, 8))
+    one, eight = (make_plan(run(layout=layout_of_name("fsdp2", n, 8)), find("h100-sxm")) for n in (1, 8))
     assert eight.times.compute == pytest.approx(one.times.compute / 8)
     assert eight.times.communication > 0 and eight.memory.total < one.memory.total
-    slow = make_plan(run(layout=layout_from_strategy("fsdp2", 8, 8)), find("h100-sxm"), Options(slowest_rank=1.25))
+    slow = make_plan(run(layout=layout_of_name("fsdp2", 8, 8)), find("h100-sxm"), Options(slowest_rank=1.25))
     assert slow.times.step == pytest.approx(eight.times.step * 1.25)
     assert slow.efficiency < eight.efficiency <= 1
     # across nodes on slow Ethernet, communication is the limit and does not overlap
-    poor = make_plan(run(layout=layout_from_strategy("fsdp2", 64, 8), micro_batch=1), find("l4"))
+    poor = make_plan(run(layout=layout_of_name("fsdp2", 64, 8), micro_batch=1), find("l4"))
     assert poor.times.limit == "communication" and poor.times.exposed > 0
 
 
@@ -313,7 +309,7 @@ def test_the_first_three_lines_say_whether_it_fits_how_long_it_takes_and_what_it
 def test_the_advice_names_a_mesh_if_nothing_else_fits():
     """FSDP2 gathers embedding and head whole, 0.5e9 parameters each; tensor parallelism splits them."""
     model = replace(MODEL, vocab_size=2**18, n_embd=2048, n_head=16, n_layer=4, block_size=512)
-    layout = layout_from_strategy({"class_path": "MeshStrategy", "init_args": {}}, 4, 8)
+    layout = layout_of(MeshStrategy(), 4, 8)
     settings = run(layout=layout, micro_batch=1, compute=ComputeConfig("full"), chunk_size=1024)
     settings = replace(settings, model=model)
     card = replace(find("h100-sxm"), memory_gb=12)
@@ -322,7 +318,7 @@ def test_the_advice_names_a_mesh_if_nothing_else_fits():
     flag, saved = plan.next_steps[-1]
     assert flag.startswith("--trainer.strategy.tensor_parallel ") and flag.endswith(" --trainer.strategy.shard auto")
     ranks = int(flag.split()[1])
-    mesh = layout_from_strategy({"class_path": "MeshStrategy", "init_args": {"tensor_parallel": ranks}}, 4, 8)
+    mesh = layout_of(MeshStrategy(tensor_parallel=ranks), 4, 8)
     other = make_plan(replace(settings, layout=mesh), card)
     assert other.fits and other.memory.needed == plan.memory.needed - saved
 
@@ -356,7 +352,7 @@ def test_numbers_read_well():
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_page_keeps_to_the_width_and_numbers_to_their_units(width):
     rising = Schedule("Own", lambda step: step / 1000)
-    layout = layout_from_strategy("fsdp2", 64, 8)
+    layout = layout_of_name("fsdp2", 64, 8)
     settings = run(layout=layout, micro_batch=1, validate_every=100, save_every=200, schedule=rising)
     lines = render(make_plan(settings, find("l4")), width=width).plain.splitlines()
     assert max(map(len, lines)) <= width and all(line == line.rstrip() for line in lines)
@@ -382,18 +378,18 @@ def test_a_wide_table_goes_on_below():
 
 def test_a_sweep_plans_every_combination_and_keeps_going_where_one_cannot_be():
     axes = sweep.parse(["devices=1,8,128", "strategy=ddp,fsdp2", "precision=bf16-mixed,32"])
-    found = list(sweep.variants(axes, run(), "ddp", find("a100-80gb"), Options()))
+    found = list(sweep.variants(axes, run(), partial(layout_of_name, "ddp"), find("a100-80gb"), Options()))
     assert len(found) == 12
     assert [v.plan is None for v in found] == [False] * 8 + [True] * 4 and "128" in found[-1].problem
     by_values = {tuple(v.values.values()): v.plan for v in found}
     assert by_values["8", "fsdp2", "32"].settings.precision == "32-true"
     assert by_values["8", "fsdp2", "bf16-mixed"].memory.total < by_values["8", "ddp", "bf16-mixed"].memory.total
-    assert all(len(sweep.row(v)) == 3 + len(sweep.HEADER) for v in found)
+    assert all(len(sweep_row(v)) == 3 + len(SWEEP) for v in found)
 
 
 def test_the_cheapest_that_meets_the_limits_is_chosen():
     axes = sweep.parse(["devices=1,2,4,8", "micro_batch_size=1,2,4,8"])
-    found = list(sweep.variants(axes, run(), "fsdp2", find("a100-80gb"), Options()))
+    found = list(sweep.variants(axes, run(), partial(layout_of_name, "fsdp2"), find("a100-80gb"), Options()))
     hours = min(v.plan.run_seconds for v in found) / 3600
     fast = sweep.cheapest(found, max_memory_gb=None, deadline_hours=hours * 1.01)
     assert fast.values["devices"] == "8"
@@ -417,7 +413,7 @@ def test_the_cheapest_that_meets_the_limits_is_chosen():
 )
 def test_what_cannot_be_swept_is_refused(words, said):
     with pytest.raises(ValueError, match=said):
-        list(sweep.variants(sweep.parse(words), run(), "ddp", find("a100-80gb"), Options()))
+        list(sweep.variants(sweep.parse(words), run(), partial(layout_of_name, "ddp"), find("a100-80gb"), Options()))
 
 
 def test_unknown_hardware_lists_what_is_known_nearest_first():

@@ -7,7 +7,7 @@ import pytest
 
 from lit_llm.callbacks import WSD, BatchRamp, Constant, Cosine, InverseSquareRoot, Linear
 from lit_llm.plan.data_facts import sequences_before, steps_for
-from lit_llm.plan.schedule import phases
+from lit_llm.plan.rate_phases import phases
 
 STEPS = 40
 

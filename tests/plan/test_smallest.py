@@ -8,7 +8,7 @@ from smallest_hardware import smallest
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.config import GPTConfig
 from lit_llm.plan import Optimizer, RunSettings, make_plan, table, total_parameters
-from lit_llm.plan.layout import layout_from_strategy
+from lit_llm.plan.layout import layout_of_name
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
 XL = GPTConfig(n_layer=48, n_head=25, n_embd=1600, block_size=1024, vocab_size=50257, **GPT2)
@@ -51,7 +51,7 @@ def test_several_devices_share_everything():
     found = smallest(run(LARGE))
     assert str(found) == "2 x mi325x"
     assert found.flags == ("--config strategy/fsdp2",)  # gathered in bf16, weights leave autocast no copies to keep
-    plan = make_plan(run(LARGE, layout=layout_from_strategy("fsdp2", 2, 8)), found.hardware)
+    plan = make_plan(run(LARGE, layout=layout_of_name("fsdp2", 2, 8)), found.hardware)
     assert plan.fits and plan.memory.needed == found.bytes_per_device
 
 
@@ -80,6 +80,6 @@ def test_nothing_that_fits_has_less_memory(model):
             if n * hardware.memory_gb < least:
                 for mode in ("none", "full"):
                     tried = run(
-                        model, compute=ComputeConfig(mode), layout=layout_from_strategy("fsdp2", n, hardware.devices_per_node)
+                        model, compute=ComputeConfig(mode), layout=layout_of_name("fsdp2", n, hardware.devices_per_node)
                     )
                     assert make_plan(tried, hardware).fits is False, (hardware.name, n, mode)

@@ -5,6 +5,7 @@ tests/config/test_layouts.py starts some.
 """
 
 from dataclasses import replace
+from pydoc import locate
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ import yaml
 from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.recipe_files import SHIPPED, shipped
 from lit_llm.core.errors import UserError
-from lit_llm.plan.layout import layout_from_strategy
+from lit_llm.training.planned_settings import layout_of
 
 RECIPES = [name for name, header in shipped().items() if not header.is_overlay and name not in ("finetune", "cpt", "sft")]
 OVERLAYS = {
@@ -43,14 +44,15 @@ def test_every_layout_starts_or_says_why_the_model_or_the_batch_does_not_allow_i
     for ranks in range(1, 9):
         for overlay, strategy in OVERLAYS.items():
             where = f"{recipe} with {overlay} on {ranks}"
+            made = strategy if isinstance(strategy, str) else locate(strategy["class_path"])(**strategy["init_args"])
             sizes = mesh(strategy, ranks)
             if sizes is None:
                 if overlay != "single":
                     with pytest.raises(UserError, match=r"(use .*\(--trainer.devices|needs .* process)"):
-                        layout_from_strategy(strategy, ranks, 8)
+                        layout_of(made, ranks, 8)
                 continue
             data_parallel, stages = sizes
-            settings = replace(alone, layout=layout_from_strategy(strategy, ranks, 8))
+            settings = replace(alone, layout=layout_of(made, ranks, 8))
             found = settings.problems()
             assert not any("micro_batch_size" in problem for problem in found), where
             batches = [batch for _, batch in settings.stages]

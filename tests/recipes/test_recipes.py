@@ -17,10 +17,10 @@ from lit_llm.commands.plan import split
 from lit_llm.config.planned_recipe import PlannedRecipe
 from lit_llm.config.recipe_files import SHIPPED, Header, base_of, shipped, with_base
 from lit_llm.config.resolved_config import resolved
+from lit_llm.core.number_text import duration, percent
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.plan import Plan, find, make_plan
-from lit_llm.plan.numbers import duration, percent
 from lit_llm.runs.run_folder import default_run_dir
 from lit_llm.training.auto_precision import choose_for
 

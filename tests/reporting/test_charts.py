@@ -7,7 +7,7 @@ import re
 import pytest
 
 from lit_llm.core.html_page import round_numbers
-from lit_llm.plan.numbers import count
+from lit_llm.core.number_text import count
 from lit_llm.reporting.charts import Line, chart, labels, number, thinned
 
 

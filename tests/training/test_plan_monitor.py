@@ -7,12 +7,10 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.strategies import DDPStrategy
 from planned_steps import peak_of
 
 from lit_llm.callbacks import EMA, Throughput
 from lit_llm.data import TextFiles
-from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
@@ -21,7 +19,7 @@ from lit_llm.plan import Optimizer
 from lit_llm.plan.run_record import measured_run
 from lit_llm.training import plan_monitor
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.plan_monitor import PlanMonitor, layout_of_trainer
+from lit_llm.training.plan_monitor import PlanMonitor
 
 
 class Rows(Logger):
@@ -179,14 +177,3 @@ def test_settings_out_of_range_are_refused():
     for options in ({"mfu": 0.0}, {"mfu": 1.5}, {"tolerance": 0.0}):
         with pytest.raises(ValueError, match=r"--plan\."):
             PlanMonitor(**options)
-
-
-def test_the_layout_of_a_trainer_follows_its_strategy():
-    class Fake:
-        world_size = 8
-        strategy = MeshStrategy(replicate=2, shard="auto", tensor_parallel=2, reshard_after_forward=False)
-
-    found = layout_of_trainer(Fake())
-    assert (found.replicate, found.shard, found.tensor_parallel, found.kept.weights) == (2, 2, 2, True)
-    Fake.strategy = DDPStrategy(gradient_as_bucket_view=True)
-    assert layout_of_trainer(Fake()).bucket_copies is False and layout_of_trainer(Fake()).replicate == 8

@@ -7,8 +7,12 @@ residual stream, gathers all T before attention, MLP and loss, and keeps its pos
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +20,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+import lit_llm
 from lit_llm.core._torch import COLLECTIVES
+from lit_llm.core.errors import UserError
 from lit_llm.models.config import GPTConfig
+from lit_llm.models.custom import Architecture, CustomModel
 from lit_llm.models.gpt import GPT
 from lit_llm.models.loss import VocabularyShards
 
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
 
 
-def build(config: GPTConfig, lora: LoRAConfig | None) -> GPT:
+def build_gpt(config: GPTConfig, lora: LoRAConfig | None) -> GPT:
     """The model on the meta device, with the adapters of `lora`."""
     with torch.device("meta"):
         model = GPT(config)
@@ -34,6 +41,36 @@ def build(config: GPTConfig, lora: LoRAConfig | None) -> GPT:
 
             apply_lora(model, lora)
     return model
+
+
+def build_own(architecture: Architecture, vocab_size: int | None) -> CustomModel:
+    """A user's module on the meta device; on the CPU if its `__init__` needs values.
+
+    Raises:
+        UserError: it cannot be built.
+    """
+    for device in ("meta", "cpu"):
+        try:
+            with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr):
+                return CustomModel(GPTConfig(vocab_size=vocab_size), architecture, device)
+        except UserError:
+            raise
+        except Exception as error:  # of the user's code
+            reason = error
+    raise UserError(f"architecture {architecture.class_path} cannot be built: {said(reason)} (--architecture)") from reason
+
+
+def said(error: BaseException) -> str:
+    """An error of the user's code, and where it was raised."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}{': ' + lines[0] if lines else ''}{place(error)}"
+
+
+def place(error: BaseException) -> str:
+    """The last line of the user's code in a traceback."""
+    others = tuple(str(Path(module.__file__).parent) for module in (torch, lit_llm) if module.__file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def with_layers(config: GPTConfig, layers: Sequence[int]) -> GPTConfig:

@@ -1,11 +1,9 @@
-"""The learning-rate schedule as phases and as a sparkline."""
+"""The learning-rate schedule as phases."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,3 @@ def phases(rate: Callable[[int], float], steps: int, tokens_before: Callable[[in
         step = until
     end_phase(steps)
     return found if len(found) <= _MOST else [Phase("varies", steps, tokens_before(steps))]
-
-
-def sparkline(rate: Callable[[int], float], total_steps: int, width: int = 40) -> str:
-    """`rate` as bars at `width` evenly spaced steps. The tallest bar is the peak."""
-    width = min(width, total_steps)
-    values = [rate(1 + round(i * (total_steps - 1) / max(1, width - 1))) for i in range(width)]
-    top = max(values) or 1.0
-    return "".join(_BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))] for value in values)

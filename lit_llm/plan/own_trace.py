@@ -9,13 +9,10 @@ What depends on values, or on an operator without a rule for sizes, stays unknow
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence, Set
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,134 +20,108 @@ from torch import Tensor
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.activation_checkpointing import recompute_block, recomputes
 from lit_llm.models.loss import LossSums, cross_entropy_of_logits
+from lit_llm.plan.built_model import build_own, place, said
 from lit_llm.plan.cuda import CudaKernels
-from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.custom_model import build, place, said
 from lit_llm.plan.optimizer import Optimizer
-from lit_llm.plan.parameters import weights_of
-from lit_llm.plan.passes import KINDS, MicroBatch, Operation, Step, played
-from lit_llm.plan.recorder import (
-    ACTIVATIONS,
-    ATTENTION,
-    GRADIENTS,
-    LOSS_HEAD,
-    MATMUL,
-    Recorder,
-    TooManyOperations,
-    Undetermined,
-    sized,
-)
-from lit_llm.plan.settings import RunSettings
+from lit_llm.plan.passes import MicroBatch, Step, played_as_a_whole
+from lit_llm.plan.recorder import Recorder, TooManyOperations, Undetermined, sized
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, KINDS, LOSS_HEAD, Operation, Segment, extended
+from lit_llm.plan.text_cache import cached_by_text
 from lit_llm.plan.trace import Numerics, without_data
-from lit_llm.plan.weights import Key, stored_bytes
+from lit_llm.plan.weights import OwnModel, stored_bytes, weights_of
 
 PHASES = ("forward", "loss head", "loss head", "backward")
 MOST_OPERATIONS = 25_000
 """Of a traced micro-batch, which takes about a second. A Transformer of 80 layers has 15,000."""
 _TOLERANCE = 0.01
 """Of figures that are extended from short sequences, at a length that did not take part."""
-_DTYPES = {4: torch.float32, 2: torch.bfloat16}
 _ON_GPU = {  # operators whose kernels of a GPU need memory that is not known here
     "mkldnn_rnn_layer": "LSTM layers are counted as on a CPU: what cuDNN's keep for the backward pass is not known",
     "convolution": "work memory of cuDNN's convolutions is not counted",
 }
 
 
-def micro_batch(step: Step) -> MicroBatch:
-    """Memory and FLOPs of a micro-batch of a `CustomConfig`. What cannot be traced is missing, and a note says so."""
-    assert isinstance(step.model, CustomConfig)
+def micro_batch_of_own(step: Step) -> MicroBatch:
+    """Memory and FLOPs of a micro-batch of an `OwnModel`. What cannot be traced is missing, and a note says so."""
     try:
-        made, traced = _played(step)
-        return replace(made, notes=_of_kernels(step, traced.operators))
+        made, operators = _played(step)
+        return replace(made, notes=_of_kernels(step, operators))
     except TooManyOperations:
         return _from_short_sequences(step)
     except Undetermined as reason:
         return _unknown(step, str(reason))
 
 
-def flops_per_token(config: CustomConfig, length: int | None) -> tuple[float, float]:
+def flops_per_token(model: OwnModel, length: int | None) -> tuple[float, float]:
     """FLOPs of matrix products and of attention that one token takes in training, without recomputation.
 
     Six per parameter, and none, where the module cannot be traced.
     """
-    step = Step(RunSettings(config, Optimizer("SGD"), steps=1, global_batch=2, length=length), 2)
-    made = micro_batch(step)
+    step = Step(RunSettings(model, Optimizer("SGD"), steps=1, global_batch=2, length=length), 2)
+    made = micro_batch_of_own(step)
     if not made.is_known:
-        return 6.0 * sum(weight.total for weight in weights_of(config)), 0.0
+        return 6.0 * sum(weight.total for weight in weights_of(model)), 0.0
     return made.matmul_flops / step.tokens, made.attention_flops / step.tokens
 
 
 def _unknown(step: Step, reason: str) -> MicroBatch:
-    assert isinstance(step.model, CustomConfig)
-    gradients = stored_bytes(weights_of(step.model), step.parameter_bytes, trainable=True) // step.shard_gradients
+    model, settings = _own(step), step.settings
+    gradients = stored_bytes(weights_of(model), settings.weight_bytes, trainable=True) // step.shard_gradients
     note = (
         f"the memory of activations is unknown, and six FLOPs per parameter and token are assumed: "
-        f"{step.model.architecture.class_path} cannot be traced, because {reason}"
+        f"{model.architecture.class_path} cannot be traced, because {reason}"
     )
     return MicroBatch({"backward": {"gradients": gradients}}, 0, 0, 0, notes=(note,), is_known=False)
 
 
-# -- one trace --------------------------------------------------------------------------------------------------------
-
-
-def _played(step: Step) -> tuple[MicroBatch, Trace]:
-    """The micro-batch from one trace, or from those of two and three sequences if these do the same."""
-    if step.sequences > 3 and (made := _extended(step, step.sequences, step.whole_length)) is not None:
-        return made
-    one = trace(step, step.sequences)
-    return _play(step, one.amounts, one), one
-
-
-def _extended(step: Step, sequences: float, length: int) -> tuple[MicroBatch, Trace] | None:
-    """`sequences` of `length` tokens, from two and three of them; None if these do other operations."""
-    step = _of_length(step, length)
-    few, more = trace(step, 2), trace(step, 3)
-    if few.ends != more.ends or not torch.equal(few.kinds, more.kinds):
-        return None
-    amounts = few.amounts + ((sequences - 2) * (more.amounts - few.amounts)).round().long()
-    return _play(step, amounts, few), few
-
-
-def _play(step: Step, amounts: Tensor, of: Trace) -> MicroBatch:
-    starts = (0, *of.ends)
-    changes = [_change(step, of.kinds[a:b], amounts[a:b]) for a, b in itertools.pairwise(starts)]
-    kernels = int(((of.kinds < len(KINDS)) & (of.kinds != GRADIENTS) & (amounts > 0)).sum())
-    return replace(played(step, list(zip(PHASES, changes, strict=True))), kernels=kernels)
-
-
-def _change(step: Step, kinds: Tensor, amounts: Tensor) -> tuple[Any, ...]:
-    """What a segment does: bytes by kind at its end and at its peak, all bytes that it writes, and FLOPs."""
-    gradients = torch.zeros_like(amounts) if step.gradients_exist else amounts // step.shard_gradients
-    sizes = torch.where(kinds == GRADIENTS, gradients, amounts).where(kinds < len(KINDS), 0)
-    live = torch.cat((sizes.new_zeros(1), sizes.cumsum(0)))
-    highest = int(live.argmax())
-
-    def by_kind(until: int) -> tuple[int, ...]:
-        return tuple(int(sizes[:until][kinds[:until] == kind].sum()) for kind in range(len(KINDS)))
-
-    written = int(sizes[(sizes > 0) & (kinds != GRADIENTS)].sum())
-    flops = int(amounts[kinds == MATMUL].sum()), int(amounts[kinds == ATTENTION].sum())
-    return by_kind(len(sizes)), by_kind(highest), written, flops
+def _own(step: Step) -> OwnModel:
+    assert isinstance(step.settings.model, OwnModel)
+    return step.settings.model
 
 
 def _of_kernels(step: Step, operators: Set[str]) -> tuple[str, ...]:
     return tuple(note for operator, note in _ON_GPU.items() if step.cuda and operator in operators)
 
 
+# -- one trace --------------------------------------------------------------------------------------------------------
+
+
+def _played(step: Step) -> tuple[MicroBatch, Set[str]]:
+    """The micro-batch and the operators that run, from one trace, or from those of two and three sequences."""
+    if step.sequences > 3 and (made := _extended(step, step.sequences, step.settings.sequence_length)) is not None:
+        return made
+    one = trace(step, step.sequences)
+    return _play(step, one.segments), one.operators
+
+
+def _extended(step: Step, sequences: float, length: int) -> tuple[MicroBatch, Set[str]] | None:
+    """`sequences` of `length` tokens, from two and three of them; None if these do other operations."""
+    step = _of_length(step, length)
+    few, more = trace(step, 2), trace(step, 3)
+    segments = extended(few.segments, more.segments, sequences - 2)
+    return None if segments is None else (_play(step, segments), few.operators)
+
+
+def _play(step: Step, segments: Sequence[Segment]) -> MicroBatch:
+    kernels = sum(kind < len(KINDS) and kind != GRADIENTS and amount > 0 for each in segments for kind, amount in each)
+    return replace(played_as_a_whole(step, list(zip(PHASES, segments, strict=True))), kernels=kernels)
+
+
+def _of_length(step: Step, length: int) -> Step:
+    return replace(step, settings=replace(step.settings, length=length))
+
+
 @dataclass(frozen=True)
 class Trace:
-    """The events of a micro-batch.
+    """The events of a micro-batch: of forward, forward and backward of the loss, and backward.
 
     Attributes:
-        kinds, amounts: of each event.
-        ends: of forward, forward and backward of the loss, and backward.
         operators: those that ran.
         operations: how many times one ran.
     """
 
-    kinds: Tensor
-    amounts: Tensor
-    ends: tuple[int, ...]
+    segments: list[Segment]
     operators: frozenset[str]
     operations: int
 
@@ -163,29 +134,27 @@ def trace(step: Step, sequences: int) -> Trace:
         TooManyOperations: a trace would take long.
         UserError: the module breaks the contract.
     """
-    settings, sizes = step.settings, (step.parameter_bytes, step.compute_bytes)
-    options = {"mode": settings.compute.activation_checkpointing, "z_loss": bool(settings.z_loss), "cuda": step.cuda}
-    found = _trace(Key(step.model), sequences, step.whole_length, sizes, **options)
+    settings = step.settings
+    mode, length = settings.compute.activation_checkpointing, settings.sequence_length
+    found = cached_trace(_own(step), step.numerics(), mode, sequences, length, z_loss=settings.z_loss)
     if isinstance(found, Exception):
         raise found
     return found
 
 
-@lru_cache(maxsize=256)
-def _trace(
-    key: Key, sequences: int, length: int, sizes: tuple[int, int], *, mode: str | int, z_loss: bool, cuda: bool
+@cached_by_text
+def cached_trace(
+    model: OwnModel, numerics: Numerics, mode: str | int, sequences: int, length: int, *, z_loss: bool
 ) -> Trace | Exception:
-    """A trace, or why there is none. `sizes`: bytes of an element of the weights, and in matrix products."""
-    config: CustomConfig = key.value
-    weights, products = (_DTYPES[size] for size in sizes)
-    model = build(config)
-    recorder = Recorder(cuda=cuda, most=MOST_OPERATIONS)
-    for i, block in enumerate(model.blocks):
+    """A trace, or why there is none."""
+    module = build_own(model.architecture, model.vocab_size)
+    recorder = Recorder(cuda=numerics.cuda, most=MOST_OPERATIONS)
+    for i, block in enumerate(module.blocks):
         if recomputes(mode, i):
-            if cuda:
+            if numerics.cuda:
                 CudaKernels.around(block)
             recompute_block(block, mode, preserve_rng_state=False)
-    without_data(model, weights, recorder)
+    without_data(module, numerics.weights, recorder)
     ids, targets = (sized(sequences, length, dtype=torch.int64) for _ in range(2))
     recorder.exclude((ids, targets))
 
@@ -199,9 +168,9 @@ def _trace(
 
     default = torch.get_default_dtype()
     try:
-        with redirect_stdout(sys.stderr), Numerics(weights, products, cuda).record(recorder):
-            torch.set_default_dtype(weights)  # as Lightning does
-            total = model(ids, targets, loss=loss).loss
+        with redirect_stdout(sys.stderr), numerics.record(recorder):
+            torch.set_default_dtype(numerics.weights)  # as Lightning does
+            total = module(ids, targets, loss=loss).loss
             recorder.begin()
             torch.autograd.backward(total)
             del total
@@ -213,18 +182,12 @@ def _trace(
         return Undetermined(f"it fails on tensors without data: {said(error)}")
     finally:
         torch.set_default_dtype(default)
-    kinds, amounts = torch.tensor([event for segment in recorder.segments for event in segment]).T
-    ends = tuple(itertools.accumulate(len(segment) for segment in recorder.segments))
-    return Trace(kinds, amounts, ends, frozenset(recorder.operators), recorder.operations)
+    return Trace([[*segment] for segment in recorder.segments], frozenset(recorder.operators), recorder.operations)
 
 
 def _begin_backward(recorder: Recorder) -> None:
     recorder.begin()
     recorder.kind = ACTIVATIONS
-
-
-def _of_length(step: Step, length: int) -> Step:
-    return replace(step, settings=replace(step.settings, length=length))
 
 
 # -- short sequences --------------------------------------------------------------------------------------------------
@@ -236,10 +199,10 @@ def _from_short_sequences(step: Step) -> MicroBatch:
     With the number of tokens fixed, a figure is a + b·T + c/T: what grows with tokens or is constant, attention, and states of
     a recurrence. Lengths u, 2u and 3u determine it, and 4u tests it.
     """
-    many = f"it takes more than {MOST_OPERATIONS:,} operations"
+    many, whole = f"it takes more than {MOST_OPERATIONS:,} operations", step.settings.sequence_length
     try:
         per_token = (trace(_of_length(step, 16), 2).operations - trace(_of_length(step, 8), 2).operations) / 8
-        unit = min(step.whole_length // 8, max(4, int(MOST_OPERATIONS / 20 / max(per_token, 1))))
+        unit = min(whole // 8, max(4, int(MOST_OPERATIONS / 20 / max(per_token, 1))))
         found = [_extended(step, step.tokens / (i * unit), i * unit) for i in (1, 2, 3, 4)]
     except TooManyOperations:
         return _unknown(step, f"{many} for a few tokens")
@@ -250,11 +213,11 @@ def _from_short_sequences(step: Step) -> MicroBatch:
     if len(made) < 4 or not _are_near(_at(4 * unit, lengths, made[:3]), made[3]):
         return _unknown(step, f"{many}, and its figures for short sequences do not show those for long ones")
     note = (
-        f"memory and FLOPs follow from sequences of {unit} to {3 * unit} tokens, because those of {step.whole_length:,} take "
-        f"more than {MOST_OPERATIONS:,} operations"
+        f"memory and FLOPs follow from sequences of {unit} to {3 * unit} tokens, because those of {whole:,} take more than "
+        f"{MOST_OPERATIONS:,} operations"
     )
-    operators = found[0][1].operators if found[0] else frozenset[str]()
-    return replace(_at(step.whole_length, lengths, made[:3]), notes=(note, *_of_kernels(step, operators)))
+    operators = found[0][1] if found[0] else frozenset[str]()
+    return replace(_at(whole, lengths, made[:3]), notes=(note, *_of_kernels(step, operators)))
 
 
 def _are_near(one: MicroBatch, other: MicroBatch) -> bool:

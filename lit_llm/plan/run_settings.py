@@ -1,8 +1,8 @@
-"""The settings of a run as plain numbers, taken from a parsed recipe."""
+"""The settings of a run as plain numbers. `lit_llm.training.planned_settings` takes them from what was built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,10 @@ from lit_llm.core.errors import UserError
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.layout_problems import convolution_problems, pipeline_problems
 from lit_llm.models.config import GPTConfig
-from lit_llm.plan.custom_config import CustomConfig
-from lit_llm.plan.data_facts import DataFacts, Stages, sequences_before, steps_for
-from lit_llm.plan.layout import Layout, class_of, devices_of, layout_from_strategy
-from lit_llm.plan.optimizer import TORCH_MUON, Optimizer
+from lit_llm.plan.data_facts import DataFacts, Stages, sequences_before
+from lit_llm.plan.layout import Layout
+from lit_llm.plan.optimizer import Optimizer
+from lit_llm.plan.weights import OwnModel, PlannedModel, weights_of
 
 if TYPE_CHECKING:
     from lit_llm.models.lora import LoRAConfig
@@ -49,7 +49,7 @@ class RunSettings:
     tokens follow the ramp. `accumulation` and `tokens_per_step` describe the final batch.
     """
 
-    model: GPTConfig
+    model: PlannedModel
     optimizer: Optimizer
     steps: int
     global_batch: int
@@ -71,9 +71,37 @@ class RunSettings:
     ema: bool = False
 
     @property
+    def gpt(self) -> GPTConfig:
+        """The model, where only a GPT can be.
+
+        Raises:
+            UserError: it is a user's.
+        """
+        if isinstance(self.model, OwnModel):
+            raise UserError(f"only lit_llm's GPT can be split, not {self.model.architecture.class_path} (--trainer.strategy)")
+        return self.model
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of an element of the weights (4: fp32 masters), and in matrix products: fewer under autocast."""
+        return BYTES[self.precision]
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.sizes[0]
+
+    @property
     def sequence_length(self) -> int:
         """Tokens of a sequence."""
         return self.length or self.model.block_size
+
+    @property
+    def local_length(self) -> int:
+        """Tokens of a sequence on a rank, padded as `GPT.view` does: one chunk, or two if keys are gathered."""
+        layout = self.layout
+        chunks = 2 if layout.context > 1 and layout.context_attention == "gather" else 1
+        multiple = chunks * layout.context * layout.tensor_parallel
+        return -(-self.sequence_length // multiple) * multiple // layout.context
 
     @property
     def sequences(self) -> int:
@@ -126,21 +154,14 @@ class RunSettings:
             UserError: a custom model cannot be built.
         """
         model, layout, pipeline = self.model, self.layout, self.layout.pipeline
-        sizes = layout.sizes
-        if isinstance(model, CustomConfig):
-            from lit_llm.plan import custom_model  # imports torch
-
-            architecture, found = model.architecture, custom_model.problems(self)
-        else:
-            architecture, found = None, _split_problems(model, layout)
+        own = model if isinstance(model, OwnModel) else None
+        found = _split_problems(self.gpt, layout) if own is None else self._problems_of_own(own)
         if pipeline.ranks > 1:
-            found += [
-                *pipeline.problems(),
-                *pipeline_problems(
-                    *(pipeline, sizes, model, architecture, None, self.precision, self.chunk_size),
-                    reshards=not layout.kept.weights and sizes.data_parallel * sizes.context > 1,
-                ),
-            ]
+            reshards = not layout.kept.weights and layout.sizes.data_parallel * layout.context > 1
+            gpt, architecture = (self.gpt, None) if own is None else (None, own.architecture)
+            sizes, precision, chunk = layout.sizes, self.precision, self.chunk_size
+            found += pipeline.problems()
+            found += pipeline_problems(pipeline, sizes, gpt, architecture, None, precision, chunk, reshards)
         length = self.sequence_length
         ramp: dict[int, int | None] = {size * length: length for _, size in self.ramp}
         shared = (
@@ -148,6 +169,20 @@ class RunSettings:
             for size, unit in (ramp or {self.global_batch: None}).items()
         )
         return [*found, *filter(None, shared)]
+
+    def _problems_of_own(self, model: OwnModel) -> list[str]:
+        """Why a run cannot train a user's module, as `fit` says it."""
+        from lit_llm.models import custom  # imports torch
+
+        path, layout, checkpointing = model.architecture.class_path, self.layout, self.compute.activation_checkpointing
+        found = custom.architecture_layout_problems(path, layout.tensor_parallel, layout.context)
+        if self.chunk_size is not None:
+            found.append(custom.chunk_problem(path, self.chunk_size))
+        if checkpointing != "none" and not any(weight.times for weight in weights_of(model)):
+            found.append(custom.blocks_problem(path, ["compute.activation_checkpointing"]))
+        elif checkpointing == "attention":
+            found.append(custom.attention_checkpointing_problem(path))
+        return found
 
 
 def _split_problems(model: GPTConfig, layout: Layout) -> list[str]:
@@ -171,83 +206,6 @@ def _split_problems(model: GPTConfig, layout: Layout) -> list[str]:
 
         found += context_problems(model, layout.sizes, layout.context_attention)
     return found
-
-
-def from_recipe(
-    config: Mapping[str, Any],
-    model: GPTConfig,
-    *,
-    devices: int | None,
-    devices_per_node: int,
-    micro_batch: int | None,
-    global_batch: int,
-    data: DataFacts,
-    ramp: Stages = (),
-    lora: LoRAConfig | None = None,
-    length: int | None = None,
-) -> RunSettings:
-    """Settings from a parsed recipe (a nested dict).
-
-    Args:
-        devices: replaces the recipe's trainer.devices and num_nodes. None: use those, where "auto" counts as 1.
-        ramp, length: as in `RunSettings`.
-
-    Raises:
-        UserError: the precision, the strategy or the number of devices cannot be planned.
-    """
-    trainer = config["trainer"]
-    precision = canonical_precision(trainer.get("precision"))
-    if devices is None:
-        devices = devices_of(trainer.get("devices"), trainer.get("num_nodes") or 1)
-    loss, schedule = config.get("loss") or {}, config.get("schedule") or {}
-    kind, _ = class_of(schedule)
-    steps = trainer["max_steps"]
-    if steps == -1:
-        epochs = trainer.get("max_epochs")
-        if not data.train_tokens or epochs in (None, -1):
-            raise UserError(
-                "The number of steps depends on the size of the dataset, which is unknown: set --trainer.max_steps."
-            )
-        sequences = data.sequences or (data.train_tokens - 1) // (length or model.block_size)
-        steps = steps_for(ramp or ((0, global_batch),), epochs * sequences)
-    _, validation = class_of(config.get("validation") or {})
-    _, checkpoint = class_of(config.get("checkpoint") or {})
-    layout = layout_from_strategy(trainer.get("strategy") or "auto", devices, devices_per_node)
-    return RunSettings(
-        model=model,
-        optimizer=optimizer_of(config["optimizer"]),
-        steps=steps,
-        global_batch=global_batch,
-        micro_batch=micro_batch,
-        precision=precision,
-        compute=ComputeConfig(**config.get("compute") or {}),
-        layout=layout,
-        chunk_size=loss.get("chunk_size"),
-        z_loss=bool(loss.get("z_loss")),
-        schedule=Schedule(kind or "Constant"),
-        validate_every=validation.get("every_n_steps"),
-        save_every=checkpoint.get("every_n_steps"),
-        keep_last=checkpoint.get("keep_last") or 1,
-        background_saves=layout.splits_model if (saves := config.get("async_checkpoints", "auto")) == "auto" else bool(saves),
-        data=data,
-        ramp=ramp,
-        lora=lora,
-        length=length,
-        ema=config.get("ema") is not None,
-    )
-
-
-def optimizer_of(group: Mapping[str, Any]) -> Optimizer:
-    name, options = class_of(group)
-    if group.get("class_path") == TORCH_MUON:
-        return Optimizer(TORCH_MUON, ns_dtype="bfloat16")
-    return Optimizer(
-        name,
-        momentum=bool(options.get("momentum")),
-        fused=bool(options.get("fused")) or name == "AdamW8bit",
-        ns_dtype=options.get("ns_dtype") or "auto",
-        normuon=options.get("normuon_beta2") is not None,
-    )
 
 
 def canonical_precision(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The picture of a sweep: time against cost."""
+"""The page of a sweep of plans: time against cost."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lit_llm.core import html_page as html
-from lit_llm.plan.numbers import duration, money, two_digits
-from lit_llm.plan.sweep import HEADER, Variant, row
+from lit_llm.core.number_text import duration, money, two_digits
+from lit_llm.plan.sweep import Variant
+from lit_llm.reporting.plan_page import top
+from lit_llm.reporting.plan_text import SWEEP, sweep_row
 
 _TIMES = {
     f"{number} {unit}": number * hours
@@ -23,6 +25,12 @@ _TIMES = {
     for number in numbers
 }
 """Hours of the marks of the time axis."""
+
+
+def sweep_page(found: Sequence[Variant], best: Variant | None, command: str) -> str:
+    """The page of a sweep. `best`: the variant that was chosen, if one was."""
+    title = f"Sweep: {len(found)} combinations"
+    return html.document(title, [*top(title, command), html.heading("Time against cost"), sweep_figure(found, best)])
 
 
 class Point(NamedTuple):
@@ -59,7 +67,7 @@ def sweep_figure(found: Sequence[Variant], best: Variant | None) -> str:
     """The scatter of all variants, the table of its front, and that of all."""
     points = points_of(found)
     axes = list(found[0].values) if found else []
-    every = html.table([*axes, *HEADER], [row(variant) for variant in found], summary=f"All {len(found)} combinations")
+    every = html.table([*axes, *SWEEP], [sweep_row(variant) for variant in found], summary=f"All {len(found)} combinations")
     refused = [[", ".join(v.values.values()), v.problem] for v in found if v.problem]
     problems = html.table([", ".join(axes), "problem"], refused, summary=f"{len(refused)} that cannot be") if refused else ""
     if not points:

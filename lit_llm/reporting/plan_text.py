@@ -8,26 +8,29 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lit_llm.plan import compute, data_facts
-from lit_llm.plan.custom_config import CustomConfig
+from lit_llm.core.number_text import count, duration, money_range, percent, size, two_digits
+from lit_llm.plan import compute
+from lit_llm.plan.collectives import communicated_bytes
+from lit_llm.plan.data_facts import Phases, steps_for
 from lit_llm.plan.memory import usable_bytes
-from lit_llm.plan.numbers import count, duration, money_range, percent, size, two_digits
-from lit_llm.plan.pipeline import bubble
+from lit_llm.plan.pipeline_order import bubble
 from lit_llm.plan.plan import Plan
-from lit_llm.plan.rank_traffic import communicated_bytes
 from lit_llm.plan.reserved import CONTEXT_GB
-from lit_llm.plan.schedule import sparkline
-from lit_llm.plan.settings import BYTES
+from lit_llm.plan.sweep import Variant
+from lit_llm.plan.weights import OwnModel
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 
-_REPEATED = f": beyond about {data_facts.MANY_EPOCHS}, repeated data help less (Muennighoff et al. 2023)"
+_BARS = "▁▂▃▄▅▆▇█"
+_MIXTURE = ("phase", "source", "share", "tokens", "epochs by its end", "max_epochs")
+_MANY_EPOCHS = 4
+_REPEATED = f": beyond about {_MANY_EPOCHS}, repeated data help less (Muennighoff et al. 2023)"
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def sections(plan: Plan) -> list[Section]:
         Section("", _short(plan)),
         Section("Model", _model(plan)),
         Section("Run", _run(plan)),
-        Section("Mixture", _mixture(plan), data_facts.HEADER),
+        Section("Mixture", _mixture(plan), _MIXTURE),
         Section(f"Memory per rank, peak ({plan.memory.moment})", _memory(plan)),
         Section("Compute and time", _time(plan)),
         Section("Communication", _communication(plan)),
@@ -123,7 +126,7 @@ def _short(plan: Plan) -> list[tuple[str, str]]:
 
 def _model(plan: Plan) -> list[tuple[str, str]]:
     model = plan.settings.model
-    if isinstance(model, CustomConfig):
+    if isinstance(model, OwnModel):
         return _custom_model(plan, model)
     parts = ", ".join(f"{name} {count(n)}" for name, n in plan.parts.items())
     heads = f"{model.n_head} heads" + (f" ({model.kv_heads} key/value)" if model.kv_heads != model.n_head else "")
@@ -138,7 +141,7 @@ def _model(plan: Plan) -> list[tuple[str, str]]:
     return [("parameters", f"{plan.parameters:,}{share}"), ("by part", parts), ("shape", f"{kind}, vocabulary {vocabulary}")]
 
 
-def _custom_model(plan: Plan, model: CustomConfig) -> list[tuple[str, str]]:
+def _custom_model(plan: Plan, model: OwnModel) -> list[tuple[str, str]]:
     frozen = plan.parameters - plan.trained_parameters
     return [
         ("parameters", f"{plan.parameters:,}" + (f", of which {frozen:,} are frozen" if frozen else "")),
@@ -150,7 +153,7 @@ def _custom_model(plan: Plan, model: CustomConfig) -> list[tuple[str, str]]:
 
 def _run(plan: Plan) -> list[tuple[str, str]]:
     settings, layout = plan.settings, plan.settings.layout
-    weight, operand = BYTES[settings.precision]
+    weight, operand = settings.sizes
     optimizer = settings.optimizer
     known = "" if optimizer.is_known else " (unknown optimizer, counted as AdamW)"
     dimensions = {
@@ -176,7 +179,7 @@ def _run(plan: Plan) -> list[tuple[str, str]]:
         *([("batch ramp", _ramp(plan))] if settings.ramp else []),
         ("tokens", f"{settings.steps:,} steps = {count(settings.tokens)} ({settings.tokens:,})"),
         ("data", _data(plan)),
-        *([("mixture", uneven)] if (uneven := data_facts.uneven(settings.data.phases, settings.global_batch)) else []),
+        *([("mixture", uneven)] if (uneven := _uneven(settings.data.phases, settings.global_batch)) else []),
         *([("packing", settings.data.packing)] if settings.data.packing else []),
         ("precision", f"{settings.precision}: weights, gradients, state {weight} bytes, matrix products {operand} bytes"),
         ("parallelism", f"{layout.strategy}, {devices(plan)}" + (f": {', '.join(mesh)}" if mesh else "")),
@@ -212,19 +215,55 @@ def _data(plan: Plan) -> str:
         return f"dataset size: {data.origin}"
     tokens, often = f"{count(data.train_tokens)} tokens ({data.origin})", ""
     if data.phases:
-        if many := data_facts.repeated(data.phases):
+        if many := _repeated(data.phases):
             often = f": {', '.join(many)}{_REPEATED}"
         return f"{tokens}, a mixture{often}"
     epochs = plan.settings.tokens / data.train_tokens
-    if epochs > data_facts.MANY_EPOCHS:
+    if epochs > _MANY_EPOCHS:
         often = _REPEATED
     return f"{tokens}: {epochs:.3g} epochs{often}"
 
 
 def _mixture(plan: Plan) -> list[tuple[str, ...]]:
+    """The table under `_MIXTURE`."""
     settings = plan.settings
     total = settings.tokens // settings.sequence_length
-    return data_facts.rows(settings.data.phases, settings.stages, settings.sequence_length, total)
+    found: list[tuple[str, ...]] = []
+    for phase in settings.data.phases:
+        sequences = sum(source.sequences for source in phase.sources)
+        for i, source in enumerate(phase.sources):
+            end = f"to step {steps_for(settings.stages, phase.end):,} ({100 * phase.end / total:.3g} %)" if i == 0 else ""
+            share = f"{100 * source.sequences / sequences:.3g} %"
+            cap = "" if source.max_epochs is None else f"{source.max_epochs:g}"
+            found.append(
+                (end, source.name, share, f"{source.sequences * settings.sequence_length:,}", f"{source.epochs:.3g}", cap)
+            )
+    return found
+
+
+def _repeated(phases: Phases) -> list[str]:
+    """Such as "code 7.2 epochs", for each source that the run reads more often than repetition helps."""
+    last = {source.name: source.epochs for phase in phases for source in phase.sources}
+    return [f"{name} {epochs:.3g} epochs" for name, epochs in last.items() if epochs > _MANY_EPOCHS]
+
+
+def _uneven(phases: Phases, global_batch: int) -> str:
+    """A sentence for the phase whose shares can be furthest off, if that is more than a step of ``global_batch`` sequences."""
+    worst = max(phases, key=lambda phase: phase.largest_deviation, default=None)
+    if worst is None or worst.largest_deviation <= global_batch:
+        return ""
+    return (
+        f"shares of phase {phases.index(worst) + 1} are exact every {worst.period:,} sequences, and in between up to "
+        f"{worst.largest_deviation:,.0f} sequences off, {worst.largest_deviation / global_batch:.3g} steps: round the weights"
+    )
+
+
+def sparkline(rate: Callable[[int], float], total_steps: int, width: int = 40) -> str:
+    """`rate` as bars at `width` evenly spaced steps. The tallest bar is the peak."""
+    width = min(width, total_steps)
+    values = [rate(1 + round(i * (total_steps - 1) / max(1, width - 1))) for i in range(width)]
+    top = max(values) or 1.0
+    return "".join(_BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))] for value in values)
 
 
 def _memory(plan: Plan) -> list[tuple[str, str]]:
@@ -248,7 +287,7 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
 
 def _time(plan: Plan) -> list[tuple[str, str]]:
     settings, times, flops = plan.settings, plan.times, plan.flops
-    if isinstance(settings.model, CustomConfig):
+    if isinstance(settings.model, OwnModel):
         counted = "counted in a trace" if plan.memory.is_known else "assumed: six per parameter"
         per_token = f"{flops.total:.4g} ({counted})"
     else:
@@ -348,6 +387,34 @@ def _upkeep(plan: Plan) -> list[tuple[str, str]]:
 def devices(plan: Plan) -> str:
     """For example "8 x a100-80gb"."""
     return f"{plan.settings.layout.devices} x {plan.hardware.name}"
+
+
+SWEEP = ("memory GB", "fits", "largest micro-batch", "step", "tokens/s", "run", "device-hours", "USD", "limit")
+
+
+def sweep_row(variant: Variant) -> list[str]:
+    """One row of the comparison: the values, then the columns of SWEEP."""
+    plan = variant.plan
+    if plan is None:
+        return [*variant.values.values(), *["–"] * len(SWEEP)]
+    fits = {True: "yes", False: "NO", None: "?"}[plan.fits]
+    cells = [*variant.values.values(), f"{plan.memory.needed / 1e9:.2f}", fits]
+    cells.append("?" if plan.largest_micro_batch is None else str(plan.largest_micro_batch))
+    if plan.run_seconds is None or plan.times.step is None:
+        return [*cells, *["?"] * 6]
+    settings = plan.settings
+    hours = plan.run_seconds * settings.layout.devices / 3600
+    money = money_range(*plan.usd) if plan.usd else "?"
+    speed = two_digits(settings.tokens_per_step / plan.times.step)
+    return [
+        *cells,
+        duration(plan.times.step),
+        speed,
+        duration(plan.run_seconds),
+        two_digits(hours),
+        money,
+        plan.times.limit or "?",
+    ]
 
 
 def table_rows(header: Sequence[str], rows: Sequence[Sequence[str]], *, as_markdown: bool, width: int | None = None) -> str:

@@ -1,0 +1,313 @@
+"""What a rank sends in an optimizer step: its collectives, with their bytes, and their seconds within and between nodes."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+from lit_llm.distributed.keep_rule import KeptWhole
+from lit_llm.plan.hardware import Hardware
+from lit_llm.plan.optimizer import matrix_shapes
+from lit_llm.plan.pipeline_order import StageShare, shares, weights_of_stages
+from lit_llm.plan.run_settings import RunSettings
+from lit_llm.plan.weights import Weight, gathered_bytes, reduced_bytes, stored_bytes, weights_of
+
+LATENCY_SECONDS = 10e-6
+"""Latency of one message. An assumption: NCCL takes 5 to 10 microseconds over NVLink, 10 to 20 over InfiniBand."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Bandwidth within a node and between nodes, in GB/s per device and direction, and the number of devices per node."""
+
+    node_gbps: float
+    network_gbps: float
+    devices_per_node: int
+
+
+def all_reduce_seconds(size: float, ranks: int, links: Links, *, stride: int = 1) -> float:
+    """Two-level all-reduce: reduce-scatter within each node, all-reduce between nodes, all-gather within each node.
+
+    Each level is a ring of n ranks: 2(n − 1)/n · size / bandwidth + 2(n − 1) · latency.
+
+    Args:
+        size: bytes of the tensor.
+        ranks: size of the group.
+        stride: distance between neighbouring ranks of the group. If it is a whole node, all traffic crosses the network.
+    """
+    inside = max(1, min(ranks, links.devices_per_node // stride))
+    nodes = -(-ranks // inside)
+    levels = ((inside, size, links.node_gbps), (nodes, size / inside, links.network_gbps))
+    return sum(2 * (n - 1) / n * part / (gbps * 1e9) + 2 * (n - 1) * LATENCY_SECONDS for n, part, gbps in levels)
+
+
+def exchange_seconds(size: float, ranks: int, links: Links, *, stride: int = 1) -> float:
+    """All-to-all in which each rank has `size` bytes, of which it keeps 1/n. What goes to other nodes crosses the network."""
+    inside = max(1, min(ranks, links.devices_per_node // stride))
+    within = (inside - 1) / ranks * size / (links.node_gbps * 1e9)
+    between = (ranks - inside) / ranks * size / (links.network_gbps * 1e9)
+    return within + between + (ranks - 1) * LATENCY_SECONDS
+
+
+class Collective(NamedTuple):
+    """A collective of a group of ranks.
+
+    Attributes:
+        kind: all_gather stands for reduce_scatter too, which sends as much; exchange: messages within a node; pass_on: messages
+            to another node.
+        size: bytes of the whole tensor; in an all_to_all, of what a rank has; of other messages, what a rank sends.
+        stride: distance between neighbouring ranks of the group.
+        each: in each micro-batch, not once in a step.
+        overlap: the share of a micro-batch's computation behind which it runs: 0 after it. None: computation waits for it.
+    """
+
+    purpose: str
+    kind: Literal["all_gather", "all_reduce", "all_to_all", "broadcast", "exchange", "pass_on"]
+    size: float
+    ranks: int = 2
+    stride: int = 1
+    each: bool = False
+    overlap: float | None = None
+
+    def sent(self, micro_batches: int) -> float:
+        """Bytes that a rank sends in a step of so many micro-batches, over rings."""
+        parts = {"all_gather": 1.0, "all_reduce": 2.0, "all_to_all": 1.0}.get(self.kind)
+        size = self.size if parts is None else parts * (self.ranks - 1) / self.ranks * self.size
+        return size * (micro_batches if self.each else 1)
+
+    def seconds(self, links: Links) -> float:
+        """Of one time."""
+        if self.kind == "all_to_all":
+            return exchange_seconds(self.size, self.ranks, links, stride=self.stride)
+        if self.kind in ("all_gather", "all_reduce"):
+            whole = all_reduce_seconds(self.size, self.ranks, links, stride=self.stride)
+            return whole if self.kind == "all_reduce" else whole / 2
+        within = self.kind == "exchange" or (self.kind == "broadcast" and links.devices_per_node >= self.stride * self.ranks)
+        return self.size / ((links.node_gbps if within else links.network_gbps) * 1e9)
+
+
+# -- collectives of a rank --------------------------------------------------------------------------------------------
+
+
+def stages_of_rank(settings: RunSettings, rank: int) -> tuple[StageShare, ...]:
+    """What a rank of the pipeline has; without a pipeline all."""
+    layout, layers = settings.layout.pipeline, settings.gpt.n_layer
+    if layout.ranks == 1:
+        return (StageShare(0, layers, first=True, last=True),)
+    return shares(layout, layers, rank)
+
+
+def weights_of_rank(settings: RunSettings, rank: int, tensor_parallel: int = 1) -> tuple[Weight, ...]:
+    """The weights of a rank of the pipeline, whole, or a tensor-parallel rank's part of them."""
+    weights = weights_of(settings.model, settings.lora, tensor_parallel)
+    return weights if settings.layout.pipeline.ranks == 1 else weights_of_stages(weights, stages_of_rank(settings, rank))
+
+
+def fullest_stage(settings: RunSettings) -> tuple[Weight, ...]:
+    """A tensor-parallel rank's part of the weights of the rank of the pipeline that has most."""
+    ranks = range(settings.layout.pipeline.ranks)
+    held = (weights_of_rank(settings, rank, settings.layout.tensor_parallel) for rank in ranks)
+    return max(held, key=lambda each: sum(weight.total for weight in each))
+
+
+def collectives_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> list[Collective]:
+    """What a rank of the pipeline sends in a step.
+
+    Numbers are left out: sums of the loss and of gradient norms, gradients of norms between tensor-parallel ranks.
+    """
+    layout, optimizer = settings.layout, settings.optimizer
+    local = weights_of_rank(settings, rank, layout.tensor_parallel)
+    sharing, tp = layout.divisor("parameters"), layout.tensor_parallel
+    found: list[Collective] = []
+    if tp > 1:
+        found += _of_tensor_parallel(settings, rank)
+    if layout.context > 1:
+        found.append(_of_sequences(settings, rank))
+    if layout.pipeline.ranks > 1:
+        found += _of_stages(settings, rank, local)
+    if sharing > 1:
+        sizes = (*gathered_bytes(local, *settings.sizes), reduced_bytes(local))
+        found += fsdp_collectives(*sizes, sharing, stride=tp, kept=layout.kept)
+    if layout.replicate > 1 or layout.shards in ("optimizer", "gradients"):
+        purpose, ranks = "gradients scattered, weights gathered", layout.shard
+        if layout.replicate > 1:
+            purpose, ranks = "gradients all-reduced", layout.replicate
+        whole = reduced_bytes(local) if sharing > 1 else stored_bytes(local, settings.weight_bytes, trainable=True)
+        stride = layout.data_parallel * layout.context // ranks * tp
+        found.append(Collective(purpose, "all_reduce", whole / sharing, ranks, stride, overlap=2 / 3))
+    if optimizer.is_muon:
+        dimensions, rows = layout.owners
+        shapes, iterate = matrix_shapes(weights_of_rank(settings, rank)), optimizer.newton_schulz_bytes(cuda=cuda)
+        found += muon_collectives(shapes, iterate, dimensions=dimensions, rows=rows, normuon=optimizer.normuon)
+    return found
+
+
+def fsdp_collectives(
+    blocks: float, others: float, gradients: float, ranks: int, *, stride: int, kept: KeptWhole
+) -> list[Collective]:
+    """FSDP2's all-gathers and reduce-scatters.
+
+    With gradients as wide as the weights and resharding, these are at most 1.5 times the bytes of DDP in a step of one
+    micro-batch.
+
+    Args:
+        blocks: bytes of the blocks' weights as they are gathered (2 per element of a matrix under bf16-mixed).
+        others: the same of embedding, last norm and head, which backward does not gather again.
+        gradients: bytes of the whole gradients in the dtype of the reduction, fp32.
+        ranks: that shard the parameters.
+    """
+    gathers = (blocks, others) if kept.weights else (blocks, blocks, others)
+    sizes = [*((size, not kept.weights) for size in gathers), (gradients, not kept.gradients)]
+    purpose = "weights gathered, gradients scattered"
+    return [Collective(purpose, "all_gather", size, ranks, stride, each, overlap=1.0) for size, each in sizes]
+
+
+def muon_collectives(
+    shapes: Sequence[tuple[int, ...]], iterate_bytes: int, *, dimensions: Sequence[int], rows: int, normuon: bool = False
+) -> list[Collective]:
+    """Muon's exchange: the mean of the ranks, which differ by the work that they own.
+
+    Each rank's parts travel to the owners, along one dimension after the other, and back; then to the other replicas.
+
+    Args:
+        dimensions: sizes of the mesh dimensions that split matrices, the innermost first.
+        rows: number of replicas.
+        normuon: each row of a matrix has a number (fp32), which all ranks get.
+    """
+    size, shards = sum(map(math.prod, shapes)) * iterate_bytes, math.prod(dimensions)
+    heights = 4 * sum(shape[0] for shape in shapes)
+    owner = partial(Collective, "Muon's updates", overlap=0.0)
+    found, stride = [], 1
+    for n in dimensions:
+        found += 2 * [owner("all_to_all", size / (shards * rows), n, stride)]
+        found += [owner("all_reduce", heights, n, stride)] * normuon
+        stride *= n
+    if rows > 1:
+        found.append(owner("broadcast", size / shards, rows, stride))
+        found += [owner("all_reduce", heights, rows, stride)] * normuon
+    return found
+
+
+def _of_tensor_parallel(settings: RunSettings, rank: int) -> list[Collective]:
+    """What tensor-parallel ranks gather or scatter in a micro-batch.
+
+    Each layer gathers the outputs of two norms, in the parameters' dtype, and scatters two results of matrix products; the
+    backward pass does the reverse. The embedding scatters, the last norm gathers, and the loss gathers three fp32 numbers a
+    token from each rank. Recomputed blocks run forward once more, up to the last product.
+    """
+    model, stages, ranks = settings.gpt, stages_of_rank(settings, rank), settings.layout.tensor_parallel
+    first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
+    tokens = settings.sequences * settings.local_length
+    stream, product = (float(tokens * model.n_embd * size) for size in settings.sizes)
+    again = [stream, product, stream] if settings.compute.activation_checkpointing == "full" else []
+    sizes = ([stream, product] * 4 + again) * _layers(stages) + [stream] * 2 * (first + last)
+    if first and model.position == "learned":  # gradients of the positions that a batch uses
+        sizes.append(settings.local_length * model.n_embd * settings.weight_bytes)
+    sizes += [12 * tokens * ranks] * last
+    return [Collective("tensor parallel", "all_gather", size, ranks, each=True) for size in sizes]
+
+
+def _of_sequences(settings: RunSettings, rank: int) -> Collective:
+    """What ranks that share sequences exchange in attention: forward, backward as much, and forward again if recomputed."""
+    model, layout, n = settings.gpt, settings.layout, settings.layout.context
+    positions = settings.sequences * settings.local_length
+    if layout.context_attention == "gather":
+        values = 2 * positions * n * model.kv_heads  # keys and values of the whole sequence
+    else:
+        values = positions * 2 * (model.n_head + model.kv_heads)  # queries, keys and values there, the result back
+    size = values * model.resolved_head_dim / layout.tensor_parallel * settings.sizes[1]
+    passes = 3 if settings.compute.activation_checkpointing in ("full", "attention") else 2
+    sent = passes * (n - 1) / n * size * _layers(stages_of_rank(settings, rank))
+    return Collective("keys and values between ranks of a sequence", "exchange", sent, each=True)
+
+
+def _of_stages(settings: RunSettings, rank: int, local: tuple[Weight, ...]) -> list[Collective]:
+    """Activations to the next stage and gradients to the one before; a tied matrix's gradient between first and last rank."""
+    layout, model, weight_bytes = settings.layout.pipeline, settings.gpt, settings.weight_bytes
+    tokens = settings.sequences * settings.local_length / settings.layout.tensor_parallel
+    stages, last = layout.stages_of(rank), layout.stages - 1
+    onward = sum(stage < last and layout.rank_of(stage + 1) != rank for stage in stages)
+    back = sum(stage > 0 and layout.rank_of(stage - 1) != rank for stage in stages)
+    ends, tied = {layout.rank_of(0), layout.rank_of(last)}, 0
+    if model.tie_embeddings and len(ends) == 2 and rank in ends:
+        embedding = tuple(weight for weight in local if weight.part == "token embedding")
+        tied = stored_bytes(embedding, weight_bytes, trainable=True) // settings.layout.divisor("parameters")
+    moved, purpose = tokens * model.n_embd * weight_bytes * (onward + back), "activations between stages"
+    return [Collective(purpose, "pass_on", moved, each=True), Collective(purpose, "pass_on", tied)]
+
+
+def _layers(stages: tuple[StageShare, ...]) -> int:
+    return sum(stage.stop - stage.start for stage in stages)
+
+
+# -- a step -----------------------------------------------------------------------------------------------------------
+
+
+def bytes_of_rank(settings: RunSettings, rank: int, *, cuda: bool) -> dict[str, float]:
+    """Bytes that a rank of the pipeline sends per optimizer step, by purpose."""
+    found: dict[str, float] = defaultdict(float)
+    for each in collectives_of_rank(settings, rank, cuda=cuda):
+        found[each.purpose] += each.sent(settings.accumulation)
+    return {purpose: sent for purpose, sent in found.items() if sent}
+
+
+def busiest_rank(settings: RunSettings, *, cuda: bool) -> int:
+    """The rank of the pipeline that sends most."""
+    ranks = range(settings.layout.pipeline.ranks)
+    return max(ranks, key=lambda rank: sum(bytes_of_rank(settings, rank, cuda=cuda).values()))
+
+
+def communicated_bytes(settings: RunSettings, *, cuda: bool) -> dict[str, float]:
+    """Bytes that a rank sends per optimizer step, by purpose; with a pipeline, the rank that sends most."""
+    return bytes_of_rank(settings, busiest_rank(settings, cuda=cuda), cuda=cuda)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Seconds of communication of a rank in a step, at full bandwidth.
+
+    Attributes:
+        waiting: in the middle of computation, which waits for it.
+        behind: computation continues: (seconds, times in a step, share of a micro-batch's computation that they may overlap).
+    """
+
+    waiting: float = 0.0
+    behind: tuple[tuple[float, int, float], ...] = ()
+
+    @property
+    def total(self) -> float:
+        return self.waiting + sum(seconds * times for seconds, times, _ in self.behind)
+
+    def exposed(self, micro_batch_seconds: float, least: float, waiting: float) -> float:
+        """Seconds that computation waits.
+
+        Args:
+            least: the share of communication behind computation that is exposed, however long computation takes.
+            waiting: the share of `self.waiting`.
+        """
+        late = sum(
+            max(least * s, s - (share * micro_batch_seconds if share else 0.0)) * times for s, times, share in self.behind
+        )
+        return self.waiting * waiting + late
+
+
+def exchange_of(settings: RunSettings, hardware: Hardware) -> Exchange | None:
+    """The communication of a step; with a pipeline, of the rank that sends most. None: the bandwidth is unknown."""
+    if settings.layout.devices == 1:
+        return Exchange()
+    if hardware.node_gbps is None or hardware.network_gbps is None:
+        return None
+    links = Links(hardware.node_gbps, hardware.network_gbps, hardware.devices_per_node)
+    rank, waiting = busiest_rank(settings, cuda=hardware.is_gpu), 0.0
+    behind: dict[tuple[bool, float], float] = defaultdict(float)
+    for each in collectives_of_rank(settings, rank, cuda=hardware.is_gpu):
+        if each.overlap is None:
+            waiting += each.seconds(links) * (settings.accumulation if each.each else 1)
+        else:
+            behind[each.each, each.overlap] += each.seconds(links)
+    times = {True: settings.accumulation, False: 1}
+    return Exchange(waiting, tuple((seconds, times[every], share) for (every, share), seconds in behind.items()))

@@ -1,0 +1,287 @@
+"""The page of a plan: its memory and its time as pictures, and its figures as tables."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+from lit_llm.core import html_page as html
+from lit_llm.core.html_page import Bar
+from lit_llm.core.number_text import count, duration, money_range, percent, size, two_digits
+from lit_llm.plan.memory import Memory, usable_bytes
+from lit_llm.plan.micro_batch import micro_batch
+from lit_llm.plan.pipeline_order import DURATION, bubble, idle_share, timetable
+from lit_llm.plan.plan import Plan
+from lit_llm.plan.segments import Operation
+from lit_llm.plan.speed import update_bytes
+from lit_llm.reporting.plan_text import devices, sections
+
+
+def plan_page(plan: Plan, command: str) -> str:
+    """The page of one plan. `command`: that made it."""
+    title = f"Plan: {count(plan.parameters)} parameters on {devices(plan)}"
+    short, *others = sections(plan)
+    body = [*top(title, command), html.keys(_keys(plan)), html.pairs(short.rows)]
+    body += [html.heading("Memory of a step"), memory_figure(plan)]
+    body += [html.heading("Time of a step"), step_figures(plan)]
+    for section in others:
+        table = html.table(section.header, section.rows) if section.header else html.pairs(section.rows)
+        body += [html.heading(section.title), table]
+    return html.document(title, body)
+
+
+def top(title: str, command: str) -> list[str]:
+    return [f"<h1>{html.escape(title)}</h1>", f"<p><code>{html.unbroken(command)}</code></p>"]
+
+
+def _keys(plan: Plan) -> list[tuple[str, str, str]]:
+    verdict, kind = {True: ("fits", "good"), False: ("does not fit", "bad"), None: ("capacity unknown", "")}[plan.fits]
+    found = [(f"memory per rank: {verdict}", size(plan.memory.needed).partition(" (")[0], kind)]
+    if plan.times.step is not None and plan.run_seconds is not None:
+        speed = plan.settings.tokens_per_step / plan.times.step
+        found += [("a step", duration(plan.times.step), ""), ("tokens per second", two_digits(speed), "")]
+        found.append(("the run", f"about {duration(plan.run_seconds)}", ""))
+    if plan.usd:
+        found.append(("cost", money_range(*plan.usd), ""))
+    return found
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+PARTS = (
+    "weights", "optimizer state", "gradients", "weight copies", "communication buffers", "optimizer work", "activations",
+    "loss head",
+)  # fmt: skip
+"""From the bottom up, in the order of the colours; further ones are on top."""
+_OPTIMIZER_WIDTH = 0.06
+_LEAST_WIDTH = 0.004
+
+
+def timeline(memory: Memory) -> list[Operation]:
+    """The peak of each operation of the step, with all that is in memory beside it."""
+    found, moments = [], iter(memory.moments)
+    for step in memory.steps:
+        made = micro_batch(replace(step, timeline=True))
+        of_phases = {phase: next(moments)[1] for phase in made.peaks}
+        if not made.timeline:  # a custom model that cannot be traced
+            found += [Operation(phase, parts, 0) for phase, parts in of_phases.items()]
+        beside = {phase: Counter(parts) for phase, parts in of_phases.items()}
+        for phase, peak in made.peaks.items():
+            beside[phase].subtract(peak)
+        for operation in made.timeline:
+            live = Counter(operation.live)
+            live.update(beside[operation.phase])
+            found.append(operation._replace(live=dict(live)))
+    return found + [Operation(phase, parts, 0) for phase, parts in moments]
+
+
+def memory_figure(plan: Plan) -> str:
+    """Memory over a step, stacked by part, and its tables."""
+    memory, operations = plan.memory, timeline(plan.memory)
+    names = [name for name in PARTS if any(o.live.get(name) for o in operations)]
+    names += sorted({name for o in operations for name in o.live} - set(PARTS))
+    colors = [PARTS.index(name) if name in PARTS else len(PARTS) for name in names]
+    widths = _widths(operations)
+    peak, limit = memory.total, None if plan.capacity_bytes is None else usable_bytes(plan.hardware)
+    top = 1.08 * (max(memory.needed, limit) if limit is not None and limit < 2.5 * peak else memory.needed)
+    columns = [(width, [o.live.get(name, 0) for name in names]) for width, o in zip(widths, operations, strict=True)]
+    unit, factor = ("GB", 1e9) if top >= 1e9 else ("MB", 1e6)
+    shapes = []
+    for value in html.round_numbers(0, top / factor, 7):
+        y = 100 * (1 - value * factor / top)
+        shapes += [html.line(0, y, 100, y, "grid"), html.text("-6", y, f"{value:g} {unit}", anchor="end", dy=4)]
+    shapes.append(html.areas(columns, colors, top))
+    shapes += _phases(operations, widths, memory)
+    place = max(range(len(operations)), key=lambda i: sum(operations[i].live.values()))
+    at, high = 100 * (sum(widths[:place]) + widths[place] / 2), 100 * (1 - peak / top)
+    one_side, other = (0.5, 99.5) if at < 50 else (99.5, 0.5)  # of the picture, where the peak is and where not
+    where = "the rank that needs most" if plan.settings.layout.devices > 1 else "the device"
+    caption = f"A step on {where}, operation by operation. "
+    caption += "Widths are shares of the FLOPs; the update has a fixed one. Sizes are those at the peak."
+    if plan.settings.layout.pipeline.ranks > 1:
+        caption += " Of a pipeline: action by action. A step of many micro-batches repeats its middle, which is drawn shorter."
+    if memory.reserved is not None:
+        caption += " CUDA's allocator reserves more than it has allocated."
+        shapes += _level(memory.reserved, top, f"reserved {memory.reserved / factor:.3g} {unit}", "front", other)
+    if limit is not None and limit <= top:
+        shapes += _level(limit, top, f"usable {limit / factor:.3g} {unit}", "limit", one_side)
+    elif limit is not None:
+        caption += f" The device has {size(limit)}, above the picture."
+    shapes.append(f'<circle cx="{at:.2f}%" cy="{high:.2f}%" r="3.5" fill="var(--text)"/>')
+    shapes.append(html.text(at, high, f"peak {peak / factor:.3g} {unit}", anchor=html.anchor(at), kind="strong", dy=-7))
+    picture = html.plot(f"Memory of a step, peak {size(peak)}", 260, shapes, below=42)
+    shown = html.legend(
+        (color, f"{name} {round(memory.parts.get(name, 0) / factor, 3):.3g} {unit}")
+        for color, name in zip(colors, names, strict=True)
+    )
+    header = ["bytes at the peak of", *names, "total"]
+    rows = [[_named(i, memory), *_cells(parts, names)] for i, (_, parts) in enumerate(memory.moments)]
+    every = [[f"{i + 1}. {o.phase}", *_cells(o.live, names)] for i, o in enumerate(operations)]
+    tables = html.table(header, rows, summary="Phases in bytes") + html.table(header, every, summary="Operations in bytes")
+    return html.figure(caption, picture, shown + tables)
+
+
+def _level(size: float, top: float, said: str, kind: str, x: float) -> list[str]:
+    """A line across the picture, and what it is."""
+    y = 100 * (1 - size / top)
+    return [html.line(0, y, 100, y, kind), html.text(x, y, said, anchor=html.anchor(x), kind="strong", dy=-5)]
+
+
+def _widths(operations: list[Operation]) -> list[float]:
+    """Shares of the picture's width."""
+    flops = sum(o.flops for o in operations) or 1
+    widths = [o.flops / flops + _LEAST_WIDTH for o in operations]
+    widths[-1] = _OPTIMIZER_WIDTH * sum(widths)
+    return [width / sum(widths) for width in widths]
+
+
+def _phases(operations: list[Operation], widths: list[float], memory: Memory) -> list[str]:
+    """Names of phases below the picture, where there is room, and of micro-batches below these."""
+    shapes, x, begin = [], 0.0, 0.0
+    for i, operation in enumerate(operations):
+        x += widths[i]
+        if i + 1 < len(operations) and operations[i + 1].phase == operation.phase:
+            continue
+        if i + 1 == len(operations):
+            shapes.append(html.text(100.0, 100.0, "update", anchor="end", dy=32))
+        elif x - begin > 0.13:
+            shapes.append(html.text(50 * (begin + x), 100.0, operation.phase, anchor="middle", dy=15))
+        begin = x
+    if len(memory.steps) == 2:
+        flops = [*itertools.accumulate(o.flops for o in operations)]  # the two have equally many
+        half = 100 * sum(width for width, done in zip(widths, flops, strict=True) if 2 * done <= flops[-1])
+        for middle, said in ((half / 2, "first micro-batch"), ((half + 100 * (1 - widths[-1])) / 2, "later ones")):
+            shapes.append(html.text(middle, 100.0, said, anchor="middle", dy=32))
+        shapes.append(html.line(half, 0, half, 100, "grid"))
+    return shapes
+
+
+def _named(i: int, memory: Memory) -> str:
+    of_each = (len(memory.moments) - 1) // max(1, len(memory.steps))
+    later = len(memory.steps) == 2 and i < len(memory.moments) - 1
+    return memory.moments[i][0] + (f", {('first', 'later')[i // of_each]} micro-batch" if later else "")
+
+
+def _cells(live: dict[str, int], names: list[str]) -> list[str]:
+    return [*(f"{live.get(name, 0):,}" for name in names), f"{sum(live.values()):,}"]
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+COLORS = {
+    "forward": 0, "recomputation": 1, "backward": 2, "gradients of inputs": 2, "gradients of weights": 3, "optimizer": 5,
+    "exposed communication": 7, "hidden communication": 4, "pipeline bubble": 8, "slowest rank": 6,
+}  # fmt: skip
+MOST_BOXES = 6000
+"""Of a picture."""
+_MOST_DRAWN = 12
+"""Micro-batches."""
+
+
+def parts_of_step(plan: Plan) -> dict[str, float]:
+    """Seconds by cause, in their order. They add up to the step.
+
+    The MFU is that of the whole step, so the optimizer is a part of the computing time: its memory traffic at full bandwidth.
+    Of the rest, a backward pass takes twice the time of a forward pass.
+    """
+    times, options = plan.times, plan.options
+    assert times.compute is not None and times.step is not None
+    bandwidth = plan.hardware.memory_gbps
+    updating = 0.0 if bandwidth is None else min(times.compute, update_bytes(plan.settings) / (bandwidth * 1e9))
+    again = (times.compute - updating) * (1 - 1 / times.recomputation)
+    passes = times.compute - updating - again
+    waiting = times.step * (1 - 1 / options.slowest_rank)
+    idle = times.step - waiting - times.compute - times.exposed
+    found = {
+        "forward": passes / 3,
+        "recomputation": again,
+        "backward": passes * 2 / 3,
+        "exposed communication": times.exposed,
+        "pipeline bubble": idle,
+        "optimizer": updating,
+        "slowest rank": waiting,
+    }
+    return {name: seconds for name, seconds in found.items() if seconds > 1e-9 * times.step}
+
+
+def step_figures(plan: Plan) -> str:
+    """The step's parts, and with a pipeline its ranks."""
+    if plan.times.step is None:
+        return html.figure("The time is unknown: the hardware table has no dense peak for this precision.", "")
+    ranks = plan.settings.layout.pipeline.ranks
+    return _whole(plan) + (_pipeline(plan) if ranks > 1 else "")
+
+
+def _whole(plan: Plan) -> str:
+    times, parts, micro_batches = plan.times, parts_of_step(plan), plan.settings.accumulation
+    assert times.step is not None
+    repeated = [name for name in parts if name in ("forward", "recomputation", "backward")]
+    drawn = micro_batches if micro_batches <= _MOST_DRAWN else 1
+    bars: list[Bar] = []
+    at = 0.0
+    for i in range(drawn):
+        for name in repeated:
+            stop = at + parts[name] / drawn
+            which = f", micro-batch {i + 1}" if drawn > 1 else ""
+            bars.append(Bar(at, stop, COLORS[name], f"{name}{which}: {duration(stop - at)}"))
+            at = stop
+    computed = at
+    for name in [each for each in parts if each not in repeated]:
+        bars.append(Bar(at, at + parts[name], COLORS[name], f"{name}: {duration(parts[name])}"))
+        at += parts[name]
+    rows = [("compute", bars)]
+    hidden = (times.communication or 0.0) - times.exposed
+    shown = dict(parts)
+    if times.communication:
+        sent = [Bar(computed, computed + times.exposed, COLORS["exposed communication"], f"exposed: {duration(times.exposed)}")]
+        if hidden > 1e-9 * times.step:
+            behind = Bar(max(0.0, computed - hidden), computed, COLORS["hidden communication"], f"hidden: {duration(hidden)}")
+            sent.insert(0, behind)
+            shown["hidden communication"] = hidden
+        rows.append(("network", sent))
+    caption = f"A step of {duration(times.step)} by cause. "
+    caption += (
+        f"Its {micro_batches} micro-batches are drawn {'one by one' if drawn > 1 else 'together'}. "
+        if micro_batches > 1
+        else ""
+    )
+    caption += "Communication is drawn in one piece; hidden communication overlaps with computing." * bool(times.communication)
+    marks = [(0.0, "0"), (times.step / 2, duration(times.step / 2)), (times.step, duration(times.step))]
+    picture = html.lanes(f"A step of {duration(times.step)}", rows, times.step, marks)
+    entries = html.legend((COLORS[name], f"{name} {duration(seconds)}") for name, seconds in shown.items())
+    cells = [[name, f"{seconds:.6g}", percent(seconds / times.step)] for name, seconds in shown.items()]
+    below = html.table(["cause", "seconds", "of the step"], cells, summary="Seconds by cause")
+    return html.figure(caption, picture, entries + below)
+
+
+def _pipeline(plan: Plan) -> str:
+    layout, micro_batches = plan.settings.layout.pipeline, plan.settings.accumulation
+    assert plan.times.step is not None
+    drawn = micro_batches
+    while drawn > layout.stages and 3 * drawn * layout.stages > MOST_BOXES:
+        drawn = drawn // 2
+        while not layout.runs(drawn):
+            drawn += 1
+    boxes = timetable(layout, drawn)
+    end = max(box.stop for box in boxes)
+    rows: list[tuple[str, list[Bar]]] = [(f"rank {rank}", []) for rank in range(layout.ranks)]
+    for rank, (kind, stage, number), start, stop in boxes:
+        said = f"{kind}, micro-batch {number + 1}, stage {stage + 1}"
+        rows[rank][1].append(Bar(start, stop, COLORS[kind], said, str(number + 1) if end <= 40 else ""))
+    share, formula = idle_share(boxes), bubble(layout, drawn)
+    caption = f"Schedule {layout.schedule}: {layout.ranks} ranks, {layout.stages} stages, {micro_batches} micro-batches"
+    caption += f", of which {drawn} are drawn" if drawn != micro_batches else ""
+    caption += f". Idle: {percent(share)} of the picture; the formula says {percent(formula)}"
+    caption += f", and {percent(bubble(layout, micro_batches))} for the whole step. " if drawn != micro_batches else ". "
+    caption += "Stages take equal times; the order is torch's."
+    seconds = plan.times.step
+    marks = [(0.0, "0"), (end / 2, duration(seconds / 2)), (end, duration(seconds))] if drawn == micro_batches else []
+    picture = html.lanes(f"Pipeline with schedule {layout.schedule}, {percent(share)} idle", rows, end, marks)
+    kinds = [kind for kind in DURATION if any(box.task.kind == kind for box in boxes)]
+    cells = []
+    for rank, (name, bars) in enumerate(rows):
+        busy = sum(bar.stop - bar.start for bar in bars) / end
+        cells.append([name, ", ".join(str(stage + 1) for stage in layout.stages_of(rank)), percent(busy), percent(1 - busy)])
+    below = html.legend((COLORS[kind], kind) for kind in kinds)
+    return html.figure(caption, picture, below + html.table(["rank", "stages", "busy", "idle"], cells, summary="Ranks"))
