@@ -18,6 +18,9 @@ STEPS, KILLED_AT = 8, 7  # saved after 3 and 6; an asynchronous save at 6 waits 
 SAVED_AT, CONTINUED_TO = 3, 6
 MEMORY_TOLERANCE = {"cpu": 0.03, "cuda": 0.1}
 """On a CPU the planner counts tensors; on a GPU it estimates what kernels and the allocator add."""
+TENSOR_PARALLEL_MEMORY = 0.1
+"""On a CPU: threads of gloo release gathered activations late. They are whole, while what is planned is split: 0.4, 4 and 7 %
+were measured on 2, 4 and 8 processes of a busy machine."""
 TRAFFIC_TOLERANCE = 0.01  # the plan leaves out single numbers: sums of losses and norms
 LINK_TOLERANCE = 2.0  # only large messages reach the bandwidths of data sheets
 SPEED_TOLERANCE = 1.05
@@ -140,9 +143,12 @@ def _plan(devices: int, tolerance: float) -> Group:
         planned, measured = found[what]["planned"], found[what]["measured"]
         return Figure(abs(planned / measured - 1), tolerance, details=found[what])
 
-    judges = {"memory": partial(judge, "memory", tolerance), "traffic": partial(judge, "traffic", TRAFFIC_TOLERANCE)}
+    def tolerance_of(what: str, name: str) -> float:
+        memory = max(tolerance, TENSOR_PARALLEL_MEMORY) if name in ("tp", "fsdp2-tp") else tolerance
+        return memory if what == "memory" else TRAFFIC_TOLERANCE
+
     checks = (
-        Check(f"plan/{what}/{name}", (f"plan {name}",), judges[what], required=True)
+        Check(f"plan/{what}/{name}", (f"plan {name}",), partial(judge, what, tolerance_of(what, name)), required=True)
         for name in layouts(devices)
         for what in (("memory", "traffic") if devices > 1 else ("memory",))
     )

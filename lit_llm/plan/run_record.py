@@ -94,7 +94,7 @@ def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
         checks = {each["name"]: each for each in json.loads(file.read_text(encoding="utf-8"))["checks"]}
         gbps = {name: each["details"]["gbps"] for name, each in checks.items() if "gbps" in each["details"]}
         links = [float(value) for name, value in gbps.items() if name.endswith("/all_reduce")]
-        speed = checks["speed/plain loop"]["details"].get("speed")
+        speed = checks.get("speed/plain loop", {"details": {}})["details"].get("speed")
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror} {flag}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):

@@ -358,10 +358,12 @@ def test_a_certificate_gives_the_speeds_of_its_machine(folder, capsys):
     code, out, _ = run(capsys, *words, "--save_gbps", "0.5")
     assert code == 0
     assert json.loads(out)["checkpoint"]["save_seconds"] == pytest.approx(found["checkpoint"]["save_seconds"] / 2)
+    (folder / "few.json").write_text('{"checks": []}')
     for words, said in (
         (["--from_certificate", str(path), "--mfu", "0.3"], "both decide the speed"),
         (["--from_certificate", "tiny.yaml"], "is not a certificate"),
         (["--from_certificate", "missing.json"], "cannot be read"),
+        (["--from_certificate", "few.json"], "has no speed"),
         (["--from_certificate", str(certificate(folder, settings, hardware={}))], "cannot be used"),
     ):
         code, _, err = run(capsys, "plan", "--config", "tiny.yaml", *words)

@@ -1,4 +1,7 @@
-"""The planned peak of a rank against the allocator's log of real processes. All layouts: benchmarks/plan_accuracy_ranks.py; plain ones: certify."""
+"""The planned peak of a rank against the allocator's log of real processes.
+
+All layouts: benchmarks/plan_accuracy_ranks.py. Plain ones: certify.
+"""
 
 import pytest
 from launch import run_ranks
