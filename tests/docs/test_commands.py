@@ -167,10 +167,11 @@ def torchrun(words: list[str]) -> None:
         if flag in words:
             words[words.index(flag) + 1] = value
     start = words.index("-m")
-    mesh = ["--trainer.strategy.replicate=2"] if any("strategy/" in word for word in words) else []
-    arguments = [*small(words[start + 3 :]), *mesh, "--run_dir=runs/launched"]
     if is_certify := words[start + 2] == "certify":
         arguments = [*words[start + 3 :], *ONE_CHECK, "--replace"]
+    else:
+        mesh = ["--trainer.strategy.replicate=2"] if any("strategy/" in word for word in words) else []
+        arguments = [*small(words[start + 3 :]), *mesh, "--run_dir=runs/launched"]
     launch = [*words[1:start], "--master_port", str(free_port())]
     command = [sys.executable, "-m", "torch.distributed.run", *launch, *words[start : start + 3], *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
