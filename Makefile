@@ -6,7 +6,7 @@ CONSTRAINTS ?= constraints.txt
 STAMP  := $(VENV)/.installed
 EVAL   := $(VENV)/.installed-eval
 
-.PHONY: quickstart test test-slow test-all soak lint clean install
+.PHONY: quickstart test test-slow test-all soak certify lint clean install
 .DEFAULT_GOAL := help
 
 help:            ## show the targets
@@ -44,6 +44,9 @@ test-slow: $(EVAL) ## what `make test` leaves out, without the soak tests
 
 test-all: $(EVAL) ## every test except the soak tests
 	$(PYTEST) -n $(WORKERS) -m "not soak"
+
+certify: install ## what the library promises, on two processes of this machine: what is required (a minute or two)
+	folder=$$(mktemp -d) && $(BIN)/python -m lit_llm certify --devices 2 --only required --budget 30 --out $$folder/c.json; code=$$?; rm -r $$folder; exit $$code
 
 soak: install    ## the long tests
 	$(PYTEST) -m soak

@@ -15,7 +15,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests/plan"))  # f
 
 from own_cases import CASES, settings, step_of
 
-from lit_llm.training.calibration import predict
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from training_step import predict
 
 
 def main() -> None:

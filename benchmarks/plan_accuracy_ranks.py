@@ -2,8 +2,7 @@
 
     python benchmarks/plan_accuracy_ranks.py --ranks 2 [--only NAME ...]
 
-One set of processes trains a small model with each layout. A peak is the lowest of three steps, because threads of gloo free
-what they have sent at any time. Memory that gloo allocates inside a collective is not counted: it is gloo's alone.
+One set of processes trains a small model with each layout, and measures as `certify` does (lit_llm/certify/watch.py).
 """
 
 from __future__ import annotations
@@ -15,33 +14,24 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile, record_function
 
-from lit_llm.core._lightning import ddp_option
-from lit_llm.core.dtensor import local_part
+from lit_llm.certify.watch import PlanWatch
 from lit_llm.data import TextFiles
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.distributed.mesh_strategy import MeshStrategy
-from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.lora import LoRAConfig
 from lit_llm.models.loss import LossConfig
 from lit_llm.optim import MuonAdamW
-from lit_llm.plan.memory import peak_memory
 from lit_llm.training.language_model import LanguageModel
-from lit_llm.training.plan_monitor import settings_of_trainer
 
-STEP = "the step that is measured"
 SIZE = {"n_layer": 6, "n_head": 4, "n_embd": 256, "block_size": 128, "vocab_size": 2048}
 ADAMW = partial(torch.optim.AdamW, fused=True)
 BF16 = {"precision": "bf16-mixed"}
@@ -130,82 +120,8 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 }
 
 
-class Watch(Callback):
-    """The peaks of steps 4, 6 and 8. A log begins a step before, because it does not see the release of older memory."""
-
-    def __init__(self) -> None:
-        self.planned, self.peaks = 0, list[int]()
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.planned = peak_memory(settings_of_trainer(trainer, pl_module), cuda=False).total
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        step, inside = divmod(batch_idx, trainer.accumulate_grad_batches)  # type: ignore[attr-defined]
-        if step < 2 or inside:
-            return
-        optimizer, parameters = trainer.optimizers[0], list(pl_module.parameters())
-        if step % 2 == 0:
-            optimizer.zero_grad()
-            self.log_ = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-            self.log_.__enter__()
-            return
-        state = [value for held in optimizer.state.values() for value in held.values() if torch.is_tensor(value)]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        self.before = _sizes([*parameters, *gradients, *state, *batch.values(), *_received(pl_module)])
-        if isinstance(trainer.strategy, DDPStrategy) and not ddp_option(trainer.strategy, "gradient_as_bucket_view"):
-            self.before[-1] = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
-        with record_function(STEP):
-            pass
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
-        step, inside = divmod(rest[-1] + 1, trainer.accumulate_grad_batches)  # type: ignore[attr-defined]
-        if step > 2 and step % 2 == 0 and not inside:
-            self.log_.__exit__(None, None, None)
-            self.peaks.append(highest(self.log_, self.before))
-
-
-def _received(module: LightningModule) -> list[Tensor]:
-    """What a pipeline receives into: torch makes it once."""
-    stages = module.model._runner._stages if isinstance(module.model, PipelinedGPT) else []
-    rows = [row for stage in stages for each in (stage.args_recv_info, stage.grad_recv_info) for row in each.values()]
-    return [info.buffer for row in rows for info in row or () if isinstance(getattr(info, "buffer", None), Tensor)]
-
-
-def _sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Bytes of their storages, by address."""
-    storages = (local_part(tensor).untyped_storage() for tensor in tensors)
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}
-
-
-def highest(log: profile, live: dict[int, int]) -> int:
-    """The most bytes that were live in the logged step STEP, which began with those of `live`, by address.
-
-    What gloo's threads free is not in the log. It counts until its address is used again.
-    """
-    changes: list[tuple[int, int, int]] = []
-    todo, begin = list(log.profiler.kineto_results.experimental_event_tree()), 0  # type: ignore[union-attr]
-    while todo:
-        event = todo.pop()
-        if event.name.startswith(("c10d::", "gloo:")):
-            continue
-        if event.name == STEP:
-            begin = event.start_time_ns
-        if event.name == "[memory]":
-            changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
-        todo.extend(event.children)
-    total = most = sum(live.values())
-    for time, address, change in sorted(changes):
-        if time > begin:
-            total -= live.pop(address, 0)
-            if change > 0:
-                live[address] = change
-                total += change
-            most = max(most, total)
-    return most
-
-
-def measure(job: dict[str, Any], world: int, folder: Path) -> tuple[int, list[int]]:
-    """The planned peak, and the measured one of each rank. Every rank calls it. `folder` gets the text to train on."""
+def measure(job: dict[str, Any], world: int, folder: Path) -> tuple[int, int]:
+    """The planned peak, and the measured one. Every rank calls it. `folder` gets the text to train on."""
     text = folder / f"text-{os.environ['RANK']}.txt"
     text.write_text("a line of text, and another one\n" * 3000)
     strategy = MeshStrategy(**job["strategy"]) if "strategy" in job else DDPStrategy(**job.get("ddp", {}))
@@ -213,9 +129,9 @@ def measure(job: dict[str, Any], world: int, folder: Path) -> tuple[int, list[in
     ranks = strategy.sizes(world).data_parallel if isinstance(strategy, MeshStrategy) else world
     length = job.get("length", SIZE["block_size"])
     data = TextFiles(paths=str(text), micro_batch_size=2, global_batch_size=2 * ranks * micro_batches, block_size=length)
-    watch = Watch()
+    watch = PlanWatch()
     trainer = Trainer(
-        max_steps=8,
+        max_steps=6,
         callbacks=[watch],
         accelerator="cpu",
         devices=world,
@@ -235,10 +151,9 @@ def measure(job: dict[str, Any], world: int, folder: Path) -> tuple[int, list[in
         ComputeConfig(activation_checkpointing=job.get("checkpointing", "none")),
         lora=LoRAConfig(rank=job["lora"]) if "lora" in job else None,
     )
-    trainer.fit(model, datamodule=data)
-    peaks = [0] * world
-    dist.all_gather_object(peaks, min(watch.peaks))
-    return watch.planned, peaks
+    with watch:
+        trainer.fit(model, datamodule=data)
+    return watch.found["memory"]["planned"], watch.found["memory"]["measured"]
 
 
 def main(layouts: dict[str, dict[str, Any]]) -> None:
@@ -246,14 +161,12 @@ def main(layouts: dict[str, dict[str, Any]]) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     prints, world = os.environ["RANK"] == "0", int(os.environ["WORLD_SIZE"])
     if prints:
-        print("| layout | MB, planned | measured | other ranks | ratio |\n|---|---|---|---|---|")
+        print("| layout | MB, planned | measured | ratio |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for name, job in layouts.items():
-            planned, peaks = measure(job, world, Path(folder))
-            most, *others = sorted(peaks, reverse=True)
-            rest = ", ".join(f"{peak / 1e6:.1f}" for peak in others)
+            planned, measured = measure(job, world, Path(folder))
             if prints:
-                print(f"| {name} | {planned / 1e6:.1f} | {most / 1e6:.1f} | {rest} | {planned / most:.3f} |", flush=True)
+                print(f"| {name} | {planned / 1e6:.1f} | {measured / 1e6:.1f} | {planned / measured:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

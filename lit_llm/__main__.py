@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "consolidate": ("consolidate", "a checkpoint as one file", "consolidate --run runs/quickstart --out model.ckpt"),
     "import": ("import_hf", "weights from Hugging Face", "import --from llama-folder --out runs/llama"),
     "export": ("export", "weights to Hugging Face", "export --run runs/llama --out llama-hf"),
-    "verify-resume": ("verify_resume", "prove an exact resume", "verify-resume --config quickstart --steps 20 --kill"),
+    "certify": ("certify", "proof on this machine", "certify --devices 2 --budget 10"),
 }
 TRAINING = ("fit", "validate", "test")
 

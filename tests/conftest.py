@@ -36,8 +36,16 @@ def pytest_unconfigure():
     fork_server.stop()
 
 
+GPUS = {"cuda": 1, "nccl": 2}
+"""How many a test with this marker needs."""
+
+
 def pytest_collection_modifyitems(items):
+    there = torch.cuda.device_count()
     for item in items:
+        for marker, needed in GPUS.items():
+            if item.get_closest_marker(marker) and there < needed:
+                item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs"))
         for marker, seconds in SECONDS.items():
             if item.get_closest_marker(marker) and not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(seconds))

@@ -220,10 +220,8 @@ def stop() -> None:
 def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each order. Returns the order and its files, in the forks; the server itself ends here."""
     importlib.import_module("lit_llm.training.bounded_exit")  # first, as in a process of its own: its exit handler is the last
-    import lit_llm.config.build
-    import lit_llm.runs.comparison
-    import lit_llm.training.fit
-    import lit_llm.training.sample_ledger  # noqa: F401  # what a run imports before it does anything
+    import sample_ledger  # noqa: F401  # what a run imports before it does anything
+
     from lit_llm.config.resolved_config import resolved
 
     resolved([])  # fills the parser's caches, which halves the remaining start time

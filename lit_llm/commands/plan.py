@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import gc
 import json
 import re
 import shlex
@@ -24,12 +23,12 @@ from lit_llm.core.number_domain import Domain, above, at_least, whole
 from lit_llm.plan import Options, RunSettings, as_dict, find, make_plan, sweep
 from lit_llm.plan.hardware import Hardware, table
 from lit_llm.plan.measured_speed import differences, measured_speed
-from lit_llm.plan.run_record import MeasuredRun, measured_run
+from lit_llm.plan.run_record import MeasuredRun, certified_run, measured_run
 from lit_llm.plan.step_time import SAVE_GBPS
 from lit_llm.runs.run_folder import CONFIG, expanded
 
 if TYPE_CHECKING:  # imports torch and Lightning
-    from lit_llm.config.planned_recipe import PlannedRecipe
+    pass
 
 
 def _own_flags() -> OwnFlags:
@@ -66,7 +65,6 @@ def _own_flags() -> OwnFlags:
         "--save_gbps",
         type=float,
         range=above(0, 10**9),
-        default=SAVE_GBPS,
         metavar="GB/s",
         help=f"writing checkpoints. Default: {SAVE_GBPS}, measured once.",
     )
@@ -100,8 +98,8 @@ def _own_flags() -> OwnFlags:
         metavar="H",
         help="hours: choose the cheapest combination that finishes by then.",
     )
-    add("--calibrate", type=bool, help="run a few real steps here and print predicted against measured.")
     add("--from_run", metavar="DIR", help="plan the recipe of this run folder, with the speed that it measured.")
+    add("--from_certificate", metavar="FILE", help="plan with the speeds that `certify` measured on its machine.")
     add("--json", type=bool, help="all figures, raw, units in their names.")
     add("--markdown", type=bool, help="the page as Markdown.")
     add("--html", metavar="FILE", help="also write a page with pictures of memory, time, and pipeline or sweep.")
@@ -128,8 +126,6 @@ def split(arguments: list[str]) -> Request:
 
     def check(own: argparse.Namespace, recipe: list[str]) -> list[str]:
         problems = []
-        if own.html is not None and own.calibrate:
-            problems.append("--calibrate has no page: leave out --html, or plan in a second command")
         for argument in recipe:
             flag = argument.partition("=")[0]
             if re.fullmatch(r"--[a-z_-]+", flag) and (near := difflib.get_close_matches(flag, flags, n=1, cutoff=0.85)):
@@ -147,22 +143,26 @@ def main(words: list[str]) -> int:
         _own_flags().print_help()
         return 0
     request = split(words)
-    source = None if request.own.from_run is None else _source(request.own)
-    recipe = request.recipe if source is None else [*_recipe_of(source.run), *request.recipe]
+    source = _source(request.own)
+    recipe = request.recipe if request.own.from_run is None or source is None else [*_recipe_of(source.run), *request.recipe]
     with without_garbage_collection():  # imported modules stay: to search them again and again takes a fifth of the start
         return launch("fit", recipe, lambda arguments: _run(request.own, arguments, source))
 
 
-def _source(own: argparse.Namespace) -> MeasuredRun:
-    """The run whose speed is used.
+def _source(own: argparse.Namespace) -> MeasuredRun | None:
+    """The run whose speed is used, or the certificate's; of a certificate also the speed of saving.
 
     Raises:
-        UserError: It has measured none, or another flag sets the speed.
+        UserError: It has measured none, or two flags set the speed.
     """
-    for flag in ("mfu", "calibrate"):
-        if getattr(own, flag):
-            raise UserError(f"--{flag} and --from_run both decide the speed; give one of them (--from_run)")
-    return measured_run(expanded(own.from_run, key="from_run", flag="--from_run"))
+    given = [flag for flag in ("from_certificate", "from_run", "mfu") if getattr(own, flag) is not None]
+    if len(given) > 1:
+        raise UserError(f"--{given[1]} and --{given[0]} both decide the speed; give one of them (--{given[0]})")
+    if given == ["from_certificate"]:
+        source, gbps = certified_run(Path(own.from_certificate))
+        own.save_gbps = own.save_gbps or gbps
+        return source
+    return measured_run(expanded(own.from_run, key="from_run", flag="--from_run")) if given == ["from_run"] else None
 
 
 def _recipe_of(run: Path) -> list[str]:
@@ -212,7 +212,7 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
         mfu=own.mfu,
         price_usd_hour=own.price,
         mtbf_hours=own.mtbf_hours,
-        save_gbps=own.save_gbps,
+        save_gbps=own.save_gbps or SAVE_GBPS,
         slowest_rank=own.slowest_rank,
         served_tokens=own.serve_tokens,
         measured=speed,
@@ -224,10 +224,6 @@ def _run(own: argparse.Namespace, arguments: Arguments, source: MeasuredRun | No
     notes += [speed.sentence(each) for each in swept if speed is not None and not speed.holds_for(each)]
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    if own.calibrate:
-        gc.enable()  # real steps leave tensors in cycles
-        _calibrate(planned, settings, own)
-        return 0
     if axes or own.max_memory is not None or own.deadline is not None:
         return _compare(axes or sweep.DEFAULT, settings, planned.layout, hardware, options, own)
     plan = make_plan(settings, hardware, options)
@@ -252,7 +248,7 @@ def _write(page: str, own: argparse.Namespace) -> None:
 
 def _overridden(own: argparse.Namespace, axes: dict[str, list[str]]) -> list[str]:
     """A note if another flag overrides --devices."""
-    if own.devices is None or own.calibrate:
+    if own.devices is None:
         return []
     if axes:
         return [f"--sweep devices=… overrides --devices {own.devices}"] if "devices" in axes else []
@@ -263,36 +259,6 @@ def _overridden(own: argparse.Namespace, axes: dict[str, list[str]]) -> list[str
     return [
         f"{' and '.join(limits)} override{'s' if len(limits) == 1 else ''} --devices {own.devices}: comparing {tried} devices"
     ]
-
-
-def _calibrate(planned: PlannedRecipe, settings: RunSettings, own: argparse.Namespace) -> None:
-    """Print predicted and measured figures of a training step on this machine."""
-    from lit_llm.plan.hardware import this_machine
-    from lit_llm.reporting.plan_text import table_rows
-    from lit_llm.training.calibration import Comparison, compare
-
-    here = this_machine(measure=own.hardware == "auto")
-    parts = planned.built.parts
-    result = compare(settings, planned.built.make_optimizer, parts["loss"], parts["compute"], here)
-    pairs = list(zip(Comparison.LABELS, result.predicted, result.measured, strict=True))
-    if own.json:
-        values = {label: {"predicted": predicted, "measured": measured} for label, predicted, measured in pairs}
-        print(json.dumps(values | {"mfu": result.mfu, "seconds": result.seconds}, indent=2))
-        return
-    rows = [[label, f"{p:,.4g}", f"{m:,.4g}", f"{p / m:.4f}"] for label, p, m in pairs[1:]]
-    rows.insert(
-        0,
-        [
-            "parameters",
-            f"{int(result.predicted[0]):,}",
-            f"{int(result.measured[0]):,}",
-            "equal" if result.predicted[0] == result.measured[0] else "DIFFERENT",
-        ],
-    )
-    print(table_rows(["one step on this machine", "predicted", "measured", "ratio"], rows, as_markdown=own.markdown), end="")
-    print(f"steps took {min(result.seconds):.4g} to {max(result.seconds):.4g} s; the table has the median")
-    if result.mfu is not None:
-        print(f"MFU {result.mfu:.1%}: plan with --mfu {result.mfu:.3f}")
 
 
 def _compare(

@@ -48,6 +48,13 @@ def seconds_of_compilation() -> float:
     return float(calculate_time_spent().get("total_wall_time", 0.0))
 
 
+def compiled_graphs() -> tuple[int, int]:
+    """Graphs that torch.compile has made in this process so far, and the breaks between graphs."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
+
+
 def cpu_has_bf16_units() -> bool:
     """Whether this processor multiplies matrices in bf16: AMX's tiles, or AVX-512's dot products."""
     return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())

@@ -77,6 +77,17 @@ def pipeline_problems(
     return found
 
 
+def compile_problem(tensor_parallel: int, compute: ComputeConfig) -> str | None:
+    """Why compiled blocks do not work with tensor parallelism: torch 2.13 cannot keep a mesh for a recomputed pass."""
+    mode = compute.activation_checkpointing
+    if tensor_parallel == 1 or not compute.compile or mode in ("none", "cheap"):
+        return None
+    return (
+        f"compute.activation_checkpointing is {mode}, which torch cannot compile with tensor_parallel={tensor_parallel} "
+        "(--compute.activation_checkpointing cheap or none, or --compute.compile false)"
+    )
+
+
 def clip_problem(pipeline: int, clip: float | None) -> str | None:
     """Why the Trainer cannot clip gradients of so many pipeline ranks: Lightning would clip each stage by its own norm."""
     if pipeline == 1 or clip is None:

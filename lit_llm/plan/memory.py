@@ -94,12 +94,14 @@ def _memory_of_rank(
     resident = _resident(settings, weights, whole)
     step = Step(settings, sequences, micro_batches, stages, cuda=cuda)
     moments: list[tuple[str, dict[str, int], int]] = []
-    # DDP copies all gradients into its buckets.
+    # DDP copies all gradients into its buckets, or makes them views of these in the last micro-batch of a step.
+    is_views = layout.strategy == "ddp" and not layout.bucket_copies
     copied = layout.bucket_copies and layout.data_parallel > 1 and not layout.fsdp2
-    buckets = {"communication buffers": stored_bytes(weights, weight_bytes, trainable=True)} if copied else {}
+    bucketed = {"communication buffers": stored_bytes(weights, weight_bytes, trainable=True)}
+    buckets = bucketed if copied or (is_views and micro_batches > 1) else {}
     later = replace(step, gradients_exist=True)
     steps = (step,) if stages or micro_batches == 1 else (step, later)
-    if not stages and layout.strategy == "ddp" and not layout.bucket_copies:  # gradients are views of buckets, which stay
+    if not stages and is_views and micro_batches == 1:  # the buckets of the step before are there, and no other gradients
         steps = (later,)
     for made in map(micro_batch, steps):
         for moment, peak in made.peaks.items():
@@ -109,7 +111,7 @@ def _memory_of_rank(
     if not layout.cpu_offload:
         gradients = gradient_bytes(weights, weight_bytes, 1 if layout.fsdp2 else tp) // layout.divisor("gradients")
         last = {"gradients": gradients, "optimizer work": _optimizer_work(settings, weights, whole, cuda=cuda)}
-    moments.append(("optimizer step", last | buckets, 0))
+    moments.append(("optimizer step", last | (bucketed if copied else {}), 0))
     every = tuple((moment, {name: size for name, size in (resident | adds).items() if size}) for moment, adds, _ in moments)
     moment, parts = max(every, key=lambda m: sum(m[1].values()))
     reserved = None

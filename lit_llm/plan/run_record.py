@@ -77,24 +77,51 @@ def measured_run(run: Path) -> MeasuredRun:
             f"{run} has measured no step: it needs two logged steps with --throughput; train it longer, or set "
             "--trainer.log_every_n_steps lower (--from_run)"
         )
+    mend = "train the run again for a few logged steps (--from_run)"
+    return _as_measured(run, found, f"{run / PLAN} cannot be used: it was edited, or written by another version; {mend}")
+
+
+def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
+    """What a certificate (`python -m lit_llm certify`) measured of a step, and GB/s of writing a checkpoint.
+
+    The speed of its slowest all-reduce is the bandwidth between devices of a node.
+
+    Raises:
+        UserError: The file cannot be read, or its speeds were not measured.
+    """
+    flag, mend = "(--from_certificate)", "run `python -m lit_llm certify` again"
+    try:
+        checks = {each["name"]: each for each in json.loads(file.read_text(encoding="utf-8"))["checks"]}
+        gbps = {name: each["details"]["gbps"] for name, each in checks.items() if "gbps" in each["details"]}
+        links = [float(value) for name, value in gbps.items() if name.endswith("/all_reduce")]
+        speed = checks.get("speed/plain loop", {"details": {}})["details"].get("speed")
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror} {flag}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise UserError(f"{file} is not a certificate: {mend} {flag}") from None
+    if speed is None:
+        raise UserError(f"{file} has no speed, because the check 'speed/plain loop' was not made: {mend} {flag}")
+    run = _as_measured(file, speed, f"{file} cannot be used: it was edited, or written by another version; {mend} {flag}")
+    if links:
+        run = replace(run, hardware=replace(run.hardware, node_gbps=min(links)))
+    return run, gbps.get("disk/write")
+
+
+def _as_measured(source: Path, found: dict[str, Any], problem: str) -> MeasuredRun:
+    """
+    Raises:
+        UserError: `problem`, because something is missing or not of its kind.
+    """
     try:
         seconds, rows = float(found["measured"]["step_seconds"]), int(found["measured"]["rows"])
         if not (math.isfinite(seconds) and seconds > 0):
             raise ValueError
         hardware = dict(found["hardware"])
         price = hardware.pop("price_usd_hour")
-        return MeasuredRun(
-            run,
-            _settings(found["settings"]),
-            Hardware(**hardware, price_usd_hour=None if price is None else (price[0], price[1])),
-            seconds,
-            rows,
-        )
+        known = Hardware(**hardware, price_usd_hour=None if price is None else (price[0], price[1]))
+        return MeasuredRun(source, _settings(found["settings"]), known, seconds, rows)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        raise UserError(
-            f"{run / PLAN} cannot be used: it was edited, or written by another version; train the run again for a few logged "
-            "steps (--from_run)"
-        ) from None
+        raise UserError(problem) from None
 
 
 def _launches(run_dir: Path) -> list[dict[str, Any]]:

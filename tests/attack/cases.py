@@ -400,9 +400,9 @@ def command_lines(rng: random.Random) -> Iterator[Case]:
         (["recipes", "diff", "bytes"], []),
         (["recipes", "copy", "bytes", "text.txt"], ["text.txt"]),
         (["recipes", "nope"], ["nope"]),
-        (["verify-resume", "--config=recipe.yaml", "--steps=0"], ["steps"]),
-        (["verify-resume", "--config=recipe.yaml", "--steps=x"], ["steps"]),
-        (["verify-resume", "--config=recipe.yaml", "--nope"], ["nope"]),
+        (["certify", "--devices=0"], ["devices"]),
+        (["certify", "--budget=nan"], ["budget"]),
+        (["certify", "--nope"], ["nope"]),
     ]  # fmt: skip
     for words, names in wrong:
         yield Case(words, False, "command line", names)

@@ -158,7 +158,7 @@ def test_named_tuples_keep_their_names():
     assert type(copied) is Pair and torch.equal(copied.a, torch.ones(2)) and copied.b == [1]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_from_a_gpu_the_copy_is_pinned_host_memory_and_of_the_moment_it_was_taken():
     weight = torch.zeros(1 << 24, device="cuda")
     snapshots = Snapshots()

@@ -10,6 +10,8 @@ import pytest
 from lit_llm.__main__ import main
 from lit_llm.ingest.shards import ShardWriter
 from lit_llm.models.gpt import GPTConfig
+from lit_llm.plan import Optimizer, RunSettings, table
+from lit_llm.plan.run_record import certified_run, settings_values
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = """
@@ -328,23 +330,44 @@ def test_a_page_is_written_beside_what_is_printed_and_replaced_only_if_asked(fol
     assert code == 2 and not out and "pages/plan.html exists already" in err and "(--html)" in err
     code, out, _ = run(capsys, *base, "--sweep", "devices=1,2", "--replace", "true")
     assert code == 0 and out.startswith("devices") and "Pareto front" in (folder / "pages" / "plan.html").read_text()
-    code, _, err = run(capsys, *base[:-1], "pages", "--calibrate")
-    assert (
-        code == 2 and "--calibrate has no page" in err and sorted(p.name for p in (folder / "pages").iterdir()) == ["plan.html"]
-    )
 
 
-@pytest.mark.parametrize("ns_dtype", ["auto", "bfloat16"])
-def test_calibration_measures_what_it_predicted(folder, capsys, ns_dtype):
-    flags = ["--config", "tiny.yaml", "--model.n_embd", "64", "--optimizer.ns_dtype", ns_dtype]
-    code, out, err = run(capsys, "plan", *flags, "--calibrate", "--json")
+def certificate(folder, settings, **changed):
+    """One with the speed of a step and two links."""
+    hardware = {**vars(table()["a100-80gb"]), "name": "lab", "memory_gb": 8}
+    speed = {"settings": settings_values(settings), "hardware": hardware, "measured": {"step_seconds": 3.0, "rows": 20}}
+    figures = {"links/inner/all_reduce": 7.5, "links/outer/all_reduce": 2.5, "links/inner/all_gather": 1.0, "disk/write": 0.25}
+    checks = [{"name": name, "details": {"gbps": value}} for name, value in figures.items()]
+    checks.append({"name": "speed/plain loop", "details": {"speed": speed | changed}})
+    path = folder / "certificate.json"
+    path.write_text(json.dumps({"checks": checks}))
+    return path
+
+
+def test_a_certificate_gives_the_speeds_of_its_machine(folder, capsys):
+    model = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=256)
+    settings = RunSettings(model, Optimizer("AdamW", fused=True), 1, 8, 8)
+    path = certificate(folder, settings)
+    run_, gbps = certified_run(path)
+    assert (run_.step_seconds, run_.hardware.node_gbps, gbps) == (3.0, 2.5, 0.25)
+    words = ("plan", "--config", "tiny.yaml", "--from_certificate", str(path), "--json")
+    code, out, err = run(capsys, *words)
     assert code == 0, err
     found = json.loads(out)
-    assert found["parameters"]["predicted"] == found["parameters"]["measured"]
-    for name in ("peak_bytes", "flops_per_step"):
-        assert found[name]["predicted"] / found[name]["measured"] == pytest.approx(1, abs=0.02), name
-    assert found["step_seconds"]["predicted"] > 0 < found["step_seconds"]["measured"]
-    assert len(found["seconds"]) == 5
+    assert " lab" in run(capsys, *words[:-1])[1]
+    code, out, _ = run(capsys, *words, "--save_gbps", "0.5")
+    assert code == 0
+    assert json.loads(out)["checkpoint"]["save_seconds"] == pytest.approx(found["checkpoint"]["save_seconds"] / 2)
+    (folder / "few.json").write_text('{"checks": []}')
+    for words, said in (
+        (["--from_certificate", str(path), "--mfu", "0.3"], "both decide the speed"),
+        (["--from_certificate", "tiny.yaml"], "is not a certificate"),
+        (["--from_certificate", "missing.json"], "cannot be read"),
+        (["--from_certificate", "few.json"], "has no speed"),
+        (["--from_certificate", str(certificate(folder, settings, hardware={}))], "cannot be used"),
+    ):
+        code, _, err = run(capsys, "plan", "--config", "tiny.yaml", *words)
+        assert code == 2 and said in err and "(--from_certificate)" in err and err.count("error: ") == 1, err
 
 
 @pytest.mark.slow

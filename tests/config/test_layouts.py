@@ -130,6 +130,13 @@ def test_precision_overlays_train_on_a_cpu_too(folder, capsys, name):
         ),
         (
             [
+                *overlay("strategy/tp"),
+                *("--trainer.devices", "2", "--compute.compile", "true", "--compute.activation_checkpointing", "attention"),
+            ],
+            "compute.activation_checkpointing is attention, which torch cannot compile with tensor_parallel=2 (--compute.",
+        ),
+        (
+            [
                 *overlay("strategy/cp"),
                 *("--trainer.devices", "2", "--trainer.strategy.context_attention", "heads", "--model.n_head", "1"),
             ],

@@ -32,7 +32,6 @@ QUICK = ["--config", "quickstart"]
         (["validate", *QUICK, "--trainer.limit_val_batchs", "3"], "did you mean trainer.limit_val_batches?"),
         (["check", *QUICK, "--full-batch", "true", "--warmup_steps", "3"], "did you mean schedule.warmup_steps?"),
         (["plan", *QUICK, "--devices=3", "--optimizer.momntum", "0.9"], "did you mean optimizer.momentum?"),
-        (["verify-resume", *QUICK, "--steps=20", "--chekpoint", "null"], "did you mean checkpoint?"),
         (["recipes", "show", "quickstart", "--model.n_lair", "2"], "did you mean model.n_layer?"),
         (["fit", "--config", "quikstart"], "did you mean quickstart?"),
         (["fit", *QUICK, "--config", "broken.yaml"], "broken.yaml is not valid YAML at line 2"),

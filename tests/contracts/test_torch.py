@@ -261,6 +261,21 @@ def test_torchs_muon_iterates_with_the_function_that_ours_calls():
     torch.testing.assert_close(matrix.detach(), -(1.5**0.5) * direction.float())
 
 
+def test_graphs_and_breaks_of_compilation_are_counted():
+    def broken(x):
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x + 1
+
+    before = package.compiled_graphs()
+    torch.compile(lambda x: x.cos() + 2, backend="eager")(torch.ones(3))
+    one = package.compiled_graphs()
+    torch.compile(broken, backend="eager")(torch.ones(3))
+    three = package.compiled_graphs()
+    assert (one[0] - before[0], one[1] - before[1]) == (1, 0)
+    assert (three[0] - one[0], three[1] - one[1]) == (2, 1)
+
+
 def test_the_time_of_compilation_grows_with_each_graph():
     before = package.seconds_of_compilation()
     torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.ones(3))

@@ -1,16 +1,16 @@
-"""The planned peak of a rank against the allocator's log of real processes. All layouts: benchmarks/plan_accuracy_ranks.py."""
+"""The planned peak of a rank against the allocator's log of real processes.
+
+All layouts: benchmarks/plan_accuracy_ranks.py. Plain ones: certify.
+"""
 
 import pytest
 from launch import run_ranks
 
 NAMES = [
     "ddp, gradient views",
-    "fsdp2",
     "fsdp2, weights and gradients kept, 3 micro-batches",
     "fsdp2, bf16-mixed",
     "tp, dropout, 125 positions",
-    "cp, keys gathered",
-    "pp, 1f1b",
     "pp, gpipe",
     "pp, interleaved1f1b",
     "pp, zbv",
@@ -28,9 +28,9 @@ report(**{{name: measure(LAYOUTS[2][name], 2, Path(".")) for name in {NAMES}}})
 """
 
 
-@pytest.mark.slow  # two processes, eleven layouts: 55 s
+@pytest.mark.slow  # two processes, eight layouts: 40 s
 def test_the_plan_tells_the_peak_of_a_rank(tmp_path):
     found = run_ranks(SCRIPT, 2, tmp_path, timeout=600)[0]
-    ratios = {name: planned / max(peaks) for name, (planned, peaks) in found.items()}
+    ratios = {name: planned / measured for name, (planned, measured) in found.items()}
     # Ranks of a sequence keep equal parts, but gloo frees what it has sent at any time: the lowest of three steps, to 2 %.
     assert ratios == pytest.approx(dict.fromkeys(NAMES, 1), abs=0.02)

@@ -151,13 +151,13 @@ def doctor(words: list[str]) -> None:
     assert code in (0, 1), (code, words)
 
 
-def parse_verify_resume(words: list[str]) -> None:
-    """tests/resume runs it. Here every flag and the recipe are parsed: the one mistake is a recipe cut to 6 steps."""
-    printed = io.StringIO()
-    with contextlib.redirect_stderr(printed):
-        code = main([*words, "--trainer.max_steps", "6"])
-    errors = [line for line in printed.getvalue().splitlines() if line.startswith("error: ")]
-    assert code == 2 and len(errors) == 1 and "6 steps" in errors[0] and "--trainer.max_steps" in errors[0], errors
+ONE_CHECK = ["--only", "attention/blocks/all"]
+
+
+def certify(words: list[str]) -> None:
+    """Run a quick check, and the one that measures what `plan --from_certificate` reads."""
+    more = ["--out", "one-check.json"] if "--only" in words else [*ONE_CHECK, "speed/plain loop"]
+    run([*words, *more, "--replace"])
 
 
 def torchrun(words: list[str]) -> None:
@@ -167,14 +167,17 @@ def torchrun(words: list[str]) -> None:
         if flag in words:
             words[words.index(flag) + 1] = value
     start = words.index("-m")
-    mesh = ["--trainer.strategy.replicate=2"] if any("strategy/" in word for word in words) else []
-    arguments = [*small(words[start + 3 :]), *mesh, "--run_dir=runs/launched"]
+    if is_certify := words[start + 2] == "certify":
+        arguments = [*words[start + 3 :], *ONE_CHECK, "--replace"]
+    else:
+        mesh = ["--trainer.strategy.replicate=2"] if any("strategy/" in word for word in words) else []
+        arguments = [*small(words[start + 3 :]), *mesh, "--run_dir=runs/launched"]
     launch = [*words[1:start], "--master_port", str(free_port())]
     command = [sys.executable, "-m", "torch.distributed.run", *launch, *words[start : start + 3], *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = fork_server.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("at step 6") == 1  # only rank 0 prints
+    assert done.stdout.count("certified: 1 passed" if is_certify else "at step 6") == 1  # only rank 0 prints
 
 
 def parse_tensorboard(words: list[str]) -> None:
@@ -261,6 +264,7 @@ RULES = [  # the first that matches
         r"python -m lit_llm (plan|validate|test|generate|curve|report|consolidate|import|export) ",
         lit_llm(run),
     ),
+    Rule("`certify`", "run with two checks", r"python -m lit_llm certify ", lit_llm(certify)),
     Rule("`doctor`", "run as written; it may have findings", r"python -m lit_llm doctor ", lit_llm(doctor)),
     Rule(
         "`clean`, `prepare`",
@@ -268,7 +272,6 @@ RULES = [  # the first that matches
         r"python -m lit_llm (clean|prepare) ",
         lit_llm(run),
     ),
-    Rule("`verify-resume`", "parsed only", r"python -m lit_llm verify-resume ", lit_llm(parse_verify_resume)),
     Rule("`torchrun`", "run with two processes on one machine", r"torchrun ", torchrun),
     Rule("`sbatch`", "parsed only", r"sbatch ", parse_sbatch),
     Rule("TensorBoard", "parsed only", r"python -m tensorboard\.main ", parse_tensorboard),

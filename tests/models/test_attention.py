@@ -309,7 +309,7 @@ def test_flex_attention_means_the_same(window, masked, softcap, sink, monkeypatc
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)  # FlexAttention keeps its scores in fp32
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 @pytest.mark.parametrize("kernel", ["auto", "flex", "blocks"])
 @pytest.mark.parametrize("masked", [False, True], ids=["", "documents"])
 @pytest.mark.parametrize("window", [None, 200])

@@ -10,6 +10,7 @@ import yaml
 from custom_models import ConvModel, LSTMModel
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional as F
+from training_step import TrainingStep
 
 from lit_llm.__main__ import main
 from lit_llm.checkpoint.disk_format import read
@@ -20,7 +21,6 @@ from lit_llm.models.loss import LossConfig
 from lit_llm.optim import parameter_groups
 from lit_llm.plan.weights import OwnModel
 from lit_llm.tokenizers import Bytes
-from lit_llm.training.calibration import TrainingStep
 
 TEXT = "".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(200))
 STEPS, RATE, DECAY, Z_LOSS = 6, 0.01, 0.1, 1e-3

@@ -33,7 +33,7 @@ ARGUMENTS = {
     "consolidate": [*RUN, "--out", "whole.ckpt"],
     "export": [*RUN, "--out", "hf"],
     "import": ["--from", "hf", "--out", "runs/imported"],
-    "verify-resume": [*TINY, "--steps", "4"],
+    "certify": ["--only", "attention/blocks/causal"],
 }
 """Command → arguments, in the order in which they run."""
 

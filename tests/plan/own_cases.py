@@ -4,12 +4,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from training_step import TrainingStep
 
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.custom import Architecture
 from lit_llm.plan import Optimizer, RunSettings
 from lit_llm.plan.weights import OwnModel
-from lit_llm.training.calibration import TrainingStep
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name: class, settings of the run
     "LSTM, dropout": ("LSTM", {}),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from own_cases import CASES, settings, step_of
 from torch import nn
+from training_step import predict
 
 from lit_llm.core.errors import UserError
 from lit_llm.models.custom import Architecture
@@ -18,7 +19,6 @@ from lit_llm.plan.collectives import communicated_bytes
 from lit_llm.plan.compute import flops_per_token
 from lit_llm.plan.weights import OwnModel
 from lit_llm.reporting.plan_text import markdown
-from lit_llm.training.calibration import predict
 
 CPU, GPU = find("cpu"), find("a100-80gb")
 

@@ -149,6 +149,6 @@ def test_a_run_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, content,
 def test_a_folder_without_a_run_and_a_second_speed_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"is not a run folder: it has no config\.yaml \(--from_run\)"):
         command.main(["--from-run", str(tmp_path)])
-    for flag in (["--mfu", "0.3"], ["--calibrate"]):
+    for flag in (["--mfu", "0.3"], ["--from_certificate", "c.json"]):
         with pytest.raises(UserError, match="both decide the speed"):
             command.main(["--from_run", str(tmp_path), *flag])

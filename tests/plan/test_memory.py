@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from planned_steps import peak_of, step_of
+from training_step import TrainingStep, predict
 
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
@@ -17,7 +18,6 @@ from lit_llm.plan import micro_batch as traces
 from lit_llm.plan.micro_batch import micro_batch
 from lit_llm.plan.optimizer import work_bytes
 from lit_llm.plan.weights import weights_of
-from lit_llm.training.calibration import TrainingStep, predict
 
 ADAMW = partial(torch.optim.AdamW, fused=True)
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False}
@@ -231,6 +231,17 @@ def test_sharding_divides_what_it_should():
     assert 0.49 < halves["weights"] / whole["weights"] < 0.51 and 0.4 < halves["activations"] / whole["activations"] < 0.6
     copies = parts(Layout("ddp", replicate=4, bucket_copies=True))
     assert copies["communication buffers"] == whole["weights"]
+
+
+@pytest.mark.parametrize(("accumulation", "copies"), [(1, 0), (3, 1)])
+def test_ddp_that_accumulates_has_buckets_and_gradients(accumulation, copies):
+    """Without a reduction gradients are no views of the buckets, which stay: the last micro-batch has both."""
+    model = GPTConfig(n_layer=4, n_head=4, n_embd=256, block_size=128, vocab_size=4096)
+    found = peak_of(model, sequences=1, accumulation=accumulation, layout=Layout("ddp", replicate=4))
+    parts = dict(found.moments)
+    assert parts["backward"]["gradients"] == parts["backward"]["weights"]
+    assert parts["backward"].get("communication buffers", 0) == copies * parts["backward"]["weights"]
+    assert "communication buffers" not in parts["optimizer step"]
 
 
 def test_memory_falls_with_every_step_of_checkpointing_and_with_precision():

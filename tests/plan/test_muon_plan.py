@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from training_step import highest
 
 from lit_llm.distributed.traffic import Traffic
 from lit_llm.models.gpt import GPT, GPTConfig
@@ -19,7 +20,6 @@ from lit_llm.optim import MuonAdamW, parameter_groups
 from lit_llm.plan.collectives import Links, muon_collectives
 from lit_llm.plan.optimizer import Optimizer, muon_work_bytes, row_state_bytes, state_bytes
 from lit_llm.plan.weights import weights_of
-from lit_llm.training.calibration import highest
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=32)
 BLOCK = [(128, 128)] * 4 + [(512, 128), (128, 512)]

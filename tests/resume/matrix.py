@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from launcher import Launcher, Run
+from run_comparison import LEDGER, differences
 
-from lit_llm.runs.comparison import LEDGER, differences
 from lit_llm.runs.loaded_run import events_of, scalars_of
 
 STEPS = 20
@@ -45,7 +45,7 @@ trainer:
   max_steps: %d
   log_every_n_steps: 1
   accelerator: cpu
-  callbacks: [{class_path: lit_llm.training.sample_ledger.SampleLedger}]
+  callbacks: [{class_path: sample_ledger.SampleLedger}]
 """
 TEXT = "".join(f"{i} times {i} is {i * i}, that is {i % 7} more than {i * i - i % 7}\n" for i in range(22))  # 45 blocks
 LAYOUTS = ("1 single", "1 ddp", "1 fsdp2", "2 ddp", "2 fsdp2")

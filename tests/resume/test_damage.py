@@ -10,8 +10,8 @@ from pathlib import Path
 import matrix
 import pytest
 from matrix import Cell
+from run_comparison import differences
 
-from lit_llm.runs.comparison import differences
 from lit_llm.runs.resume import find_start
 
 pytestmark = pytest.mark.slow

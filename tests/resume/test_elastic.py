@@ -5,8 +5,7 @@ from __future__ import annotations
 import matrix
 import pytest
 from launcher import Launcher
-
-from lit_llm.runs.comparison import LEDGER, curves, ledger
+from run_comparison import LEDGER, curves, ledger
 
 SAVED_AT, STEPS = 10, matrix.STEPS
 # Layout, micro-batch size; the global batch is 4.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import matrix
 import pytest
 from matrix import Cell
+from run_comparison import differences
 from victims import overlay
 
 from lit_llm.checkpoint.disk_format import verify
-from lit_llm.runs.comparison import differences
 
 SHARDS = ["--sharded_checkpoints", "true"]
 CASES = [

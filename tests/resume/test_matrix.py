@@ -4,8 +4,11 @@ import random
 
 import matrix
 import pytest
+import run_comparison
 import yaml
 from matrix import CELLS, Cell
+
+from lit_llm.checkpoint.disk_format import read
 
 QUICK = [
     pytest.param(Cell("1 single", 2, 2, 0.2, "bf16-mixed"), marks=pytest.mark.slow),
@@ -49,3 +52,22 @@ def test_the_whole_matrix(launcher, folder, capsys):
         results, summary = matrix.report(launcher, CELLS, folder, kills=4, seed=1)
     assert [result.found for result in results if result.differing] == [], summary
     assert all(result.kills for result in results) and sum(result.in_a_save for result in results) > len(CELLS)
+
+
+def test_every_value_of_a_checkpoint_but_those_about_time_is_compared(launcher, folder):
+    run = launcher.run(matrix.fit(matrix.CELLS[0], "compared"), folder, log="compared.log")
+    assert run.codes == [0], run.said()
+    content = read(folder / "compared" / "checkpoints" / "last.ckpt")
+    paths = {path for part in content for path, _ in run_comparison.values(content[part], part)}
+    for path in (
+        "state_dict.model.head.weight",
+        "optimizer_states.0.state.0.momentum_buffer",
+        "optimizer_states.0.param_groups.0.lr",
+        "callbacks.SpikeGuard.losses.0",
+        "callbacks.GradientNorm.clipped",
+        "callbacks.Throughput.tokens",
+        "callbacks.StepCheckpoint.best_score",
+        "TextFiles.consumed_samples",
+        "loops.fit_loop.epoch_loop.batch_progress.total.ready",
+    ):
+        assert path in paths, sorted(paths)

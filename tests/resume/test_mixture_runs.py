@@ -14,13 +14,13 @@ import matrix
 import numpy as np
 import pytest
 import yaml
+from run_comparison import LEDGER, curves, ledger
 
 from lit_llm.data import load_tokenizer
 from lit_llm.data.mixture_order import MixtureOrder, Phase
 from lit_llm.data.pack_plan import PackPlan
 from lit_llm.ingest.shard_manifest import Manifest, SplitInfo
 from lit_llm.ingest.shards import ShardWriter
-from lit_llm.runs.comparison import LEDGER, curves, ledger
 from lit_llm.tokenizers import Bytes
 
 T = 16
@@ -50,7 +50,7 @@ trainer:
   max_steps: 20
   log_every_n_steps: 1
   accelerator: cpu
-  callbacks: [{class_path: lit_llm.training.sample_ledger.SampleLedger}]
+  callbacks: [{class_path: sample_ledger.SampleLedger}]
 """
 
 

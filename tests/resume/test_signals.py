@@ -17,9 +17,8 @@ import pytest
 from launcher import Launcher, Run
 from matrix import Cell
 from ports import free_port
+from run_comparison import differences
 from victims import overlay
-
-from lit_llm.runs.comparison import differences
 
 SINGLE, DDP = Cell("1 single", 1, 0, 0.2, "32-true"), Cell("2 ddp", 2, 0, 0.2, "32-true")
 STAGES = Cell("2 pp", 2, 0, 0.2, "32-true")

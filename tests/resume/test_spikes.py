@@ -6,10 +6,10 @@ import matrix
 import pytest
 import torch
 from matrix import Cell
+from run_comparison import curves, values
 from victims import overlay
 
 from lit_llm.checkpoint.disk_format import read, verify
-from lit_llm.runs.comparison import curves, values
 
 SPOILT = {3: "nan", 12: "inf", 13: "1000", 16: "nan", 17: "-inf", 20: "1000"}
 ADAMW = ["--optimizer", "AdamW", "--optimizer.fused", "true"]

@@ -5,6 +5,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import run_comparison as comparison
 import torch
 from recipe_runs import breaking, curve, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -12,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lit_llm.checkpoint import disk_format
 from lit_llm.checkpoint.disk_format import read, verify, write
 from lit_llm.config.parse import parse
-from lit_llm.runs import comparison, saved_run
+from lit_llm.runs import saved_run
 
 
 def damage(checkpoint: Path) -> None:

@@ -67,13 +67,6 @@ def test_another_micro_batch_continues_it_and_another_ramp_is_refused(ramped, ca
     assert curve(Path("runs/ramped"), "train/loss") == pytest.approx(straight["train/loss"], rel=1e-4)
 
 
-@pytest.mark.soak
-def test_an_interrupted_ramp_gets_its_certificate(ramped, capsys):
-    command = ["verify-resume", *ramped[1:5], "--steps", "8", "--kill", "--model.dropout", "0.2"]
-    code, out, err = run(capsys, *command)
-    assert code == 0 and "certificate" in out, out + err
-
-
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

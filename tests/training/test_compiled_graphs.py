@@ -58,7 +58,6 @@ def graphs(monkeypatch):
 @pytest.mark.parametrize(
     ("model", "mode", "kinds"),
     [
-        pytest.param({}, "none", 1, marks=pytest.mark.slow),
         (
             {
                 **{"window": 4, "mask_documents": True, "eos_id": 3, "dropout": 0.1, "n_kv_head": 1, "qkv_convolution": 3},
@@ -74,7 +73,7 @@ def graphs(monkeypatch):
         pytest.param({"window": 4}, "cheap", 1, marks=pytest.mark.slow),
         pytest.param({"layers": {"rope": [True, False]}}, "full", 2, marks=pytest.mark.slow),
     ],
-    ids=["plain", "window, documents, dropout, convolution", "two kinds of layers", "cheap", "full"],
+    ids=["window, documents, dropout, convolution", "two kinds of layers", "cheap", "full"],
 )
 def test_a_kind_of_layer_is_compiled_once_for_training_and_once_for_validation(model, mode, kinds, graphs, capsys):
     """In a run with a batch ramp, validations with a smaller last batch, and generation."""

@@ -16,7 +16,7 @@ from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.runs.setting_changes import SETTINGS
 
 LEDGER = "samples-rank{}.jsonl"
-"""The file that `lit_llm.training.sample_ledger.SampleLedger` writes in a run folder."""
+"""The file that `sample_ledger.SampleLedger` writes in a run folder."""
 STARTED, FINISHED = 0, -1
 """Written to the ledger in place of a step when a process starts, and when training ends."""
 

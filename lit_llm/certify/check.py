@@ -1,0 +1,187 @@
+"""Checks, their outcomes, and the certificate. No torch."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lit_llm.certify.processes import Job, run_ranks
+from lit_llm.core.errors import UserError
+
+FORMAT = 1
+REQUIRED = "required"
+"""The word for all checks that are."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a check measured. It passes if the value is at most the tolerance; without a tolerance it is only recorded."""
+
+    value: float
+    tolerance: float | None = None
+    unit: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One promise in one case.
+
+    Args:
+        jobs: names of the jobs whose results `judge` gets, in this order.
+        judge: a figure, or the reason why there is none.
+        required: it fails if it is skipped.
+    """
+
+    name: str
+    jobs: tuple[str, ...]
+    judge: Callable[..., Figure | str]
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Checks that share jobs.
+
+    Args:
+        starts: for each start of processes their number, and their jobs by name, one after another.
+        unless: why this machine cannot show any of it.
+    """
+
+    promise: str
+    checks: tuple[Check, ...]
+    starts: tuple[tuple[int, dict[str, Job]], ...] = ()
+    unless: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one check found."""
+
+    name: str
+    promise: str
+    outcome: Literal["passed", "failed", "skipped", "recorded"]
+    figure: float | None = None
+    tolerance: float | None = None
+    unit: str = ""
+    required: bool = False
+    reason: str = ""
+    """Why it was skipped, or why it failed without a figure."""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def run_checks(
+    groups: Iterable[Group], only: tuple[str, ...], accelerator: str, seconds: float
+) -> tuple[list[Outcome], str | None]:
+    """The outcomes of all checks, or of those that `only` names, and why it ended early (None: it did not).
+
+    Raises:
+        UserError: `only` has a word that no check has, or there was no time for a single check.
+    """
+    groups = list(groups)
+    names = [check.name for group in groups for check in group.checks]
+    for word in only:
+        if word != REQUIRED and not any(_has(name, word) for name in names):
+            raise UserError(f"no check is called '{word}'; the checks are {', '.join(names)} (--only)")
+    deadline, ended, found = time.monotonic() + seconds, "", list[Outcome]()
+    spent = f"the budget of {seconds / 60:g} minutes was spent (--budget)"
+    for group in groups:
+        checks = [check for check in group.checks if not only or any(_is(check, word) for word in only)]
+        results: dict[str, dict[str, Any]] = {}
+        if checks and not (group.unless or ended) and time.monotonic() < deadline:
+            results, ended = _results(group, accelerator, {job for check in checks for job in check.jobs}, deadline)
+        found += [_outcome(group.promise, check, results, group.unless or ended or spent) for check in checks]
+    if not ended and all(each.outcome == "skipped" for each in found) and any(each.reason == spent for each in found):
+        raise UserError(f"the budget of {seconds / 60:g} minutes is too small for one check: raise it (--budget)")
+    if ended:
+        return found, ended
+    needed = [each.required and each.outcome == "skipped" for each in found]
+    because = [replace(each, outcome="failed", reason=f"it is required, but {each.reason}") for each in found]
+    return [failed if is_needed else each for each, failed, is_needed in zip(found, because, needed, strict=True)], None
+
+
+def _has(name: str, word: str) -> bool:
+    """Whether it is this check's name, or its first parts."""
+    return f"{name}/".startswith(f"{word}/")
+
+
+def _is(check: Check, word: str) -> bool:
+    return check.required if word == REQUIRED else _has(check.name, word)
+
+
+def _results(group: Group, accelerator: str, needed: set[str], deadline: float) -> tuple[dict[str, dict[str, Any]], str]:
+    """Results of jobs by name, and why a process ended by itself. What fails in a job does not end the jobs after it."""
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="certify-") as folder:
+        for ranks, jobs in group.starts:
+            left = {name: job for name, job in jobs.items() if name in needed}
+            while left and (seconds := deadline - time.monotonic()) > 0:
+                found, ended = run_ranks(Path(folder), ranks, accelerator, left, seconds)
+                if ended and (killed := next((name for name in left if "kill_at" in left[name] and name not in found), None)):
+                    found[killed] = {"found": {}}  # as it should be
+                results |= found
+                if ended and not found.keys() & left.keys():
+                    return results, ended
+                left = {name: job for name, job in left.items() if name not in results} if ended else {}
+    return results, ""
+
+
+def _outcome(promise: str, check: Check, results: dict[str, dict[str, Any]], why: str) -> Outcome:
+    made = Outcome(check.name, promise, "skipped", required=check.required)
+    for job in check.jobs:
+        if "failed" in (result := results.get(job, {})):
+            return replace(made, outcome="failed", reason=result["failed"])
+        why = result.get("refused", why)
+    if not check.jobs or any("found" not in results.get(job, {}) for job in check.jobs):
+        return replace(made, reason=why)
+    figure = check.judge(*(results[job]["found"] for job in check.jobs))
+    if isinstance(figure, str):
+        return replace(made, reason=figure)
+    finite = math.isfinite(figure.value)  # NaN fails, and is written as no figure, because JSON has none
+    passed: Any = "recorded" if figure.tolerance is None else "passed" if figure.value <= figure.tolerance else "failed"
+    return replace(
+        made,
+        outcome=passed if finite else "failed",
+        figure=figure.value if finite else None,
+        tolerance=figure.tolerance,
+        unit=figure.unit,
+        details=figure.details,
+        reason="" if finite else f"the figure is {figure.value}",
+    )
+
+
+def summary(outcomes: list[Outcome], machine: str) -> str:
+    """The last line: how many of each."""
+    counts = Counter(each.outcome for each in outcomes)
+    verdict = "NOT certified" if counts["failed"] or not counts["passed"] else "certified"
+    return f"{verdict}: {counts['passed']} passed, {counts['skipped']} skipped, {counts['failed']} failed on {machine}"
+
+
+def certificate(outcomes: list[Outcome], machine: dict[str, Any], ended: str | None, said: str) -> dict[str, Any]:
+    """The certificate's content. `said` is the last line."""
+    found = [{**asdict(each), "reproduce": _command(each.name, machine["devices"])} for each in outcomes]
+    return {"format": FORMAT, "said": said, "machine": machine, "ended_early": ended, "checks": found}
+
+
+def _command(name: str, devices: int) -> str:
+    """What runs this check alone."""
+    return f"python -m lit_llm certify --devices {devices} --only '{name}'"
+
+
+def table(outcomes: list[Outcome], devices: int) -> str:
+    """One line for each check; a failed one has its command below."""
+    lines = []
+    for each in outcomes:
+        figure = "" if each.figure is None else f"{each.figure:.3g}"
+        limit = each.unit if each.tolerance is None else f"<= {each.tolerance:.3g}{each.unit and ' ' + each.unit}"
+        needed = "required" if each.required else ""
+        lines.append(f"{each.outcome:8s} {each.name:56s} {figure:>9s} {limit:10s} {needed:8s} {each.reason}".rstrip())
+        if each.outcome == "failed":
+            lines.append(f"         {_command(each.name, devices)}")
+    return "\n".join(lines)

@@ -1,0 +1,136 @@
+"""The rank processes of a check: forks of this process, which has imported what they need. It must not have used a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lit_llm.core.errors import UserError
+
+Job = dict[str, Any]
+"""`do`, a key of `_work`'s table, and arguments of that function."""
+_GRACE = 60.0
+"""Seconds that the job under way may take when the time is over."""
+
+
+def run_ranks(
+    folder: Path, ranks: int, accelerator: str, jobs: dict[str, Job], seconds: float
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """Results of rank 0 by job, or of a rank on which the job failed, and why a process ended by itself ("": none did).
+
+    A result has `found`, `refused` (a UserError) or `failed`. Jobs for which the time does not suffice have none.
+    """
+    from lit_llm.certify.training import write_text  # imports torch and Lightning once, here, instead of in each process
+
+    write_text(folder)
+    for old in folder.glob("results-*.jsonl"):
+        old.unlink()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    deadline, address = time.monotonic() + seconds, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    pids = []
+    for rank in range(ranks):
+        names = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "RANK": rank, "LOCAL_RANK": rank}
+        environment = {name: str(value) for name, value in names.items()} | address
+        pids.append(_fork(folder / f"rank-{rank}.log", environment, partial(_work, folder, accelerator, jobs, deadline)))
+    codes: dict[int, int] = {}
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # else they would go on without this process
+    try:
+        while len(codes) < ranks and not any(codes.values()) and time.monotonic() < deadline + _GRACE:
+            time.sleep(0.02)
+            for pid in pids:
+                if pid not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                    codes[pid] = os.waitstatus_to_exitcode(ended[1])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for pid in pids:
+            if pid not in codes:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    found = _results(folder)
+    return found, next((_end(folder, pids.index(pid), code) for pid, code in codes.items() if code), "")
+
+
+def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> int:
+    """The id of a process that does the work. A terminal's Ctrl-C does not reach it: the command ends it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        sys.stdout = sys.stderr = open(log, "w", buffering=1)  # noqa: SIM115  # until the process ends
+        for descriptor in (1, 2):  # of libraries
+            os.dup2(sys.stdout.fileno(), descriptor)
+        for name in [each for each in os.environ if each.startswith(("TORCHELASTIC_", "PL_GLOBAL_SEED", "SLURM_"))]:
+            del os.environ[name]
+        os.environ |= environment
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # exit handlers are those of the command
+
+
+def _work(folder: Path, accelerator: str, jobs: dict[str, Job], deadline: float) -> None:
+    """Run jobs one after another, while there is time. The ranks agree about it."""
+    import torch
+    import torch.distributed as dist
+
+    from lit_llm.certify import attention, links, training
+
+    does: dict[str, Callable[..., Any]] = {"train": training.train, "attention": attention.error, "gpu": training.gpu}
+    does |= {"links": links.links, "disk": links.disk}
+    torch.set_num_threads(1)
+    rank, ranks = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))  # Lightning removes them when a training ends
+    for name, job in jobs.items():
+        options = {key: value for key, value in job.items() if key != "do"}
+        result: dict[str, Any] = {"name": name}
+        try:
+            result["found"] = does[job["do"]](folder, ranks=ranks, accelerator=accelerator, **options)
+        except UserError as error:
+            result["refused"] = str(error)
+        except Exception as error:
+            first = str(error).partition("\n")[0]
+            _write(folder, rank, {**result, "failed": f"{type(error).__name__} on device {rank}: {first}"})
+            raise
+        _write(folder, rank, result)
+        late = [time.monotonic() > deadline]
+        if dist.is_initialized():
+            dist.broadcast_object_list(late)
+        if late[0]:
+            return
+
+
+def _write(folder: Path, rank: int, result: dict[str, Any]) -> None:
+    with open(folder / f"results-{rank}.jsonl", "a") as file:
+        file.write(json.dumps(result) + "\n")
+
+
+def _results(folder: Path) -> dict[str, dict[str, Any]]:
+    """What rank 0 wrote, or the rank on which a job failed; half-written lines are left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("results-*.jsonl")):
+        for each in map(json.loads, path.read_text().rpartition("\n")[0].splitlines()):
+            if path.name == "results-0.jsonl" or "failed" in each:
+                found[each["name"]] = each
+    return found
+
+
+def _end(folder: Path, rank: int, code: int) -> str:
+    if code < 0:
+        return f"the process of device {rank} was ended by signal {-code}"
+    last = (folder / f"rank-{rank}.log").read_text(errors="replace").strip().splitlines()
+    return f"the process of device {rank} ended with exit code {code}: {last[-1] if last else 'no output'}"

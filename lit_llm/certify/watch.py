@@ -1,0 +1,237 @@
+"""What is measured while a model trains: memory and traffic beside the plan, graphs, host synchronisations, a plain loop."""
+
+from __future__ import annotations
+
+import bisect
+import gc
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from lit_llm.callbacks._lightning import is_logged
+from lit_llm.core._lightning import ddp_option
+from lit_llm.distributed.block_kernels import compile_blocks
+from lit_llm.distributed.traffic import Traffic
+from lit_llm.models.gpt import GPT
+from lit_llm.models.loss import cross_entropy
+from lit_llm.optim import parameter_groups
+from lit_llm.plan import peak_memory
+from lit_llm.plan.collectives import communicated_bytes
+from lit_llm.plan.compute import flops_per_token
+from lit_llm.plan.hardware import matmul_tflops, this_machine
+from lit_llm.plan.run_record import settings_values
+from lit_llm.training.language_model import LanguageModel
+from lit_llm.training.plan_monitor import settings_of_trainer
+
+STEP = "a step that is measured"
+FEW = 2
+"""Steps before the first that is measured: they make the optimizer's state, and compile."""
+
+
+class Watch(Callback):
+    """Watches a training from `with` to its end; `found` has what it measured."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, error: object, *_: object) -> None: ...
+
+
+class PlanWatch(Watch):
+    """Peak memory and bytes sent, of the rank that has most, beside what the plan says of them.
+
+    Traffic is counted in the first measured step, memory in those after it: on a GPU by torch's allocator. On a CPU from the
+    tensors at the start of a step and the allocator's log. There the peak is the lowest of the steps, because threads of gloo
+    free what they have sent at any time.
+    """
+
+    def __enter__(self) -> None:
+        log = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._log: Any = nullcontext() if torch.cuda.is_available() else log
+        gc.collect()
+        self._old = _storages()  # not of this training; held, so that their addresses stay theirs
+        self._log.__enter__()  # it does not see the release of what was allocated before
+        self._live: list[dict[int, int]] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        settings, cuda = settings_of_trainer(trainer, pl_module), pl_module.device.type == "cuda"
+        sent = sum(communicated_bytes(settings, cuda=cuda).values())
+        self._planned = {"memory": peak_memory(settings, cuda=cuda).total, "traffic": sent}
+        mesh = getattr(trainer.strategy, "device_mesh", None)
+        self._traffic, self._begun = Traffic(*[] if mesh is None else [mesh]), -1
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        step, is_first = trainer.global_step, trainer.global_step != self._begun  # of the step's micro-batches
+        self._begun = step
+        if is_first and step == FEW:
+            self._traffic.__enter__()
+        elif is_first and step > FEW:
+            if pl_module.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            live = _live_bytes(trainer, pl_module)
+            self._live.append({address: size for address, size in live.items() if address not in self._old})
+            with record_function(STEP):
+                pass
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if self._begun == FEW and trainer.global_step == FEW + 1:
+            self._traffic.__exit__(None, None, None)
+
+    def __exit__(self, error: object, *_: object) -> None:
+        self._log.__exit__(None, None, None)
+        if error is not None:
+            return
+        on_gpu = not isinstance(self._log, profile)
+        peak = torch.cuda.max_memory_allocated() if on_gpu else min(peaks_of_steps(self._log, self._live), default=0)
+        mine = {"memory": peak, "traffic": self._traffic.sent(), "reserved": torch.cuda.max_memory_reserved() if on_gpu else 0}
+        every: list[Any] = [mine]
+        if dist.is_initialized():
+            every = [None] * dist.get_world_size()
+            dist.all_gather_object(every, mine)
+        most = {key: max(each[key] for each in every) for key in mine}
+        self.found = {what: {"planned": self._planned[what], "measured": most[what]} for what in self._planned}
+        self.found["memory"]["reserved"] = most["reserved"]
+        self.found["traffic"] |= {f"{row.dimension}/{row.kind}": row.sent for row in self._traffic.rows()}
+
+
+def _storages() -> dict[int, torch.UntypedStorage]:
+    """Of all tensors on the CPU, by address."""
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]  # also a DTensor's part
+    return {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors if each.device.type == "cpu"}
+
+
+def _live_bytes(trainer: Trainer, module: LightningModule) -> dict[int, int]:
+    """Bytes of the storages of all tensors on the CPU, by address."""
+    held = [parameter.grad for parameter in module.parameters()]  # an object of Python once it was asked for
+    found = {address: storage.nbytes() for address, storage in _storages().items()}
+    if isinstance(trainer.strategy, DDPStrategy) and not ddp_option(trainer.strategy, "gradient_as_bucket_view"):
+        found[-1] = sum(each.numel() * each.element_size() for each in held if each is not None)  # buckets: not of Python
+    return found
+
+
+def peaks_of_steps(log: profile, lives: list[dict[int, int]]) -> list[int]:
+    """The most bytes that were live in each step that STEP marks, which began with those of `lives`, by address.
+
+    What gloo allocates inside a collective is not counted, because it is gloo's alone. What its threads free is not in the
+    log: it counts until its address is used again, or the step ends.
+    """
+    changes: list[tuple[int, int, int]] = []
+    begins, todo = list[int](), list(log.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    while todo:
+        event = todo.pop()
+        if event.name.startswith(("c10d::", "gloo:")):
+            continue
+        if event.name == STEP:
+            begins.append(event.start_time_ns)
+        if event.name == "[memory]":
+            changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+        todo.extend(event.children)
+    begins.sort()
+    totals = [sum(live.values()) for live in lives]
+    peaks = list(totals)
+    for at, address, change in sorted(changes):
+        if (step := bisect.bisect(begins, at) - 1) < 0:
+            continue
+        totals[step] -= lives[step].pop(address, 0)
+        if change > 0:
+            lives[step][address] = change
+            totals[step] += change
+        peaks[step] = max(peaks[step], totals[step])
+    return peaks
+
+
+class GraphsWatch(Watch):
+    """Generates text after each validation: its length grows, beyond the context."""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, LanguageModel)
+        pl_module.generate_text("line 1", max_new_tokens=40)
+
+
+class WaitsWatch(Watch):
+    """The places that make the host wait for a GPU between two logged rows; torch finds them on CUDA only."""
+
+    def __enter__(self) -> None:
+        self._caught = warnings.catch_warnings(record=True)
+        self._said = self._caught.__enter__()
+        warnings.filterwarnings("always", message=".*synchronizing CUDA operation.*")
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        step = trainer.global_step + 1
+        torch.cuda.set_sync_debug_mode(0 if step <= FEW or is_logged(trainer, step) else 1)
+
+    def __exit__(self, error: object, *_: object) -> None:
+        torch.cuda.set_sync_debug_mode(0)
+        self._caught.__exit__(None, None, None)
+        self.found = {"waits": [f"{each.filename.rpartition('/')[2]}:{each.lineno}" for each in self._said]}
+
+
+class SpeedWatch(Watch):
+    """After each step of the Trainer the same step of a plain PyTorch loop with the same block, so that load affects both."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._settings = settings_of_trainer(trainer, pl_module)
+        torch.manual_seed(0)
+        self._model = GPT(self._settings.gpt).to(pl_module.device)
+        if self._settings.compute.compile:
+            compile_blocks(self._model, pl_module.device)
+        self._optimizer = torch.optim.AdamW(parameter_groups(self._model), lr=1e-4, fused=True)
+        half = partial(torch.autocast, pl_module.device.type, dtype=torch.bfloat16, cache_enabled=False)
+        self._autocast: Callable[[], Any] = half if self._settings.precision == "bf16-mixed" else nullcontext
+        self._times: list[tuple[float, float]] = []
+        batches, begin = iter(trainer.datamodule.train_dataloader()), time.perf_counter()  # type: ignore[attr-defined]
+        for _ in range(self._settings.accumulation):
+            next(batches)
+        self._loading = time.perf_counter() - begin
+        self._from = self._now(pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
+        ours = self._now(pl_module) - self._from
+        begin = time.perf_counter()
+        self._plain(batch)
+        self._times.append((ours, self._now(pl_module) - begin))
+        self._from = time.perf_counter()
+
+    def _plain(self, batch: dict[str, torch.Tensor]) -> None:
+        with self._autocast():
+            sums = self._model(batch["input_ids"], batch["targets"], loss=cross_entropy)
+            loss = sums.loss / batch["targets"].numel()
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+
+    @staticmethod
+    def _now(module: LightningModule) -> float:
+        if module.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        times = self._times[len(self._times) // 3 :]
+        seconds, plain = (statistics.median(each) for each in zip(*times, strict=True))
+        settings, hardware = self._settings, this_machine(measure=False, device=pl_module.device)
+        peak = hardware.peak_for(settings.precision, settings.compute.matmul_precision)
+        peak = peak or matmul_tflops(pl_module.device, torch.float32)  # of a processor nobody publishes it
+        flops = flops_per_token(settings.model, settings.lora, settings.length).total
+        tokens = settings.tokens_per_step / seconds
+        measured = {"step_seconds": seconds, "rows": len(times)}
+        speed = {"settings": settings_values(settings), "hardware": vars(hardware), "measured": measured}
+        speeds = {"plain_seconds": plain, "tokens_per_second": tokens, "mfu": tokens * flops / (peak * 1e12), "speed": speed}
+        ratio = statistics.median(ours / other for ours, other in times)
+        self.found = {"step_by_plain_step": ratio, "loading_by_step": self._loading / seconds, "speeds": speeds}
+
+
+WATCHES: dict[str, type[Watch]] = {"plan": PlanWatch, "graphs": GraphsWatch, "waits": WaitsWatch, "speed": SpeedWatch}

@@ -1,0 +1,123 @@
+"""`python -m lit_llm certify`: check on this machine what the library promises, and write a certificate.
+
+Each check has a promise, a figure and a tolerance. It passes, fails (exit code 1, with the command that repeats it) or is
+skipped with the reason; a required check that is skipped fails. What is only recorded is not called passed. On the devices
+of one node `torchrun -m lit_llm certify` is the same, with as many devices as it has processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from lit_llm.certify.check import certificate, run_checks, summary, table
+from lit_llm.certify.processes import run_ranks
+from lit_llm.commands.new_output import REPLACE_HELP, new_file
+from lit_llm.commands.own_flags import OwnFlags
+from lit_llm.core.errors import UserError, report
+from lit_llm.core.number_domain import above, whole
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table and write the certificate. Returns 0, 1 if a check failed, 2 if a device died.
+
+    Raises:
+        UserError: There are fewer devices than asked for, the budget is too small, or a file cannot be written.
+    """
+    flags = OwnFlags(alone=True, prog="python -m lit_llm certify", description=__doc__)
+    flags.add_argument("--devices", type=int, range=whole(1, 4096), help="GPUs, or processes on a machine without one; 1")
+    flags.add_argument("--budget", type=float, range=above(0, 10**5), default=10.0, help="minutes; then nothing is started")
+    flags.add_argument("--out", type=Path, default=Path("certificate.json"), help="the certificate")
+    flags.add_argument("--html", type=Path, metavar="FILE", help="also a page with pictures")
+    flags.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="these checks only; losses: all of these, required: those"
+    )
+    flags.add_argument("--replace", type=bool, help=REPLACE_HELP)
+    own = flags.parse(arguments)
+    devices, is_first = _devices(own.devices)
+    if not is_first:
+        return 0  # of torchrun: the first process starts its own ones on all devices
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # processes that use a GPU are forked from this one
+    import torch
+
+    from lit_llm.certify.checks import groups
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and torch.cuda.device_count() < devices:
+        raise UserError(f"devices is {devices}, but this machine has {torch.cuda.device_count()} (--devices)")
+    began = time.monotonic()
+    with new_file(own.out, replace=own.replace) as partial, _page(own.html, own.replace) as page_file:
+        partial.touch()  # a folder that cannot be written is found before the checks
+        name, assumed = _gpu() if device == "cuda" else ("CPU process", None)
+        todo = groups(devices, device, place=str(partial.parent), assumed_gbps=assumed)
+        outcomes, ended = run_checks(todo, tuple(own.only), device, own.budget * 60)
+        said = summary(outcomes, f"{devices} × {name}, torch {torch.__version__}")
+        machine = _machine(name, devices, time.monotonic() - began)
+        found = certificate(outcomes, machine, ended, said)
+        partial.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        if page_file is not None:
+            from lit_llm.certify.page import page
+
+            page_file.write_text(page(found), encoding="utf-8")
+    print(table(outcomes, devices))
+    print(said)
+    if ended is not None:
+        report(f"{ended}; the certificate has what was shown before")
+        return 2
+    return int(not said.startswith("certified"))
+
+
+def _devices(asked: int | None) -> tuple[int, bool]:
+    """How many, and whether this process checks them: under torchrun the first one."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return asked or 1, True
+    world, here, rank = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK"))
+    if here != world:
+        raise UserError(f"certify takes the devices of one node, but torchrun has {here} of {world} processes on this one")
+    if asked not in (None, world):
+        raise UserError(f"devices is {asked}, but torchrun started {world} processes: leave out --devices")
+    return world, rank == 0
+
+
+def _page(path: Path | None, replace: bool) -> AbstractContextManager[Path | None]:
+    return nullcontext() if path is None else new_file(path, replace=replace, flag="--html")
+
+
+def _gpu() -> tuple[str, float | None]:
+    """Its name, and what the plan assumes of its links in GB/s. Asked in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="certify-") as folder:
+        found, ended = run_ranks(Path(folder), 1, "cuda", {"gpu": {"do": "gpu"}}, 60)
+    if "found" not in found.get("gpu", {}):
+        raise UserError(f"the GPU cannot be used: {ended or 'it does not answer'}")
+    return found["gpu"]["found"]["name"], found["gpu"]["found"]["node_gbps"]
+
+
+def _machine(device: str, count: int, seconds: float) -> dict[str, Any]:
+    return {
+        "device": device,
+        "devices": count,
+        "cores": os.cpu_count(),
+        "versions": {name: importlib.metadata.version(name) for name in ("lit_llm", "torch", "lightning")},
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "seconds": round(seconds),
+        "code": fingerprints(),
+    }
+
+
+def fingerprints() -> dict[str, str]:
+    """Of the code of each room of lit_llm: they tell which certificates are stale. Comments and blank lines change nothing."""
+    found, root = {}, Path(__file__).parents[1]
+    for room in sorted(path for path in root.iterdir() if (path / "__init__.py").exists()):
+        lines: list[str] = []
+        for path in sorted(room.resolve().rglob("*.py")):
+            code = path.read_text(encoding="utf-8").splitlines()
+            lines += [path.name, *(line.rstrip() for line in code if line.strip() and not line.lstrip().startswith("#"))]
+        found[room.name] = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return found

@@ -1,0 +1,181 @@
+"""Faults that are planted into the library, each found by the check that should, and by the others not."""
+
+import warnings
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from certifying import outcome
+from torch.nn.attention.flex_attention import flex_attention
+
+from lit_llm.certify import attention, watch
+from lit_llm.certify.watch import WaitsWatch
+from lit_llm.data import TextFiles
+from lit_llm.models import attention_flex
+from lit_llm.models.attention import attend
+from lit_llm.models.block import Block
+from lit_llm.training.language_model import LanguageModel
+
+PLAIN = "losses/{}/32-true/eager/none/AdamW"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def passes(name: str, devices: int = 1) -> bool:
+    found = outcome(name, devices)
+    assert found.outcome in ("passed", "failed"), found
+    return found.outcome == "passed"
+
+
+def seen(changed, *args, see, **kwargs):
+    return attend(*args, see=changed(see), **kwargs)
+
+
+def test_a_window_that_is_one_too_wide(monkeypatch):
+    wider = lambda see: replace(see, window=None if see.window is None else see.window + 1)  # noqa: E731
+    monkeypatch.setattr(attention, "attend", partial(seen, wider))
+    assert not passes("attention/blocks/window") and passes("attention/blocks/documents")
+
+
+def test_documents_that_see_each_other(monkeypatch):
+    monkeypatch.setattr(attention, "attend", partial(seen, lambda see: replace(see, documents=None)))
+    assert not passes("attention/blocks/documents") and passes("attention/blocks/window")
+
+
+def test_a_mask_of_flex_that_is_off_by_one(monkeypatch):
+    """Forward only: FlexAttention has no backward pass on a CPU, where the check itself is skipped."""
+    monkeypatch.setattr(attention_flex, "_kernel", lambda: flex_attention)
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, heads, 96, 16, generator=generator) for heads in (4, 2, 2))
+    exact = attention.naive(*(x.double() for x in (q, k, v)), 7, None, None, None)
+    for window, good in ((7, True), (8, False), (6, False)):
+        mask = attention_flex.make_block_mask(window, None, 96, 96, q.device)
+        found = attention_flex.attend_flex(q, k, v, mask, scale=0.25, softcap=None, sinks=None)
+        error = (found.double() - exact).abs().max() / exact.abs().max()
+        assert (error.item() <= attention.FP32_TOLERANCE) == good, window
+
+
+def test_sinks_that_are_left_out(monkeypatch):
+    monkeypatch.setattr(attention, "attend", lambda *a, sinks, **k: attend(*a, sinks=None if sinks is None else sinks - 1, **k))
+    assert not passes("attention/blocks/sinks") and passes("attention/blocks/causal")
+
+
+@pytest.mark.slow
+def test_a_graph_break_in_a_block(monkeypatch):
+    forward = Block.forward
+
+    def broken(self, x, *args, **kwargs):
+        torch._dynamo.graph_break()
+        return forward(self, x, *args, **kwargs)
+
+    assert passes("graphs/ramp, validation, generation")
+    monkeypatch.setattr(Block, "forward", broken)
+    assert not passes("graphs/ramp, validation, generation")
+
+
+@pytest.mark.parametrize("fault", ["bf16", "an eighth too large"])
+def test_a_wrong_gradient(fault, monkeypatch):
+    def spoil(self):
+        for i, parameter in enumerate(self.parameters()):
+            if parameter.grad is not None:
+                parameter.grad.copy_(parameter.grad.bfloat16() if fault == "bf16" else parameter.grad * (1 + i % 2 / 8))
+
+    monkeypatch.setattr(LanguageModel, "on_after_backward", spoil)  # after each micro-batch, so sums are rounded, too
+    found = _against_one_process(monkeypatch, devices=1)
+    assert not found
+
+
+def _against_one_process(monkeypatch, devices: int) -> bool:
+    """The reference is computed without the fault: one process of `one process, …` has it removed."""
+    from lit_llm.certify import training
+
+    train, fault = training.train, LanguageModel.on_after_backward
+
+    def alone(folder, *, strategy="none", **options):
+        if strategy == "none":  # the reference names no strategy
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(LanguageModel, "on_after_backward", lambda self: None)
+                return train(folder, **options)
+        return train(folder, strategy=strategy, **options)
+
+    assert fault is LanguageModel.on_after_backward
+    monkeypatch.setattr(training, "train", alone)
+    return passes(PLAIN.format("one" if devices == 1 else "ddp"), devices)
+
+
+def test_an_optimizer_state_that_is_not_restored(monkeypatch):
+    assert passes("resume/one/whole")
+    monkeypatch.setattr(torch.optim.AdamW, "load_state_dict", lambda self, state: None)
+    assert not passes("resume/one/whole")
+
+
+def test_a_position_in_the_data_that_is_not_restored(monkeypatch):
+    restart = lambda self, state: vars(self).update(_base_samples=0, _base_step=state["global_step"])  # noqa: E731
+    monkeypatch.setattr(TextFiles, "load_state_dict", restart)
+    assert not passes("resume/one/asynchronous")
+
+
+def test_a_plan_of_memory_that_is_a_fifth_off(monkeypatch):
+    def planned(settings, *, cuda, peak_memory=watch.peak_memory):
+        return type("Planned", (), {"total": 0.8 * peak_memory(settings, cuda=cuda).total})
+
+    assert passes("plan/memory/one")
+    monkeypatch.setattr(watch, "peak_memory", planned)
+    assert not passes("plan/memory/one")
+
+
+def test_a_host_synchronisation_in_the_step(monkeypatch):
+    """torch warns of one on CUDA only: here a step warns, while the mode is on, as torch does."""
+    from lit_llm.certify import training
+
+    mode = [0]
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda value: mode.__setitem__(0, value))
+    step = LanguageModel.training_step
+
+    def waits(self, batch, batch_idx):
+        if mode[0]:
+            warnings.warn("called a synchronizing CUDA operation (Triggered internally)", UserWarning, stacklevel=1)
+        return step(self, batch, batch_idx)
+
+    def found(tmp):
+        tmp.mkdir()
+        training.write_text(tmp)
+        return training.train(tmp, ranks=1, steps=12, log_every=10, watch="waits")["waits"]
+
+    from pathlib import Path
+
+    assert WaitsWatch in watch.WATCHES.values() and found(Path("good")) == []
+    monkeypatch.setattr(LanguageModel, "training_step", waits)
+    # Each of 2 micro-batches of the steps 3 to 9, 11 and 12: not of those with a row, and not of the first two.
+    assert len(found(Path("bad"))) == 2 * 9
+
+
+@pytest.mark.slow
+def test_a_reduction_that_leaves_a_rank_out(monkeypatch):
+    backward = LanguageModel.backward
+
+    def without(self, loss, *args, **kwargs):
+        backward(self, loss * float(self.global_rank != 1), *args, **kwargs)
+
+    assert passes(PLAIN.format("ddp"), 2)
+    monkeypatch.setattr(LanguageModel, "backward", without)
+    assert not passes(PLAIN.format("ddp"), 2) and not passes(PLAIN.format("fsdp2"), 2)
+
+
+@pytest.mark.slow
+def test_a_plan_of_traffic_that_is_off(monkeypatch):
+    assert passes("plan/traffic/fsdp2", 2)
+    real = watch.communicated_bytes
+    monkeypatch.setattr(watch, "communicated_bytes", lambda *a, **k: {n: 1.2 * v for n, v in real(*a, **k).items()})
+    assert not passes("plan/traffic/fsdp2", 2)
+
+
+@pytest.mark.slow
+def test_a_state_that_another_layout_does_not_get(monkeypatch):
+    assert passes("checkpoint/fsdp2/in/ddp", 2)
+    monkeypatch.setattr(torch.optim.AdamW, "load_state_dict", lambda self, state: None)
+    assert not passes("checkpoint/fsdp2/in/ddp", 2)
