@@ -77,7 +77,7 @@ def library_errors(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, MemoryError):
+    except UserError:
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

@@ -1,23 +1,29 @@
 """A limit of processes and threads (ulimit -u): exit code 2 and one sentence, and the folder is as before."""
 
-import contextlib
-import encodings.utf_8_sig
 import os
-import resource
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
+import fork_server
 import pytest
 
-import lit_llm.config.build
-import lit_llm.tokenizers.bpe
-import lit_llm.training.fit
+LIMITED = """
+import encodings.utf_8_sig, os, resource, sys
+import lit_llm.config.build, lit_llm.tokenizers.bpe, lit_llm.training.fit  # a user without rights may not read packages
 from lit_llm.__main__ import main
 
-NOBODY = 54_321
-IMPORTED = (encodings.utf_8_sig, lit_llm.config.build, lit_llm.tokenizers.bpe, lit_llm.training.fit)
-"""Used by the commands; a user without rights may not read the packages."""
+if os.getuid() == 0:  # whom no limit holds
+    os.setgroups([])
+    os.setgid(54_321)
+    os.setuid(54_321)
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+sys.stdout.flush()
+code = main(sys.argv[1:])
+sys.stderr.flush()
+os._exit(code)
+"""
 RECIPE = """\
 model: {n_layer: 1, n_head: 2, n_embd: 16, block_size: 16}
 data:
@@ -39,27 +45,14 @@ def folder():
 
 
 def limited(folder: Path, words: list[str]) -> tuple[int, str]:
-    """Exit code and stderr of a command in a fork that may start neither a process nor a thread."""
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            os.chdir(folder)
-            os.environ.update(LIT_LLM_CACHE=str(folder / "cache"), HOME=str(folder))
-            os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT), 2)
-            if os.getuid() == 0:  # whom no limit holds
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
-            resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-            with open(2, "w", closefd=False) as err, contextlib.redirect_stderr(err), contextlib.redirect_stdout(err):
-                code = main(words)
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    said = (folder / "said").read_text()
-    (folder / "said").unlink()
-    return code, said
+    """Exit code and stderr of a command that may start neither a process nor a thread.
+
+    Not in a fork of this process: threads that a tokenizer has started here would be missing there, and waited for.
+    """
+    environment = {**os.environ, "LIT_LLM_CACHE": str(folder / "cache"), "HOME": str(folder)}
+    command = [sys.executable, "-c", LIMITED, *words]
+    done = fork_server.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return done.returncode, done.stderr
 
 
 @pytest.mark.parametrize(
