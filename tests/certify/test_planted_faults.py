@@ -119,6 +119,7 @@ def test_a_position_in_the_data_that_is_not_restored(monkeypatch):
     assert not passes("resume/one/asynchronous")
 
 
+@pytest.mark.slow
 def test_a_plan_of_memory_that_is_a_fifth_off(monkeypatch):
     def planned(settings, *, cuda, peak_memory=watch.peak_memory):
         return type("Planned", (), {"total": 0.8 * peak_memory(settings, cuda=cuda).total})

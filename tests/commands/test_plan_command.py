@@ -221,10 +221,15 @@ def test_data_that_are_not_here_are_a_row_of_the_page(folder, capsys):
     [
         ["--model.n_head", "3"],
         ["--model.n_hed", "3", "--optimizer.lrr", "1"],
-        ["--trainer.devices", "3"],
-        ["--data.paths", "text.txt", "--data.val_fraction", "2"],
-        ["--schedule.warmup_steps", "100"],
-        ["--trainer.max_steps", "-1"],
+        *(
+            pytest.param(flags.split(), marks=pytest.mark.slow)
+            for flags in (
+                "--trainer.devices 3",
+                "--data.paths text.txt --data.val_fraction 2",
+                "--schedule.warmup_steps 100",
+                "--trainer.max_steps -1",
+            )
+        ),
         ["--trainer.precision", "nonsense"],
         ["--config", "absent.yaml"],
         ["--compute.activation_checkpointing", "0"],

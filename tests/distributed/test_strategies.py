@@ -191,7 +191,7 @@ def test_losses_of_twenty_steps_in_fp32_stay_near_one_process_with_any_optimizer
     at most 1.5e-6 in 20 steps of the models here (docs/evidence/layouts.md). The bound that README states leaves a factor of 6.
     """
     jobs = {name: job for name, job in cells[0].items() if "steps" in job}
-    assert jobs or "hsdp / gpt2" in cells[0]
+    assert jobs or "hsdp / gpt2" in cells[0] or cells[0].keys() == set(QUICK)
     for name, job in jobs.items():
         ours, reference = cells[1][name], alone(**{k: v for k, v in job.items() if k != "strategy"})
         assert worst(ours["train/loss"], reference["train/loss"]) < 1e-5, name
@@ -205,7 +205,7 @@ def test_with_a_bf16_newton_schulz_iteration_losses_differ_by_its_rounding(cells
     (docs/evidence/layouts.md). The tolerances leave a factor of 4. The first loss and norm precede every update: as in fp32.
     """
     jobs = {name: job for name, job in cells[0].items() if job.get("optimizer") == BF16_ITERATION}
-    assert jobs or cells[0].keys() == set(SLOW)
+    assert jobs or cells[0].keys() == set(QUICK)
     for name, job in jobs.items():
         ours, reference = cells[1][name], alone(**{k: v for k, v in job.items() if k != "strategy"})
         assert ours["train/loss"][0] == pytest.approx(reference["train/loss"][0], rel=2e-6), name

@@ -91,7 +91,7 @@ def test_every_document_of_every_format_is_in_the_right_split_with_the_ids_of_to
     )
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)])
 def test_any_number_of_workers_writes_the_same_bytes(corpus, expected, tmp_path, workers):
     run(corpus[0] / "files", tmp_path / "out", workers)
     assert contents(tmp_path / "out") == expected

@@ -128,8 +128,10 @@ COMBINED = {
     *("short context, Lion in bf16", "wide heads, cheap checkpointing", "bf16-mixed, chunked", "dropout in bf16"),
     *("full checkpointing in bf16-mixed", "LoRA on a base in bf16, chunks", "LoRA, tied, biases, dropout, recomputation"),
     *("cheap checkpointing with dropout", "attention checkpointing", "windows by layer", "documents and a window"),
+    *("GPT-2, accumulated", "short context, Muon iterating in bf16", "wide heads, Muon", "z-loss", "window", "documents"),
+    *("narrow heads and biases of q, k, v", "dropout", "full checkpointing", "bf16-true", "LoRA"),
 }
-"""Settings of which each is in another run, too."""
+"""Settings of which each is in another run, too, here or among the slow ones."""
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ NAMES = [name for name, header in shipped().items() if not header.is_overlay]
 OVERLAYS = [name for name, header in shipped().items() if header.is_overlay]
 IMPORTED = ("finetune", "cpt", "sft")  # take their model from a checkpoint
 PLANNED = [name for name in NAMES if name not in IMPORTED]
-# Those that two cores can finish, and one of each family: GPT-2, batch ramp, WSD, windows by layer, Muon.
-QUICK = ("quickstart", "bytes", "minicpm-2.4b")
+# One that two cores can finish, and one with WSD and rates by width.
+QUICK = ("quickstart", "minicpm-2.4b")
 TIERED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PLANNED]
 
 

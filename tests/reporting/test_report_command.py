@@ -277,7 +277,7 @@ def test_damaged_files_of_a_run_leave_the_rest(trained, capsys):
         (["--run", "runs/tiny", "--run", "runs/tiny/"], "runs/tiny is given twice (--run)"),
         (
             ["--run", "runs/tiny", "--check_against", "none.csv"],
-            "curve none.csv cannot be read: No such file or directory (--check_against)",
+            "none.csv cannot be read: No such file or directory (--check_against)",
         ),
         (["--run", "runs/tiny", "--check_tolerance", "1"], "check_tolerance has no effect without a curve (--check_against)"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lit_llm.core.disk import read_object
+from lit_llm.core.disk import read_json, read_object
 from lit_llm.core.errors import UserError
 
 _SPLITS_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
@@ -23,7 +23,10 @@ def dataset_files(folder: Path) -> list[Path] | None:
         raise _several_splits(folder)
     if not (folder / _STATE_FILE).is_file() or not (folder / "dataset_info.json").is_file():
         return None
-    state = read_object(folder / _STATE_FILE, mend=_AGAIN)
+    try:
+        state = read_json(folder / _STATE_FILE)
+    except ValueError as error:
+        raise UserError(f"{folder / _STATE_FILE} is damaged, {error}{_AGAIN}") from None
     try:
         files = [folder / entry["filename"] for entry in state["_data_files"]]
     except (KeyError, TypeError):
