@@ -113,4 +113,6 @@ def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
             shape = {"step": ()}.get(name, tuple(parameter.shape))
             if value is not None and name in ("step", *_OF_PARAMETER) and tuple(getattr(value, "shape", ())) != shape:
                 return f"has {name} of another shape than {shape}, for parameter {number}"
+            if name == "step" and type(value) in (int, float, torch.Tensor) and not value >= 0:
+                return f"has step {float(value):g} for parameter {number}"
     return None

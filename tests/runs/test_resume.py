@@ -240,6 +240,7 @@ def keys_of(content: dict, callback: str) -> str:
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(momentum_buffer=torch.ones(3))),
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step="three")),
         ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step=torch.ones(3))),
+        ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step=torch.tensor(-3.0))),
         ("optimizer", lambda content: content["optimizer_states"][0]["param_groups"].pop()),
         ("TextFiles", lambda content: content.update(TextFiles=[])),
         ("score", lambda content: content["callbacks"][keys_of(content, "StepCheckpoint")].update(best_score=b"x")),
