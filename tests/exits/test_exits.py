@@ -83,7 +83,7 @@ SAID = {
     "monitor": "error: StepCheckpoint monitors 'nope'",
     "KeyError": "KeyError: 'broken'",
     "OSError": "Input/output error",
-    "MemoryError": "MemoryError",
+    "MemoryError": "there is not enough memory",
     "end": "reached trainer.max_steps=6",
     **{name: f"stopped by {name} after step" for name in ("SIGINT", "SIGTERM", "SIGUSR1")},
 }
