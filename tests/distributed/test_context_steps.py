@@ -66,7 +66,9 @@ def bounds(job: dict) -> tuple[float, float, float | None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "cells"), [(2, TWO), (4, FOUR), (8, EIGHT)], ids=["2", "4", "8"])
+@pytest.mark.parametrize(
+    ("ranks", "cells"), [(2, TWO), (4, FOUR), pytest.param(8, EIGHT, marks=pytest.mark.soak)], ids=["2", "4", "8"]
+)
 def test_losses_and_norms_of_20_steps_equal_one_process(tmp_path, ranks, cells):
     jobs = jobs_of(cells)
     found = run(make(tmp_path), ranks, jobs)

@@ -100,7 +100,7 @@ def project(request, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("project", ["callbacks/__init__.py"], indirect=True)
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_command_runs_and_uses_the_modules_of_lit_llm(environment, project):
     python, site = environment
     assert set(ARGUMENTS) == set(COMMANDS)
