@@ -98,6 +98,7 @@ def test_what_is_required_fails_if_it_is_skipped_and_what_is_recorded_is_not_pas
     assert summary(found[:2], "m") == "certified: 1 passed, 0 skipped, 0 failed on m"
 
 
+@pytest.mark.slow
 def test_a_spent_budget_skips_and_one_that_shows_nothing_is_an_error():
     with pytest.raises(UserError, match=r"too small for one check.*--budget"):
         run_checks([group("a")], (), "cpu", 0.0)

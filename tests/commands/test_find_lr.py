@@ -31,6 +31,7 @@ def test_a_probe_of_the_whole_length_is_the_run_itself(folder, capsys):
     assert sorted(folder.rglob("*")) == before and runs.done == 24
 
 
+@pytest.mark.slow
 def test_a_sweep_changes_one_rate_and_ends_when_told(folder):
     runs = ShortRuns(TINY)
     rates = [1e-3, 1e-2, 1e-1, 1.0]

@@ -59,6 +59,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_damaged_file_costs_nothing_but_a_repetition(project, capsys):
     assert run(capsys, *PREPARE, "--out", "whole")[0] == 0
     good = (project / "corpus/b.jsonl.gz").read_bytes()
@@ -151,6 +152,7 @@ def test_parts_that_were_partly_deleted_are_made_again(project, capsys, monkeypa
     assert contents(project / "shards") == contents(project / "whole")
 
 
+@pytest.mark.slow
 def test_a_split_without_text_and_an_output_inside_the_input_are_refused(project, capsys):
     (project / "one.jsonl").write_text('{"text": "a single document"}\n')
     only = ("prepare", "--data", "TextFiles", "--data.paths", "one.jsonl", "--out", "shards")
@@ -202,6 +204,7 @@ def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process(project, capsys):
     assert contents(project / "shards") == contents(project / "whole")
 
 
+@pytest.mark.slow
 def test_names_of_files_need_not_be_utf_8(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()

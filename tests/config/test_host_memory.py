@@ -73,6 +73,7 @@ def refused(capsys, *flags: str) -> float:
     return float(re.search(r"a training step takes about ([\d.]+) GB in 2 processes", err)[1])
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_planned_with_all_micro_batches_of_a_step(capsys, monkeypatch):
     monkeypatch.setattr(host_memory, "PROCESS_BYTES", 0)
     monkeypatch.setattr(host_memory, "memory_bytes", lambda device: 1e8)

@@ -203,6 +203,7 @@ DEFAULT_SAVES = {  # devices, strategy, flags: in shards, in the background
 }
 
 
+@pytest.mark.slow
 def test_a_layout_that_splits_the_model_saves_in_shards_and_in_the_background_by_default(folder):
     for (devices, strategy, *flags), expected in DEFAULT_SAVES.items():
         words = ["--config", "tiny.yaml", *overlay(f"strategy/{strategy}"), "--trainer.devices", str(devices), *flags]

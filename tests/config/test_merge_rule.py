@@ -327,7 +327,7 @@ def one_parser(monkeypatch):
 
 
 def test_the_values_of_generated_recipes_follow_the_rule(one_parser, tmp_path):
-    assert sum(check(seed, tmp_path / str(seed)) for seed in range(10)) > 230
+    assert sum(check(seed, tmp_path / str(seed)) for seed in range(4)) > 90
 
 
 @pytest.mark.slow

@@ -269,7 +269,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if i % 3 == 0 else pytest.mark.slow) for i, name in enumerate(MISTAKES)]
+    "name", [pytest.param(name, marks=() if i % 5 == 0 else pytest.mark.slow) for i, name in enumerate(MISTAKES)]
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2_and_touches_nothing(folder, no_gpu, capsys, name):
     flags, overlay, expected = MISTAKES[name]

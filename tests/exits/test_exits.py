@@ -76,7 +76,7 @@ EXITS = [
     Exit("nothing", "monitor", 2, 2, MONITOR),
     Exit("nothing", "end", 0, 0),
 ]
-QUICK = {("KeyError", "validation", 1, 1), ("nothing", "monitor", 2, 1), ("KeyError", "validation", 1, 2)}
+QUICK = {("nothing", "monitor", 2, 1), ("KeyError", "validation", 1, 2)}
 
 
 SAID = {

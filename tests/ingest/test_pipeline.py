@@ -135,6 +135,7 @@ def test_a_parent_that_is_killed_takes_its_workers_with_it(corpus, expected, tmp
     assert contents(tmp_path / "out") == expected
 
 
+@pytest.mark.slow
 def test_finished_jobs_are_not_read_again(corpus, expected, tmp_path, monkeypatch):
     folder, _ = corpus
 

@@ -273,7 +273,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if i % 3 == 0 else pytest.mark.slow) for i, name in enumerate(MISTAKES)]
+    "name", [pytest.param(name, marks=() if i % 5 == 0 else pytest.mark.slow) for i, name in enumerate(MISTAKES)]
 )
 def test_a_mistake_is_reported_in_one_line_and_leaves_no_run_folder(folder, capsys, name):
     flags, said = MISTAKES[name]

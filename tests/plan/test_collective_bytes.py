@@ -3,7 +3,7 @@
 import pytest
 from collective_cases import CASES, counted, planned
 
-QUICK = ("tensor parallel, bf16-mixed", "pipeline, tied", "context, heads")
+QUICK = ("tensor parallel, bf16-mixed", "context, heads")
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES])

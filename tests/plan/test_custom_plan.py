@@ -106,6 +106,7 @@ def nothing_cached():
         cache.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_loop_too_long_to_trace_is_planned_from_short_sequences(monkeypatch, nothing_cached):
     run = settings("LoopGRU", sequences=3, length=40, width=32)
     exact, kernels = predict(run, cuda=False), traces.one_micro_batch(run, cuda=False).kernels

@@ -65,6 +65,7 @@ def pages():
     yield sweep_page(found, found[0], COMMAND)
 
 
+@pytest.mark.slow
 def test_a_page_is_one_file_that_needs_no_other_and_holds_text_as_text():
     for text in pages():
         page = Page(text)

@@ -201,6 +201,7 @@ def test_tokens_of_a_validation_are_those_of_the_last_row(trained):
     ]
 
 
+@pytest.mark.slow
 def test_several_runs_are_ranked_and_their_settings_compared(trained, folder, capsys):
     worse = "--optimizer.lr=0.00001"
     assert run(capsys, "fit", *TINY, worse, "--optimizer.adamw_lr", "0.00001", "--run_dir", "runs/slow")[0] == 0

@@ -26,6 +26,7 @@ def stable(folder, capsys):
     return Path("runs/x")
 
 
+@pytest.mark.slow
 def test_extended_in_its_stable_phase_a_run_is_the_longer_run_bit_for_bit(stable, capsys):
     longer = ["fit", "--config", "wsd.yaml", "--trainer.max_steps", "16"]
     run(capsys, *longer, "--run_dir", "runs/straight")

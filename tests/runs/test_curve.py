@@ -90,6 +90,7 @@ def test_other_losses_and_other_batches_are_noticed(there, capsys):
         assert main([*again, "--run_dir", "batch", "--data.global_batch_size", "16"]) == 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_one_curve_and_follows_it(there, capsys):
     shutil.copytree("runs/small", "resumed", symlinks=True)
     for late in ("step-00000020.ckpt", "step-00000030.ckpt"):

@@ -96,6 +96,7 @@ def test_a_change_that_would_fork_the_run_is_refused_with_what_changed(trained, 
         assert sorted(curve(trained, "train/loss")) == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_a_changed_text_is_refused_until_it_is_accepted(trained, capsys):
     text = Path("text.txt")
     text.write_text(text.read_text().upper())
@@ -142,6 +143,7 @@ def test_what_is_no_checkpoint_of_ours_is_refused_in_one_sentence(trained, folde
         assert not Path("runs/other").exists() and not Path("evil").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_the_checkpoint_is_refused_whatever_is_accepted(trained, capsys):
     path = str(trained / "checkpoints" / "last.ckpt")
     for flags, said in (
@@ -168,6 +170,7 @@ def test_a_branch_goes_into_a_folder_of_its_own_and_leaves_the_original_alone(tr
     assert {p: p.stat().st_mtime_ns for p in trained.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_a_resume_into_another_runs_folder_is_refused(trained, capsys):
     run(capsys, "fit", "--config", "tiny.yaml", "--run_dir", "runs/other")
     path = str(trained / "checkpoints" / "last.ckpt")
@@ -183,6 +186,7 @@ def test_a_run_that_is_not_the_same_gets_no_certificate(folder, capsys):
     assert any(sentence.startswith("checkpoint: state_dict differs first at state_dict.model.") for sentence in found)
 
 
+@pytest.mark.slow
 def test_a_launch_reads_the_values_of_a_checkpoint_once_and_parsing_reads_none(trained, capsys, monkeypatch):
     read, real = [], saved_run.read_values
     monkeypatch.setattr(saved_run, "read_values", lambda path: (read.append(Path(path).resolve().name), real(path))[1])
@@ -228,27 +232,30 @@ def keys_of(content: dict, callback: str) -> str:
     return next(key for key in content["callbacks"] if key.startswith(callback))
 
 
+WRONG_STATES = [
+    ("loops", lambda content: content.update(loops={"fit_loop": {"epoch_loop.batch_progress": {"total": "x"}}})),
+    ("loader", lambda content: content["loops"]["fit_loop"]["state_dict"].update(combined_loader=-7)),
+    ("loader", lambda content: content["loops"]["fit_loop"]["state_dict"].update(combined_loader=[{"x": 1}])),
+    ("callbacks", lambda content: content["callbacks"].update({key: {"x": 1} for key in content["callbacks"]})),
+    ("files", lambda content: content["callbacks"]["StepCheckpoint"].update(leaving=["../../../text.txt"])),
+    ("files", lambda content: content["callbacks"]["StepCheckpoint"].update(kept=["../..", "step-00000008.ckpt"])),
+    ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(momentum_buffer=torch.ones(3))),
+    ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step="three")),
+    ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step=torch.ones(3))),
+    ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step=torch.tensor(-3.0))),
+    ("optimizer", lambda content: content["optimizer_states"][0]["param_groups"].pop()),
+    ("TextFiles", lambda content: content.update(TextFiles=[])),
+    ("score", lambda content: content["callbacks"][keys_of(content, "StepCheckpoint")].update(best_score=b"x")),
+    ("TextFiles", lambda content: content["TextFiles"].update(consumed_samples={})),
+    ("model", lambda content: content["model_config"].update(n_layer={})),
+    ("weights", lambda content: content["state_dict"].update({"model.more": torch.ones(1)})),
+    ("dtype", lambda content: content.update(state_dict={k: v.to(torch.int8) for k, v in content["state_dict"].items()})),
+]
+
+
 @pytest.mark.parametrize(
     ("key", "change"),
-    [
-        ("loops", lambda content: content.update(loops={"fit_loop": {"epoch_loop.batch_progress": {"total": "x"}}})),
-        ("loader", lambda content: content["loops"]["fit_loop"]["state_dict"].update(combined_loader=-7)),
-        ("loader", lambda content: content["loops"]["fit_loop"]["state_dict"].update(combined_loader=[{"x": 1}])),
-        ("callbacks", lambda content: content["callbacks"].update({key: {"x": 1} for key in content["callbacks"]})),
-        ("files", lambda content: content["callbacks"]["StepCheckpoint"].update(leaving=["../../../text.txt"])),
-        ("files", lambda content: content["callbacks"]["StepCheckpoint"].update(kept=["../..", "step-00000008.ckpt"])),
-        ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(momentum_buffer=torch.ones(3))),
-        ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step="three")),
-        ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step=torch.ones(3))),
-        ("optimizer", lambda content: content["optimizer_states"][0]["state"][0].update(step=torch.tensor(-3.0))),
-        ("optimizer", lambda content: content["optimizer_states"][0]["param_groups"].pop()),
-        ("TextFiles", lambda content: content.update(TextFiles=[])),
-        ("score", lambda content: content["callbacks"][keys_of(content, "StepCheckpoint")].update(best_score=b"x")),
-        ("TextFiles", lambda content: content["TextFiles"].update(consumed_samples={})),
-        ("model", lambda content: content["model_config"].update(n_layer={})),
-        ("weights", lambda content: content["state_dict"].update({"model.more": torch.ones(1)})),
-        ("dtype", lambda content: content.update(state_dict={k: v.to(torch.int8) for k, v in content["state_dict"].items()})),
-    ],
+    [pytest.param(*each, marks=() if i % 4 == 0 else pytest.mark.slow) for i, each in enumerate(WRONG_STATES)],
 )
 def test_a_state_that_cannot_be_restored_is_one_sentence_and_the_folder_is_as_before(key, change, trained, capsys):
     newest = (trained / "checkpoints/last.ckpt").resolve()

@@ -22,6 +22,7 @@ def swapped(folder, capsys):
     return folder
 
 
+@pytest.mark.slow
 def test_every_command_names_the_changed_file(swapped, capsys):
     before = sorted(Path("runs").rglob("*"))
     for command in (

@@ -48,6 +48,7 @@ def test_each_kind_of_processor_gets_its_precision(folder, capsys, processor, no
     assert PlannedRecipe(list(AUTO)).settings().precision == chosen
 
 
+@pytest.mark.slow
 def test_a_resume_and_an_evaluation_keep_the_precision_of_the_run(folder, capsys, processor):
     processor(True)
     run(capsys, "fit", *AUTO, "--trainer.max_steps", "3", "--trainer.limit_val_batches", "0")
