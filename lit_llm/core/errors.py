@@ -70,8 +70,6 @@ def first_line(error: BaseException) -> str:
 def library_errors(what: str) -> Iterator[None]:
     """Raise what another library raises for a file from elsewhere as a UserError; libraries raise many types.
 
-    A panic of code in Rust is a BaseException.
-
     Args:
         what: the beginning of the sentence that the library's reason ends.
     """
@@ -80,7 +78,7 @@ def library_errors(what: str) -> Iterator[None]:
     except UserError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not _is_panic(error):
             raise
         raise UserError(f"{what}: {first_line(error)[:300]}.") from error
 
@@ -92,7 +90,12 @@ def refused_by_limit(error: BaseException) -> str | None:
         return "there is not enough memory: see `ulimit -v` and the limits of control groups"
     if number in (errno.EAGAIN, errno.EMFILE, errno.ENFILE) or "can't start new thread" in said:
         return f"a limit of this system is too low, see `ulimit -a`: {said}"
-    return f"a library has failed: {said}" if type(error).__name__ == "PanicException" else None  # of Rust
+    return f"a library has failed: {said}" if _is_panic(error) else None
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether code in Rust has failed. Its exception has no public class, and is no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def need(module: str, *, extra: str, what: str) -> ModuleType:

@@ -70,9 +70,8 @@ def free_host_bytes() -> int:
             usage = "memory.current" if (folder / "memory.current").exists() else "memory.usage_in_bytes"
             used = int((folder / usage).read_text())
             parts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            free = min(
-                free, limit - used + int(parts.get("total_inactive_file", parts["inactive_file"]))
-            )  # the page cache is given back
+            page_cache = int(parts.get("total_inactive_file", parts["inactive_file"]))  # it is given back
+            free = min(free, limit - used + page_cache)
     return max(0, free)
 
 
