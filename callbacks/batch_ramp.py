@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 from lightning.pytorch import LightningModule, Trainer
 
 from ._lightning import _PutsBack, data_parallel, micro_batches_begun, set_accumulation_window
-from .contracts import HasMicroBatches, offered, offered_by_data
+from .contracts import offered, offered_by_data
 from .errors import UserError
 from .ranges import check_ranges, whole
 
@@ -155,7 +155,7 @@ class BatchRamp(_PutsBack):
             problems.append(
                 f"{type(pl_module).__name__} uses manual optimization, which BatchRamp does not support: remove --batch_ramp."
             )
-        source = offered_by_data(trainer, HasMicroBatches) or offered(pl_module, HasMicroBatches)
+        source = offered_by_data(trainer, "micro_batch_tokens") or offered(pl_module, "micro_batch_tokens")
         ranks = data_parallel(trainer)[1]
         if source is None:
             problems.append(

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ._lightning import accumulates, validation_follows
-from .contracts import AsksToSave, KnowsStableStep, SavesInBackground, offered
+from .contracts import offered
 from .errors import UserError
 from .ranges import STEPS, above, check_ranges, whole
 
@@ -154,7 +154,7 @@ class StepCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saving, self.last_save_failed = None, False
-        known = (offered(callback, KnowsStableStep) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        known = (offered(callback, "stable_until") for callback in trainer.callbacks)  # type: ignore[attr-defined]
         self._stable_step = next((schedule.stable_until for schedule in known if schedule), 0)
         leaving = self._files.leaving
         # Broadcast: on a network file system, other ranks may see the folder later.
@@ -180,7 +180,7 @@ class StepCheckpoint(Checkpoint):
         if step == self._seen_step:
             return
         self._seen_step = step
-        asking = (offered(callback, AsksToSave) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        asking = (offered(callback, "save_now") for callback in trainer.callbacks)  # type: ignore[attr-defined]
         at_once = any(callback.save_now for callback in asking if callback)
         if at_once or self._is_due(trainer, step):
             # If an immediate save is followed by validation, the step is saved again, which replaces the first file.
@@ -307,7 +307,7 @@ class StepCheckpoint(Checkpoint):
         """If the save in progress has ended, update links and files. Called on rank 0."""
         if self._saving is None:
             return
-        background = offered(trainer.strategy.checkpoint_io, SavesInBackground)
+        background = offered(trainer.strategy.checkpoint_io, "finished")
         saved = True if background is None else background.finished(self._folder / self._saving.name, wait=wait)
         if saved is None:
             return

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ._lightning import is_logged, write_row
 from .batch_ramp import BatchRamp
-from .contracts import ScalesFirstGradient, ScalesLoss, offered
+from .contracts import offered
 from .errors import UserError
 from .gradient_norm_and_clipping import GradientNorm, gradient_norm
 from .ranges import STEPS, below, check_ranges, whole
@@ -85,7 +85,7 @@ class GradientNoise(Callback):
                 f"GradientNoise needs the gradient of one rank, which {type(trainer.strategy).__name__} does not keep: use "
                 "--trainer.strategy ddp, or turn it off with --gradient_noise null."
             )
-        if offered(trainer.precision_plugin, ScalesLoss):
+        if offered(trainer.precision_plugin, "scaler"):
             raise UserError(
                 "GradientNoise does not work with the scaled gradients of 16-mixed: use --trainer.precision bf16-mixed, or "
                 "turn it off with --gradient_noise null."
@@ -99,7 +99,7 @@ class GradientNoise(Callback):
         self._micro_batches += 1
         if self._micro_batches > 1 or not self._is_sampled(trainer) or trainer.accumulate_grad_batches < 2:
             return
-        own = offered(pl_module, ScalesFirstGradient)
+        own = offered(pl_module, "first_gradient_scale")
         scale = trainer.accumulate_grad_batches if own is None else own.first_gradient_scale()
         self._small = _square(gradient_norm(trainer, trainer.optimizers[0]) * scale)
 

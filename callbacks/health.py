@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ._lightning import is_logged, write_row
 from ._torch import process_count
-from .contracts import HasVocabulary, MeanOfMicroBatches, SaysWhetherTargetsCount, SplitsLayers, offered, offered_by_data
+from .contracts import MeanOfMicroBatches, offered, offered_by_data
 from .health_batch import SeenSequences, SeenTokens, check_targets, ids_of, targets_of
 from .health_layers import UpdateSample, find_blocks, layers_of, share_of_square
 from .health_probe import Probe
@@ -121,7 +121,7 @@ class HealthSignals(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not later: FSDP2 may have gathered weights by then, and named_parameters would give those.
         self._step, self._readings, self._update = 0, None, None
-        pipeline = offered(trainer.strategy, SplitsLayers)
+        pipeline = offered(trainer.strategy, "pipeline_mesh", "repeated_parameters")
         self._ranks = trainer.world_size // (1 if pipeline is None else pipeline.pipeline_mesh.size())
         path, blocks = find_blocks(pl_module)
         base = path.rpartition(".")[2]
@@ -187,9 +187,9 @@ class HealthSignals(Callback):
             self._tokens.add(ids)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if self._readings is None or offered(trainer.strategy, SplitsLayers) is not None:
+        if self._readings is None or offered(trainer.strategy, "pipeline_mesh", "repeated_parameters") is not None:
             return
-        says = offered(pl_module, SaysWhetherTargetsCount)
+        says = offered(pl_module, "every_target_counts")
         if says is None or says.every_target_counts:
             self._losses.add(trainer, loss)
 
@@ -229,7 +229,7 @@ class HealthSignals(Callback):
             self._sequences.add_to(readings)
         if self._tokens is not None:
             probed = None if self._probe is None else self._probe.vocabulary
-            data = offered_by_data(trainer, HasVocabulary)
+            data = offered_by_data(trainer, "vocab_size")
             self._tokens.add_to(readings, probed or (None if data is None else data.vocab_size))
         self._spans.add_to(readings)
         self._overlap.add_to(readings)

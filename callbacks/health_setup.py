@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from ._torch import local_part
-from .contracts import CountsTokens, HasVocabulary, offered_by_data
+from .contracts import offered_by_data
 
 SETUP_DESCRIPTIONS = {
     "setup/decayed_vectors": "parameters of one dimension (norm weights, biases) in a parameter group with weight decay",
@@ -35,10 +35,10 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         "setup/unoptimized": sum(p.numel() for p in pl_module.parameters() if p.requires_grad and p not in owned),
         "setup/frozen": sum(p.numel() for p in pl_module.parameters() if not p.requires_grad),
     }
-    data = offered_by_data(trainer, HasVocabulary)
+    data = offered_by_data(trainer, "vocab_size")
     if vocabulary := rows or (data and data.vocab_size):
         facts["setup/vocab_size"] = vocabulary
-    if text := offered_by_data(trainer, CountsTokens):
+    if text := offered_by_data(trainer, "train_tokens"):
         facts["setup/train_tokens"] = text.train_tokens
     found = {name: float(value) for name, value in facts.items()}
     if trainer.global_step == 0:

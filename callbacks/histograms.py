@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ._lightning import write_row
 from ._torch import local_part, process_count, unscales_by_itself
-from .contracts import ScalesLoss, SplitsLayers, offered
+from .contracts import offered
 from .errors import UserError
 from .health_layers import copies
 from .metrics_file import MetricsFile
@@ -80,12 +80,12 @@ class Histograms(Callback):
             return
         if len(trainer.optimizers) != 1 or isinstance(trainer.strategy, FSDPStrategy):
             raise UserError("Histograms works with one optimizer, and not with FSDP1: use --histograms null.")
-        if offered(trainer.precision_plugin, ScalesLoss) and unscales_by_itself(trainer.optimizers[0]):
+        if offered(trainer.precision_plugin, "scaler") and unscales_by_itself(trainer.optimizers[0]):
             raise UserError(
                 "Histograms would show scaled gradients, because the fused optimizer unscales those of 16-mixed itself: use "
                 "--trainer.precision bf16-mixed, or an optimizer with fused=False."
             )
-        pipeline = offered(trainer.strategy, SplitsLayers)
+        pipeline = offered(trainer.strategy, "pipeline_mesh", "repeated_parameters")
         repeated = () if pipeline is None else pipeline.repeated_parameters  # count on another rank of the pipeline
         trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
         self._held = {name: p for name, p in pl_module.named_parameters() if p in trained and self._pattern.search(name)}

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ._lightning import SAMPLES, evaluation_mode
-from .contracts import WritesText, offered
+from .contracts import offered
 from .errors import UserError
 from .ranges import INT64, STEPS, Domain, check_ranges, whole
 
@@ -77,7 +77,7 @@ class TextSamples(Callback):
         self._seen = 0  # the last optimizer step handled: on_train_batch_end runs once per micro-batch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if offered(pl_module, WritesText) is None:
+        if offered(pl_module, "generate_text") is None:
             raise UserError(
                 f"TextSamples needs a method generate_text, which {type(pl_module).__name__} does not have:"
                 " remove the callback (`samples: null`)."

@@ -15,7 +15,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ._lightning import _PutsBack, is_logged, wrap, write_row
 from ._torch import process_count, unscales_by_itself
-from .contracts import KnowsNorm, MeanOfMicroBatches, NumbersSamples, ScalesLoss, offered, offered_by_data, offered_step_loss
+from .contracts import MeanOfMicroBatches, offered, offered_by_data, offered_step_loss
 from .errors import UserError
 from .gradient_norm_and_clipping import gradient_norm, optimizer_device
 from .ranges import STEPS, above, check_ranges, whole
@@ -93,7 +93,7 @@ class SpikeGuard(_PutsBack):
         self._skipped = 0  # since the last row
         self._consecutive = 0
         self._scaler: Any = None
-        self._norm_source: KnowsNorm | None = None
+        self._norm_source: Any = None
         self._undo: list[Callable[[], None]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -105,7 +105,7 @@ class SpikeGuard(_PutsBack):
         optimizer = trainer.optimizers[0]
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UserError("SpikeGuard tests a step once, but LBFGS evaluates it several times: remove --spike_guard.")
-        scaling = offered(trainer.precision_plugin, ScalesLoss)
+        scaling = offered(trainer.precision_plugin, "scaler")
         self._scaler = None if scaling is None else scaling.scaler
         if self._scaler is not None and unscales_by_itself(optimizer):
             raise UserError(
@@ -128,7 +128,7 @@ class SpikeGuard(_PutsBack):
             norm = None if self._norm_source is None else self._norm_source.latest_norm
             if norm is None:
                 norm = gradient_norm(trainer, optimizer)
-            says, data = offered_step_loss(pl_module), offered_by_data(trainer, NumbersSamples)
+            says, data = offered_step_loss(pl_module), offered_by_data(trainer, "step_samples")
             values = torch.stack(
                 [each.to(self._good.device, torch.float32) for each in (mean if says is None else says.step_loss, norm)]
             )

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from .contracts import HasSources, offered_by_data
+from .contracts import offered_by_data
 from .task_scores import TaskScores
 
 # TensorBoard matches tags as regular expressions at the beginning: without the anchors "lr" also matches "lr/embedding".
@@ -55,7 +55,7 @@ class TensorBoardPage(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        data = offered_by_data(trainer, HasSources)
+        data = offered_by_data(trainer, "source_names")
         sources = () if data is None else data.source_names
         scored = any(isinstance(callback, TaskScores) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         quality = QUALITY | (BY_SOURCE if sources else {}) | (BY_TASK if scored else {})

@@ -54,7 +54,7 @@ class LanguageModel(TextGeneration):
     data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`. A step, or
     a source in a step, without a counted target has no loss, and no such row.
 
-    Says the loss of the step to callbacks (`lit_llm.callbacks.contracts.SaysStepLoss`): the nats, without z-loss.
+    Says the loss of the step to callbacks (`lit_llm.callbacks.contracts`): the nats, without z-loss.
 
     Args:
         architecture: built instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.

@@ -1,10 +1,11 @@
 """What callbacks ask of others by name: lit_llm's own classes offer it, so that a renamed attribute is no silent loss."""
 
+import ast
 from types import SimpleNamespace
-from typing import Protocol
 
 import pytest
 from lightning.pytorch.plugins.precision import MixedPrecision
+from private_names import ROOT
 
 from lit_llm import callbacks
 from lit_llm.callbacks import contracts
@@ -14,35 +15,38 @@ from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.training.language_model import LanguageModel
 
-MODULE = {"SaysStepLoss", "SaysWhetherTargetsCount", "ScalesFirstGradient", "HoldsAllLogits", "SaysFlops", "WritesText"}
-MODULE |= {"ScoresText", "ContinuesText"}
-DATA = {"HasMicroBatches", "NumbersSamples", "HasVocabulary", "CountsTokens"}
+MODULE = {"step_loss", "step_count", "every_target_counts", "first_gradient_scale", "holds_all_logits", "flops_per_token"}
+MODULE |= {"generate_text", "tokenizer", "context_length", "greedy_ids"}
+DATA = {"micro_batch_tokens", "step_samples", "vocab_size", "train_tokens"}
 OTHERS = {
-    "HasSources": lambda: Mixture,
-    "SplitsLayers": lambda: MeshStrategy(),
-    "ScalesLoss": lambda: MixedPrecision("16-mixed", "cpu", scaler=SimpleNamespace()),
-    "SavesInBackground": lambda: AsyncFolderCheckpointIO,
-    "KnowsNorm": lambda: callbacks.GradientNorm(),
-    "AsksToSave": lambda: callbacks.StopOnSignal(),
-    "KnowsStableStep": lambda: callbacks.WSD(),
-    "HearsOfInterruption": lambda: callbacks.EMA,
+    "source_names": lambda: Mixture,
+    "pipeline_mesh": lambda: MeshStrategy(),
+    "repeated_parameters": lambda: MeshStrategy(),
+    "scaler": lambda: MixedPrecision("16-mixed", "cpu", scaler=SimpleNamespace()),
+    "finished": lambda: AsyncFolderCheckpointIO,
+    "latest_norm": lambda: callbacks.GradientNorm(),
+    "save_now": lambda: callbacks.StopOnSignal(),
+    "stable_until": lambda: callbacks.WSD(),
+    "on_validation_interrupted": lambda: callbacks.EMA,
 }
 
 
-def named(protocol):
-    return [name for name in (*getattr(protocol, "__annotations__", {}), *vars(protocol)) if not name.startswith("_")]
-
-
 def test_every_contract_has_somebody_who_meets_it():
-    theirs = {name for name, thing in vars(contracts).items() if Protocol in getattr(thing, "__bases__", ())}
-    assert theirs == MODULE | DATA | OTHERS.keys()
+    assert contracts.ASKED.keys() == MODULE | DATA | OTHERS.keys()
     module = LanguageModel(GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=5, block_size=4))
     things = dict.fromkeys(MODULE, module) | dict.fromkeys(DATA, TokenDataModule)
     things |= {name: make() for name, make in OTHERS.items()}
-    for contract, thing in things.items():
-        names = named(getattr(contracts, contract))
-        held = vars(thing).keys() | set(dir(thing if isinstance(thing, type) else type(thing)))
-        assert names and held.issuperset(names), (contract, set(names) - held)
+    for name, thing in things.items():
+        assert name in vars(thing).keys() | set(dir(thing if isinstance(thing, type) else type(thing))), (name, thing)
+
+
+def test_callbacks_ask_for_nothing_else():
+    asked = set()
+    for file in (ROOT / "callbacks").glob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("offered", "offered_by_data"):
+                asked |= {name.value for name in call.args[1:] if isinstance(name, ast.Constant)}
+    assert asked and contracts.ASKED.keys() >= asked
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,7 @@ def test_every_contract_has_somebody_who_meets_it():
     ],
 )
 def test_a_contract_is_met_whole_or_not_at_all(thing, is_offered):
-    assert (contracts.offered(thing, contracts.SaysStepLoss) is thing) is (is_offered or thing is None)
+    assert (contracts.offered(thing, "step_loss", "step_count") is thing) is (is_offered or thing is None)
     trainer = SimpleNamespace(datamodule=thing)
-    assert (contracts.offered_by_data(trainer, contracts.SaysStepLoss) is not None) is is_offered
-    assert contracts.offered_by_data(SimpleNamespace(), contracts.SaysStepLoss) is None
+    assert (contracts.offered_by_data(trainer, "step_loss", "step_count") is not None) is is_offered
+    assert contracts.offered_by_data(SimpleNamespace(), "step_loss", "step_count") is None
