@@ -20,9 +20,10 @@ if not TYPE_CHECKING:  # a type checker would take any name
         """The public names, on first use: without them, `errors` and `ordinary_files` can be imported without Lightning."""
         if find_spec(f"{__name__}.{name}"):  # `from callbacks import errors` asks for the name before it imports the file
             raise AttributeError(name)
-        if (not name.startswith("_") or name == "__all__") and hasattr(exports := import_module(f"{__name__}.exports"), name):
-            return getattr(exports, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        public = {name: thing for name, thing in vars(import_module(f"{__name__}.exports")).items() if name[0] != "_"}
+        if name not in (*public, "__all__"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return list(public) if name == "__all__" else public[name]
 
     def __dir__() -> list[str]:
-        return [*globals(), *import_module(f"{__name__}.exports").__all__]
+        return [*globals(), *__getattr__("__all__")]

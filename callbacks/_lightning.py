@@ -7,7 +7,7 @@ another version lacks an internal, :class:`LightningChanged` is raised instead o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -49,6 +49,24 @@ def write_row(trainer: Trainer, row: Mapping[str, float], step: int) -> None:
     for logger in trainer.loggers:
         logger.log_metrics(dict(row), step=step)
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
+
+
+class _AfterSteps(Callback):
+    """A callback with a method `_after_step(trainer, pl_module, step)`, once per optimizer step, not per micro-batch."""
+
+    _step = 0  # the last optimizer step handled
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        step = trainer.global_step
+        if step != self._step:
+            self._step = step
+            self._after_step(trainer, pl_module, step)
+
+    def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        raise NotImplementedError
 
 
 # -- replacing methods --------------------------------------------------------------------------------------------------
@@ -103,7 +121,7 @@ def wrap(owner: Any, name: str, layer: Callable[..., Any], need: str) -> Callabl
     return undo
 
 
-def _undo_all(undo: list[Callable[[], None]]) -> None:
+def _undo_all(undo: Iterable[Callable[[], None]]) -> None:
     for each in undo:
         each()
 
@@ -111,10 +129,10 @@ def _undo_all(undo: list[Callable[[], None]]) -> None:
 class _PutsBack(Callback):
     """A callback that replaces methods, or registers hooks, while `fit` runs: subclasses put what undoes it into `_undo`."""
 
-    _undo: list[Callable[[], None]]
+    _undo: tuple[Callable[[], None], ...] = ()
 
     def _put_back(self) -> None:
-        undo, self._undo = self._undo, []
+        undo, self._undo = self._undo, ()
         _undo_all(undo)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

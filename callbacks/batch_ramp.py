@@ -95,7 +95,6 @@ class BatchRamp(_PutsBack):
         self._begin = 0  # micro-batches before the current window
         self._step = -1  # optimizer steps before the current window
         self._size = 0  # micro-batches in the current window
-        self._undo: list[Callable[[], None]] = []
 
     def batch_tokens(self, step: int) -> int:
         """Tokens in the batch that follows `step` optimizer steps."""
@@ -186,7 +185,7 @@ class BatchRamp(_PutsBack):
         def one_micro_batch() -> None:
             trainer.accumulate_grad_batches = 1
 
-        self._undo = [set_accumulation_window(trainer, is_full, position), one_micro_batch]
+        self._undo = (set_accumulation_window(trainer, is_full, position), one_micro_batch)
 
     def _update_window(self, trainer: Trainer) -> None:
         """Begin a window if this is the first micro-batch after an optimizer step. Called several times per micro-batch."""

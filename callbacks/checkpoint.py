@@ -36,13 +36,6 @@ class _Files(NamedTuple):
     leaving: tuple[str, ...] = ()  # to be deleted once the checkpoint that lists them here is on disk
 
 
-class _Save(NamedTuple):
-    """A save in progress, and the run's files once it is on disk."""
-
-    name: str
-    files: _Files
-
-
 class StepCheckpoint(Checkpoint):
     """Saves `step-00000500.ckpt`, … and keeps the relative links `last.ckpt`, `best.ckpt` and `stable.ckpt`.
 
@@ -123,7 +116,7 @@ class StepCheckpoint(Checkpoint):
         self.last_save_failed = False
         self._folder = Path()
         self._files = _Files()
-        self._saving: _Save | None = None
+        self._saving: _Files | None = None  # the run's files once the save in progress is on disk; its own is the newest
         self._stable_step = 0
         self._seen_step = 0  # on_train_batch_end runs once per micro-batch; this step is already handled
         self._saved_step = 0  # step and time of the last save begun
@@ -165,9 +158,7 @@ class StepCheckpoint(Checkpoint):
         self._saved_at, self._look_at_clock = time.monotonic(), 0
         self._due = self._stop_at_boundary = False
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self._saving is not None and trainer.is_global_zero:
             self._settle(trainer, wait=False)
         if accumulates(trainer):
@@ -255,7 +246,7 @@ class StepCheckpoint(Checkpoint):
         if self.monitor is None:
             return None
         metric = self._metric(trainer)
-        best = (self._saving.files if self._saving else self._files).best_score
+        best = (self._saving or self._files).best_score
         score = math.nan if metric is None else float(trainer.callback_metrics[metric])
         improved = best is None or (score < best if self.mode == "min" else score > best)
         # Use rank 0's score everywhere: a metric logged without sync_dist differs between ranks, which would deadlock.
@@ -285,14 +276,14 @@ class StepCheckpoint(Checkpoint):
         self._saving = self._plan(step, best_score)  # before saving, because the checkpoint contains this list
         self._saved_step, self._saved_at, self._look_at_clock = step, time.monotonic(), 0
         try:
-            trainer.save_checkpoint(self._folder / self._saving.name)  # ends with a barrier
+            trainer.save_checkpoint(self._folder / self._saving.kept[-1])  # ends with a barrier
         except BaseException:
             self._saving = None
             raise
         if trainer.is_global_zero:
             self._settle(trainer, wait=False)
 
-    def _plan(self, step: int, best_score: float | None) -> _Save:
+    def _plan(self, step: int, best_score: float | None) -> _Files:
         """The files once this step is saved."""
         old, name = self._files, _name(step)
         newest_last = [*(kept for kept in old.kept if kept != name), name]
@@ -301,33 +292,28 @@ class StepCheckpoint(Checkpoint):
         kept = tuple(kept for kept in newest_last if kept in keep)
         permanent = {*old.permanent, name} if self._is_permanent(step) else {*old.permanent}
         leaving = tuple(gone for gone in old.kept if gone not in kept and gone not in permanent)
-        return _Save(name, _Files(*best, kept, tuple(kept for kept in kept if kept in permanent), leaving))
+        return _Files(*best, kept, tuple(name for name in kept if name in permanent), leaving)
 
     def _settle(self, trainer: Trainer, *, wait: bool) -> None:
         """If the save in progress has ended, update links and files. Called on rank 0."""
         if self._saving is None:
             return
         background = offered(trainer.strategy.checkpoint_io, "finished")
-        saved = True if background is None else background.finished(self._folder / self._saving.name, wait=wait)
+        saved = True if background is None else background.finished(self._folder / self._saving.kept[-1], wait=wait)
         if saved is None:
             return
-        (_, files), self._saving = self._saving, None
+        files, self._saving = self._saving, None
         self.last_save_failed = not saved
-        if not saved:
-            return
-        self._files = files
-        self._link_and_remove(trainer, files)
+        if saved:
+            self._files = files
+            self._link_and_remove(trainer, files)
 
     def _link_and_remove(self, trainer: Trainer, files: _Files) -> None:
         """Point the links at these files and delete `leaving`. Called on rank 0, once the files are on disk."""
-        stable = _name(self._stable_step)
-        links = {
-            "last.ckpt": files.kept[-1] if files.kept else "",
-            "best.ckpt": files.best_name,
-            "stable.ckpt": stable if stable in files.permanent else "",
-        }
-        for link, target in links.items():
-            if target:
+        stable = [name for name in files.permanent if name == _name(self._stable_step)]
+        links = {"last.ckpt": files.kept[-1:], "best.ckpt": [files.best_name], "stable.ckpt": stable}
+        for link, targets in links.items():
+            for target in filter(None, targets):
                 self._link(link, target)
         for name in files.leaving:
             if (self._folder / name).exists():
@@ -342,12 +328,10 @@ class StepCheckpoint(Checkpoint):
 
     def _present(self) -> _Files:
         """The recorded files that still exist in the folder."""
-        there = {name for name in {*self._files.kept, self._files.best_name} if name and (self._folder / name).exists()}
-        kept, permanent = (
-            tuple(name for name in names if name in there) for names in (self._files.kept, self._files.permanent)
-        )
-        best = (self._files.best_score, self._files.best_name) if self._files.best_name in there else (None, "")
-        return _Files(*best, kept, permanent)
+        old = self._files
+        there = {name for name in {*old.kept, old.best_name} if name and (self._folder / name).exists()}
+        best = (old.best_score, old.best_name) if old.best_name in there else (None, "")
+        return _Files(*best, *(tuple(name for name in names if name in there) for names in (old.kept, old.permanent)))
 
     def _link(self, link: str, target: str) -> None:
         """Point `link` at `target` atomically: a reader finds the old file or the new one.
@@ -371,9 +355,8 @@ class StepCheckpoint(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         # During a save: the state after the save. It is read only from a file that was completely written.
-        files = self._saving.files if self._saving else self._files
-        lists = {"kept": list(files.kept), "permanent": list(files.permanent), "leaving": list(files.leaving)}
-        return files._asdict() | lists
+        files = self._saving or self._files
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in files._asdict().items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         names = [tuple(state_dict.get(kind, ())) for kind in ("kept", "permanent", "leaving")]

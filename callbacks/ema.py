@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ._lightning import reshard
+from ._lightning import _AfterSteps, reshard
 from ._torch import lerp_, local_box, local_part
 from .errors import UserError
 from .ranges import STEPS, below, check_ranges, whole
@@ -22,7 +22,7 @@ AVERAGE = "ema_state_dict"
 """Key of a checkpoint: the average by the names of `state_dict`, in fp32. Trainable parameters only."""
 
 
-class EMA(Callback):
+class EMA(_AfterSteps):
     """Keeps an exponential moving average of the trainable parameters, in fp32.
 
     After every `every_n_steps`-th optimizer step, with weights θ and n updates so far:
@@ -77,7 +77,6 @@ class EMA(Callback):
         self.validate = validate
         self._average: dict[nn.Parameter, Tensor] = {}  # empty before start_step
         self._updates = 0
-        self._seen = 0  # the last optimizer step handled: on_train_batch_end runs once per micro-batch
         self._saved: Any = None  # the average in the checkpoint that is resumed, until training starts
         self._owner: LightningModule | None = None  # whose average it is
         self._exchanged = False
@@ -89,7 +88,8 @@ class EMA(Callback):
             self._saved, self._owner = None, pl_module
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        step = self._seen = trainer.global_step
+        super().on_train_start(trainer, pl_module)
+        step = trainer.global_step
         if self._saved is not None:
             self._restore(pl_module)
         elif step >= self.start_step:
@@ -97,13 +97,7 @@ class EMA(Callback):
             if step > self.start_step:
                 rank_zero_info(f"EMA: the checkpoint has no average. It begins with the weights of step {step}.")
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if step == self._seen:
-            return
-        self._seen = step
+    def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         if self._average:
             if step % self.every_n_steps == 0:
                 self._update()

@@ -1,58 +1,32 @@
 """The public names of the folder."""
 
-from .batch_ramp import BatchRamp
-from .checkpoint import StepCheckpoint
-from .ddp_bucket_warmup import DDPBucketWarmup
-from .ema import EMA
-from .gradient_noise import GradientNoise
-from .gradient_norm_and_clipping import GradientNorm
-from .health import HealthSignals
-from .histograms import Histograms
-from .learning_rate_schedules import WSD, Constant, Cosine, Decay, InverseSquareRoot, Linear, Schedule
-from .logger_errors import LoggerErrors
-from .metrics_file import MetricsFile
-from .profile_steps import Profile
-from .progress_bar import TrainingProgress
-from .samples import TextSamples
-from .spike_guard import SpikeGuard
-from .step_seed import StepSeed
-from .stop_on_signal import StopOnSignal, ignore_signals
-from .stragglers import Stragglers
-from .task_scores import TaskScores
-from .tensorboard_setup import TensorBoardPage
-from .throughput import Throughput
-from .time_breakdown import TimeBreakdown
-from .validation import ValidateEvery
-
-__all__ = [
-    "EMA",
-    "WSD",
-    "BatchRamp",
-    "Constant",
-    "Cosine",
-    "DDPBucketWarmup",
-    "Decay",
-    "GradientNoise",
-    "GradientNorm",
-    "HealthSignals",
-    "Histograms",
-    "InverseSquareRoot",
-    "Linear",
-    "LoggerErrors",
-    "MetricsFile",
-    "Profile",
-    "Schedule",
-    "SpikeGuard",
-    "StepCheckpoint",
-    "StepSeed",
-    "StopOnSignal",
-    "Stragglers",
-    "TaskScores",
-    "TensorBoardPage",
-    "TextSamples",
-    "Throughput",
-    "TimeBreakdown",
-    "TrainingProgress",
-    "ValidateEvery",
-    "ignore_signals",
-]
+from .batch_ramp import BatchRamp as BatchRamp
+from .checkpoint import StepCheckpoint as StepCheckpoint
+from .ddp_bucket_warmup import DDPBucketWarmup as DDPBucketWarmup
+from .ema import EMA as EMA
+from .gradient_noise import GradientNoise as GradientNoise
+from .gradient_norm_and_clipping import GradientNorm as GradientNorm
+from .health import HealthSignals as HealthSignals
+from .histograms import Histograms as Histograms
+from .learning_rate_schedules import WSD as WSD
+from .learning_rate_schedules import Constant as Constant
+from .learning_rate_schedules import Cosine as Cosine
+from .learning_rate_schedules import Decay as Decay
+from .learning_rate_schedules import InverseSquareRoot as InverseSquareRoot
+from .learning_rate_schedules import Linear as Linear
+from .learning_rate_schedules import Schedule as Schedule
+from .logger_errors import LoggerErrors as LoggerErrors
+from .metrics_file import MetricsFile as MetricsFile
+from .profile_steps import Profile as Profile
+from .progress_bar import TrainingProgress as TrainingProgress
+from .samples import TextSamples as TextSamples
+from .spike_guard import SpikeGuard as SpikeGuard
+from .step_seed import StepSeed as StepSeed
+from .stop_on_signal import StopOnSignal as StopOnSignal
+from .stop_on_signal import ignore_signals as ignore_signals
+from .stragglers import Stragglers as Stragglers
+from .task_scores import TaskScores as TaskScores
+from .tensorboard_setup import TensorBoardPage as TensorBoardPage
+from .throughput import Throughput as Throughput
+from .time_breakdown import TimeBreakdown as TimeBreakdown
+from .validation import ValidateEvery as ValidateEvery

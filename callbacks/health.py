@@ -148,9 +148,7 @@ class HealthSignals(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._facts = setup_facts(trainer, pl_module, self._rows)
 
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
         ids = ids_of(batch)
         if ids is not None and not trainer.sanity_checking and trainer.state.fn == "fit":
             self._overlap.remember(ids)
@@ -215,9 +213,7 @@ class HealthSignals(Callback):
         self._readings.root_mean(f"health/{tag}/{layer}", square, 1 / process_count())
         return square
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self._readings is None or trainer.global_step < self._step:
             return
         readings, update, self._readings, self._update = self._readings, self._update, None, None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ._lightning import _AfterSteps
 from ._torch import start_memory_history, stop_memory_history
 from .errors import UserError
 from .ranges import STEPS, check_ranges, whole
@@ -18,7 +19,7 @@ from .ranges import STEPS, check_ranges, whole
 _SNAPSHOT_ENTRIES = 100_000  # allocations and frees in a memory snapshot, at most
 
 
-class Profile(Callback):
+class Profile(_AfterSteps):
     """Records `steps` consecutive optimizer steps with torch.profiler, each from data loading to weight update.
 
     Writes `<dirpath>/rank0.<first step>.pt.trace.json.gz`. Open it in https://ui.perfetto.dev, in chrome://tracing, or in
@@ -61,9 +62,8 @@ class Profile(Callback):
         self.memory_snapshot = memory_snapshot
         self.dirpath = dirpath
         self._first = 0  # optimizer step
-        self._seen = 0  # the hook runs once a micro-batch
         self._profiler: profile | None = None
-        self._step: record_function | None = None
+        self._named: record_function | None = None
 
     def trainer_problems(self, trainer: Trainer) -> list[str]:
         """One sentence for each reason why this trainer's steps cannot be recorded."""
@@ -80,18 +80,12 @@ class Profile(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if problems := self.trainer_problems(trainer):
             raise UserError("\n".join(problems))
-        self._seen = trainer.global_step
-        self._first = self._seen + self.wait + 1
+        super().on_train_start(trainer, pl_module)
+        self._first = trainer.global_step + self.wait + 1
         if self.wait == 0:
             self._start(trainer)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if step == self._seen:
-            return
-        self._seen = step
+    def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         if step == self._first - 1:
             self._start(trainer)
         elif self._profiler is not None:
@@ -127,11 +121,11 @@ class Profile(Callback):
 
     def _label(self, step: int | None) -> None:
         """End the label of the current step and begin the label of `step`."""
-        if self._step is not None:
-            self._step.__exit__(None, None, None)
-        self._step = None if step is None else record_function(f"ProfilerStep#{step}")
-        if self._step is not None:
-            self._step.__enter__()
+        if self._named is not None:
+            self._named.__exit__(None, None, None)
+        self._named = None if step is None else record_function(f"ProfilerStep#{step}")
+        if self._named is not None:
+            self._named.__enter__()
 
     def _stop(self, trainer: Trainer) -> None:
         folder = Path(self.dirpath or Path(trainer.default_root_dir) / "profile")

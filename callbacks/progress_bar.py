@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from ._lightning import is_logged
+from ._lightning import _AfterSteps, is_logged
 from .contracts import offered_step_loss
 
 # Metrics in a line after the loss: name, label, format.
@@ -78,7 +78,7 @@ def format_validating(step: int, done: int, batches: float) -> str:
     return f"validating after step {step}: batch {done}{total}"
 
 
-class TrainingProgress(ProgressBar):
+class TrainingProgress(_AfterSteps, ProgressBar):
     """Shows the optimizer step, loss, perplexity, learning rate, gradient norm, tokens/s and remaining time.
 
     On a terminal: one bar, redrawn at logged steps and otherwise at most ten times a second, and a second bar during
@@ -108,7 +108,6 @@ class TrainingProgress(ProgressBar):
         self._enabled = True
         self._bar: Tqdm | None = None
         self._val_bar: Tqdm | None = None
-        self._step = 0
         self._drawn = 0.0  # time of the last drawing
         self._first: tuple[int, float] | None = None  # the first step of this process and the time of its end
         self._val_since = self._val_said = 0.0
@@ -134,7 +133,8 @@ class TrainingProgress(ProgressBar):
             print(text, **kwargs, flush=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._step, self._first, self._drawn = trainer.global_step, None, 0.0
+        super().on_train_start(trainer, pl_module)
+        self._first, self._drawn = None, 0.0
         if self._enabled and sys.stdout.isatty():
             sized = trainer.max_steps >= 0
             self._bar = Tqdm(
@@ -146,13 +146,9 @@ class TrainingProgress(ProgressBar):
                 bar_format="step {n_fmt}/{total_fmt} |{bar}| {postfix}" if sized else "step {n_fmt} {postfix}",
             )
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if not self._enabled or step == self._step:
+    def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        if not self._enabled:
             return
-        self._step = step
         now = time.monotonic()
         if self._first is None:
             self._first = (step, now)
@@ -204,15 +200,7 @@ class TrainingProgress(ProgressBar):
                 position=0 if self._bar is None else 1,
             )
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if trainer.sanity_checking or not self._enabled:
             return
         self._val_done += 1

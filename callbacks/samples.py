@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
-from ._lightning import SAMPLES, evaluation_mode
+from ._lightning import SAMPLES, _AfterSteps, evaluation_mode
 from .contracts import offered
 from .errors import UserError
 from .ranges import INT64, STEPS, Domain, check_ranges, whole
@@ -29,7 +29,7 @@ def tags_of(prompts: Sequence[str]) -> list[str]:
     return found
 
 
-class TextSamples(Callback):
+class TextSamples(_AfterSteps):
     """Continues the same prompts every `every_n_steps` steps, so that the continuations can be compared.
 
     Needs `LightningModule.generate_text(prompt, *, max_new_tokens, temperature, top_k, top_p, seed) -> str`. The seed
@@ -74,7 +74,6 @@ class TextSamples(Callback):
         self.temperature = temperature
         self.top_k = top_k
         self.seed = seed
-        self._seen = 0  # the last optimizer step handled: on_train_batch_end runs once per micro-batch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if offered(pl_module, "generate_text") is None:
@@ -82,16 +81,11 @@ class TextSamples(Callback):
                 f"TextSamples needs a method generate_text, which {type(pl_module).__name__} does not have:"
                 " remove the callback (`samples: null`)."
             )
-        self._seen = trainer.global_step
+        super().on_train_start(trainer, pl_module)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if step != self._seen:
-            self._seen = step
-            if step % self.every_n_steps == 0:
-                self._write(trainer, pl_module, step)
+    def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        if step % self.every_n_steps == 0:
+            self._write(trainer, pl_module, step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         step = trainer.global_step

@@ -94,7 +94,6 @@ class SpikeGuard(_PutsBack):
         self._consecutive = 0
         self._scaler: Any = None
         self._norm_source: Any = None
-        self._undo: list[Callable[[], None]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if len(trainer.optimizers) != 1:
@@ -214,7 +213,7 @@ class SpikeGuard(_PutsBack):
                 original(**kwargs)
             return result
 
-        self._undo = [wrap(optimizer, "step", step, "SpikeGuard")]
+        self._undo = (wrap(optimizer, "step", step, "SpikeGuard"),)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._read()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ._lightning import (
     ValidationInterrupted,
+    _AfterSteps,
     _PutsBack,
     enter_finished_fit,
     interruptible_validation,
@@ -40,7 +41,7 @@ _SIGNALS = tuple(
 )
 
 
-class StopOnSignal(_PutsBack):
+class StopOnSignal(_PutsBack, _AfterSteps):
     """On SIGTERM, SIGINT or SIGUSR1 to any rank: finishes the optimizer step or validation batch, saves, and stops.
 
     A second SIGINT interrupts immediately (KeyboardInterrupt).
@@ -89,19 +90,17 @@ class StopOnSignal(_PutsBack):
         self._received = 0  # signal number of the last signal, 0 = none
         self._interrupted = False  # by a first SIGINT
         self._installed = False
-        self._step = 0
         self._group: Any = None
         self._lags = False
         self._pending: tuple[Any, Tensor] | None = None  # all-reduce in progress, and its result
         self._validation_is_due = False  # the resumed run begins with a validation
         self._validation_batches = 0  # left in this validation that all ranks have, each preceded by an all-reduce
-        self._undo: list[Callable[[], None]] = []
         self._restore_minima: Callable[[], None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._validation_is_due = False  # load_state_dict runs later and may set it
-            self._undo.append(note_sigterm_only(trainer))
+            self._undo += (note_sigterm_only(trainer),)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._validation_is_due:
@@ -110,9 +109,9 @@ class StopOnSignal(_PutsBack):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._validation_is_due:
             validate_when_resuming(trainer)
+        super().on_train_start(trainer, pl_module)
         self.stopped_by, self.save_now, self._received, self._pending = None, False, 0, None
         self._interrupted = False
-        self._step = trainer.global_step
         self._installed = threading.current_thread() is threading.main_thread()
         if not self._installed:
             rank_zero_warn("StopOnSignal does nothing: signals reach only the main thread, but fit runs in another thread.")
@@ -121,12 +120,12 @@ class StopOnSignal(_PutsBack):
             signal.signal(signum, self._handle)
         if take_sigterm(trainer):
             self._received = signal.SIGTERM
-        self._undo.append(interruptible_validation(trainer))
+        self._undo += (interruptible_validation(trainer),)
         if process_count() > 1:
             # A separate CPU group: independent of the device, and of the order of other collectives.
             self._group = dist.new_group(backend="gloo")
             self._lags = trainer.strategy.root_device.type != "cpu"
-            self._undo.append(without_sigterm_broadcast(trainer))
+            self._undo += (without_sigterm_broadcast(trainer),)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGINT:
@@ -139,19 +138,16 @@ class StopOnSignal(_PutsBack):
         # Not print: it is not reentrant, and the handler may interrupt a print.
         os.write(2, f"{name}: stopping after this optimizer step.{again}\n".encode())
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not self._installed or self.save_now or trainer.global_step == self._step:
+    def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        if not self._installed or self.save_now:
             return
-        self._step = trainer.global_step
         self._validation_is_due = False  # that of an earlier step
         signum = self._any_signal()
         if not signum:
             return
         follows = validation_follows(trainer)
         deferred = follows and _can_be_deferred(trainer)
-        if self._step == trainer.max_steps and not deferred:
+        if step == trainer.max_steps and not deferred:
             return  # training ends here anyway
         if deferred or not follows:  # Lightning validates at every early stop
             skip_next_validation(trainer)
@@ -172,9 +168,7 @@ class StopOnSignal(_PutsBack):
         dist.all_reduce(batches, dist.ReduceOp.MIN, group=self._group)
         self._validation_batches = int(batches)
 
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self._validation_batches == 0:
             return
         self._validation_batches -= 1

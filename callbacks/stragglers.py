@@ -64,7 +64,6 @@ class Stragglers(_PutsBack):
         self._step_ended: Any = None
         self._waits: list[tuple[Any, Any]] = []  # begin and end
         self._wait_began: Any = None
-        self._undo: list[Callable[[], None]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._put_back()
@@ -106,12 +105,12 @@ class Stragglers(_PutsBack):
             return torch.compiler.disable(hook)  # compiled blocks also call hooks
 
         # FSDP2 puts its forward pre-hook first and its forward hook last.
-        self._undo += [
+        self._undo += (
             module.register_forward_pre_hook(eager(before_gathering), prepend=True).remove,
             module.register_forward_pre_hook(eager(after_gathering)).remove,
             module.register_forward_hook(eager(before_fsdp_hooks_the_output), prepend=True).remove,
             module.register_forward_hook(eager(after_fsdp_hooked_the_output)).remove,
-        ]
+        )
 
     def _begin_wait(self) -> None:
         if self._step_began is not None:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from ._lightning import TASKS, evaluation_mode, write_row
+from ._lightning import TASKS, _AfterSteps, evaluation_mode, write_row
 from .contracts import offered
 from .ema import EMA
 from .errors import UserError
@@ -23,7 +23,7 @@ from .ranges import STEPS, check_ranges, whole
 from .stop_on_signal import StopOnSignal
 
 
-class TaskScores(Callback):
+class TaskScores(_AfterSteps):
     """Scores the model on tasks every `every_n_steps` steps and at the end of training, on any layout.
 
     A name that ends in `.jsonl` is a file of multiple-choice questions (`read_questions`). Any other is a task or group of the
@@ -81,7 +81,6 @@ class TaskScores(Callback):
         self._files: dict[str, list[Question]] = {}
         self._lm_eval: Any = None
         self._fits = False
-        self._seen = 0  # the last optimizer step handled: on_train_batch_end runs once per micro-batch
         self._scored = 0  # the last optimizer step scored, or from which training started
 
     # -- before training ----------------------------------------------------------------------------------------------
@@ -117,7 +116,8 @@ class TaskScores(Callback):
             raise UserError(f"two tasks have the name {twice[0]}: rename one (--tasks.tasks).")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._seen = self._scored = trainer.global_step
+        super().on_train_start(trainer, pl_module)
+        self._scored = trainer.global_step
         self._check(pl_module)
 
     def _check(self, pl_module: LightningModule) -> None:
@@ -132,13 +132,7 @@ class TaskScores(Callback):
 
     # -- when -------------------------------------------------------------------------------------------------------------
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if step == self._seen:
-            return
-        self._seen = step
+    def _after_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         due = self.every_n_steps is not None and step % self.every_n_steps == 0
         if due or (self.at_end and step == trainer.max_steps):
             self._score(trainer, pl_module)

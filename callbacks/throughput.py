@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import lightning
@@ -102,7 +101,6 @@ class Throughput(_PutsBack):
         self._cuda = False
         self._flops_per_token: float | None = None
         self._peak: float | None = None  # FLOP/s of all devices
-        self._undo: list[Callable[[], None]] = []
         self._fetched = False  # whether the Trainer has reported a fetch to its profiler
         # The window since the last row:
         self._begin: float | None = None  # None before the end of the first step
@@ -164,10 +162,10 @@ class Throughput(_PutsBack):
             elif action in _OUTSIDE:
                 self._leave_outside()
 
-        self._undo = [
+        self._undo = (
             listen(trainer, started, stopped, "Throughput"),
             around_validation(trainer, self._enter_outside, self._leave_outside, "Throughput"),
-        ]
+        )
 
     def _enter_outside(self) -> None:
         if self._outside_depth == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any
 
@@ -97,7 +97,6 @@ class TimeBreakdown(_PutsBack):
         self._sample_at = 0  # the next optimizer step to sample
         self._seen = 0  # the last step handled: on_train_batch_start runs once per micro-batch
         self._waits: dict[str, float] | None = None  # communication share of each part, in the last sampled step
-        self._undo: list[Callable[[], None]] = []
         self._parts: dict[str, str | None] = {}  # the part of each action that the Trainer has reported
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -133,11 +132,11 @@ class TimeBreakdown(_PutsBack):
             if self._recording is not None and is_optimizer_step(action):
                 self._end_sample()
 
-        self._undo = [
+        self._undo = (
             self._stop_recording,
             listen(trainer, started, stopped, "TimeBreakdown"),
             around_validation(trainer, validation, self._leave, "TimeBreakdown"),
-        ]
+        )
 
     def _enter(self, part: str) -> None:
         self._mark()
