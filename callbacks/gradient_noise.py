@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -11,6 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from ._lightning import is_logged, write_row
+from ._torch import tensors_in
 from .batch_ramp import BatchRamp
 from .contracts import offered
 from .errors import UserError
@@ -97,7 +97,8 @@ class GradientNoise(Callback):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._micro_batches += 1
-        if self._micro_batches > 1 or not self._is_sampled(trainer) or trainer.accumulate_grad_batches < 2:
+        is_sampled = trainer.global_step % self.every_n_steps == 0
+        if self._micro_batches > 1 or not is_sampled or trainer.accumulate_grad_batches < 2:
             return
         own = offered(pl_module, "first_gradient_scale")
         scale = trainer.accumulate_grad_batches if own is None else own.first_gradient_scale()
@@ -143,9 +144,6 @@ class GradientNoise(Callback):
                 row["gradient_noise/scale_tokens"] = trace / square * self._shape[1]
         return row
 
-    def _is_sampled(self, trainer: Trainer) -> bool:
-        return trainer.global_step % self.every_n_steps == 0
-
     def state_dict(self) -> dict[str, Any]:
         return {"sums": None if self.sums is None else self.sums.tolist()}
 
@@ -168,8 +166,7 @@ def _square(norm: Tensor) -> Tensor:
 
 def _shape(batch: Any) -> tuple[int, int]:
     """Samples of a batch, by its first tensor, and tokens of a sample: 1 unless the tensor is integers (B, T)."""
-    if isinstance(batch, Tensor):
-        counts_tokens = batch.ndim == 2 and not batch.is_floating_point()
-        return (batch.size(0), batch.size(1) if counts_tokens else 1) if batch.ndim else (1, 1)
-    values = list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else []
-    return next((_shape(value) for value in values if isinstance(value, Tensor)), (1, 1))
+    first = next(tensors_in(batch), None)
+    if first is None or first.ndim == 0:
+        return 1, 1
+    return first.size(0), first.size(1) if first.ndim == 2 and not first.is_floating_point() else 1

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import Tensor, nn
 
 from ._lightning import is_logged, write_row
@@ -107,8 +107,8 @@ class HealthSignals(Callback):
         self._ranks = 1  # that hold a parameter or parts of it
         self._probe: Probe | None = None
         self._rows = 0  # of the embedding
-        self._sequences: SeenSequences | None = None
-        self._tokens: SeenTokens | None = None
+        self._sequences: SeenSequences | None = None  # from the first batch on
+        self._tokens: SeenTokens | None = None  # likewise, where there is an embedding
         self._spans = RepeatedSpans()
         self._overlap = ValidationOverlap()
         self._losses = MeanOfMicroBatches()  # of the backward passes of a sampled step
@@ -129,7 +129,7 @@ class HealthSignals(Callback):
         if pipeline is None:
             self._probe = Probe(pl_module, {f"{base}.{number}": block for number, block in blocks.items()})
         self._layers = {}
-        if len(trainer.optimizers) == 1 and not _flattens(trainer):
+        if len(trainer.optimizers) == 1 and not isinstance(trainer.strategy, FSDPStrategy):  # FSDP1 flattens parameters
             repeated = () if pipeline is None else pipeline.repeated_parameters
             trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p not in repeated}
             self._layers = layers_of([(name, p) for name, p in pl_module.named_parameters() if p in trained], path)
@@ -166,7 +166,12 @@ class HealthSignals(Callback):
         ids, targets = ids_of(batch), targets_of(batch)
         if ids is None:
             return
-        self._note(ids)
+        if self._sequences is None:
+            self._sequences = SeenSequences(ids.device)
+            self._tokens = SeenTokens(self._rows, ids.device) if self._rows else None
+        for seen in (self._sequences, self._spans, self._overlap, self._tokens):
+            if seen is not None:
+                seen.add(ids)
         if self._readings is None:
             return
         if targets is not None:
@@ -174,44 +179,29 @@ class HealthSignals(Callback):
         if begins and self._probe is not None:
             self._probe.run(trainer, pl_module, ids, targets, self._rows, self._readings)
 
-    def _note(self, ids: Tensor) -> None:
-        if self._sequences is None:
-            self._sequences = SeenSequences(ids.device)
-            self._tokens = SeenTokens(self._rows, ids.device) if self._rows else None
-        self._sequences.add(ids)
-        self._spans.add(ids)
-        self._overlap.look(ids)
-        if self._tokens is not None:
-            self._tokens.add(ids)
-
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if self._readings is None or offered(trainer.strategy, "pipeline_mesh", "repeated_parameters") is not None:
             return
-        says = offered(pl_module, "every_target_counts")
-        if says is None or says.every_target_counts:
+        if getattr(pl_module, "every_target_counts", None) in (None, True):
             self._losses.add(trainer, loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
         if self._readings is None or not self._names:
             return
+        zero = torch.zeros((), device=self._readings.device)
         for name in self._names:
             parameters = self._layers.get(name, [])
-            weight = self._add_norm("weight_norm", name, parameters)
-            self._add_norm("gradient_norm", name, [p.grad for p in parameters if p.grad is not None])
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            weight, gradient = (
+                sum((share_of_square(each, self._ranks).to(zero.device) for each in tensors), zero)
+                for tensors in (parameters, gradients)
+            )
+            self._readings.root_mean(f"health/weight_norm/{name}", weight, 1 / process_count())
+            self._readings.root_mean(f"health/gradient_norm/{name}", gradient, 1 / process_count())
             if self._compares_ranks:
                 self._readings.largest(f"highest/{name}", weight)
                 self._readings.largest(f"lowest/{name}", -weight)
         self._update = UpdateSample(self._layers)
-
-    def _add_norm(self, tag: str, layer: str, tensors: list[Tensor]) -> Tensor:
-        """Add the norm of a layer's tensors. Returns this rank's part of its square."""
-        assert self._readings is not None
-        device = self._readings.device
-        square = torch.zeros((), device=device)
-        for tensor in tensors:
-            square = square + share_of_square(tensor, self._ranks).to(device)
-        self._readings.root_mean(f"health/{tag}/{layer}", square, 1 / process_count())
-        return square
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self._readings is None or trainer.global_step < self._step:
@@ -225,8 +215,7 @@ class HealthSignals(Callback):
             self._sequences.add_to(readings)
         if self._tokens is not None:
             probed = None if self._probe is None else self._probe.vocabulary
-            data = offered_by_data(trainer, "vocab_size")
-            self._tokens.add_to(readings, probed or (None if data is None else data.vocab_size))
+            self._tokens.add_to(readings, probed or getattr(offered_by_data(trainer, "vocab_size"), "vocab_size", None))
         self._spans.add_to(readings)
         self._overlap.add_to(readings)
         if (loss := self._losses.take(trainer)) is not None:
@@ -238,13 +227,6 @@ class HealthSignals(Callback):
             row["health/backward_loss_ratio"] = values["backward_loss"] / float(logged)
         write_row(trainer, self._facts | row, self._step)
         self._facts = {}
-
-
-def _flattens(trainer: Trainer) -> bool:
-    """Whether a strategy's parameters are not the model's own: FSDP1."""
-    from lightning.pytorch.strategies import FSDPStrategy
-
-    return isinstance(trainer.strategy, FSDPStrategy)
 
 
 def _row(values: dict[str, float]) -> dict[str, float]:

@@ -30,7 +30,7 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     owned = {p for group in groups for p in group["params"]}
     decayed = [p for group in groups if group.get("weight_decay") for p in group["params"] if p.ndim == 1]
-    facts = {
+    facts: dict[str, float] = {
         "setup/decayed_vectors": len(decayed),
         "setup/unoptimized": sum(p.numel() for p in pl_module.parameters() if p.requires_grad and p not in owned),
         "setup/frozen": sum(p.numel() for p in pl_module.parameters() if not p.requires_grad),
@@ -40,13 +40,12 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
         facts["setup/vocab_size"] = vocabulary
     if text := offered_by_data(trainer, "train_tokens"):
         facts["setup/train_tokens"] = text.train_tokens
-    found = {name: float(value) for name, value in facts.items()}
     if trainer.global_step == 0:
         linears = [module for module in pl_module.modules() if isinstance(module, nn.Linear)]
         gains = [_gain(each) for each in linears if isinstance(getattr(each, "weight", None), Tensor)]  # FSDP1 removes them
         if gains:
-            found["setup/initial_gain"] = torch.stack(gains).max().item()
-    return found
+            facts["setup/initial_gain"] = torch.stack(gains).max().item()
+    return {name: float(value) for name, value in facts.items()}
 
 
 def _gain(linear: nn.Linear) -> Tensor:

@@ -87,7 +87,7 @@ class ValidationOverlap:
             self._found = torch.zeros(len(self._spans), dtype=torch.uint8, device=device)
         self._remembered = []
 
-    def look(self, ids_BT: Tensor) -> None:
+    def add(self, ids_BT: Tensor) -> None:
         """Mark the spans that occur in a training batch, at any position."""
         if self._spans is None or self._found is None or self._length is None or ids_BT.shape[1] < self._length:
             return

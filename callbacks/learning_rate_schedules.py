@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,7 +23,6 @@ from .errors import UserError
 from .ranges import STEPS, Domain, at_least, check_ranges, whole
 
 DecayShape = Literal["linear", "cosine", "one_minus_sqrt", "exponential"]
-_SHAPES = ("linear", "cosine", "one_minus_sqrt", "exponential")
 
 
 def cosine(t: int, *, peak: float, final: float, warmup_steps: int, total_steps: int) -> float:
@@ -93,8 +93,8 @@ def decayed(x: float, *, peak: float, final: float, shape: DecayShape) -> float:
 
 
 def _check_shape(shape: str, final_ratio: float) -> None:
-    if shape not in _SHAPES:
-        raise UserError(f"shape is {shape!r} but must be one of {', '.join(_SHAPES)} (--schedule.shape).")
+    if shape not in (shapes := get_args(DecayShape)):
+        raise UserError(f"shape is {shape!r} but must be one of {', '.join(shapes)} (--schedule.shape).")
     if shape == "exponential" and final_ratio == 0:
         raise UserError("An exponential decay never reaches 0: set --schedule.final_ratio above 0.")
 
@@ -183,13 +183,21 @@ class Schedule(Callback, ABC):
 
 
 class _Horizon(Schedule):
-    """A schedule with a final rate and a number of steps (default: the trainer's max_steps)."""
+    """A schedule with a final rate and a number of steps. `rate` is that of `curve`, unless a subclass has its own.
+
+    Args:
+        warmup_steps: optimizer steps of linear warmup.
+        final_ratio: final rate / peak rate, in [0, 1].
+        total_steps: optimizer steps at which the final rate is reached; None = the trainer's max_steps.
+    """
+
+    curve: Callable[..., float]
 
     def __init__(
         self,
-        warmup_steps: int,
-        final_ratio: Annotated[float, at_least(0, 1)],
-        total_steps: Annotated[int | None, whole(1, STEPS)],
+        warmup_steps: int = 0,
+        final_ratio: Annotated[float, at_least(0, 1)] = 0.1,
+        total_steps: Annotated[int | None, whole(1, STEPS)] = None,
     ) -> None:
         check_ranges(_Horizon, "schedule", locals())
         super().__init__(warmup_steps)
@@ -211,39 +219,21 @@ class _Horizon(Schedule):
                 " lower --schedule.warmup_steps or raise --trainer.max_steps."
             )
 
-
-class Cosine(_Horizon):
-    """Warmup, then half a cosine to `final_ratio`·peak at `total_steps`. See :func:`cosine`, :class:`Schedule`.
-
-    Args:
-        warmup_steps: optimizer steps of linear warmup.
-        final_ratio: final rate / peak rate, in [0, 1].
-        total_steps: optimizer steps at which the final rate is reached; None = the trainer's max_steps.
-    """
-
-    def __init__(self, warmup_steps: int = 0, final_ratio: float = 0.1, total_steps: int | None = None) -> None:
-        super().__init__(warmup_steps, final_ratio, total_steps)
-
     def rate(self, t: int, peak: float) -> float:
         final = self.final_ratio * peak
-        return cosine(t, peak=peak, final=final, warmup_steps=self.warmup_steps, total_steps=self._total)
+        return self.curve(t, peak=peak, final=final, warmup_steps=self.warmup_steps, total_steps=self._total)
+
+
+class Cosine(_Horizon):
+    """Warmup, then half a cosine to `final_ratio`·peak at `total_steps`. See :func:`cosine`, :class:`Schedule`."""
+
+    curve = staticmethod(cosine)
 
 
 class Linear(_Horizon):
-    """Warmup, then a straight line to `final_ratio`·peak at `total_steps`. See :func:`linear`, :class:`Schedule`.
+    """Warmup, then a straight line to `final_ratio`·peak at `total_steps`. See :func:`linear`, :class:`Schedule`."""
 
-    Args:
-        warmup_steps: optimizer steps of linear warmup.
-        final_ratio: final rate / peak rate, in [0, 1].
-        total_steps: optimizer steps at which the final rate is reached; None = the trainer's max_steps.
-    """
-
-    def __init__(self, warmup_steps: int = 0, final_ratio: float = 0.1, total_steps: int | None = None) -> None:
-        super().__init__(warmup_steps, final_ratio, total_steps)
-
-    def rate(self, t: int, peak: float) -> float:
-        final = self.final_ratio * peak
-        return linear(t, peak=peak, final=final, warmup_steps=self.warmup_steps, total_steps=self._total)
+    curve = staticmethod(linear)
 
 
 class Constant(Schedule):
@@ -315,15 +305,8 @@ class WSD(_Horizon):
             )
 
     def rate(self, t: int, peak: float) -> float:
-        return wsd(
-            t,
-            peak=peak,
-            final=self.final_ratio * peak,
-            warmup_steps=self.warmup_steps,
-            total_steps=self._total,
-            decay_steps=self._decay,
-            shape=self.shape,
-        )
+        steps = {"warmup_steps": self.warmup_steps, "total_steps": self._total, "decay_steps": self._decay}
+        return wsd(t, peak=peak, final=self.final_ratio * peak, shape=self.shape, **steps)
 
 
 class Decay(Schedule):

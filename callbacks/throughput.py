@@ -24,6 +24,7 @@ from ._lightning import (
     listen,
     write_row,
 )
+from ._torch import tensors_in
 from .device_peaks import peak_of, peaks_of
 from .errors import UserError
 from .ranges import above, check_ranges
@@ -45,16 +46,9 @@ def count_tokens(batch: Any) -> int:
     """
     if isinstance(batch, dict) and isinstance(batch.get("input_ids"), torch.Tensor):
         return batch["input_ids"].numel()
-    todo = [batch]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, torch.Tensor):
-            if not item.is_floating_point() and not item.is_complex() and item.dtype != torch.bool:
-                return item.numel()
-        elif isinstance(item, dict):
-            todo.extend(reversed(item.values()))
-        elif isinstance(item, (list, tuple)):
-            todo.extend(reversed(item))
+    for tensor in tensors_in(batch):
+        if not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool:
+            return tensor.numel()
     raise UserError(
         f"Throughput counts tokens but a batch of type {type(batch).__name__} has no integer tensor:"
         ' yield {"input_ids": …} from the train_dataloader, or remove the callback.'
@@ -215,9 +209,8 @@ class Throughput(_PutsBack):
                 row["throughput/mfu"] = speed * self._flops_per_token / self._peak
         self._begin, self._begin_tokens = now, self._tokens
         self._data_seconds = self._outside_seconds = 0.0
-        if not logged:  # the first step of a process only starts the clock
-            return
-        write_row(trainer, row, step)
+        if logged:  # otherwise the first step of a process, which only starts the clock
+            write_row(trainer, row, step)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._undo and self._outside_depth == 0 and not self._warned:

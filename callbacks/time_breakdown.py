@@ -120,10 +120,7 @@ class TimeBreakdown(_PutsBack):
         validation = partial(self._enter, "validation")
 
         def started(action: str) -> None:
-            if action not in parts:
-                parts[action] = part_of(action)
-            part = parts[action]
-            if part is not None:
+            if (part := parts.setdefault(action, part_of(action))) is not None:
                 self._enter(part)
 
         def stopped(action: str) -> None:
@@ -163,7 +160,6 @@ class TimeBreakdown(_PutsBack):
             begin, _ = self._marks.popleft()
             end, part = self._marks[0]
             self._seconds[part] += self._clock.seconds(begin, end)
-            self._clock.free(begin)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step + 1
@@ -231,8 +227,6 @@ class _HostClock:
     def seconds(self, begin: float, end: float) -> float:
         return end - begin
 
-    def free(self, mark: float) -> None: ...
-
     def synchronize(self) -> None: ...
 
 
@@ -243,10 +237,9 @@ class _DeviceClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._unused: list[torch.cuda.Event] = []  # reused, because creating an event takes longer than recording it
 
     def now(self) -> torch.cuda.Event:
-        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
@@ -255,9 +248,6 @@ class _DeviceClock:
 
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return begin.elapsed_time(end) / 1e3
-
-    def free(self, mark: torch.cuda.Event) -> None:
-        self._unused.append(mark)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

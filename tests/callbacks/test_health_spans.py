@@ -52,7 +52,7 @@ def test_a_copy_counts_as_repeated_wherever_it_begins():
 def test_the_overlap_is_the_share_of_validation_spans_in_training():
     validation, draw = ids(60, 64, 3), random.Random(0)
     overlap = ValidationOverlap()
-    overlap.look(ids(4, 64, 4))
+    overlap.add(ids(4, 64, 4))
     assert read(overlap) == {}  # nothing is known before a validation
     overlap.remember(validation[:10])
     overlap.remember(validation[10:])
@@ -64,7 +64,7 @@ def test_the_overlap_is_the_share_of_validation_spans_in_training():
     for _ in range(5):
         at = draw.randrange(len(whole) - 128)
         batch = whole[at : at + 128].view(2, 64)
-        overlap.look(batch)
+        overlap.add(batch)
         found |= known & set(spans(batch, 32))
     assert 0 < len(found) < len(known) == 120
     assert read(overlap)["health/validation_overlap"] == pytest.approx(len(found) / len(known))
@@ -74,7 +74,7 @@ def test_spans_of_a_template_are_not_an_overlap():
     template, overlap = ids(1, 32, 6).repeat(100, 1), ValidationOverlap()
     overlap.remember(torch.cat([template, ids(100, 32, 7)], dim=1))
     overlap.compare_from_now(torch.device("cpu"))
-    overlap.look(torch.cat([template, ids(100, 32, 8)], dim=1))
+    overlap.add(torch.cat([template, ids(100, 32, 8)], dim=1))
     assert read(overlap) == {"health/validation_overlap": 0}
 
 
@@ -83,7 +83,7 @@ def test_a_share_of_few_spans_is_none(rows, share):
     overlap, validation = ValidationOverlap(), ids(rows, 64, 9)  # two spans a row
     overlap.remember(validation)
     overlap.compare_from_now(torch.device("cpu"))
-    overlap.look(validation)
+    overlap.add(validation)
     assert read(overlap) == share
 
 
@@ -92,5 +92,5 @@ def test_short_sequences_are_left_out():
     repeated.add(ids(4, 16, 0))
     overlap.remember(ids(4, 16, 0))
     overlap.compare_from_now(torch.device("cpu"))
-    overlap.look(ids(4, 16, 0))
+    overlap.add(ids(4, 16, 0))
     assert read(repeated) == read(overlap) == {}
