@@ -19,6 +19,11 @@ def mean_of(sums: LossSums) -> Tensor:
     return sums.loss / sums.count.clamp(min=1)
 
 
+def wide(device: torch.device) -> torch.dtype:
+    """Of sums: a float32 sum of a billion nats is too coarse to compare losses, but MPS has no other."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 class Accumulation:
     """Makes the loss and the gradient of an optimizer step means over the counted targets of the global batch.
 
@@ -60,13 +65,13 @@ class Accumulation:
     def end(self, strategy: Strategy, accumulate: int) -> tuple[Tensor, Tensor | None]:
         """(sums over all ranks, what the gradients are multiplied by; None: nothing). Starts over.
 
-        The sums, (2 + 2 S,) float64: nats, counted targets, and those of each source.
+        The sums, (2 + 2 S,) `wide`: nats, counted targets, and those of each source.
 
         Args:
             accumulate: micro-batches of a whole step, by which Lightning has divided the gradients.
         """
         # Of a pipeline, ranks without the loss have plain zeros. Copying those to a GPU would wait for it.
-        zero = torch.zeros((), dtype=torch.float64, device=strategy.root_device)
+        zero = torch.zeros((), dtype=wide(strategy.root_device), device=strategy.root_device)
         own = torch.stack([value + zero for value in (self._nll, self._count)])
         sums = strategy.reduce(torch.cat((own, self.sources.take(own.device).to(own.dtype))), reduce_op="sum")
         assert isinstance(sums, Tensor)
@@ -99,8 +104,7 @@ class SourceLosses:
             sums: with `row_nll` and `row_count`.
         """
         assert sums.row_nll is not None and sums.row_count is not None, "call the loss with by_row=True"
-        # float32 is too coarse for a long validation. MPS has no other.
-        dtype = torch.float32 if sources.device.type == "mps" else torch.float64
+        dtype = wide(sources.device)
         rows = torch.stack((sums.row_nll.to(dtype), sums.row_count.to(dtype)))  # (2, B)
         numbers = torch.arange(len(self.names), device=sources.device)
         added = torch.where(sources == numbers[:, None], rows[:, None], 0).sum(dim=-1)  # (2, S)
@@ -112,7 +116,7 @@ class SourceLosses:
         Sum it over ranks before `losses`.
         """
         sums, self._sums = self._sums, None
-        return torch.zeros(2 * len(self.names), dtype=torch.float64, device=device) if sums is None else sums.flatten()
+        return torch.zeros(2 * len(self.names), dtype=wide(device), device=device) if sums is None else sums.flatten()
 
     def losses(self, prefix: str, sums: Sequence[float]) -> dict[str, float]:
         """Rows to log, such as "train/web/loss", from what `take` gave. A source without counted targets is left out."""

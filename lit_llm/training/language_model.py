@@ -105,7 +105,6 @@ class LanguageModel(TextGeneration):
         self.tokenizer: Any = None
         self.tokenizer_sha256: str | None = None  # of its file in the run folder
         self.window = Accumulation()
-        self.evaluation = Evaluation()
         self.validated_step: int | None = None  # the last one, in `fit`
         self.step_sums = torch.zeros(2)  # of the latest step, see `Accumulation.end`
         self.step_loss, self.step_count = torch.tensor(math.nan), torch.tensor(0)
@@ -351,7 +350,7 @@ class LanguageModel(TextGeneration):
     def _start_evaluation(self, split: str) -> None:
         data = getattr(self.trainer, "datamodule", None)
         token_bytes = data.token_bytes_of(split) if isinstance(data, TokenDataModule) else self.token_bytes
-        self.evaluation.start(token_bytes, self._source_names(), self.trainer.strategy.root_device)
+        self.evaluation = Evaluation(token_bytes, self._source_names(), self.trainer.strategy.root_device)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         if not isinstance(getattr(self.trainer, "datamodule", None), TokenDataModule):  # which repeats nothing
